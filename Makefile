@@ -1,0 +1,49 @@
+# make demo, make test: each makes its own environment and installs what it needs.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+TESTSTAMP := $(VENV)/.installed-test
+DEBIAN := python3-venv gcc libc6-dev procps
+PYTEST_ARGS ?=
+
+.PHONY: demo test test-all check lint system bench soak clean
+
+demo: $(STAMP)
+	$(VENV)/bin/gpujob demo
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "gpujob needs Python 3.10 or newer; name one: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "no venv module; as root: apt-get install -y python3-venv" >&2; rm -rf $(VENV); exit 1; }
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -e .
+	@touch $@
+
+$(TESTSTAMP): system $(STAMP) pyproject.toml
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+# What the tests need beside Python: installed when root, else named.
+system:
+	@PYTHON=$(PYTHON) bash tests/bin/system-packages $(DEBIAN)
+
+check: $(TESTSTAMP)
+	$(VENV)/bin/ruff format --check scheduler tests benchmarks
+	$(VENV)/bin/ruff check scheduler tests benchmarks
+	$(VENV)/bin/mypy
+
+test: check
+	$(VENV)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+
+# Every Python from 3.10 to 3.13 that is there.
+test-all:
+	@found=0; for v in 3.10 3.11 3.12 3.13; do \
+	  p=$$(bash tests/bin/find-python $$v) || { echo "Python $$v: not here"; continue; }; \
+	  found=1; echo "== Python $$v ($$p)"; \
+	  $(MAKE) --no-print-directory test PYTHON=$$p VENV=.venv-$$v || exit 1; \
+	done; [ $$found = 1 ]
+
+bench: $(STAMP)
+	$(VENV)/bin/python -m benchmarks
+
+clean:
+	rm -rf .venv .venv-* .build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,8 @@
+"""`python -m scheduler` is `gpujob`."""
+
+import sys
+
+from scheduler.faces.front import main
+
+if __name__ == "__main__":
+    sys.exit(main())

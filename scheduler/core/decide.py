@@ -1,0 +1,605 @@
+"""The only place that chooses: facts and a world in, a plan out. The same input gives the same plan."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from scheduler.core.errors import SchedulerError
+from scheduler.core.estimate import Estimates
+from scheduler.core.facts import (
+    Arrived,
+    Asked,
+    Ended,
+    Fact,
+    Gone,
+    Lost,
+    Missing,
+    NeverRan,
+    Now,
+    Started,
+    Unclaimed,
+)
+from scheduler.core.failure import OUT_OF_MEMORY
+from scheduler.core.gpu import WHOLE, Need, gpu_ids_text, ids_of, mask_of
+from scheduler.core.job import Event, Job, JobState, Outcome, Process
+from scheduler.core.placement import Fleet, JobClass, Reason
+from scheduler.core.queue import Order, Queue
+from scheduler.core.requests import Cancel, Pause, PauseQueue, Requeue, Resume
+from scheduler.core.retry import LONGEST_WAIT_S, backoff_s
+from scheduler.core.states import Move, move
+
+MOST_STARTS_A_TURN = 256  # so that one paste of 10,000 lines does not hold up everything else
+KILL_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings that decisions depend on; durations in seconds."""
+
+    order: Order = field(default_factory=Order)
+    max_assign_attempts: int = 5
+    assign_retry_wait_s: float = 5.0
+    oom_retries: int = 2
+    kill_grace_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """GPUs still held by processes that outlived the end of their job."""
+
+    key: str
+    job: int
+    need: Need
+    gpus: tuple[int, ...]
+    vram_mib: int
+    processes: tuple[Process, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What to tell whoever asked: an exit code and one line for each thing asked."""
+
+    row: int
+    code: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End all processes of a job: ``hard`` is SIGKILL, else SIGTERM."""
+
+    job: Job
+    hard: bool
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to record (jobs, events, holdings, answers) and then what to do (starts, stops)."""
+
+    changed: dict[int, Job] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    starts: list[Job] = field(default_factory=list)
+    stops: list[Stop] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    held: list[Holding] = field(default_factory=list)
+    freed: list[str] = field(default_factory=list)
+    pauses_changed: bool = False
+    must_sync: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """True when there is nothing to write down."""
+        return not (self.changed or self.events or self.answers or self.held or self.freed or self.pauses_changed)
+
+
+def never_missing(job: Job) -> str:
+    """Every script is there (for worlds without a disk)."""
+    return ""
+
+
+@dataclass(slots=True)
+class World:
+    """All that decisions are made from. Only ``decide`` changes it.
+
+    ``fetch`` gives the whole Job for an id (the store's row), or None; ``missing`` says what a job about to
+    start lacks on disk, or an empty text. Both only read.
+    """
+
+    fleet: Fleet
+    fetch: Callable[[int], Job | None]
+    policy: Policy = Policy()
+    missing: Callable[[Job], str] = never_missing
+    queue: Queue = field(default_factory=Queue)
+    live: dict[int, Job] = field(default_factory=dict)
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    parked: dict[int, str] = field(default_factory=dict)  # waiting, but not for room: id → reason code
+    children: dict[int, list[int]] = field(default_factory=dict)
+    queue_paused: bool = False
+    may_start: bool = True  # False where requests are carried out without a daemon
+    estimates: Estimates = field(default_factory=Estimates)
+    timers: list[tuple[float, str, int, int]] = field(default_factory=list)
+    leader_ended: set[int] = field(default_factory=set)  # STOPPING jobs whose leader is gone, others not
+
+    def next_timer(self) -> float | None:
+        """The ``mono`` time at which something falls due by itself."""
+        return self.timers[0][0] if self.timers else None
+
+    def waiting(self) -> int:
+        """How many jobs wait, for whatever reason."""
+        return len(self.queue) + len(self.parked)
+
+    def class_reasons(self) -> dict[str, Reason]:
+        """Why each class of waiting jobs is not served, as placement sees it now."""
+        if self.queue_paused:
+            paused = Reason("paused", "the whole queue is paused; `gpujob queue resume` lets it go on")
+            return {kind.key: paused for kind in self.queue.classes()}
+        return {kind.key: self.fleet.why_not(kind) for kind in self.queue.classes()}
+
+    def adopt(self, job: Job, now: Now) -> None:
+        """Count a STARTING, RUNNING or STOPPING job read from the store, with its GPUs."""
+        self.fleet.take(job.need, job.gpus, job.spec.vram_mib or 0)
+        self.live[job.id] = job
+        self._watch_limit(job, now)
+        if job.state is JobState.STOPPING:
+            asked = job.stop_at if job.stop_at is not None else now.wall
+            left = min(self.policy.kill_grace_s, max(0.0, asked + self.policy.kill_grace_s - now.wall))
+            self.at(now.mono + left, "kill", job)
+
+    def hold(self, holding: Holding) -> None:
+        """Count GPUs held by processes that outlived their job."""
+        self.fleet.take(holding.need, holding.gpus, holding.vram_mib)
+        self.holdings[holding.key] = holding
+
+    def at(self, mono: float, kind: str, job: Job) -> None:
+        """Remember that something falls due."""
+        heapq.heappush(self.timers, (mono, kind, job.id, job.attempt))
+
+    def _watch_limit(self, job: Job, now: Now) -> None:
+        if job.spec.time_limit_s is not None and job.started_at is not None:
+            ran = max(0.0, now.wall - job.started_at)
+            self.at(now.mono + max(0.0, job.spec.time_limit_s - ran), "limit", job)
+
+
+def class_of(job: Job) -> JobClass:
+    """The placement class of a job."""
+    return JobClass(job.need, job.allowed if job.need.count else None, job.spec.vram_mib or 0)
+
+
+def decide(world: World, facts: Iterable[Fact], now: Now, jitter: float = 0.5) -> Plan:
+    """Take in what happened, then choose what starts and what is ended.
+
+    ``jitter`` in [0, 1) spreads back-offs. The world is changed as the plan says; a caller that cannot record
+    the plan must build its world anew from the store.
+    """
+    turn = _Turn(world, now, jitter)
+    for fact in facts:
+        turn.take_in(fact)
+    turn.fall_due()
+    turn.place()
+    return turn.plan
+
+
+class _Turn:
+    """One call of ``decide``."""
+
+    def __init__(self, world: World, now: Now, jitter: float) -> None:
+        self.world, self.now, self.jitter = world, now, jitter
+        self.plan = Plan()
+
+    def take_in(self, fact: Fact) -> None:
+        if isinstance(fact, Ended):
+            self._ended(fact)
+        elif isinstance(fact, Started):
+            self._started(fact)
+        elif isinstance(fact, Arrived):
+            self._enqueue(fact.job)
+        elif isinstance(fact, NeverRan):
+            self._never_ran(fact)
+        elif isinstance(fact, Unclaimed):
+            self._unclaimed(fact)
+        elif isinstance(fact, Lost):
+            self._lost(fact)
+        elif isinstance(fact, Gone):
+            self._gone(fact.key)
+        elif isinstance(fact, Missing):
+            job = self.world.fetch(fact.job)
+            if job is not None and job.state is JobState.PENDING:
+                self._park_missing(job, fact.sentence)
+        elif isinstance(fact, Asked):
+            self._asked(fact)
+
+    # -- writing down -------------------------------------------------------------------------------------
+
+    def _changed(self, job: Job, kind: str, **detail: object) -> None:
+        self.plan.changed[job.id] = job
+        self.plan.events.append(Event(job.id, self.now.wall, kind, dict(detail)))
+
+    # -- waiting ------------------------------------------------------------------------------------------
+
+    def _enqueue(self, job: Job) -> None:
+        """Queue a PENDING job, or park it with the reason why it is not ready."""
+        world = self.world
+        world.queue.drop(job.id)
+        world.parked.pop(job.id, None)
+        if job.held:
+            self._park(job, "hold-user", f"held by its owner; gpujob release {job.id}")
+            return
+        if job.not_before is not None and job.not_before > self.now.wall:
+            left = min(job.not_before - self.now.wall, LONGEST_WAIT_S)
+            world.parked[job.id] = "backoff"
+            world.at(self.now.mono + left, "retry", job)
+            return
+        if job.spec.after or job.spec.after_ok:
+            waits_for = self._depends(job)
+            if waits_for is None or waits_for:
+                return
+        missing = world.missing(job)
+        if missing:
+            self._park_missing(job, missing)
+            return
+        if job.reason_code:
+            job.reason_code = job.reason = ""
+            self.plan.changed[job.id] = job
+        estimate = world.estimates.of(job.spec, job.need) if world.policy.order.rule == "short" else None
+        key = world.policy.order.key(job.priority, job.order, job.submitted_at, estimate)
+        world.queue.push(job.id, class_of(job), key)
+
+    def _park(self, job: Job, code: str, sentence: str) -> None:
+        self.world.queue.drop(job.id)
+        self.world.parked[job.id] = code
+        if (job.reason_code, job.reason) != (code, sentence):
+            job.reason_code, job.reason = code, sentence
+            self.plan.changed[job.id] = job
+
+    def _park_missing(self, job: Job, sentence: str) -> None:
+        if job.reason_code != "missing":
+            self.plan.events.append(Event(job.id, self.now.wall, "missing", {"why": sentence}))
+        self._park(job, "missing", sentence)
+
+    def _depends(self, job: Job) -> list[int] | None:
+        """Ids that still have to end; None when the job was skipped because one of them failed."""
+        waits_for = []
+        for parent_id in dict.fromkeys((*job.spec.after_ok, *job.spec.after)):
+            parent = self.world.live.get(parent_id) or self.world.fetch(parent_id)
+            ended = parent is None or parent.state.ended
+            if parent_id in job.spec.after_ok and ended and (parent is None or not parent.succeeded):
+                what = "is not known" if parent is None else f"ended {parent.state.value}"
+                self._skip(job, f"job {parent_id} had to end well and {what}")
+                return None
+            if not ended:
+                waits_for.append(parent_id)
+                self.world.children.setdefault(parent_id, []).append(job.id)
+        if waits_for:
+            first = waits_for[0]
+            more = f" (and {len(waits_for) - 1} more)" if len(waits_for) > 1 else ""
+            how = "end well" if first in job.spec.after_ok else "end"
+            self._park(job, "depends", f"job {first} has to {how} first{more}")
+        return waits_for
+
+    def _skip(self, job: Job, why: str) -> None:
+        self.world.queue.drop(job.id)
+        self.world.parked.pop(job.id, None)
+        job.finished_at = self.now.wall
+        move(job, Move.PASSED_OVER, self.now.wall)
+        job.outcome = Outcome.DEPENDENCY
+        self._changed(job, "skipped", why=why)
+        self._after_end(job)
+
+    def _after_end(self, job: Job) -> None:
+        """Look again at the jobs that waited for this one."""
+        for child_id in self.world.children.pop(job.id, ()):
+            if self.world.parked.get(child_id) == "depends":
+                child = self.plan.changed.get(child_id) or self.world.fetch(child_id)
+                if child is not None and child.state is JobState.PENDING:
+                    self._enqueue(child)
+
+    # -- running ------------------------------------------------------------------------------------------
+
+    def _of(self, job_id: int, attempt: int) -> Job | None:
+        job = self.world.live.get(job_id)
+        return job if job is not None and job.attempt == attempt else None
+
+    def _started(self, fact: Started) -> None:
+        job = self._of(fact.job, fact.attempt)
+        if job is None or job.process is not None:
+            return
+        job.process, job.started_at = fact.process, fact.at
+        if job.state is JobState.STARTING:
+            move(job, Move.STARTED, self.now.wall)
+            job.start_failures = 0
+        self._changed(job, "started", pid=fact.process.pid, gpus=list(job.gpus), attempt=job.attempt)
+        if job.state is JobState.STOPPING:
+            self.plan.stops.append(Stop(job, hard=False))
+        else:
+            self.world._watch_limit(job, self.now)
+
+    def _ended(self, fact: Ended) -> None:
+        job = self._of(fact.job, fact.attempt)
+        if job is None:
+            return
+        if job.state is JobState.STARTING:  # its start was never reported: the record tells both at once
+            move(job, Move.STARTED, self.now.wall)
+        if job.started_at is None:
+            job.started_at = fact.at
+        job.exit_code, job.signal = fact.exit_code, fact.signal
+        job.finished_at, job.failure = fact.at, fact.failure
+        self.plan.must_sync = True
+        if job.state is JobState.STOPPING and fact.leftovers:
+            self.world.leader_ended.add(job.id)  # its GPUs are given back when all of it is gone
+            self._changed(job, "leader_ended", processes=[p.pid for p in fact.leftovers])
+            return
+        self._finish(job, fact.leftovers)
+
+    def _finish(self, job: Job, leftovers: tuple[Process, ...]) -> None:
+        if job.state is JobState.STOPPING and job.stop_why == "cancelled":
+            self._end(job, Move.STOPPED, Outcome.CANCELLED, leftovers)
+        elif job.state is JobState.STOPPING and job.stop_why == "time_limit":
+            self._fail(job, Outcome.TIME_LIMIT, leftovers)
+        elif job.exit_code == 0:
+            self.world.estimates.learn(job.spec, job.need, (job.finished_at or 0.0) - (job.started_at or 0.0))
+            self._end(job, Move.SUCCEEDED, Outcome.EXIT, leftovers)
+        else:
+            self._fail(job, Outcome.EXIT if job.exit_code is not None else Outcome.SIGNAL, leftovers)
+
+    def _fail(self, job: Job, outcome: Outcome, leftovers: tuple[Process, ...]) -> None:
+        """A run ended badly: again if the job has retries, or ran out of GPU memory, else it failed."""
+        how = f"exit code {job.exit_code}" if job.exit_code is not None else f"signal {job.signal}"
+        if job.runs_failed < job.spec.retries:
+            job.runs_failed += 1
+            left = f"run {job.runs_failed + 1} of {job.spec.retries + 1}"
+            wait = backoff_s(job.runs_failed, self.world.policy.assign_retry_wait_s, self.jitter)
+            self._fall_back(job, leftovers, f"ended with {how}; {left}", wait)
+            return
+        out_of_memory = job.failure is not None and job.failure.kind == OUT_OF_MEMORY
+        if out_of_memory and job.oom_retries < self.world.policy.oom_retries and 0 < job.need.parts < WHOLE:
+            job.oom_retries += 1
+            before, after = job.need, Need(job.need.count, min(WHOLE, job.need.parts * 2))
+            note = f"ran out of GPU memory with a need of {before}; tried again with {after}"
+            self._fall_back(job, leftovers, note, 0.0, after)
+            job.notes = (*job.notes, note)
+            return
+        self._end(job, Move.GAVE_UP, outcome, leftovers)
+
+    def _fall_back(
+        self, job: Job, leftovers: tuple[Process, ...], why: str, wait: float, need: Need | None = None
+    ) -> None:
+        gone = {"exit_code": job.exit_code, "signal": job.signal, "log": job.log, "attempt": job.attempt}
+        self._release(job, leftovers)
+        move(job, Move.FELL, self.now.wall)
+        if need is not None:
+            job.need = need
+        job.not_before = self.now.wall + wait
+        job.reason_code = "backoff"
+        job.reason = f"{why}; tried again {'at once' if not wait else f'in {wait:.0f} s'}"
+        self._changed(job, "fell", why=why, wait=wait, **gone)
+        self.plan.must_sync = True
+        self._enqueue(job)
+
+    def _end(self, job: Job, how: Move, outcome: Outcome, leftovers: tuple[Process, ...]) -> None:
+        self._release(job, leftovers)
+        move(job, how, self.now.wall)
+        job.outcome = outcome
+        job.not_before = None
+        self.plan.must_sync = True
+        detail = {"outcome": outcome.value, "exit_code": job.exit_code, "signal": job.signal, "attempt": job.attempt}
+        self._changed(job, job.state.value, **detail)
+        self._after_end(job)
+
+    def _release(self, job: Job, leftovers: tuple[Process, ...]) -> None:
+        """Give the job's GPUs back, or keep them for the processes it left behind."""
+        world = self.world
+        world.live.pop(job.id, None)
+        world.leader_ended.discard(job.id)
+        vram = job.spec.vram_mib or 0
+        world.fleet.give_back(job.need, job.gpus, vram)
+        if leftovers and job.gpus:
+            holding = Holding(job.attempt_key, job.id, job.need, job.gpus, vram, leftovers)
+            world.hold(holding)
+            self.plan.held.append(holding)
+            pids = [p.pid for p in leftovers]
+            self.plan.events.append(Event(job.id, self.now.wall, "leftovers", {"pids": pids, "gpus": list(job.gpus)}))
+
+    def _gone(self, key: str) -> None:
+        holding = self.world.holdings.pop(key, None)
+        if holding is not None:
+            self.world.fleet.give_back(holding.need, holding.gpus, holding.vram_mib)
+            self.plan.freed.append(key)
+            return
+        job_id, _, attempt = key.partition(".")
+        job = self._of(int(job_id), int(attempt))
+        if job is not None and job.id in self.world.leader_ended:
+            self._finish(job, ())
+
+    def _never_ran(self, fact: NeverRan) -> None:
+        job = self._of(fact.job, fact.attempt)
+        if job is None:
+            return
+        job.start_failures += 1
+        most = self.world.policy.max_assign_attempts
+        if job.state is JobState.STOPPING:
+            self._end(job, Move.STOPPED, Outcome.CANCELLED, ())
+        elif fact.lasting or job.start_failures >= most:
+            times = "" if fact.lasting else f" ({job.start_failures} tries)"
+            job.notes = (*job.notes, f"could not start: {fact.why}{times}")
+            self._end(job, Move.GAVE_UP, Outcome.COULD_NOT_START, ())
+        else:
+            wait = backoff_s(job.start_failures, self.world.policy.assign_retry_wait_s, self.jitter)
+            why = f"start failed: {fact.why}; attempt {job.start_failures + 1} of {most}"
+            self._fall_back(job, (), why, wait)
+
+    def _unclaimed(self, fact: Unclaimed) -> None:
+        job = self._of(fact.job, fact.attempt)
+        if job is None:
+            return
+        if job.state is JobState.STOPPING:
+            self._end(job, Move.STOPPED, Outcome.CANCELLED, ())
+            return
+        self._release(job, ())
+        move(job, Move.FELL, self.now.wall)
+        self._changed(job, "unclaimed", attempt=job.attempt)
+        self._enqueue(job)
+
+    def _lost(self, fact: Lost) -> None:
+        job = self._of(fact.job, fact.attempt)
+        if job is None:
+            return
+        job.finished_at = fact.at
+        job.notes = (*job.notes, f"lost: {fact.why}")
+        if job.state is JobState.STOPPING and job.stop_why == "cancelled":
+            self._end(job, Move.STOPPED, Outcome.CANCELLED, fact.leftovers)
+        else:
+            self._end(job, Move.GAVE_UP, Outcome.LOST, fact.leftovers)
+
+    # -- requests -----------------------------------------------------------------------------------------
+
+    def _asked(self, fact: Asked) -> None:
+        request, lines, code = fact.request, [], 0
+        if isinstance(request, (Cancel, Requeue)):
+            for job_id in request.jobs:
+                job = self.world.live.get(job_id) or self.plan.changed.get(job_id) or self.world.fetch(job_id)
+                if job is None:
+                    lines.append(f"no job {job_id}")
+                    code = 6
+                    continue
+                try:
+                    lines.append(self._cancel(job) if isinstance(request, Cancel) else self._requeue(job))
+                except SchedulerError as error:
+                    lines.append(str(error))
+                    code = code or error.exit_code
+        elif isinstance(request, PauseQueue):
+            self.world.queue_paused = request.on
+            self.plan.pauses_changed = True
+            lines.append("the queue is paused; running jobs go on" if request.on else "the queue goes on")
+        else:
+            lines, code = self._pause(request)
+        self.plan.answers.append(Answer(fact.row, code, tuple(lines)))
+        self.plan.must_sync = True
+
+    def _pause(self, request: Pause | Resume) -> tuple[list[str], int]:
+        fleet = self.world.fleet
+        known = [gpu for gpu in request.gpus if fleet.manages(gpu)]
+        managed = gpu_ids_text(ids_of(fleet.all_mask)) or "none"
+        lines = [f"no GPU {gpu} is managed here (managed: {managed})" for gpu in request.gpus if gpu not in known]
+        code = 6 if lines else 0
+        if isinstance(request, Pause):
+            fleet.paused_mask |= mask_of(known)
+        else:
+            fleet.paused_mask &= ~mask_of(known)
+        self.plan.pauses_changed = True
+        paused = gpu_ids_text(ids_of(fleet.paused_mask)) or "none"
+        for gpu in known:
+            lines.append(f"GPU {gpu} {'paused' if isinstance(request, Pause) else 'resumed'} (paused now: {paused})")
+        return lines, code
+
+    def _cancel(self, job: Job) -> str:
+        now = self.now
+        if job.state.ended:
+            return f"job {job.id} has ended already ({job.state.value})"
+        if job.state is JobState.STOPPING:
+            return f"job {job.id} is being stopped already"
+        job.stop_why, job.stop_at = "cancelled", now.wall
+        if job.state is JobState.PENDING:
+            self.world.queue.drop(job.id)
+            self.world.parked.pop(job.id, None)
+            job.finished_at = now.wall
+            move(job, Move.STOP_ASKED, now.wall)
+            job.outcome = Outcome.CANCELLED
+            job.not_before = None
+            self._changed(job, "cancelled", outcome="cancelled")
+            self._after_end(job)
+            return f"job {job.id} cancelled before it ran"
+        self._stop(job)
+        return f"job {job.id}: SIGTERM to all its processes, SIGKILL after {self.world.policy.kill_grace_s:g} s"
+
+    def _stop(self, job: Job) -> None:
+        move(job, Move.STOP_ASKED, self.now.wall)
+        job.stop_at = self.now.wall
+        self._changed(job, "stopping", why=job.stop_why)
+        if job.process is not None:
+            self.plan.stops.append(Stop(job, hard=False))
+        self.world.at(self.now.mono + self.world.policy.kill_grace_s, "kill", job)
+
+    def _requeue(self, job: Job) -> str:
+        if not job.state.ended:
+            return f"job {job.id} is {job.state.value} already"
+        before = job.state.value
+        move(job, Move.REQUEUED, self.now.wall)
+        job.start_failures = job.runs_failed = job.oom_retries = 0
+        job.not_before = job.failure = None
+        self._changed(job, "requeued", before=before)
+        self._enqueue(job)
+        return f"job {job.id} waits again (it was {before})"
+
+    # -- time and room ------------------------------------------------------------------------------------
+
+    def fall_due(self) -> None:
+        """Timers: back-off over, time limit reached, grace over."""
+        timers = self.world.timers
+        while timers and timers[0][0] <= self.now.mono:
+            _, kind, job_id, attempt = heapq.heappop(timers)
+            if kind == "retry":
+                if self.world.parked.get(job_id) == "backoff":
+                    job = self.plan.changed.get(job_id) or self.world.fetch(job_id)
+                    if job is not None and job.state is JobState.PENDING:
+                        job.not_before = None
+                        self._enqueue(job)
+                continue
+            job = self._of(job_id, attempt)
+            if job is None:
+                continue
+            if kind == "limit" and job.state is JobState.RUNNING:
+                job.stop_why = "time_limit"
+                self._stop(job)
+            elif kind == "kill" and job.state is JobState.STOPPING:
+                if job.process is not None or job.id in self.world.leader_ended:
+                    self.plan.stops.append(Stop(job, hard=True))
+                self.world.at(self.now.mono + KILL_AGAIN_S, "kill", job)
+
+    def place(self) -> None:
+        """Start each waiting job that fits, in order; skip those that do not."""
+        world = self.world
+        if world.queue_paused or not world.may_start or not len(world.queue):
+            return
+        turns = world.queue.in_order()
+        offer = next(turns, None)
+        while offer is not None and len(self.plan.starts) < MOST_STARTS_A_TURN:
+            job_id, kind = offer
+            gpus = world.fleet.find(kind)
+            taken = gpus is not None
+            if gpus is not None:
+                job = self.plan.changed.get(job_id) or world.fetch(job_id)
+                world.queue.drop(job_id)
+                if job is not None and job.state is JobState.PENDING:
+                    self._start(job, gpus)
+            try:
+                offer = turns.send(taken)
+            except StopIteration:
+                offer = None
+
+    def _start(self, job: Job, gpus: tuple[int, ...]) -> None:
+        missing = self.world.missing(job)
+        if missing:
+            self._park_missing(job, missing)
+            return
+        self.world.fleet.take(job.need, gpus, job.spec.vram_mib or 0)
+        job.attempt += 1
+        move(job, Move.PLACED, self.now.wall)
+        job.gpus = gpus
+        job.process = job.started_at = job.not_before = None
+        job.reason_code = job.reason = ""
+        self.world.live[job.id] = job
+        self.plan.starts.append(job)
+        self.plan.changed[job.id] = job
+        self.plan.must_sync = True
+
+
+def reason_with_place(reason: Reason, before: int) -> Reason:
+    """The reason of a job that is not the first of its class: how many are before it, and why they wait."""
+    if before <= 0:
+        return reason
+    is_are = "is" if before == 1 else "are"
+    jobs = "job" if before == 1 else "jobs"
+    text = f"{before} {jobs} of the same kind {is_are} before it; the first of them: {reason.sentence}"
+    return replace(reason, code="behind", sentence=text)

@@ -1,0 +1,61 @@
+"""Errors that say what happened, where, and what to do next."""
+
+from __future__ import annotations
+
+
+class SchedulerError(Exception):
+    """Something the user has to know: one line, and the exit code that goes with it.
+
+    ``what`` is a whole sentence without a final full stop; ``where`` names the file, line or job;
+    ``do`` says what would help. ``exit_code`` follows docs/formats.md (1 error).
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", do: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.do = do
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}; {self.do}" if self.do else text
+
+
+class UsageError(SchedulerError):
+    """An option, a value, a config file or a line that cannot be read (exit code 2)."""
+
+    exit_code = 2
+
+
+class Refused(SchedulerError):
+    """It can be read but can never run (exit code 3)."""
+
+    exit_code = 3
+
+
+class NoGpuData(SchedulerError):
+    """No GPU is seen and none is declared (exit code 4)."""
+
+    exit_code = 4
+
+
+class NoDaemon(SchedulerError):
+    """A daemon is needed for this and none answers (exit code 5)."""
+
+    exit_code = 5
+
+
+class NotFound(SchedulerError):
+    """No such job or GPU (exit code 6)."""
+
+    exit_code = 6
+
+
+class InvalidMove(SchedulerError):
+    """A job was told to go where its state does not lead; nothing was changed."""
+
+
+class StoreTrouble(SchedulerError):
+    """The store could not be read or written: nothing new is started until it can."""

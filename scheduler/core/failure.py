@@ -1,0 +1,34 @@
+"""What the end of a failed job's log says about why it failed."""
+
+from __future__ import annotations
+
+import re
+
+from scheduler.core.job import Failure
+
+OUT_OF_MEMORY = "oom"
+BAD_ORDINAL = "device_ordinal"
+
+_SIGNS = (
+    (
+        OUT_OF_MEMORY,
+        re.compile(r"CUDA out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED", re.I),
+        "it ran out of GPU memory: give it a larger share (;gpus=1) or a smaller batch",
+    ),
+    (
+        BAD_ORDINAL,
+        re.compile(r"invalid device ordinal", re.I),
+        "the script counts GPUs from 0 among those it is shown: set cuda_ids: local (or ;cuda=local on the line), "
+        "so that --cuda is 0 and not the server's GPU number",
+    ),
+    ("import", re.compile(r"ModuleNotFoundError: No module named"), "a module is missing: is it the right conda_env?"),
+)
+
+
+def failure_in(tail: str) -> Failure | None:
+    """The last line of ``tail`` that names a known cause, with a hint; None when there is none."""
+    for line in reversed(tail.splitlines()):
+        for kind, sign, hint in _SIGNS:
+            if sign.search(line):
+                return Failure(kind, line.strip()[:300], hint)
+    return None

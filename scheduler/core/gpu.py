@@ -1,0 +1,175 @@
+"""Shares of GPUs as whole numbers: a GPU is 1000 parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal, InvalidOperation
+
+from scheduler.core.errors import Refused, UsageError
+
+WHOLE = 1000  # parts of one GPU
+HIGHEST_GPU_ID = 4095  # keeps `0-999999999` from eating memory
+
+
+def parts_of(text: str) -> int:
+    """Thousandths of a GPU in a decimal text, rounded up (``0.3334`` → 334).
+
+    Raises UsageError when the text is no number and Refused when it is below 0.
+    """
+    try:
+        number = Decimal(text.strip())
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite():
+        raise UsageError(f"a GPU need must be a number, not {text!r}", do="write 0.5, 1, 2 or 2x0.5")
+    if number < 0:
+        raise Refused(f"a GPU need cannot be below 0: {text}", do="write 0.5, 1, 2 or 2x0.5")
+    if number > HIGHEST_GPU_ID:
+        raise Refused(f"no server has {text} GPUs", do="write 0.5, 1, 2 or 2x0.5")
+    return int((number * WHOLE).to_integral_value(rounding=ROUND_CEILING))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Need:
+    """``count`` different GPUs of one server, ``parts`` thousandths of each (0 GPUs: none at all)."""
+
+    count: int
+    parts: int
+
+    @classmethod
+    def parse(cls, text: str) -> Need:
+        """Read ``0.5``, ``2``, ``1.5`` (→ 2 whole) or ``2x0.5``. Raises UsageError, Refused."""
+        match = re.fullmatch(r"\s*(\d{1,4})\s*[xX*]\s*(\S+)\s*", text)
+        if match:
+            count, parts = int(match.group(1)), parts_of(match.group(2))
+            if parts > WHOLE:
+                raise Refused(f"a part of one GPU cannot be above 1: {text}", do="write 2x0.5")
+            return cls(count, parts) if count and parts else cls(0, 0)
+        return cls.from_parts(parts_of(text))
+
+    @classmethod
+    def from_parts(cls, total: int) -> Need:
+        """The need for ``total`` thousandths: above one GPU it is rounded up to whole GPUs."""
+        if total <= 0:
+            return cls(0, 0)
+        if total <= WHOLE:
+            return cls(1, total)
+        return cls(-(-total // WHOLE), WHOLE)
+
+    def __str__(self) -> str:
+        if self.count <= 1:
+            return decimal_text(self.count * self.parts)
+        if self.parts == WHOLE:
+            return str(self.count)
+        return f"{self.count}x{decimal_text(self.parts)}"
+
+    @property
+    def total(self) -> int:
+        """Thousandths over all GPUs of the need."""
+        return self.count * self.parts
+
+    def in_words(self) -> str:
+        """The need as a person says it: ``0.5 of one GPU``, ``4 whole GPUs of one server``."""
+        if self.count == 0:
+            return "no GPU"
+        if self.count == 1:
+            return "one whole GPU" if self.parts == WHOLE else f"{decimal_text(self.parts)} of one GPU"
+        if self.parts == WHOLE:
+            return f"{self.count} whole GPUs of one server"
+        return f"{decimal_text(self.parts)} of each of {self.count} GPUs of one server"
+
+
+def rounding_note(text: str) -> str:
+    """What to say when a need such as 1.5 was rounded up to whole GPUs, else an empty text."""
+    try:
+        need = Need.parse(text)
+        number = Decimal(text.strip())
+    except (UsageError, Refused, InvalidOperation):
+        return ""
+    return f"need {text.strip()} -> {need.count} whole GPUs" if need.count > 1 and number != need.count else ""
+
+
+def decimal_text(parts: int) -> str:
+    """Thousandths as the shortest decimal text: 500 → ``0.5``, 1000 → ``1``."""
+    text = f"{parts // WHOLE}.{parts % WHOLE:03d}".rstrip("0").rstrip(".")
+    return text
+
+
+def parse_gpu_ids(text: str) -> tuple[int, ...] | None:
+    """Read ``2``, ``0,2``, ``0-3``, ``0-1,5``: ascending ids, doubles folded; empty text → None (any).
+
+    Raises UsageError with the spelling that would be right.
+    """
+    if not text.strip():
+        return None
+    ids: set[int] = set()
+    for piece in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9}))?\s*", piece)
+        if not match:
+            raise UsageError(f"{text.strip()!r} is not a GPU list", do="write 2 or 0,2 or 0-3 or 0-1,5")
+        low = int(match.group(1))
+        high = int(match.group(2)) if match.group(2) else low
+        if high < low:
+            raise UsageError(f"the GPU range {piece.strip()} runs backwards", do=f"write {high}-{low}")
+        if high > HIGHEST_GPU_ID:
+            raise Refused(f"there is no GPU {high}", do=f"GPU ids go from 0 to {HIGHEST_GPU_ID} at most")
+        ids.update(range(low, high + 1))
+    return tuple(sorted(ids))
+
+
+def gpu_ids_text(ids: Iterable[int]) -> str:
+    """Ids as the shortest list that reads back the same: (0,1,2,5) → ``0-2,5``."""
+    runs: list[list[int]] = []
+    for gpu in sorted(ids):
+        if runs and gpu == runs[-1][1] + 1:
+            runs[-1][1] = gpu
+        else:
+            runs.append([gpu, gpu])
+    pieces = []
+    for low, high in runs:
+        if high - low >= 2:
+            pieces.append(f"{low}-{high}")
+        else:
+            pieces.extend(str(gpu) for gpu in range(low, high + 1))
+    return ",".join(pieces)
+
+
+def mask_of(ids: Iterable[int]) -> int:
+    """A bit for each id."""
+    mask = 0
+    for gpu in ids:
+        mask |= 1 << gpu
+    return mask
+
+
+def ids_of(mask: int) -> tuple[int, ...]:
+    """The ids whose bits are set, ascending."""
+    ids = []
+    while mask:
+        low = mask & -mask
+        ids.append(low.bit_length() - 1)
+        mask ^= low
+    return tuple(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One managed GPU: its index, what it is, and which server it stands in."""
+
+    index: int
+    uuid: str
+    name: str = "declared"
+    server: int = 0
+    memory_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """What a probe saw of one GPU; None where the driver would not say (never read as 0)."""
+
+    gpu: Gpu
+    memory_used_mib: int | None = None
+    load: float | None = None
+    problem: str = ""

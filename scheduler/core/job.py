@@ -1,0 +1,184 @@
+"""What a job is: what was asked (JobSpec) and what became of it (Job)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from scheduler.core.gpu import Need
+
+
+class JobState(enum.Enum):
+    """Where a job is."""
+
+    PENDING = "pending"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+
+    @property
+    def ended(self) -> bool:
+        """True for the four states that nothing leaves by itself."""
+        return self in ENDED
+
+    @property
+    def holds_gpus(self) -> bool:
+        """True while the ledger counts the job's GPUs."""
+        return self in HOLDING
+
+
+ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED})
+HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
+
+
+class Outcome(enum.Enum):
+    """How a job ended."""
+
+    EXIT = "exit"
+    SIGNAL = "signal"
+    TIME_LIMIT = "time_limit"
+    COULD_NOT_START = "could_not_start"
+    LOST = "lost"
+    DEPENDENCY = "dependency"
+    CANCELLED = "cancelled"
+    PASSED_OVER = "passed_over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What was asked. Never holds environment values: those lie in a 0600 file named by ``env_file``."""
+
+    source: str = "line"  # line, commands, submit
+    script: str = ""  # absolute path; empty for a command
+    arguments: tuple[str, ...] = ()  # words after the script, or the whole command
+    conda_env: str = ""
+    priority: int = 0
+    allowed: tuple[int, ...] | None = None
+    gpus: str = ""  # the need as written, empty: by the model table
+    label: str = ""
+    after: tuple[int, ...] = ()
+    after_ok: tuple[int, ...] = ()
+    vram_mib: int | None = None
+    time_limit_s: float | None = None
+    retries: int = 0
+    cwd: str = ""
+    cuda: str = ""  # cuda_ids mode of this job, empty: the config's
+    env_file: str = ""
+    umask: int | None = None
+    origin: str = ""  # jobs.txt:7
+
+    @property
+    def is_script(self) -> bool:
+        """True for a line of the jobs file, False for a plain command."""
+        return bool(self.script)
+
+    @property
+    def shown_name(self) -> str:
+        """A short name for tables: the label, the script's file name, or the command's first word."""
+        if self.label:
+            return self.label
+        first = self.script or (self.arguments[0] if self.arguments else "")
+        return first.rsplit("/", 1)[-1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as plain values for JSON."""
+        out: dict[str, Any] = {}
+        for name, default in _SPEC_DEFAULTS.items():
+            value = getattr(self, name)
+            if value != default:
+                out[name] = list(value) if isinstance(value, tuple) else value
+        return out
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> JobSpec:
+        """The inverse of ``as_dict``; unknown keys of a newer version are left out."""
+        known: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+            if name in _SPEC_DEFAULTS
+        }
+        return cls(**known)
+
+
+_SPEC_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(JobSpec)}
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Who a process is: pid and start time (clock ticks since boot), true within one boot."""
+
+    pid: int
+    ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a job failed, as far as its log tells."""
+
+    kind: str
+    line: str = ""
+    hint: str = ""
+
+
+@dataclass(slots=True)
+class Job:
+    """What became of a job. Times are seconds since 1970 (UTC) unless their name says ``mono``."""
+
+    id: int
+    spec: JobSpec
+    need: Need
+    state: JobState = JobState.PENDING
+    identity: str = ""
+    order: int = 0  # place among equal priorities
+    priority: int = 0
+    allowed: tuple[int, ...] | None = None
+    submitted_at: float = 0.0
+    started_at: float | None = None
+    finished_at: float | None = None
+    attempt: int = 0  # number of the attempt record and of the log
+    start_failures: int = 0  # tries to start that failed for a passing reason
+    runs_failed: int = 0  # runs that ended badly and were tried again
+    oom_retries: int = 0
+    not_before: float | None = None
+    gpus: tuple[int, ...] = ()
+    process: Process | None = None
+    boot: str = ""
+    runner: str = "direct"
+    session: str | None = None
+    log: str = ""
+    outcome: Outcome | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    reason_code: str = ""  # of this job alone; a class reason comes from placement
+    reason: str = ""
+    stop_why: str = ""  # cancelled, time_limit
+    stop_at: float | None = None
+    held: bool = False
+    leftovers: tuple[Process, ...] = ()
+    notes: tuple[str, ...] = ()
+    failure: Failure | None = None
+
+    @property
+    def attempt_key(self) -> str:
+        """Name of this attempt's record: ``12.1``."""
+        return f"{self.id}.{self.attempt}"
+
+    @property
+    def succeeded(self) -> bool:
+        """True for a job that ended with exit code 0."""
+        return self.state is JobState.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a job, for the journal, the log and `gpujob show`."""
+
+    job: int
+    at: float
+    kind: str
+    detail: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,102 @@
+"""From a placed job to what is executed: words, environment, folder, log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scheduler.core.gpu import decimal_text
+from scheduler.core.job import Job
+
+CUDA_MODES = ("physical", "local", "unset", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the hands found on disk for a job about to start."""
+
+    program: str  # interpreter of a script, or the command's program, as a path
+    runs_by_itself: bool = False  # a script that is not Python
+    prefix: str = ""  # of the conda or virtual environment
+    environment: Mapping[str, str] = field(default_factory=dict)  # what the environment sets
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """All that a runner needs. ``environment`` is laid over the base one; None takes a variable away."""
+
+    key: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str | None]
+    cwd: str
+    log: str
+    env_file: str = ""  # whole environment instead of the daemon's (NUL-separated, 0600)
+    umask: int | None = None
+
+
+def launch_of(job: Job, found: Found, *, mode: str, state_file: str, cwd: str) -> Launch:
+    """Words and environment of an attempt. ``mode``: physical, local or unset, by the table in docs/formats.md."""
+    physical = ",".join(str(gpu) for gpu in job.gpus)
+    environment: dict[str, str | None] = dict(found.environment)
+    environment.update(
+        CUDA_DEVICE_ORDER="PCI_BUS_ID",
+        CUDA_VISIBLE_DEVICES=None if mode == "unset" and job.gpus else physical,
+        GPUJOB_ID=str(job.id),
+        GPUJOB_ATTEMPT=str(job.attempt),
+        GPUJOB_GPUS=physical,
+        GPUJOB_SHARE=decimal_text(job.need.parts),
+        GPUJOB_STATE_FILE=state_file,
+    )
+    arguments = job.spec.arguments
+    argv: tuple[str, ...]
+    if not job.spec.is_script:
+        argv = (found.program, *arguments[1:])
+    elif found.runs_by_itself:
+        argv = (found.program, *arguments)
+    else:
+        if job.gpus:
+            ids = ",".join(str(n) for n in range(len(job.gpus))) if mode == "local" else physical
+            arguments = with_cuda(arguments, ids)
+        argv = (found.program, "-u", job.spec.script, *arguments)
+    return Launch(
+        key=job.attempt_key,
+        argv=argv,
+        environment=environment,
+        cwd=job.spec.cwd or cwd,
+        log=job.log,
+        env_file=job.spec.env_file,
+        umask=job.spec.umask,
+    )
+
+
+def with_cuda(arguments: Sequence[str], ids: str) -> tuple[str, ...]:
+    """``arguments`` with every ``--cuda X`` and ``--cuda=X`` replaced, else ``--cuda IDS`` added.
+
+    A following word that begins with ``--`` is not its value; what stands after a bare ``--`` is left alone.
+    """
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    out: list[str] = []
+    seen = False
+    position = 0
+    while position < end:
+        word = arguments[position]
+        position += 1
+        if word == "--cuda":
+            out += [word, ids]
+            seen = True
+            if position < end and not arguments[position].startswith("--"):
+                position += 1
+        elif word.startswith("--cuda="):
+            out.append(f"--cuda={ids}")
+            seen = True
+        else:
+            out.append(word)
+    if not seen:
+        out += ["--cuda", ids]
+    return (*out, *arguments[end:])
+
+
+def log_name(job: Job, stamp: str) -> str:
+    """``job_<id>_<stamp>.log``; attempts after the first add ``_a2``. ``stamp`` is YYYYmmdd_HHMMSS, local time."""
+    again = f"_a{job.attempt}" if job.attempt > 1 else ""
+    return f"job_{job.id}_{stamp}{again}.log"

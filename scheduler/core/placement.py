@@ -1,0 +1,227 @@
+"""The ledger of GPU parts: where a need fits best, or why it does not.
+
+Best fit: a share goes to the usable GPU with the least free that still holds it (ties: the server with the
+fewest whole free GPUs, then the lowest id), a wide job to the server with the fewest whole free GPUs that has
+enough. All sets of GPUs are bit masks, so a look-up costs the number of distinct free levels, not of GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler.core.gpu import WHOLE, Gpu, Need, decimal_text, gpu_ids_text, ids_of, mask_of
+
+
+@dataclass(frozen=True, slots=True)
+class JobClass:
+    """Jobs that placement cannot tell apart: same need, same allowed GPUs, same memory per GPU."""
+
+    need: Need
+    allowed: tuple[int, ...] | None = None
+    vram_mib: int = 0
+
+    @property
+    def key(self) -> str:
+        """The class as text, for the store's table of reasons."""
+        allowed = "*" if self.allowed is None else gpu_ids_text(self.allowed)
+        return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a job waits: a code for programs, a sentence for people."""
+
+    code: str
+    sentence: str
+
+
+class Fleet:
+    """All managed GPUs: what is free on each, what is paused, who uses how much memory.
+
+    ``free[i]`` is in thousandths, 0 <= free <= 1000; ``take`` and ``give_back`` keep it so or raise ValueError
+    and change nothing. Index = GPU id; ids may have gaps.
+    """
+
+    def __init__(self, gpus: Iterable[Gpu], cpu_slots: int = 1 << 30, retired: Iterable[int] = ()) -> None:
+        """``retired``: GPUs no longer managed on which jobs still run; they are booked but never given out."""
+        self.gpus: dict[int, Gpu] = {gpu.index: gpu for gpu in gpus}
+        self.all_mask = mask_of(self.gpus)
+        for index in retired:
+            self.gpus.setdefault(index, Gpu(index, f"retired:{index}", "retired", server=-1 - index))
+        self.paused_mask = 0
+        self.cpu_slots = self.cpu_free = cpu_slots
+        self.free: dict[int, int] = dict.fromkeys(self.gpus, WHOLE)
+        self.memory_free: dict[int, int] = {i: g.memory_mib for i, g in self.gpus.items() if g.memory_mib is not None}
+        self._bucket: dict[int, int] = {WHOLE: mask_of(self.gpus)}
+        self._levels = 1 << WHOLE if self.gpus else 0
+        self._server_mask: dict[int, int] = {}
+        for gpu in self.gpus.values():
+            self._server_mask[gpu.server] = self._server_mask.get(gpu.server, 0) | 1 << gpu.index
+        self._whole: dict[int, int] = {server: mask.bit_count() for server, mask in self._server_mask.items()}
+        self._by_whole: dict[int, int] = {}
+        for server, count in self._whole.items():
+            self._by_whole[count] = self._by_whole.get(count, 0) | self._server_mask[server]
+        self.widest_server = max(self._whole.values(), default=0)
+
+    def manages(self, gpu: int) -> bool:
+        """Whether this GPU id is one that jobs may be put on."""
+        return bool(self.all_mask >> gpu & 1)
+
+    @property
+    def usable_mask(self) -> int:
+        """GPUs that may take a job at all (later rules, such as telemetry, take their bits away here)."""
+        return self.all_mask & ~self.paused_mask
+
+    def allowed_mask(self, allowed: tuple[int, ...] | None) -> int:
+        """The managed GPUs among ``allowed`` (None: all)."""
+        return self.all_mask if allowed is None else mask_of(allowed) & self.all_mask
+
+    def find(self, kind: JobClass) -> tuple[int, ...] | None:
+        """GPU ids, ascending, on which one job of ``kind`` fits best now; () without GPUs; None if nowhere."""
+        need = kind.need
+        if need.count == 0:
+            return () if self.cpu_free > 0 else None
+        usable = self.usable_mask & self.allowed_mask(kind.allowed)
+        if kind.vram_mib:
+            usable = self._with_memory(usable, kind.vram_mib)
+        if not usable:
+            return None
+        return self._find_share(need.parts, usable) if need.count == 1 else self._find_wide(need, usable)
+
+    def _find_share(self, parts: int, usable: int) -> tuple[int, ...] | None:
+        levels = self._levels >> parts
+        while levels:
+            lowest = levels & -levels
+            candidates = self._bucket[parts + lowest.bit_length() - 1] & usable
+            if candidates:
+                if candidates & (candidates - 1):
+                    for count in sorted(self._by_whole):
+                        tied = candidates & self._by_whole[count]
+                        if tied:
+                            candidates = tied
+                            break
+                return ((candidates & -candidates).bit_length() - 1,)
+            levels ^= lowest
+        return None
+
+    def _find_wide(self, need: Need, usable: int) -> tuple[int, ...] | None:
+        if need.parts == WHOLE:
+            fitting = self._bucket.get(WHOLE, 0) & usable
+        else:
+            fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
+        for count in sorted(self._by_whole):
+            if need.parts == WHOLE and count < need.count:
+                continue
+            candidates = fitting & self._by_whole[count]
+            while candidates:
+                first = (candidates & -candidates).bit_length() - 1
+                here = candidates & self._server_mask[self.gpus[first].server]
+                candidates &= ~here
+                if here.bit_count() >= need.count:
+                    ids = sorted(ids_of(here), key=lambda i: (self.free[i], i))[: need.count]
+                    return tuple(sorted(ids))
+        return None
+
+    def _with_memory(self, mask: int, mib: int) -> int:
+        return mask_of(i for i in ids_of(mask) if self.memory_free.get(i, mib) >= mib)
+
+    def take(self, need: Need, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
+        """Book ``need`` on ``gpus``. Raises ValueError, and books nothing, when it does not fit."""
+        if need.count == 0:
+            self.cpu_free -= 1
+            return
+        if len(set(gpus)) != need.count or any(self.free.get(i, -1) < need.parts for i in gpus):
+            raise ValueError(f"{need} does not fit on GPUs {gpus}: free {[self.free.get(i) for i in gpus]}")
+        for i in gpus:
+            self._set_free(i, self.free[i] - need.parts)
+            if vram_mib and i in self.memory_free:
+                self.memory_free[i] -= vram_mib
+
+    def give_back(self, need: Need, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
+        """Undo ``take``. Raises ValueError, and frees nothing, when more would be free than there is."""
+        if need.count == 0:
+            self.cpu_free += 1
+            return
+        if any(self.free[i] + need.parts > WHOLE for i in gpus):
+            raise ValueError(f"GPUs {gpus} would be freed twice by {need}")
+        for i in gpus:
+            self._set_free(i, self.free[i] + need.parts)
+            if vram_mib and i in self.memory_free:
+                self.memory_free[i] += vram_mib
+
+    def _set_free(self, i: int, parts: int) -> None:
+        before, bit = self.free[i], 1 << i
+        self.free[i] = parts
+        left = self._bucket[before] & ~bit
+        self._bucket[before] = left
+        if not left:
+            self._levels &= ~(1 << before)
+        self._bucket[parts] = self._bucket.get(parts, 0) | bit
+        self._levels |= 1 << parts
+        change = (parts == WHOLE) - (before == WHOLE)
+        if change:
+            server = self.gpus[i].server
+            count, mask = self._whole[server], self._server_mask[server]
+            self._by_whole[count] &= ~mask
+            self._whole[server] = count + change
+            self._by_whole[count + change] = self._by_whole.get(count + change, 0) | mask
+
+    def can_ever_hold(self, kind: JobClass) -> str:
+        """An empty text, or why no state of this machine could ever hold a job of ``kind``."""
+        need = kind.need
+        if need.count == 0:
+            return ""
+        unknown = [i for i in kind.allowed or () if not self.manages(i)]
+        known = gpu_ids_text(ids_of(self.all_mask)) or "none"
+        if unknown:
+            return f"GPU {gpu_ids_text(unknown)} is not managed here (managed: {known})"
+        allowed = self.allowed_mask(kind.allowed)
+        fitting = max(((allowed & mask).bit_count() for mask in self._server_mask.values()), default=0)
+        if need.count > fitting:
+            asked = need.in_words()
+            if kind.allowed is not None:
+                return f"needs {asked}, but only {gpu_ids_text(kind.allowed)} are allowed"
+            return f"needs {asked}, but a server here has only {fitting}"
+        if kind.vram_mib:
+            sizes = [g.memory_mib for i, g in self.gpus.items() if allowed >> i & 1]
+            if sizes and all(size is not None and size < kind.vram_mib for size in sizes):
+                return f"needs {kind.vram_mib} MiB on a GPU, more than any allowed GPU has"
+        return ""
+
+    def why_not(self, kind: JobClass) -> Reason:
+        """Why no job of ``kind`` fits now: the first rule that fails, with its figures."""
+        need = kind.need
+        if need.count == 0:
+            return Reason("no-room", f"all {self.cpu_slots} slots for jobs without a GPU are in use")
+        never = self.can_ever_hold(kind)
+        if never:
+            return Reason("never", never)
+        allowed = self.allowed_mask(kind.allowed)
+        usable = allowed & ~self.paused_mask
+        if not usable:
+            ids = ids_of(allowed)
+            are = "is" if len(ids) == 1 else "are"
+            return Reason("paused", f"its GPU{'s' * (len(ids) > 1)} {gpu_ids_text(ids)} {are} paused")
+        if kind.allowed is not None:
+            elsewhere = self.find(JobClass(need, None, kind.vram_mib))
+            if elsewhere is not None:
+                s = "s" * (len(elsewhere) > 1)
+                return Reason(
+                    "allowed-busy",
+                    f"would fit on GPU{s} {gpu_ids_text(elsewhere)}, but only {gpu_ids_text(kind.allowed)} "
+                    f"{'is' if len(kind.allowed) == 1 else 'are'} allowed",
+                )
+        paused = allowed & self.paused_mask
+        tail = f"; GPU {gpu_ids_text(ids_of(paused))} paused" if paused else ""
+        if need.count == 1:
+            most = max(ids_of(usable), key=lambda i: (self.free[i], -i))
+            text = f"needs {need.in_words()}; the most free on an allowed GPU is {decimal_text(self.free[most])} (GPU {most})"
+            if self.free[most] >= need.parts:
+                text = f"needs {kind.vram_mib} MiB of GPU memory; no usable GPU has that much unpromised"
+            return Reason("no-room", text + tail)
+        best = max(
+            (mask_of(i for i in ids_of(usable & m) if self.free[i] >= need.parts).bit_count())
+            for m in self._server_mask.values()
+        )
+        return Reason("no-wide-room", f"needs {need.in_words()}; {best} {'is' if best == 1 else 'are'} free{tail}")

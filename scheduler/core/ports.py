@@ -1,0 +1,53 @@
+"""The shapes of the plugs: what a runner or a probe must be able to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from scheduler.core.facts import Fact
+from scheduler.core.gpu import Gpu
+from scheduler.core.job import Job, Process
+from scheduler.core.launch import Launch
+
+
+class Runner(Protocol):
+    """Starts attempts, reports what becomes of them, ends them. Chooses nothing and knows no store.
+
+    Facts are reported exactly once, in order (Started before Ended), by ``look``; ``descriptors`` are what an
+    event loop has to wait on. Nothing here may block for longer than it takes to write to a pipe.
+    """
+
+    def start(self, job: Job, launch: Launch) -> None:
+        """Have the attempt started; what came of it is reported by ``look``. Never raises for a bad command."""
+
+    def flush(self) -> None:
+        """Send all starts that were asked for since the last flush."""
+
+    def look(self) -> list[Fact]:
+        """What happened since the last look."""
+
+    def adopt(self, job: Job) -> list[Fact]:
+        """Take over an attempt found in the store: the facts that follow; it is watched if it still lives."""
+
+    def stop(self, job: Job, hard: bool) -> None:
+        """Send SIGTERM (or SIGKILL when ``hard``) to every process of the attempt, wherever it went."""
+
+    def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
+        """Report Gone(key) once none of these, nor any other process of the attempt, lives."""
+
+    def descriptors(self) -> list[int]:
+        """File descriptors that become readable when ``look`` has something to say."""
+
+    def next_look(self) -> float | None:
+        """A monotonic time at which to look again even without a readable descriptor."""
+
+    def close(self) -> None:
+        """Let go; attempts live on."""
+
+
+class Probe(Protocol):
+    """Says which GPUs there are."""
+
+    def gpus(self) -> list[Gpu]:
+        """The GPUs seen. Raises NoGpuData when none can be seen: an error is never read as "none"."""

@@ -1,0 +1,117 @@
+"""The waiting jobs in their order: one heap per class, so a pass costs classes, not jobs."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+from scheduler.core.placement import JobClass
+
+Key = tuple[float, float]
+SHORT_BETA = 5.0  # a job expected to run an hour queues as if submitted five hours later
+LONGEST_ESTIMATE_S = 48 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How waiting jobs are ordered: ``fifo`` or ``short``, and with ``aging_h`` hours a priority level weighs."""
+
+    rule: str = "fifo"
+    aging_h: float = 0.0
+
+    def key(self, priority: int, order: int, submitted_at: float, estimate_s: float | None) -> Key:
+        """A fixed sort key: smaller starts first; nothing in it changes while the job waits."""
+        estimate = min(estimate_s or 0.0, LONGEST_ESTIMATE_S) if self.rule == "short" else 0.0
+        if self.aging_h:
+            return (submitted_at + self.aging_h * 3600.0 * priority + SHORT_BETA * estimate, order)
+        if self.rule == "short":
+            return (priority, submitted_at + SHORT_BETA * estimate)
+        return (priority, order)
+
+
+@dataclass(slots=True)
+class _Line:
+    """The waiting jobs of one class."""
+
+    kind: JobClass
+    heap: list[tuple[float, float, int]] = field(default_factory=list)
+    size: int = 0
+
+
+class Queue:
+    """Jobs that may start as soon as there is room. Parked jobs (back-off, dependency, missing) are not in it.
+
+    Costs: push and pop O(log n), a pass O(classes · log classes + started · log n).
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[JobClass, _Line] = {}
+        self._where: dict[int, tuple[_Line, Key]] = {}
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, job: int) -> bool:
+        return job in self._where
+
+    def push(self, job: int, kind: JobClass, key: Key) -> None:
+        """Let a job wait (or wait elsewhere: its old place is given up)."""
+        self.drop(job)
+        line = self._lines.get(kind)
+        if line is None:
+            line = self._lines[kind] = _Line(kind)
+        heapq.heappush(line.heap, (*key, job))
+        line.size += 1
+        self._where[job] = (line, key)
+
+    def drop(self, job: int) -> bool:
+        """Take a job out; True if it was waiting here."""
+        place = self._where.pop(job, None)
+        if place is None:
+            return False
+        line = place[0]
+        line.size -= 1
+        if line.size == 0:
+            del self._lines[line.kind]
+        elif len(line.heap) > 64 and line.size * 2 < len(line.heap):
+            line.heap = [entry for entry in line.heap if self._is_current(line, entry)]
+            heapq.heapify(line.heap)
+        return True
+
+    def _is_current(self, line: _Line, entry: tuple[float, float, int]) -> bool:
+        place = self._where.get(entry[2])
+        return place is not None and place[0] is line and place[1] == entry[:2]
+
+    def _head(self, line: _Line) -> tuple[float, float, int] | None:
+        heap = line.heap
+        while heap:
+            if self._is_current(line, heap[0]):
+                return heap[0]
+            heapq.heappop(heap)
+        return None
+
+    def in_order(self) -> Generator[tuple[int, JobClass], bool, None]:
+        """One pass: first jobs by key over all classes.
+
+        The caller answers with ``send(True)`` after it took the job out by ``drop``, or anything else to leave
+        the whole class out of this pass (what does not fit its first job fits none of it).
+        """
+        heads = []
+        for line in list(self._lines.values()):
+            head = self._head(line)
+            if head is not None:
+                heads.append((head, id(line), line))
+        heapq.heapify(heads)
+        while heads:
+            head, _, line = heads[0]
+            taken = yield head[2], line.kind
+            following = self._head(line) if taken and line.size else None
+            if following is None or following == head:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (following, id(line), line))
+
+    def classes(self) -> list[JobClass]:
+        """The classes in which a job waits."""
+        return list(self._lines)

@@ -1,0 +1,60 @@
+"""The states of a job as a table; the only code that gives a job a new state."""
+
+from __future__ import annotations
+
+import enum
+
+from scheduler.core.errors import InvalidMove
+from scheduler.core.job import Job, JobState
+
+
+class Move(enum.Enum):
+    """What can happen to a job."""
+
+    PLACED = "placed"
+    STARTED = "started"
+    SUCCEEDED = "succeeded"
+    FELL = "fell"  # a failure with tries left: waits until not_before
+    GAVE_UP = "gave_up"  # a failure without
+    STOP_ASKED = "stop_asked"
+    STOPPED = "stopped"
+    PASSED_OVER = "passed_over"
+    REQUEUED = "requeued"
+
+
+S, M = JobState, Move
+TABLE: dict[JobState, dict[Move, JobState]] = {
+    S.PENDING: {M.PLACED: S.STARTING, M.STOP_ASKED: S.CANCELLED, M.PASSED_OVER: S.SKIPPED},
+    S.STARTING: {M.STARTED: S.RUNNING, M.FELL: S.PENDING, M.GAVE_UP: S.FAILED, M.STOP_ASKED: S.STOPPING},
+    S.RUNNING: {M.SUCCEEDED: S.DONE, M.FELL: S.PENDING, M.GAVE_UP: S.FAILED, M.STOP_ASKED: S.STOPPING},
+    S.STOPPING: {M.STOPPED: S.CANCELLED, M.SUCCEEDED: S.DONE, M.FELL: S.PENDING, M.GAVE_UP: S.FAILED},
+    S.DONE: {M.REQUEUED: S.PENDING},
+    S.CANCELLED: {M.REQUEUED: S.PENDING},
+    S.SKIPPED: {M.REQUEUED: S.PENDING},
+    S.FAILED: {M.REQUEUED: S.PENDING, M.PASSED_OVER: S.SKIPPED},
+}
+
+
+def move(job: Job, what: Move, now: float) -> JobState:
+    """Give ``job`` the state that ``what`` leads to and note the time; returns the state it left.
+
+    Raises InvalidMove, and changes nothing, when the table has no such row.
+    """
+    after = TABLE[job.state].get(what)
+    if after is None:
+        story = f"attempt {job.attempt}, submitted {job.submitted_at:.0f}"
+        if job.started_at is not None:
+            story += f", started {job.started_at:.0f}"
+        raise InvalidMove(f"job {job.id} is {job.state.value} ({story}): {what.value} does not apply")
+    before, job.state = job.state, after
+    if after.ended:
+        if job.finished_at is None:
+            job.finished_at = now
+        job.reason_code = job.reason = ""
+    elif after is S.PENDING:
+        job.finished_at = job.started_at = job.process = job.stop_at = None
+        job.gpus = ()
+        job.stop_why = ""
+        job.outcome = job.exit_code = job.signal = None
+        job.leftovers = ()
+    return before

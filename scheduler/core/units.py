@@ -1,0 +1,49 @@
+"""Durations and sizes between text and numbers."""
+
+from __future__ import annotations
+
+import re
+
+from scheduler.core.errors import UsageError
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_SIZES = {"": 1, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
+
+
+def seconds_of(text: str) -> float:
+    """Read ``90``, ``4s``, ``30m``, ``4h``, ``2d``, ``1h30m`` or ``1-12:00:00`` as seconds. Raises UsageError."""
+    bare = text.strip().lower()
+    clock = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d{2})(?::(\d{2}))?", bare)
+    if clock:
+        days, first, second, third = (int(part) if part else 0 for part in clock.groups())
+        if clock.group(4) is None and clock.group(1) is None:
+            return float(first * 60 + second)  # as Slurm reads it: minutes:seconds
+        return float(days * 86400 + first * 3600 + second * 60 + third)
+    pieces = re.findall(r"(\d+(?:\.\d+)?)([smhdw]?)", bare)
+    if (
+        not pieces
+        or "".join(number + unit for number, unit in pieces) != bare
+        or (len(pieces) > 1 and any(not unit for _, unit in pieces))
+    ):
+        raise UsageError(f"{text!r} is not a duration", do="write 90, 4s, 30m, 4h, 2d or 1-12:00:00")
+    return float(sum(float(number) * _UNITS[unit] for number, unit in pieces))
+
+
+def mib_of(text: str) -> int:
+    """Read ``18G``, ``512M`` or a bare number of MiB. Raises UsageError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(?:i?[bB])?\s*", text)
+    if not match:
+        raise UsageError(f"{text!r} is not a size", do="write 18G or 512M")
+    return int(float(match.group(1)) * _SIZES[match.group(2).upper()] + 0.999)
+
+
+def span_text(seconds: float) -> str:
+    """A duration for people: ``4 s``, ``3 min 20 s``, ``2 h 05 min``, ``3 d 4 h``."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"

@@ -1,0 +1,312 @@
+"""What a caller may ask of a scheduler: one method each, with or without a daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scheduler.core.decide import Answer, class_of, reason_with_place
+from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, StoreTrouble, UsageError
+from scheduler.core.gpu import WHOLE, Gpu
+from scheduler.core.job import Event, Job, JobSpec, JobState
+from scheduler.core.launch import with_cuda
+from scheduler.core.lines import Refusal
+from scheduler.core.llm import ModelTable, need_of
+from scheduler.core.placement import Fleet, Reason
+from scheduler.core.requests import Request
+from scheduler.intake.jobs_csv import check_words
+from scheduler.store import jobs as rows
+from scheduler.store import lines as kept
+from scheduler.store.database import Database, open_for_reading
+from scheduler.store.office import daemon_alive, holder
+from scheduler.store.places import Places
+
+ANSWER_S = 5.0
+LAST_ENDED = 100
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """A GPU as status shows it."""
+
+    gpu: Gpu
+    state: str
+    allocated: float
+    jobs: tuple[int, ...]
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Everything `status` shows, read in one go."""
+
+    alive: bool
+    pid: int | None
+    counts: Mapping[str, int]
+    gpus: Sequence[GpuView]
+    jobs: Sequence[Job]  # all live ones, then the last ended
+    reasons: Mapping[int, Reason]
+    refused: Sequence[Refusal]
+    repeated: int
+    queue_paused: bool
+    held: Mapping[int, str]  # GPU → by what processes it is still held
+
+
+class Desk:
+    """One scheduler, named by its state file."""
+
+    def __init__(self, state_file: str) -> None:
+        self.places = Places(state_file)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection | None]:
+        if not self.places.exist():
+            yield None
+            return
+        connection = open_for_reading(self.places)
+        try:
+            connection.execute("BEGIN")  # one moment for all questions
+            yield connection
+        except sqlite3.Error as error:
+            raise StoreTrouble(f"cannot be read: {error}", where=self.places.store) from error
+        finally:
+            connection.close()
+
+    def alive(self) -> bool:
+        """Whether a daemon runs."""
+        return daemon_alive(self.places)
+
+    # -- asking -------------------------------------------------------------------------------------------
+
+    def ask(self, request: Request, wait_s: float = ANSWER_S) -> Answer:
+        """Have the daemon do something and wait for its answer.
+
+        Raises NoDaemon when none runs (then nothing was written) or when it does not answer in time.
+        """
+        if not self.alive():
+            raise NoDaemon("no scheduler is running", where=self.places.state_file, do="start it: gpujob start")
+        database = Database(self.places)
+        try:
+            with database.writing() as connection:
+                row = rows.ask(connection, request, time.time())
+            database.ring()
+            deadline = time.monotonic() + wait_s
+            while time.monotonic() < deadline:
+                answer = rows.answer_of(database.connection, row)
+                if answer is not None:
+                    return answer
+                time.sleep(0.003)
+        finally:
+            database.close()
+        pid = holder(self.places).get("pid", "unknown")
+        raise NoDaemon(
+            f"the scheduler (pid {pid}) has not answered within {wait_s:g} s; the request stands and is carried out when it does",
+            where=self.places.state_file,
+        )
+
+    def submit(self, spec: JobSpec, environment: Mapping[str, str] | None, table: ModelTable) -> Job:
+        """Queue a job, never deduplicated. ``environment``: the whole one it runs in, kept in a private file.
+
+        Raises Refused when it can never run, NotFound for an unknown job in ``after``, StoreTrouble.
+        """
+        if spec.arguments:
+            check_words(spec.arguments)
+        need, notes = need_of(spec, table)
+        database = Database(self.places)
+        try:
+            if environment is not None:
+                spec = replace(spec, env_file=self._keep_environment(environment))
+            with database.writing() as connection:
+                for parent in (*spec.after, *spec.after_ok):
+                    if rows.get(connection, parent) is None:
+                        raise NotFound(f"there is no job {parent} to wait for", do="see gpujob jobs")
+                gpus = rows.gpus(connection)
+                job = rows.insert(connection, spec, need, "", notes, time.time())
+                never = Fleet(gpus).can_ever_hold(class_of(job)) if gpus else ""
+                if never:
+                    raise Refused(never, do="ask for less, or allow other GPUs")
+                rows.write_events(connection, [Event(job.id, job.submitted_at, "accepted", {"from": spec.source})])
+            database.ring()
+        finally:
+            database.close()
+        return job
+
+    def _keep_environment(self, environment: Mapping[str, str]) -> str:
+        data = b"\0".join(os.fsencode(f"{name}={value}") for name, value in sorted(environment.items()))
+        path = os.path.join(self.places.environments, hashlib.blake2b(data, digest_size=16).hexdigest())
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileExistsError:
+            if os.path.getsize(path) == len(data):
+                return path  # many jobs of one shell share one file
+            os.unlink(path)  # cut short by a crash
+            return self._keep_environment(environment)
+        with os.fdopen(fd, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        return path
+
+    def managed(self) -> tuple[int, ...] | None:
+        """Ids of the GPUs managed here, or None before the first start."""
+        with self._reading() as connection:
+            found = rows.gpus(connection) if connection is not None else []
+        return tuple(gpu.index for gpu in found) or None
+
+    def remembered(self, key: str) -> str:
+        """What the last daemon noted down: ``jobs_file``, ``llm_config``; empty before the first start."""
+        with self._reading() as connection:
+            return rows.meta(connection, key) if connection is not None else ""
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def overview(self) -> Overview:
+        """What there is now: GPUs, live jobs with their reasons, the last ended, refused lines."""
+        alive = self.alive()
+        pid = holder(self.places).get("pid") if alive else None
+        with self._reading() as connection:
+            if connection is None:
+                return Overview(alive, pid, {s.value: 0 for s in JobState}, [], [], {}, [], 0, False, {})
+            live = list(rows.live(connection))
+            ended = rows.last_ended(connection, LAST_ENDED)
+            paused = set(rows.paused_gpus(connection))
+            queue_paused = bool(rows.meta(connection, "queue_paused"))
+            held = {
+                gpu: f"processes {', '.join(str(p.pid) for p in holding.processes)} of job {holding.job}"
+                for holding, _ in rows.holdings(connection)
+                for gpu in holding.gpus
+            }
+            booked = _booked(connection, live)
+            views = []
+            for gpu in rows.gpus(connection):
+                parts, on_it = booked.get(gpu.index, (0, ()))
+                state = "PAUSED" if gpu.index in paused else "BUSY" if parts else "AVAILABLE"
+                views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused))
+            return Overview(
+                alive, pid, rows.counts(connection), views, [*live, *ended], _reasons(connection, live),
+                kept.refused(connection), kept.duplicates(connection), queue_paused, held,
+            )  # fmt: skip
+
+    def jobs(self, states: Sequence[str] = ()) -> tuple[list[Job], dict[int, Reason]]:
+        """All jobs (or those in these states), by id, and why each waiting one waits."""
+        with self._reading() as connection:
+            if connection is None:
+                return [], {}
+            found = list(rows.select(connection, states))
+            waiting = list(rows.live(connection)) if any(j.state is JobState.PENDING for j in found) else []
+            return found, _reasons(connection, waiting)
+
+    def job(self, job_id: int) -> tuple[Job, Reason | None, list[Event]]:
+        """One job, why it waits, and its story. Raises NotFound."""
+        with self._reading() as connection:
+            job = rows.get(connection, job_id) if connection is not None else None
+            if connection is None or job is None:
+                raise NotFound(f"no job {job_id}", where=self.places.state_file, do="see gpujob jobs")
+            reason = None
+            if job.state is JobState.PENDING:
+                reason = _reasons(connection, list(rows.live(connection))).get(job_id)
+            return job, reason, rows.events_of(connection, job_id)
+
+    def states(self, jobs: Sequence[int]) -> list[Job]:
+        """These jobs as they are now. Raises NotFound."""
+        with self._reading() as connection:
+            found = [rows.get(connection, job) for job in jobs] if connection is not None else [None for _ in jobs]
+        for number, job in zip(jobs, found, strict=False):
+            if job is None:
+                raise NotFound(f"no job {number}", where=self.places.state_file, do="see gpujob jobs")
+        return [job for job in found if job is not None]
+
+    def select(self, words: Sequence[str]) -> tuple[int, ...]:
+        """Job ids from ``12``, ``3-9``, a label, or ``@`` (the last). Raises NotFound, UsageError."""
+        chosen: list[int] = []
+        with self._reading() as connection:
+            if connection is None:
+                raise NotFound("no job yet", where=self.places.state_file, do="see gpujob status")
+            last = rows.last_id(connection)
+            for word in words:
+                span = re.fullmatch(r"(\d{1,15})-(\d{1,15})", word)
+                if span:
+                    low, high = int(span[1]), int(span[2])
+                    if high < low:
+                        raise UsageError(f"the range {word} runs backwards", do=f"write {high}-{low}")
+                    inside = [n for n in range(low, min(high, last) + 1) if rows.get(connection, n) is not None]
+                    if not inside:
+                        raise NotFound(f"no job in {word}", do="see gpujob jobs")
+                    chosen += inside
+                elif word.isascii() and word.isdigit():
+                    chosen.append(int(word))
+                elif word == "@":
+                    if not last:
+                        raise NotFound("no job yet", do="see gpujob status")
+                    chosen.append(last)
+                else:
+                    named = rows.labelled(connection, word)
+                    if not named:
+                        raise NotFound(
+                            f"no job {word}", do="name an id, a range such as 3-9, a label, or @ for the last"
+                        )
+                    chosen += [job.id for job in named]
+            for number in chosen:
+                if rows.get(connection, number) is None:
+                    raise NotFound(f"no job {number}", where=self.places.state_file, do="see gpujob jobs")
+        return tuple(dict.fromkeys(chosen))
+
+    def settle_here(self, home: str) -> None:
+        """Say that this store belongs to this machine and place from now on."""
+        if self.alive():
+            raise SchedulerError("a scheduler runs on it", where=self.places.state_file, do="end it first")
+        database = Database(self.places)
+        try:
+            with database.writing() as connection:
+                rows.set_meta(connection, "home", home)
+        finally:
+            database.close()
+
+
+def _booked(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, tuple[int, tuple[int, ...]]]:
+    booked: dict[int, tuple[int, tuple[int, ...]]] = {}
+    shares = [(job.gpus, job.need.parts, job.id) for job in live if job.state.holds_gpus]
+    shares += [(holding.gpus, holding.need.parts, holding.job) for holding, _ in rows.holdings(connection)]
+    for gpus, parts, job_id in shares:
+        for gpu in gpus:
+            taken, jobs = booked.get(gpu, (0, ()))
+            booked[gpu] = (taken + parts, (*jobs, job_id))
+    return booked
+
+
+def _reasons(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, Reason]:
+    """Why each waiting job waits: its own reason, else that of its class with its place in it."""
+    classes = rows.class_reasons(connection)
+    before: dict[str, int] = {}
+    reasons: dict[int, Reason] = {}
+    waiting = [job for job in live if job.state is JobState.PENDING]
+    for job in sorted(waiting, key=lambda job: (job.priority, job.order)):
+        if job.reason_code:
+            reasons[job.id] = Reason(job.reason_code, job.reason)
+            continue
+        key = class_of(job).key
+        reason = classes.get(key) or Reason("new", "it has not been looked at yet")
+        reasons[job.id] = reason_with_place(reason, before.get(key, 0))
+        before[key] = before.get(key, 0) + 1
+    return reasons
+
+
+def words_run(job: Job) -> list[str]:
+    """The command of a job as it is run: with its `--cuda`, once it has GPUs."""
+    spec = job.spec
+    if not spec.is_script:
+        return list(spec.arguments)
+    if not spec.script.endswith(".py"):
+        return [spec.script, *spec.arguments]
+    arguments = spec.arguments
+    if job.gpus:
+        ids = range(len(job.gpus)) if spec.cuda == "local" else job.gpus
+        arguments = with_cuda(arguments, ",".join(map(str, ids)))
+    return ["python", "-u", spec.script, *arguments]

@@ -1,0 +1,1 @@
+"""What runs by itself: the loop, recovery, the daemon's life."""

@@ -1,0 +1,574 @@
+"""The loop: observe, decide, record, act, tell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from scheduler.core.config import Config
+from scheduler.core.decide import Plan, Policy, World, decide
+from scheduler.core.errors import SchedulerError, StoreTrouble
+from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, Now, Started
+from scheduler.core.failure import failure_in
+from scheduler.core.gpu import Gpu, ids_of, mask_of
+from scheduler.core.job import Job
+from scheduler.core.launch import Launch, launch_of, log_name
+from scheduler.core.lines import Batch
+from scheduler.core.llm import ModelTable, need_of
+from scheduler.core.placement import Fleet
+from scheduler.core.ports import Runner
+from scheduler.core.queue import Order
+from scheduler.core.requests import Request
+from scheduler.crashpoints import crash_point
+from scheduler.engine.painting import StateFile, picture
+from scheduler.engine.reading import Gathered, Parser, Reader
+from scheduler.engine.telling import Said, harmless, sentence
+from scheduler.intake import commands, jobs_csv
+from scheduler.intake.environments import Environments, Missing, names_devices
+from scheduler.intake.files import FileTrouble, Follower
+from scheduler.intake.settings import model_table
+from scheduler.intake.watch import InotifyWatcher, PollingWatcher
+from scheduler.runners.processes import boot_id
+from scheduler.store import jobs as rows
+from scheduler.store import lines as kept
+from scheduler.store.database import Database
+from scheduler.store.places import Places
+
+LAZY_S = 0.03  # a pid may wait this long to be written down: its record has it already
+PAINT_S = 0.1
+QUIET_S = 0.02
+MISSING_AGAIN_S = 2.0
+STORE_AGAIN_S = 1.0
+TAIL_BYTES = 16 * 1024
+
+
+@dataclass(slots=True)
+class Watched:
+    """A file that jobs come from."""
+
+    follower: Follower
+    parse: Parser
+    trouble: str = ""
+    due: float = 0.0
+
+
+@dataclass(slots=True)
+class House:
+    """All parts of one daemon. ``listener`` is told what happens and must not block."""
+
+    places: Places
+    config: Config
+    db: Database
+    runner: Runner
+    watcher: InotifyWatcher | PollingWatcher
+    gpus: list[Gpu]
+    listener: Callable[[Said], None]
+    environ: dict[str, str]
+    folder: str
+    reload_config: Callable[[], Config] | None = None
+    config_file: str = ""
+    table: ModelTable = field(default_factory=ModelTable)
+    world: World = field(init=False)
+    environments: Environments = field(init=False)
+    state_file: StateFile = field(init=False)
+    files: dict[str, Watched] = field(default_factory=dict)
+    known_refusals: set[tuple[str, str]] = field(default_factory=set)
+    fresh: dict[int, Job] = field(default_factory=dict)
+    lazy: list[Fact] = field(default_factory=list)
+    lazy_due: float = 0.0
+    changed: set[str] = field(default_factory=set)
+    rung: bool = True
+    last_id: int = 0
+    broken_until: float = 0.0
+    broken_said: str = ""
+    dirty_since: float | None = None
+    last_move: float = 0.0
+    missing_due: float = 0.0
+    scan_due: float = 0.0
+    state_due: float = 0.0
+    again: bool = True
+    told_reasons: dict[str, object] = field(default_factory=dict)
+    ended_badly: int = 0
+
+    def __post_init__(self) -> None:
+        self.environments = Environments(self.environ, self.config.python)
+        self.state_file = StateFile(self.config.state_file)
+
+    # -- building the world -------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Build the world from the store and settle what was in hand. Raises StoreTrouble."""
+        now = self.now()
+        connection = self.db.connection
+        try:
+            self._load(connection, now)
+        except sqlite3.Error as error:
+            raise StoreTrouble(f"cannot be read: {error}", where=self.places.store) from error
+
+    def _load(self, connection: sqlite3.Connection, now: Now) -> None:
+        in_hand = list(rows.in_hand(connection))
+        held = rows.holdings(connection)
+        busy = {gpu for job in in_hand for gpu in job.gpus} | {gpu for holding, _ in held for gpu in holding.gpus}
+        slots = self.config.cpu_slots if self.config.cpu_slots is not None else os.cpu_count() or 1
+        retired = busy - {gpu.index for gpu in self.gpus}
+        world = World(Fleet(self.gpus, slots, retired), self._fetch, self._policy(), self._missing)
+        world.fleet.paused_mask = mask_of(rows.paused_gpus(connection)) & world.fleet.all_mask
+        world.queue_paused = bool(rows.meta(connection, "queue_paused"))
+        self.world, self.lazy, self.fresh = world, [], {}
+        for job in rows.last_ended(connection, 300)[::-1]:
+            if job.succeeded and job.started_at and job.finished_at:
+                world.estimates.learn(job.spec, job.need, job.finished_at - job.started_at)
+        facts: list[Fact] = []
+        this_boot = boot_id()
+        stale = []
+        for holding, boot in held:
+            if boot == this_boot:
+                world.hold(holding)
+            else:
+                stale.append(holding.key)
+        for job in in_hand:
+            world.adopt(job, now)
+        for job in in_hand:
+            facts += self._with_failures(self.runner.adopt(job))
+            crash_point("adopt.found")
+        for holding, boot in held:
+            if boot == this_boot:
+                _, _, attempt = holding.key.partition(".")
+                self.runner.watch_leftovers(holding.key, holding.job, int(attempt), holding.processes)
+        self.last_id = rows.last_id(
+            connection
+        )  # before the list: a job submitted in between is then met twice, not never
+        facts += [Arrived(job) for job in rows.pending(connection)]
+        for watched in self.files.values():
+            watched.follower.mark = kept.mark_of(connection, watched.follower.path) or watched.follower.mark
+        if stale:
+            with self.db.writing() as writing:
+                rows.save_holdings(writing, [], stale, this_boot)
+        self.rung = True
+        self._turn(facts, [], now, sync=True)
+        crash_point("adopt.committed")
+
+    def _policy(self) -> Policy:
+        config = self.config
+        return Policy(
+            Order(config.order, config.aging),
+            config.max_assign_attempts,
+            config.assign_retry_wait,
+            config.oom_retries,
+            config.kill_grace,
+        )
+
+    def _fetch(self, job_id: int) -> Job | None:
+        return self.fresh.get(job_id) or rows.get(self.db.connection, job_id)
+
+    def _missing(self, job: Job) -> str:
+        found = self.environments.find(job)
+        return found.sentence if isinstance(found, Missing) else ""
+
+    @staticmethod
+    def now() -> Now:
+        return Now(time.time(), time.monotonic())
+
+    def follow(self, path: str, parse: Parser) -> None:
+        """Take jobs from this file."""
+        mark = kept.mark_of(self.db.connection, path)
+        self.files[path] = Watched(Follower(path, mark, self.config.trust_group), parse)
+        self.changed.add(path)
+
+    # -- one tick -----------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Take in whatever happened and act on it. Nothing outside can make this raise."""
+        now = self.now()
+        if now.mono < self.broken_until:
+            return
+        try:
+            if self.broken_until:
+                self._mend()
+            self._tick(now)
+        except StoreTrouble as error:
+            self._store_broke(error)
+
+    def _tick(self, now: Now) -> None:
+        facts = self._with_failures(self.runner.look())
+        batches = self._batches(now)
+        requests = self._edits(now)
+        self.changed.clear()
+        facts += self._missing_again(now)
+        timer = self.world.next_timer()
+        due = timer is not None and timer <= now.mono
+        urgent = [fact for fact in facts if not isinstance(fact, Started)]
+        if not (urgent or batches or requests or due or self.rung or self.again):
+            if facts:
+                if not self.lazy:
+                    self.lazy_due = now.mono + LAZY_S
+                self.lazy += facts
+            if self.lazy and now.mono >= self.lazy_due:
+                lazy, self.lazy = self.lazy, []
+                self._turn(lazy, [], now, sync=False)
+            self._paint_if_due(now)
+            return
+        facts, self.lazy = self.lazy + facts, []
+        self._turn(facts, batches, now, sync=True, requests=requests)
+        self._paint_if_due(self.now())
+
+    def _turn(
+        self,
+        facts: list[Fact],
+        batches: list[tuple[Reader, Batch]],
+        now: Now,
+        *,
+        sync: bool,
+        requests: Iterable[Request] = (),
+    ) -> None:
+        """Decide and record in one transaction, then act and tell."""
+        gathered = Gathered()
+        rung, self.rung, self.again = self.rung, False, False
+        db = self.db
+        with db.writing(sync=sync) as connection:
+            for reader, batch in batches:
+                reader.take(connection, batch, now.wall, gathered)
+                crash_point("ingest.batch")
+            for request in requests:
+                rows.ask(connection, request, now.wall)
+            asked: list[Fact] = []
+            if rung or requests:
+                known = {job.id for job in gathered.jobs}
+                arrived = [job for job in rows.new_pending(connection, self.last_id) if job.id not in known]
+                gathered.jobs += arrived
+                asked = [Asked(row, request) for row, request in rows.asked(connection)]
+            self.fresh = {job.id: job for job in gathered.jobs}
+            news = [Arrived(job) for job in (*gathered.jobs, *gathered.changed)]
+            plan = decide(self.world, [*facts, *news, *asked], now, random.random())
+            launches = self._prepare(plan, now)
+            rows.save(connection, plan.changed.values())
+            rows.write_events(connection, [*gathered.events, *plan.events])
+            rows.answer(connection, plan.answers)
+            if plan.held or plan.freed:
+                rows.save_holdings(connection, plan.held, plan.freed, boot_id())
+            if plan.pauses_changed:
+                rows.save_pauses(connection, ids_of(self.world.fleet.paused_mask), self.world.queue_paused)
+            crash_point("start.chosen")
+        if gathered.jobs:
+            self.last_id = max(self.last_id, gathered.jobs[-1].id)
+        crash_point("ingest.committed")
+        crash_point("start.committed")
+        if plan.must_sync and not sync:
+            with db.writing(sync=True) as connection:
+                rows.set_meta(connection, "synced", str(now.wall))
+        for _, batch in batches:
+            self.files[batch.mark.path].follower.accept(batch)
+            self.again = self.again or batch.more
+        self._act(plan, launches, facts)
+        if len(plan.starts) >= 256:
+            self.again = True
+        self._tell(plan, gathered)
+        self.fresh = {}
+        self.last_move = now.mono
+        if self.dirty_since is None:
+            self.dirty_since = now.mono
+
+    def _prepare(self, plan: Plan, now: Now) -> list[tuple[Job, Launch]]:
+        """Words, environment and log of each start; what is wrong with one is found before anything is written."""
+        launches = []
+        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now.wall))
+        boot = boot_id()
+        for job in plan.starts:
+            found = self.environments.find(job)
+            if isinstance(found, Missing):  # gone since `decide` looked, a moment ago
+                raise StoreTrouble(f"job {job.id}: {found.sentence}", do="decided anew")
+            job.log = os.path.join(self.config.log_dir, log_name(job, stamp))
+            job.boot = boot
+            mode = job.spec.cuda or self.config.cuda_ids
+            if mode == "auto":
+                mode = "physical" if names_devices(job.spec.script) else "local"
+            launch = launch_of(job, found, mode=mode, state_file=self.config.state_file, cwd=self.folder)
+            launches.append((job, launch))
+        return launches
+
+    def _act(self, plan: Plan, launches: list[tuple[Job, Launch]], facts: list[Fact]) -> None:
+        for job, launch in launches:
+            self.runner.start(job, launch)
+        if launches:
+            self.runner.flush()
+            crash_point("start.sent")
+        for stop in plan.stops:
+            self.runner.stop(stop.job, stop.hard)
+            crash_point("cancel.kill_sent" if stop.hard else "cancel.term_sent")
+        for fact in facts:
+            if isinstance(fact, (Ended, Lost)) and fact.leftovers:
+                self.runner.watch_leftovers(f"{fact.job}.{fact.attempt}", fact.job, fact.attempt, fact.leftovers)
+
+    def _tell(self, plan: Plan, gathered: Gathered) -> None:
+        told = {job.id: job for job in gathered.jobs}
+        told.update((job.id, job) for job in gathered.changed)
+        told.update(plan.changed)
+        for event in (*gathered.events, *plan.events):
+            job = told.get(event.job) or self.world.live.get(event.job) or self._fetch(event.job)
+            if job is None:
+                continue
+            if event.kind == "failed":
+                self.ended_badly += 1
+            text, level = sentence(event, job)
+            self.say(text, level, kind=event.kind, job=job)
+        for refusal in gathered.refusals:
+            name = os.path.basename(refusal.path)
+            self.say(f"{name}:{refusal.number}: {harmless(refusal.reason)}", 30, kind="refused")
+        if gathered.repeated:
+            path, number, blocker = gathered.repeated[0]
+            lines = len(gathered.repeated)
+            state = blocker.state.value
+            which = f"line {number} says what job {blocker.id} ({state}) says"
+            if lines > 1:
+                which = f"{lines} lines repeat jobs that wait, run or have succeeded (line {number}: job {blocker.id}, {state})"
+            self.say(f"{os.path.basename(path)}: {which}; not run again", 20, kind="repeated")
+
+    def say(self, text: str, level: int = 20, *, kind: str = "", job: Job | None = None) -> None:
+        """Tell whoever listens."""
+        if job is None:
+            self.listener(Said(text, level, kind))
+        else:
+            self.listener(Said(text, level, kind, job.id, job.spec.shown_name, job.log))
+
+    # -- what happened ------------------------------------------------------------------------------------
+
+    def _with_failures(self, facts: list[Fact]) -> list[Fact]:
+        """Add what the log's end says about each bad ending."""
+        out: list[Fact] = []
+        for fact in facts:
+            if isinstance(fact, Ended) and fact.exit_code != 0:
+                job = self.world.live.get(fact.job)
+                if job is not None and job.log:
+                    fact = replace(fact, failure=failure_in(_tail(job.log)))
+            out.append(fact)
+        return out
+
+    def _batches(self, now: Now) -> list[tuple[Reader, Batch]]:
+        self.changed |= self.watcher.changed()
+        if now.mono >= self.scan_due:
+            self.scan_due = now.mono + self.config.monitor_interval
+            self.watcher.rearm()
+            for path, watched in self.files.items():
+                watched.follower.check_whole()
+                self.changed.add(path)
+            self.changed |= {self.config.llm_config, self.config_file} - {""}
+            self.rung = True
+        if self.places.bell in self.changed:
+            self.rung = True
+        if self.config.llm_config in self.changed:
+            self._reload_table(now)
+        if self.config_file and self.config_file in self.changed:
+            self._reload_config()
+        found: list[tuple[Reader, Batch]] = []
+        for path, watched in self.files.items():
+            if path in self.changed or self.again or (watched.due and now.mono >= watched.due):
+                batch = self._look_at(path, watched, now)
+                if batch is not None:
+                    found.append((self._reader(watched), batch))
+        return found
+
+    def _look_at(self, path: str, watched: Watched, now: Now) -> Batch | None:
+        watched.due = 0.0
+        try:
+            batch = watched.follower.look(now.mono)
+        except FileTrouble as error:
+            text = str(error)
+            if text != watched.trouble:
+                watched.trouble = text
+                self.say(text, 30, kind="file")
+            return None
+        except OSError as error:
+            if str(error) != watched.trouble:
+                watched.trouble = str(error)
+                self.say(f"{path}: cannot be read: {error.strerror}", 30, kind="file")
+            return None
+        if watched.trouble:
+            watched.trouble = ""
+            self.say(f"{path}: is read again", 20, kind="file")
+        if watched.follower.look_again_at is not None:
+            watched.due = watched.follower.look_again_at
+        return batch
+
+    def _reader(self, watched: Watched) -> Reader:
+        managed = ids_of(self.world.fleet.all_mask)
+        door = jobs_csv.Door(os.path.dirname(watched.follower.path), self.environments.home, managed)
+        return Reader(watched.parse, door, self.table, self.world.fleet, self.known_refusals)
+
+    def _reload_table(self, now: Now) -> None:
+        try:
+            table = model_table(self.config.llm_config)
+        except SchedulerError as error:
+            if str(error) not in {text for text, _ in self.known_refusals}:
+                self.known_refusals.add((str(error), ""))
+                self.say(f"{harmless(str(error))}; the last good model table stays in force", 30, kind="table")
+            return
+        if table == self.table:
+            return
+        self.table = table
+        self.say(f"model table read: {len(table.models)} models, default need {table.default}", 20, kind="table")
+        changed = []
+        for job in rows.pending(self.db.connection):
+            if job.spec.gpus or job.oom_retries:
+                continue
+            need, _ = need_of(job.spec, table)
+            if need != job.need:
+                job.need = need
+                changed.append(job)
+        if changed:
+            with self.db.writing() as connection:
+                rows.save(connection, changed)
+            self._turn([Arrived(job) for job in changed], [], now, sync=True)
+            self.say(f"{len(changed)} waiting jobs have another need now", 20, kind="table")
+
+    def _reload_config(self) -> None:
+        if self.reload_config is None:
+            return
+        try:
+            self.config = self.reload_config()
+        except SchedulerError as error:
+            self.say(f"{harmless(str(error))}; the settings in force stay", 30, kind="config")
+            return
+        self.world.policy = self._policy()
+        self.say("config read again", 20, kind="config")
+
+    def _edits(self, now: Now) -> list[Request]:
+        if self.config.state_file not in self.changed and now.mono < self.state_due:
+            return []
+        wishes = self.state_file.edits(ids_of(self.world.fleet.all_mask), now.mono)
+        for text in self.state_file.said:
+            self.say(text, 30, kind="state")
+        self.state_file.said.clear()
+        self.state_due = now.mono + (0.25 if self.state_file.broken_since is not None else self.config.state_interval)
+        if wishes and self.dirty_since is None:
+            self.dirty_since = now.mono
+        return wishes
+
+    def _missing_again(self, now: Now) -> list[Fact]:
+        """Look again at scripts and environments that were missing."""
+        if now.mono < self.missing_due:
+            return []
+        self.missing_due = now.mono + MISSING_AGAIN_S
+        back: list[Fact] = []
+        for job_id, code in self.world.parked.items():
+            if code == "missing":
+                job = self._fetch(job_id)
+                if job is not None and not self._missing(job):
+                    back.append(Arrived(job))
+        return back
+
+    # -- the state file and the reasons -------------------------------------------------------------------
+
+    def _paint_if_due(self, now: Now) -> None:
+        if self.dirty_since is None:
+            return
+        if now.mono < self.dirty_since + PAINT_S and now.mono < self.last_move + QUIET_S:
+            return
+        self.paint(now)
+
+    def paint(self, now: Now) -> None:
+        """Repaint the state file and the reasons; edits that came meanwhile are taken in first."""
+        self.dirty_since = None
+        if self._waiting_edit(now):
+            return
+        reasons = self.world.class_reasons()
+        if reasons != self.told_reasons:
+            with self.db.writing(sync=False) as connection:
+                rows.save_class_reasons(connection, reasons)
+            self.told_reasons = dict(reasons)
+        try:
+            counts = rows.counts(self.db.connection)
+            self.state_file.paint(picture(self.world, counts, now.wall))
+        except OSError as error:
+            text = f"{self.config.state_file} cannot be written: {error.strerror}; the store is up to date all the same"
+            if (text, "") not in self.known_refusals:
+                self.known_refusals.add((text, ""))
+                self.say(text, 30, kind="state")
+        except sqlite3.Error as error:
+            raise StoreTrouble(f"cannot be read: {error}", where=self.places.store) from error
+
+    def _waiting_edit(self, now: Now) -> bool:
+        """Take in an edit of the state file that nobody told us of yet; True if there was one."""
+        wishes = self.state_file.edits(ids_of(self.world.fleet.all_mask), now.mono)
+        for text in self.state_file.said:
+            self.say(text, 30, kind="state")
+        self.state_file.said.clear()
+        if wishes:
+            self._turn([], [], now, sync=True, requests=wishes)
+        return bool(wishes)
+
+    # -- when the store cannot be used --------------------------------------------------------------------
+
+    def _store_broke(self, error: StoreTrouble) -> None:
+        """Nothing was recorded: do nothing, try again soon, then build the world anew from what the store holds."""
+        if str(error) != self.broken_said:
+            self.broken_said = str(error)
+            with contextlib.suppress(OSError):  # the disk may be full for the log as well
+                self.say(f"{error}; running jobs go on, nothing is started until then", 40, kind="store")
+        self.broken_until = time.monotonic() + (STORE_AGAIN_S if error.do != "decided anew" else 0.01)
+
+    def _mend(self) -> None:
+        self.open()
+        self.broken_until = 0.0
+        if self.broken_said:
+            self.say("the store can be used again", 20, kind="store")
+        self.broken_said = ""
+
+    # -- waiting ------------------------------------------------------------------------------------------
+
+    def timeout(self) -> float:
+        """Seconds until something falls due by itself."""
+        now = time.monotonic()
+        if self.broken_until:
+            return max(0.0, self.broken_until - now)
+        if self.again or self.rung:
+            return 0.0
+        due = [self.scan_due, self.state_due]
+        timer, look = self.world.next_timer(), self.runner.next_look()
+        due += [moment for moment in (timer, look) if moment is not None]
+        due += [watched.due for watched in self.files.values() if watched.due]
+        if self.lazy:
+            due.append(self.lazy_due)
+        if self.dirty_since is not None:
+            due.append(min(self.dirty_since + PAINT_S, self.last_move + QUIET_S))
+        if "missing" in self.world.parked.values():
+            due.append(self.missing_due)
+        return max(0.0, min(due) - now)
+
+    def idle(self) -> bool:
+        """Nothing runs, nothing waits, nothing is still to be read."""
+        return not (self.world.live or self.world.waiting() or self.again or self.rung or self.lazy) and not any(
+            watched.due for watched in self.files.values()
+        )
+
+    def stuck(self) -> bool:
+        """Nothing runs, and what waits cannot start by itself."""
+        world = self.world
+        if world.live or world.holdings or self.again or self.rung or self.lazy or not world.waiting():
+            return False
+        return "backoff" not in world.parked.values()
+
+    def wait(self, epoll: select.epoll) -> None:
+        """Sleep until something happens."""
+        limit = self.timeout()
+        if limit > 0:
+            # Rounded up to a whole millisecond, which is what epoll can wait for: else the end would be a busy loop.
+            epoll.poll(min(limit + 0.001, 3600.0))
+
+
+def _tail(path: str) -> str:
+    try:
+        with open(path, "rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - TAIL_BYTES))
+            return stream.read().decode("utf-8", "replace")
+    except OSError:
+        return ""  # no log, no cause: the exit code stands all the same
+
+
+PARSERS: dict[str, Parser] = {"jobs_file": jobs_csv.parse, "commands_file": commands.parse}

@@ -1,0 +1,283 @@
+"""The daemon's life: the lock, the GPUs, the signals, the loop, the end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from scheduler.core.config import RELOADABLE, Config
+from scheduler.core.errors import NoGpuData, Refused, SchedulerError, StoreTrouble
+from scheduler.core.gpu import Gpu, gpu_ids_text
+from scheduler.engine.loop import PARSERS, House
+from scheduler.engine.telling import Listener, Said, open_log
+from scheduler.intake.files import check_private
+from scheduler.intake.settings import Settings, load, model_table
+from scheduler.intake.watch import watcher
+from scheduler.probes.fixed import FixedProbe
+from scheduler.probes.nvidia import NvidiaProbe
+from scheduler.runners.direct import DirectRunner
+from scheduler.runners.processes import boot_id, seen
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
+from scheduler.store.office import Office, register
+from scheduler.store.places import Places, make_private_folder
+
+CRASHED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a daemon's run ended: the exit code, and what is left and why when it drained."""
+
+    code: int
+    left: tuple[str, ...] = ()
+
+
+def managed_gpus(config: Config, say: Callable[[str], None]) -> list[Gpu]:
+    """The GPUs to manage by the settings. Raises NoGpuData, Refused."""
+    wanted = config.gpu_ids if config.gpu_ids is not None else None
+    if wanted is None and config.gpus is not None:
+        wanted = tuple(range(config.gpus))
+    if wanted is None:
+        return NvidiaProbe().gpus()
+    if not wanted or not _driver_there():
+        if wanted:
+            say(f"no NVIDIA driver here: GPU {gpu_ids_text(wanted)} declared, given out by booking alone")
+        return FixedProbe(wanted).gpus()
+    try:
+        found = {gpu.index: gpu for gpu in NvidiaProbe().gpus()}
+    except NoGpuData as error:
+        say(f"{error.what}: GPU {gpu_ids_text(wanted)} declared, given out by booking alone")
+        return FixedProbe(wanted).gpus()
+    beyond = [gpu for gpu in wanted if gpu not in found]
+    if beyond:
+        raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {gpu_ids_text(found)}")
+    return [found[gpu] for gpu in wanted]
+
+
+def _driver_there() -> bool:
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+        return True
+    except OSError:
+        return os.path.exists("/proc/driver/nvidia/version")
+
+
+def this_machine() -> str:
+    """A name for this machine that a copied folder does not carry along."""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            with open(path, encoding="ascii") as stream:
+                text = stream.read().strip()
+        except OSError:
+            continue
+        if text:
+            return text
+    return socket.gethostname()
+
+
+def home_of(places: Places) -> str:
+    """Machine, device and inode of the house folder: a copy has another one, a renamed folder the same."""
+    status = os.stat(places.house)
+    return f"{this_machine()}:{status.st_dev}:{status.st_ino}"
+
+
+def check_home(db: Database, places: Places) -> None:
+    """Refuse a store that was made elsewhere: its running jobs are not ours to adopt. Raises SchedulerError."""
+    here, made = home_of(places), rows.meta(db.connection, "home")
+    if made and made != here:
+        raise SchedulerError(
+            "this store was made at another place or machine (a copy?): its jobs are adopted by nobody yet",
+            where=places.house,
+            do="if the original is out of use, say so: gpujob recover",
+        )
+    if not made:
+        with db.writing() as connection:
+            rows.set_meta(connection, "home", here)
+
+
+class Daemon:
+    """One run of the scheduler. ``run`` returns when it was told to end, or had nothing left to do."""
+
+    def __init__(
+        self, settings: Settings, flags: dict[str, object], listener: Listener, environ: dict[str, str]
+    ) -> None:
+        self.settings, self.flags, self.listener, self.environ = settings, flags, listener, environ
+        self.config = settings.config
+        self.places = Places(self.config.state_file)
+        self.stop_signal = 0
+        self.ready: Callable[[], None] = lambda: None
+
+    def run(self, *, drain: bool = False) -> Ending:
+        """Be the daemon. Raises SchedulerError when it cannot start."""
+        folder = os.getcwd()
+        config = self.config
+        for path in (config.jobs_file, config.commands_file):
+            if path and os.path.isfile(path):
+                check_private(path, os.stat(path), config.trust_group)
+        table = model_table(config.llm_config)
+        self.places.make()
+        me = seen(os.getpid())
+        office = Office(self.places)
+        info = {"pid": os.getpid(), "ticks": me.ticks if me else 0, "boot": boot_id(), "started_at": time.time(),
+                "host": socket.gethostname()}  # fmt: skip
+        office.take(info)
+        registered = ""
+        try:
+            make_private_folder(config.log_dir)
+            logger = self._open_log()
+            gpus = managed_gpus(config, lambda text: self.listener(Said(text, 30)))
+            db = Database(self.places, checkpoints=True, lock_wait_s=2.0)
+            try:
+                check_home(db, self.places)
+                with db.writing() as connection:
+                    rows.save_gpus(connection, gpus)
+                    rows.set_meta(connection, "jobs_file", config.jobs_file)
+                    rows.set_meta(connection, "llm_config", config.llm_config)
+                registered = register(self.environ, config.state_file)
+                return self._serve(db, gpus, table, folder, drain, logger)
+            finally:
+                db.close()
+        finally:
+            if registered and os.path.exists(registered):
+                os.unlink(registered)
+            office.leave()
+
+    def _open_log(self) -> Listener:
+        try:
+            logger = open_log(self.config.log_file)
+        except OSError as error:
+            raise SchedulerError(
+                f"the main log cannot be opened: {error.strerror}", where=self.config.log_file
+            ) from None
+        return lambda said: logger.log(said.level, said.text)
+
+    def _serve(self, db: Database, gpus: list[Gpu], table: object, folder: str, drain: bool, log: Listener) -> Ending:
+        config = self.config
+        paths = [path for path in (config.jobs_file, config.commands_file) if path]
+        watching, note = watcher(config.watch, {os.path.dirname(path) for path in paths})
+
+        def tell(said: Said) -> None:
+            log(said)
+            self.listener(said)
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
+        runner = DirectRunner(
+            self.places.attempts, config.state_file, self.environ, os.path.join(self.places.house, "keeper.err"), soft
+        )
+        house = House(
+            self.places, config, db, runner, watching, gpus, tell, self.environ, folder, self._again,
+            self.settings.config_file,
+        )  # fmt: skip
+        house.table = table  # type: ignore[assignment]
+        if note:
+            tell(Said(note, 30))
+        watching.watch(
+            [*paths, self.places.bell, config.state_file]
+            + [path for path in (config.llm_config, self.settings.config_file) if path]
+        )
+        epoll, wakeup = self._signals()
+        try:
+            house.open()
+            self._state_file_at_start(house)
+            if config.jobs_file:
+                house.follow(config.jobs_file, PARSERS["jobs_file"])
+            if config.commands_file:
+                house.follow(config.commands_file, PARSERS["commands_file"])
+            epoll.register(watching.fd, select.EPOLLIN)
+            for fd in runner.descriptors():
+                epoll.register(fd, select.EPOLLIN)
+            gpus_text = gpu_ids_text(gpu.index for gpu in gpus) or "none"
+            tell(Said(f"scheduler started, pid {os.getpid()}, GPUs {gpus_text}, state file {config.state_file}"))
+            house.tick()
+            self.ready()
+            return self._loop(house, epoll, wakeup, drain, tell)
+        finally:
+            epoll.close()
+            watching.close()
+            runner.close()
+
+    def _loop(self, house: House, epoll: select.epoll, wakeup: int, drain: bool, tell: Listener) -> Ending:
+        while True:
+            if self.stop_signal:
+                break
+            house.wait(epoll)
+            _empty(wakeup)
+            house.tick()
+            if drain and not house.broken_until and not self.stop_signal:
+                if house.idle():
+                    self._last_words(house)
+                    tell(Said("nothing is left to do"))
+                    return Ending(1 if house.ended_badly else 0)
+                if house.stuck():
+                    self._last_words(house)
+                    return Ending(1, self._left(house))
+        self._last_words(house)
+        left = len(house.world.live)
+        goes_on = f"; {left} running jobs go on" if left else ""
+        tell(Said(f"scheduler ended by signal {self.stop_signal}{goes_on}"))
+        return Ending(130 if self.stop_signal == signal.SIGINT else 0)
+
+    def _last_words(self, house: House) -> None:
+        """Write down what may wait, and paint the last picture."""
+        try:
+            house.lazy_due = 0.0
+            house.tick()
+            house.paint(house.now())
+        except StoreTrouble as error:
+            self.listener(Said(str(error), 40))
+
+    def _left(self, house: House) -> tuple[str, ...]:
+        reasons = house.world.class_reasons()
+        left = []
+        for job in rows.pending(house.db.connection):
+            from scheduler.core.decide import class_of
+
+            why = job.reason or (reasons[class_of(job).key].sentence if class_of(job).key in reasons else "")
+            left.append(f"job {job.id} ({job.spec.shown_name}) cannot start: {why}")
+        return tuple(left)
+
+    def _state_file_at_start(self, house: House) -> None:
+        """An edit made while no daemon ran is a wish; a deleted file means no pauses."""
+        keeper = house.state_file
+        keeper.shown_gpus = rows.paused_gpus(house.db.connection)
+        keeper.shown_paused = house.world.queue_paused
+        if not os.path.exists(house.config.state_file):
+            keeper.painted = b"deleted" if keeper.shown_gpus or keeper.shown_paused else b""
+        house.changed.add(house.config.state_file)
+        house.dirty_since = time.monotonic()
+
+    def _again(self) -> Config:
+        """The settings read again: only what may change while running is taken."""
+        fresh = load(self.flags, self.environ, self.settings.config_file or None).config
+        return replace(self.config, **{name: getattr(fresh, name) for name in RELOADABLE})
+
+    def _signals(self) -> tuple[select.epoll, int]:
+        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+        def stop(number: int, _frame: object) -> None:
+            self.stop_signal = self.stop_signal or number
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal does not end the scheduler
+        epoll = select.epoll()
+        epoll.register(read, select.EPOLLIN)
+        return epoll, read
+
+
+def _empty(fd: int) -> None:
+    try:
+        os.read(fd, 4096)
+    except BlockingIOError:
+        return

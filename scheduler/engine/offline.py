@@ -1,0 +1,62 @@
+"""Requests carried out without a daemon: what needs none is done at once, the rest waits for the next start."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from scheduler.core.config import Config
+from scheduler.core.decide import Answer, Policy, World, decide
+from scheduler.core.facts import Asked, Now
+from scheduler.core.gpu import ids_of, mask_of
+from scheduler.core.placement import Fleet
+from scheduler.core.requests import Cancel, Request, Requeue
+from scheduler.engine.painting import StateFile, picture
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
+from scheduler.store.office import Office
+from scheduler.store.places import Places
+
+
+def carry_out(places: Places, config: Config, request: Request) -> Answer:
+    """Do what was asked of a scheduler that does not run. Raises SchedulerError when one has started meanwhile."""
+    places.make()
+    office = Office(places)
+    office.take({"pid": os.getpid(), "what": "a command without daemon"}, wait_s=2.0)
+    try:
+        database = Database(places)
+        try:
+            return _carry_out(database, config, request)
+        finally:
+            database.close()
+    finally:
+        office.leave()
+
+
+def _carry_out(database: Database, config: Config, request: Request) -> Answer:
+    connection = database.connection
+    now = Now(time.time(), time.monotonic())
+    world = World(Fleet(rows.gpus(connection)), lambda job: rows.get(connection, job), Policy(), may_start=False)
+    world.fleet.paused_mask = mask_of(rows.paused_gpus(connection))
+    world.queue_paused = bool(rows.meta(connection, "queue_paused"))
+    in_hand = {job.id: job for job in rows.in_hand(connection)}
+    later: tuple[int, ...] = ()
+    if isinstance(request, (Cancel, Requeue)):
+        later = tuple(job for job in request.jobs if job in in_hand)
+        request = type(request)(tuple(job for job in request.jobs if job not in later))
+    with database.writing() as writing:
+        plan = decide(world, [Asked(0, request)], now)
+        rows.save(writing, plan.changed.values())
+        rows.write_events(writing, plan.events)
+        if plan.pauses_changed:
+            rows.save_pauses(writing, ids_of(world.fleet.paused_mask), world.queue_paused)
+        if later:
+            rows.ask(writing, type(request)(later), now.wall)  # type: ignore[arg-type]
+    if plan.pauses_changed and os.path.exists(config.state_file):
+        for job in in_hand.values():
+            if all(gpu in world.fleet.gpus for gpu in job.gpus):
+                world.adopt(job, now)
+        StateFile(config.state_file).paint(picture(world, rows.counts(connection), now.wall))
+    answer = plan.answers[0]
+    lines = (*answer.lines, *(f"job {job} runs: done when the scheduler starts again" for job in later))
+    return Answer(0, 5 if later else answer.code, lines)

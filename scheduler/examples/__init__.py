@@ -1,0 +1,1 @@
+"""The example jobs that `gpujob demo` runs."""

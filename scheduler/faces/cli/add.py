@@ -1,0 +1,130 @@
+"""`add` writes a line, `submit` queues a command."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from scheduler.core.errors import Refused, SchedulerError, UsageError
+from scheduler.core.gpu import parse_gpu_ids
+from scheduler.core.job import JobSpec
+from scheduler.core.llm import need_of
+from scheduler.core.placement import Fleet, JobClass
+from scheduler.desk import Desk
+from scheduler.faces.finding import settings_for, state_file_for
+from scheduler.intake.files import check_private
+from scheduler.intake.jobs_csv import Door, parse, read_options, write_line
+from scheduler.intake.settings import model_table
+from scheduler.probes.fixed import FixedProbe
+from scheduler.store.safely import append_line
+
+
+def add(
+    script: str,
+    *,
+    conda: str = "",
+    args: str = "",
+    priority: str = "0",
+    gpus: str = "",
+    output_file: str = "",
+    state_file: str | None = None,
+    config: str | None = None,
+) -> int:
+    """Append one line to the jobs file and print it; what the scheduler would refuse is refused here."""
+    found = state_file_for(state_file, config)
+    desk = Desk(found)
+    settings = settings_for({"state_file": found}, config).config
+    path = output_file or desk.remembered("jobs_file") or settings.jobs_file or "jobs.txt"
+    folder = os.getcwd() if path == "-" else os.path.dirname(os.path.abspath(path))
+    if not script.startswith(("/", "~/")) and folder != os.getcwd():
+        script = os.path.abspath(script)
+    try:
+        level = int(priority)
+    except ValueError:
+        raise UsageError(f"the priority must be a whole number, not {priority!r}", where="--priority") from None
+    line = write_line(script, priority=level, conda=conda, arguments=args, gpus=gpus)
+    managed = desk.managed()
+    parsed = parse(line, Door(folder, os.path.expanduser("~"), managed))
+    if parsed is None:
+        raise UsageError("that would be an empty line or a comment", do="give another script name")
+    if parsed.spec.allowed != parse_gpu_ids(gpus):
+        raise UsageError(f"cannot be written as a line: {line}")
+    need, _ = need_of(parsed.spec, model_table(desk.remembered("llm_config") or settings.llm_config))
+    if managed is not None:
+        never = Fleet(FixedProbe(managed).gpus()).can_ever_hold(JobClass(need, parsed.spec.allowed))
+        if never:
+            raise Refused(never, do="ask for less, or allow more GPUs")
+    if path != "-":
+        try:
+            if os.path.exists(path):
+                check_private(path, os.stat(path), settings.trust_group)
+            append_line(path, line)
+        except OSError as error:
+            raise SchedulerError(f"cannot be written: {error.strerror}", where=path) from None
+    print(line)
+    return 0
+
+
+def submit(
+    command: list[str],
+    *,
+    gpus: str = "",
+    allowed: str = "",
+    priority: str = "0",
+    label: str = "",
+    after: str = "",
+    after_ok: str = "",
+    vram: str = "",
+    time_limit: str = "",
+    retries: str = "",
+    cwd: str = "",
+    env: tuple[str, ...] = (),
+    conda: str = "",
+    cuda: str = "",
+    cpu: bool = False,
+    wait: bool = False,
+    state_file: str | None = None,
+    config: str | None = None,
+) -> int:
+    """Queue a command as it stands, in this folder and environment; prints its id."""
+    if not command:
+        raise UsageError("the command is missing", do="write gpujob submit -- COMMAND…")
+    found = state_file_for(state_file, config)
+    desk = Desk(found)
+    if cpu and gpus:
+        raise UsageError("--cpu and --gpus exclude each other")
+    pairs = [
+        ("gpus", "0" if cpu else gpus), ("label", label), ("after", after), ("after_ok", after_ok), ("vram", vram),
+        ("time", time_limit), ("retries", retries), ("cuda", cuda),
+    ]  # fmt: skip
+    values = read_options([(key, text) for key, text in pairs if text])
+    try:
+        level = int(priority)
+    except ValueError:
+        raise UsageError(f"the priority must be a whole number, not {priority!r}", where="--priority") from None
+    environment = dict(os.environ)
+    for item in env:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{item!r} is not NAME=VALUE", where="--env")
+        environment[name] = value
+    mask = os.umask(0)
+    os.umask(mask)
+    folder = os.path.abspath(os.path.expanduser(cwd)) if cwd else os.getcwd()
+    spec = JobSpec(
+        source="submit", arguments=tuple(command), priority=level, allowed=parse_gpu_ids(allowed), cwd=folder,
+        conda_env=conda, umask=mask, **values,
+    )  # fmt: skip
+    table_path = desk.remembered("llm_config") or settings_for({"state_file": found}, config).config.llm_config
+    job = desk.submit(spec, environment, model_table(table_path))
+    print(job.id, flush=True)
+    if not desk.alive():
+        print("gpujob: no scheduler is running: the job waits until one starts (gpujob start)", file=sys.stderr)
+    for note in job.notes:
+        print(f"gpujob: job {job.id}: {note}", file=sys.stderr)
+    if wait:
+        from scheduler.faces.cli.control import wait_for
+
+        return wait_for(desk, (job.id,), None, time.monotonic())
+    return 0

@@ -1,0 +1,294 @@
+"""The declared command line: every verb, option and help text; also what completion knows."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Optional
+
+import typer
+
+from scheduler import __version__
+from scheduler.core.config import OPTIONS
+from scheduler.faces.cli import add as adding
+from scheduler.faces.cli import control, show
+
+app = typer.Typer(
+    name="gpujob",
+    help="Run jobs on the GPUs of this server, from lines in a file that is watched.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+    no_args_is_help=False,
+)
+
+StateFile = Annotated[
+    Optional[str], typer.Option("--state-file", metavar="PATH", help="The scheduler meant, by its state file.")
+]
+ConfigFile = Annotated[Optional[str], typer.Option("--config", metavar="PATH", help="Config file (YAML).")]
+Jobs = Annotated[list[str], typer.Argument(metavar="JOB…", help="Id, range 3-9, label, or @ for the last.")]
+OneJob = Annotated[str, typer.Argument(metavar="JOB", help="Id, range 3-9, label, or @ for the last.")]
+Gpus = Annotated[list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON value, for programs.")]
+
+
+class Common:
+    """What was said before the verb."""
+
+    state_file: Optional[str] = None
+    config: Optional[str] = None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"gpujob {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def main_options(
+    ctx: typer.Context,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run jobs on the GPUs of this server, from lines in a file that is watched."""
+    Common.state_file, Common.config = state_file, config
+    if ctx.invoked_subcommand is None:
+        raise typer.Exit(show.status(state_file=state_file, config=config))
+
+
+def _which(state_file: Optional[str], config: Optional[str]) -> dict[str, Optional[str]]:
+    return {"state_file": state_file or Common.state_file, "config": config or Common.config}
+
+
+def _help(name: str) -> str:
+    option = OPTIONS[name]
+    shown = "" if option.default in (None, "", False) else f" [{option.default}]"
+    text = str(option.metadata["help"])
+    return text[0].upper() + text[1:] + "." + shown
+
+
+def _setting(flag: str, name: str, metavar: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=_help(name), show_default=False)
+
+
+@app.command("start")
+def start(
+    gpus: Annotated[Optional[str], _setting("--gpus", "gpus", "N")] = None,
+    gpu_ids: Annotated[Optional[str], _setting("--gpu-ids", "gpu_ids", "LIST")] = None,
+    jobs_file: Annotated[Optional[str], _setting("--jobs-file", "jobs_file", "PATH")] = None,
+    commands_file: Annotated[Optional[str], _setting("--commands-file", "commands_file", "PATH")] = None,
+    llm_config: Annotated[Optional[str], _setting("--llm-config", "llm_config", "PATH")] = None,
+    log_dir: Annotated[Optional[str], _setting("--log-dir", "log_dir", "PATH")] = None,
+    log_file: Annotated[Optional[str], _setting("--log-file", "log_file", "PATH")] = None,
+    cpu_slots: Annotated[Optional[str], _setting("--cpu-slots", "cpu_slots", "N")] = None,
+    monitor_interval: Annotated[Optional[str], _setting("--monitor-interval", "monitor_interval", "S")] = None,
+    state_interval: Annotated[Optional[str], _setting("--state-interval", "state_interval", "S")] = None,
+    max_assign_attempts: Annotated[Optional[str], _setting("--max-assign-attempts", "max_assign_attempts", "N")] = None,
+    assign_retry_wait: Annotated[Optional[str], _setting("--assign-retry-wait", "assign_retry_wait", "S")] = None,
+    oom_retries: Annotated[Optional[str], _setting("--oom-retries", "oom_retries", "N")] = None,
+    kill_grace: Annotated[Optional[str], _setting("--kill-grace", "kill_grace", "S")] = None,
+    cuda_ids: Annotated[Optional[str], _setting("--cuda-ids", "cuda_ids", "MODE")] = None,
+    python: Annotated[Optional[str], _setting("--python", "python", "PATH")] = None,
+    order: Annotated[Optional[str], _setting("--order", "order", "RULE")] = None,
+    aging: Annotated[Optional[str], _setting("--aging", "aging", "HOURS")] = None,
+    trust_group: Annotated[Optional[str], _setting("--trust-group", "trust_group", "BOOL")] = None,
+    watch: Annotated[Optional[str], _setting("--watch", "watch", "HOW")] = None,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="End when nothing is left to do; exit 1 if any job failed.")
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Go into the background once the scheduler works.")] = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Be the scheduler: watch the jobs file, run its lines on the GPUs, print what happens."""
+    from scheduler.faces.cli.serve import start as serve
+
+    given = dict(locals())
+    flags = {name: given[name] for name in OPTIONS if given.get(name) is not None}
+    which = _which(state_file, config)
+    if which["state_file"]:
+        flags["state_file"] = which["state_file"]
+    raise typer.Exit(serve(flags, config=which["config"], drain=drain, detach=detach))
+
+
+@app.command("add")
+def add(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script, or any executable file.")],
+    conda: Annotated[str, typer.Option("--conda", metavar="ENV", help="Conda environment: name or folder.")] = "",
+    args: Annotated[str, typer.Option("--args", metavar="TEXT", help="Arguments of the script.")] = "",
+    priority: Annotated[str, typer.Option("--priority", metavar="N", help="Lower starts first.")] = "0",
+    gpus: Annotated[str, typer.Option("--gpus", metavar="LIST", help="Allowed GPUs: 0,2 or 0-3.")] = "",
+    output_file: Annotated[str, typer.Option("--output-file", metavar="PATH", help="Jobs file; - prints only.")] = "",
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Append one line to the jobs file and print it."""
+    code = adding.add(
+        script,
+        conda=conda,
+        args=args,
+        priority=priority,
+        gpus=gpus,
+        output_file=output_file,
+        **_which(state_file, config),
+    )
+    raise typer.Exit(code)
+
+
+@app.command("submit", context_settings={"allow_interspersed_args": False})
+def submit(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="The command and its words.")],
+    gpus: Annotated[str, typer.Option("--gpus", metavar="NEED", help="0.5, 1, 2 or 2x0.5.")] = "",
+    allowed: Annotated[str, typer.Option("--allowed", metavar="LIST", help="Allowed GPUs: 0,2 or 0-3.")] = "",
+    priority: Annotated[str, typer.Option("--priority", metavar="N", help="Lower starts first.")] = "0",
+    label: Annotated[str, typer.Option("--label", metavar="TEXT", help="A name for it.")] = "",
+    after: Annotated[str, typer.Option("--after", metavar="IDS", help="Start when these have ended.")] = "",
+    after_ok: Annotated[str, typer.Option("--after-ok", metavar="IDS", help="Start when these have ended well.")] = "",
+    vram: Annotated[str, typer.Option("--vram", metavar="SIZE", help="GPU memory it needs: 18G.")] = "",
+    time_limit: Annotated[str, typer.Option("--time", metavar="SPAN", help="End it after this long: 4h.")] = "",
+    retries: Annotated[str, typer.Option("--retries", metavar="N", help="Run it again this often when it fails.")] = "",
+    cwd: Annotated[str, typer.Option("--cwd", metavar="PATH", help="Working folder; else this one.")] = "",
+    env: Annotated[Optional[list[str]], typer.Option("--env", metavar="K=V", help="Set a variable for it.")] = None,
+    conda: Annotated[str, typer.Option("--conda", metavar="ENV", help="Conda environment: name or folder.")] = "",
+    cuda: Annotated[str, typer.Option("--cuda", metavar="MODE", help="cuda_ids mode of this job.")] = "",
+    cpu: Annotated[bool, typer.Option("--cpu", help="Needs no GPU.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; its exit code is ours.")] = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Queue any command, in this folder and environment, and print its id."""
+    code = adding.submit(
+        command, gpus=gpus, allowed=allowed, priority=priority, label=label, after=after, after_ok=after_ok, vram=vram,
+        time_limit=time_limit, retries=retries, cwd=cwd, env=tuple(env or ()), conda=conda, cuda=cuda, cpu=cpu,
+        wait=wait, **_which(state_file, config),
+    )  # fmt: skip
+    raise typer.Exit(code)
+
+
+@app.command("status")
+def status(
+    json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again.")] = False,
+    every: Annotated[str, typer.Argument(metavar="[S]", help="Seconds between two looks with --watch.")] = "",
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """GPUs, running and waiting jobs with their reasons, the last ended, refused lines."""
+    seconds = (every or "2") if watch else None
+    raise typer.Exit(show.status(json=json, watch=seconds, **_which(state_file, config)))
+
+
+@app.command("jobs")
+def jobs(
+    state: Annotated[str, typer.Option("--state", metavar="STATES", help="Only these, comma-joined.")] = "",
+    json: Json = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """All jobs."""
+    raise typer.Exit(show.jobs(state=state, json=json, **_which(state_file, config)))
+
+
+@app.command("show")
+def show_job(job: OneJob, json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """All facts about a job, and its story."""
+    raise typer.Exit(show.show(job, json=json, **_which(state_file, config)))
+
+
+@app.command("why")
+def why(job: OneJob, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Why a job waits, or how it ended."""
+    raise typer.Exit(show.why(job, **_which(state_file, config)))
+
+
+@app.command("logs")
+def logs(
+    job: OneJob,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
+    lines: Annotated[str, typer.Option("-n", "--lines", metavar="N", help="Only the last N lines.")] = "",
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """The output of a job."""
+    raise typer.Exit(show.logs(job, follow=follow, lines=lines, **_which(state_file, config)))
+
+
+@app.command("cancel")
+def cancel(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """End jobs: waiting ones at once, running ones with all their processes."""
+    raise typer.Exit(control.cancel(jobs, **_which(state_file, config)))
+
+
+@app.command("retry")
+def retry(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Run ended jobs again: same id, new attempt, new log."""
+    raise typer.Exit(control.retry(jobs, **_which(state_file, config)))
+
+
+@app.command("wait")
+def wait(
+    jobs: Annotated[Optional[list[str]], typer.Argument(metavar="[JOB…]", help="All without any.")] = None,
+    timeout: Annotated[str, typer.Option("--timeout", metavar="SPAN", help="Give up after this long (exit 124).")] = "",
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Wait until jobs have ended; one job's own exit code, else 1 if any failed."""
+    raise typer.Exit(control.wait(jobs or [], timeout=timeout, **_which(state_file, config)))
+
+
+@app.command("pause")
+def pause(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Give GPUs no new job; those that run go on."""
+    raise typer.Exit(control.pause(gpus, **_which(state_file, config)))
+
+
+@app.command("resume")
+def resume(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Give GPUs jobs again."""
+    raise typer.Exit(control.resume(gpus, **_which(state_file, config)))
+
+
+@app.command("queue")
+def queue(
+    what: Annotated[str, typer.Argument(metavar="pause|resume")],
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Pause or resume the whole queue."""
+    raise typer.Exit(control.queue(what, **_which(state_file, config)))
+
+
+@app.command("recover")
+def recover(state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Say that a copied scheduler folder is the one to use from now on."""
+    raise typer.Exit(control.recover(**_which(state_file, config)))
+
+
+@app.command("demo")
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder with logs and state.")] = False,
+) -> None:
+    """Run the example jobs on this machine's GPUs, or on two declared ones, and show what happens."""
+    from scheduler.faces.cli.demo import demo as run
+
+    raise typer.Exit(run(keep=keep))
+
+
+def run(words: list[str]) -> int:
+    """Run the command line; returns the exit code. Usage errors raise what Typer raises."""
+    command = typer.main.get_command(app)
+    code = command.main(args=words, prog_name="gpujob", standalone_mode=False)
+    return code if isinstance(code, int) else 0
+
+
+def usage_text(error: Exception) -> str | None:
+    """One line for a usage error of Typer's, or None when it is something else."""
+    message = getattr(error, "format_message", None)
+    if message is None:
+        return None
+    ctx = getattr(error, "ctx", None)
+    path = ctx.command_path if ctx is not None else "gpujob"
+    text = " ".join(str(message()).split()).rstrip(".")
+    return f"{text}; see {path} --help"

@@ -1,0 +1,135 @@
+"""`cancel`, `retry`, `pause`, `resume`, `queue`, `wait`, `recover`: what changes or waits."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from scheduler.core.decide import Answer
+from scheduler.core.errors import NoDaemon, UsageError
+from scheduler.core.gpu import parse_gpu_ids
+from scheduler.core.job import Job, Outcome
+from scheduler.core.requests import Cancel, Pause, PauseQueue, Request, Requeue, Resume
+from scheduler.core.units import seconds_of
+from scheduler.desk import Desk
+from scheduler.faces.finding import settings_for, state_file_for
+
+TIMED_OUT = 124
+
+
+def _ask(found: str, config: str | None, request: Request) -> int:
+    """Through the daemon, or without one."""
+    desk = Desk(found)
+    if desk.alive():
+        answer = desk.ask(request)
+    else:
+        from scheduler.engine.offline import carry_out
+
+        print("gpujob: no scheduler is running", file=sys.stderr)
+        answer = carry_out(desk.places, settings_for({"state_file": found}, config).config, request)
+    return _show(answer)
+
+
+def _show(answer: Answer) -> int:
+    for line in answer.lines:
+        print(line, file=sys.stderr if answer.code else sys.stdout)
+    return answer.code
+
+
+def _chosen(found: str, words: Sequence[str]) -> tuple[int, ...]:
+    if not words:
+        raise UsageError("which job?", do="name an id, a range such as 3-9, a label, or @ for the last")
+    return Desk(found).select(words)
+
+
+def cancel(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """End jobs: waiting ones at once, running ones with all their processes."""
+    found = state_file_for(state_file, config)
+    return _ask(found, config, Cancel(_chosen(found, jobs)))
+
+
+def retry(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """Run ended jobs again: same id, new attempt, new log."""
+    found = state_file_for(state_file, config)
+    return _ask(found, config, Requeue(_chosen(found, jobs)))
+
+
+def _gpus(words: Sequence[str]) -> tuple[int, ...]:
+    ids = parse_gpu_ids(",".join(words))
+    if ids is None:
+        raise UsageError("which GPU?", do="write 2 or 0-3")
+    return ids
+
+
+def pause(gpus: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """Give these GPUs no new job; those that run go on."""
+    return _ask(state_file_for(state_file, config), config, Pause(_gpus(gpus)))
+
+
+def resume(gpus: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """Give these GPUs jobs again."""
+    return _ask(state_file_for(state_file, config), config, Resume(_gpus(gpus)))
+
+
+def queue(what: str, *, state_file: str | None = None, config: str | None = None) -> int:
+    """Pause or resume the whole queue."""
+    if what not in ("pause", "resume"):
+        raise UsageError(f"queue {what}?", do="write gpujob queue pause or gpujob queue resume")
+    return _ask(state_file_for(state_file, config), config, PauseQueue(what == "pause"))
+
+
+def code_of(job: Job) -> int:
+    """The exit code that tells how a job ended: its own, 128 + signal, else 1."""
+    if job.outcome is Outcome.EXIT and job.exit_code is not None:
+        return job.exit_code
+    if job.outcome is Outcome.SIGNAL and job.signal:
+        return 128 + job.signal
+    return 0 if job.succeeded else 1
+
+
+def wait(jobs: Sequence[str], *, timeout: str = "", state_file: str | None = None, config: str | None = None) -> int:
+    """Wait until jobs have ended (all of them without JOB); one job's own exit code, else 1 if any failed."""
+    found = state_file_for(state_file, config)
+    desk = Desk(found)
+    limit = seconds_of(timeout) if timeout else None
+    ids = desk.select(jobs) if jobs else None
+    return wait_for(desk, ids, limit, time.monotonic())
+
+
+def wait_for(desk: Desk, ids: tuple[int, ...] | None, limit: float | None, since: float) -> int:
+    """The work of `wait`: looks at the store until all have ended. Raises NoDaemon when nobody could end them."""
+    pause_s = 0.01
+    seen: set[int] = set(ids or ())
+    while True:
+        if ids is None:
+            view = desk.overview()
+            live = [job for job in view.jobs if not job.state.ended]
+            seen |= {job.id for job in live}
+        else:
+            live = [job for job in desk.states(ids) if not job.state.ended]
+        if not live:
+            break
+        if not desk.alive():
+            raise NoDaemon(
+                f"no scheduler is running, and {len(live)} job(s) have not ended", do="start it: gpujob start"
+            )
+        if limit is not None and time.monotonic() - since >= limit:
+            print(f"gpujob: {len(live)} job(s) have not ended within {limit:g} s", file=sys.stderr)
+            return TIMED_OUT
+        time.sleep(pause_s)
+        pause_s = min(0.1, pause_s * 1.3)
+    ended = desk.states(tuple(sorted(seen)))
+    if len(ended) == 1:
+        return code_of(ended[0])
+    return 1 if any(not job.succeeded for job in ended) else 0
+
+
+def recover(*, state_file: str | None = None, config: str | None = None) -> int:
+    """Say that a copied or moved scheduler folder is the one to use from now on."""
+    from scheduler.engine.main import home_of
+
+    desk = Desk(state_file_for(state_file, config))
+    desk.settle_here(home_of(desk.places))
+    print(f"{desk.places.house} belongs here from now on; its jobs are settled at the next start")
+    return 0

@@ -1,0 +1,81 @@
+"""`start`: the daemon, in the foreground or detached."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from scheduler.core.errors import SchedulerError
+from scheduler.engine.main import Daemon
+from scheduler.faces.finding import settings_for
+from scheduler.faces.stream import Stream
+from scheduler.intake.settings import find_config
+
+READY = "GPUJOB_READY_FD"
+
+
+def start(flags: dict[str, Any], *, config: str | None = None, drain: bool = False, detach: bool = False) -> int:
+    """Run the scheduler until it is told to end, or has nothing left to do (``drain``)."""
+    settings = settings_for(flags, config)
+    if detach:
+        return _detached(flags, config or find_config(os.environ, None, os.getcwd()) or None, drain)
+    environ = {name: value for name, value in os.environ.items() if name != READY}
+    ready_fd = int(os.environ.pop(READY, "-1"))
+    stream = Stream(follow=ready_fd < 0)
+    daemon = Daemon(settings, flags, stream, environ)
+    if ready_fd >= 0:
+        daemon.ready = lambda: _say_ready(ready_fd)
+    try:
+        ending = daemon.run(drain=drain)
+    finally:
+        stream.close()
+    for line in ending.left:
+        print(f"gpujob: {line}", file=sys.stderr)
+    return ending.code
+
+
+def _say_ready(fd: int) -> None:
+    """Tell the waiting command that we are in office, and let go of its terminal."""
+    os.write(fd, b"ready")
+    os.close(fd)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.close(null)
+
+
+def _detached(flags: dict[str, Any], config: str | None, drain: bool) -> int:
+    """Start the same command in a session of its own and wait until it is in office."""
+    words = [sys.executable, "-m", "scheduler", "start"]
+    for name, value in flags.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    if config:
+        words += ["--config", os.path.abspath(config)]
+    if drain:
+        words.append("--drain")
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    environ = dict(os.environ, **{READY: str(write)})
+    import scheduler
+
+    root = os.path.dirname(os.path.dirname(os.path.abspath(scheduler.__file__)))
+    environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environ.get("PYTHONPATH")])])
+    pid = os.posix_spawn(
+        sys.executable, words, environ, setsid=True, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    )
+    os.close(write)
+    told = b""
+    while piece := os.read(read, 64):
+        told += piece
+    os.close(read)
+    if told == b"ready":
+        print(f"scheduler started, pid {pid}")
+        return 0
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code == 0 and drain:
+        return 0
+    if code < 0:
+        raise SchedulerError(f"the scheduler was ended by signal {-code} while it started")
+    return code or 1

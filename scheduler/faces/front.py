@@ -1,0 +1,168 @@
+"""The door of every command: the verbs people call in loops are found first and import little."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+FLAG = "flag"
+ONE = "one"
+MANY = "many"
+
+COMMON = {"--state-file": ("state_file", ONE), "--config": ("config", ONE)}
+# verb → its options, and how many words it takes beside them: none, one, some, or the rest of the line as it stands.
+# The same as `faces/cli/app.py` declares (tests/faces compares the two); whatever is not found here goes there.
+HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
+    "add": (
+        {
+            "--conda": ("conda", ONE), "--args": ("args", ONE), "--priority": ("priority", ONE), "--gpus": ("gpus", ONE),
+            "--output-file": ("output_file", ONE),
+        },
+        "one",
+    ),
+    "submit": (
+        {
+            "--gpus": ("gpus", ONE), "--allowed": ("allowed", ONE), "--priority": ("priority", ONE),
+            "--label": ("label", ONE), "--after": ("after", ONE), "--after-ok": ("after_ok", ONE), "--vram": ("vram", ONE),
+            "--time": ("time_limit", ONE), "--retries": ("retries", ONE), "--cwd": ("cwd", ONE), "--env": ("env", MANY),
+            "--conda": ("conda", ONE), "--cuda": ("cuda", ONE), "--cpu": ("cpu", FLAG), "--wait": ("wait", FLAG),
+        },
+        "rest",
+    ),
+    "status": ({"--json": ("json", FLAG)}, "none"),
+    "jobs": ({"--state": ("state", ONE), "--json": ("json", FLAG)}, "none"),
+    "why": ({}, "one"),
+    "cancel": ({}, "some"),
+    "retry": ({}, "some"),
+    "pause": ({}, "some"),
+    "resume": ({}, "some"),
+    "wait": ({"--timeout": ("timeout", ONE)}, "any"),
+}  # fmt: skip
+
+
+def parse(words: list[str]) -> tuple[str, list[str], dict[str, Any]] | None:
+    """Verb, its words and its options; None when this is for the whole command line (help, a mistake, another verb)."""
+    values: dict[str, Any] = {}
+    position = _options(words, 0, COMMON, values, stop_at_word=True)
+    if position is None or position >= len(words) or words[position] not in HOT:
+        return None
+    verb = words[position]
+    options, takes = HOT[verb]
+    table = {**COMMON, **options}
+    rest: list[str] = []
+    position += 1
+    while position < len(words):
+        word = words[position]
+        if word == "--":
+            rest += words[position + 1 :]
+            break
+        if word.startswith("-") and len(word) > 1:
+            after = _options(words, position, table, values, stop_at_word=True)
+            if after is None or after == position:
+                return None
+            position = after
+            continue
+        if takes == "rest":
+            rest += words[position:]
+            break
+        rest.append(word)
+        position += 1
+    enough = {"none": not rest, "one": len(rest) == 1, "some": bool(rest), "rest": bool(rest), "any": True}[takes]
+    return (verb, rest, values) if enough else None
+
+
+def _options(
+    words: list[str], position: int, table: dict[str, tuple[str, str]], values: dict[str, Any], stop_at_word: bool
+) -> int | None:
+    """Read options from ``position`` on; where they end, or None for one that is not in the table."""
+    while position < len(words) and words[position].startswith("-") and words[position] not in ("-", "--"):
+        name, equals, value = words[position].partition("=")
+        if name not in table:
+            return None
+        target, kind = table[name]
+        if kind == FLAG:
+            if equals:
+                return None
+            values[target] = True
+            position += 1
+            continue
+        if not equals:
+            if position + 1 >= len(words):
+                return None
+            value = words[position + 1]
+            position += 1
+        position += 1
+        if kind == MANY:
+            values[target] = (*values.get(target, ()), value)
+        else:
+            values[target] = value
+    return position
+
+
+def _hot(verb: str) -> Callable[..., int]:
+    if verb in ("add", "submit"):
+        from scheduler.faces.cli import add as module
+    elif verb in ("status", "jobs", "why"):
+        from scheduler.faces.cli import show as module  # type: ignore[no-redef]
+    else:
+        from scheduler.faces.cli import control as module  # type: ignore[no-redef]
+    found: Callable[..., int] = getattr(module, verb)
+    return found
+
+
+def _run(words: list[str]) -> int:
+    hot = parse(words)
+    if hot is None:
+        from scheduler.faces.cli.app import run
+
+        return run(words)
+    verb, rest, values = hot
+    takes = HOT[verb][1]
+    if takes == "none":
+        return _hot(verb)(**values)
+    return _hot(verb)(rest[0] if takes == "one" else rest, **values)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run a command line and return its exit code; every error is one line on stderr."""
+    from scheduler.core.errors import SchedulerError
+
+    words = sys.argv[1:] if words is None else words
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except SchedulerError as error:
+        return _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        # Whoever read our output has enough; keep the interpreter from complaining about it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        from scheduler.faces.cli.app import usage_text
+
+        text = usage_text(error)
+        if text is not None:
+            return _fail(text, 2)
+        if isinstance(error, OSError):
+            where = f" {error.filename}" if error.filename else ""
+            return _fail(f"{error.strerror or error}{where}", 1)
+        if type(error).__name__ == "Abort":
+            return 130
+        raise
+
+
+def _fail(text: str, code: int) -> int:
+    from scheduler.faces.render import safe
+
+    print(f"gpujob: {safe(text)}", file=sys.stderr)
+    return code
+
+
+def entry() -> None:
+    """What the installed command calls."""
+    sys.exit(main())

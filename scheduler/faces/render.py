@@ -1,0 +1,216 @@
+"""Jobs and tables as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.job import Job, JobState, Outcome
+from scheduler.core.placement import Reason
+from scheduler.core.units import span_text
+from scheduler.desk import SCHEMA, Overview, words_run
+
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def safe(text: object) -> str:
+    """Text that cannot play the terminal: control and direction-changing characters made visible."""
+    return _UNSAFE.sub(lambda found: f"\\x{ord(found.group()):02x}", str(text))
+
+
+def utc(seconds: float | None) -> str | None:
+    """ISO 8601 in UTC, or None."""
+    if seconds is None:
+        return None
+    whole = int(seconds)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{int((seconds - whole) * 1000):03d}Z"
+
+
+def job_json(job: Job, reason: Reason | None = None) -> dict[str, Any]:
+    """A job as the formats in docs/formats.md give it."""
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        "outcome": job.outcome.value if job.outcome else None,
+        "exit_code": job.exit_code if job.state.ended else None,
+        "signal": job.signal if job.state.ended else None,
+        "priority": job.priority,
+        "command": words_run(job),
+        "script": job.spec.script or None,
+        "arguments": list(job.spec.arguments),
+        "conda_env": job.spec.conda_env or None,
+        "allowed_gpus": None if job.allowed is None else list(job.allowed),
+        "need": job.need.total / 1000,
+        "gpus": list(job.gpus),
+        "pid": job.process.pid if job.process and job.state.holds_gpus else None,
+        "session": job.session,
+        "attempt": job.attempt,
+        "label": job.spec.label or None,
+        "reason": reason.sentence if reason else None,
+        "reason_code": reason.code if reason else None,
+        "failure": None
+        if job.failure is None
+        else {"class": job.failure.kind, "line": job.failure.line, "hint": job.failure.hint,
+              "peak_memory": None, "asked_memory": None},
+        "notes": list(job.notes),
+        "submitted_at": utc(job.submitted_at),
+        "started_at": utc(job.started_at),
+        "finished_at": utc(job.finished_at) if job.state.ended else None,
+        "log": job.log or None,
+    }  # fmt: skip
+
+
+def status_json(view: Overview) -> dict[str, Any]:
+    """`status --json`."""
+    return {
+        "schema": SCHEMA,
+        "daemon": {"alive": view.alive, "pid": view.pid},
+        "paused": view.queue_paused,
+        "counts": dict(view.counts),
+        "gpus": [
+            {
+                "index": gpu.gpu.index,
+                "uuid": gpu.gpu.uuid,
+                "name": gpu.gpu.name,
+                "state": gpu.state,
+                "paused": gpu.paused,
+                "allocated": gpu.allocated,
+                "memory_used": None,
+                "memory_total": None if gpu.gpu.memory_mib is None else gpu.gpu.memory_mib << 20,
+                "load": None,
+                "jobs": list(gpu.jobs),
+            }
+            for gpu in view.gpus
+        ],
+        "jobs": [job_json(job, view.reasons.get(job.id)) for job in view.jobs],
+        "refused": [
+            {"file": line.path, "line": line.number, "text": line.text, "reason": line.reason} for line in view.refused
+        ],
+        "repeated_lines": view.repeated,
+    }
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on stdout."""
+    print(json.dumps(value, indent=1))
+
+
+def how_it_ended(job: Job) -> str:
+    """An ended job's ending in words."""
+    if job.outcome is Outcome.EXIT:
+        return f"exit {job.exit_code}"
+    if job.outcome is Outcome.SIGNAL:
+        return f"signal {job.signal}"
+    if job.outcome is Outcome.TIME_LIMIT:
+        return "time limit"
+    return "" if job.outcome is None else job.outcome.value.replace("_", " ")
+
+
+def run_time(job: Job, now: float) -> str:
+    """How long the job ran, or has run."""
+    if job.started_at is None:
+        return "-"
+    end = job.finished_at if job.state.ended and job.finished_at is not None else now
+    return span_text(end - job.started_at)
+
+
+def gpus_text(job: Job) -> str:
+    """The GPUs a job has or had."""
+    return gpu_ids_text(job.gpus) or "-"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Plain aligned columns. On a terminal too wide a last column is cut; piped, nothing is."""
+    body = [[safe(cell) for cell in row] for row in rows]
+    widths = [max(len(head[i]), *(len(row[i]) for row in body)) if body else len(head[i]) for i in range(len(head))]
+    lines = []
+    for row in [list(head), *body]:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        lines.append(line)
+    width = _width()
+    return [line if width is None or len(line) <= width else line[: max(1, width - 1)] + "…" for line in lines]
+
+
+def _width() -> int | None:
+    if not sys.stdout.isatty():
+        return None
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except OSError:
+        return None
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """``3 pending, 2 running, 40 done`` without the zeros."""
+    return ", ".join(f"{number} {state}" for state, number in counts.items() if number) or "none"
+
+
+def status_lines(view: Overview, state_file: str, now: float, most: int = 20) -> list[str]:
+    """`status` for people."""
+    daemon = f"running, pid {view.pid}" if view.alive else "not running"
+    lines = [f"scheduler  {daemon}  ({safe(state_file)})", f"jobs       {counts_text(view.counts)}"]
+    if view.queue_paused:
+        lines.append("queue      PAUSED")
+    if view.gpus:
+        rows = []
+        for gpu in view.gpus:
+            share = f" ({gpu.allocated:.0%})" if gpu.state == "BUSY" else ""
+            note = f"held by {view.held[gpu.gpu.index]}" if gpu.gpu.index in view.held else ""
+            rows.append((gpu.gpu.index, gpu.state + share, f"{gpu.allocated:g}", _ids(gpu.jobs), gpu.gpu.name, note))
+        lines += ["", *table(("GPU", "STATE", "ALLOCATED", "JOBS", "NAME", ""), rows)]
+    running = [job for job in view.jobs if job.state.holds_gpus]
+    if running:
+        rows_ = [
+            (job.id, job.state.value, job.spec.shown_name, gpus_text(job), job.process.pid if job.process else "-",
+             run_time(job, now), job.log) for job in running
+        ]  # fmt: skip
+        lines += ["", *table(("RUNNING", "STATE", "NAME", "GPU", "PID", "TIME", "LOG"), rows_)]
+    waiting = [job for job in view.jobs if job.state is JobState.PENDING]
+    if waiting:
+        waiting.sort(key=lambda job: (job.priority, job.order))
+        shown = [
+            (job.id, job.priority, job.spec.shown_name, job.need, _allowed(job), _why(view.reasons.get(job.id)))
+            for job in waiting[:most]
+        ]
+        lines += ["", *table(("WAITING", "PRIORITY", "NAME", "NEED", "ALLOWED", "REASON"), shown)]
+        if len(waiting) > most:
+            lines.append(f"… and {len(waiting) - most} more: gpujob jobs --state pending")
+    ended = [job for job in view.jobs if job.state.ended][:10]
+    if ended:
+        rows_ = [
+            (
+                job.id,
+                job.state.value,
+                how_it_ended(job),
+                job.spec.shown_name,
+                gpus_text(job),
+                run_time(job, now),
+                job.log,
+            )
+            for job in ended
+        ]
+        lines += ["", *table(("ENDED", "STATE", "HOW", "NAME", "GPU", "TIME", "LOG"), rows_)]
+    if view.refused:
+        lines += ["", "refused lines"]
+        lines += [f"  {os.path.basename(r.path)}:{r.number}: {safe(r.reason)}" for r in view.refused]
+    if view.repeated:
+        lines += ["", f"{view.repeated} line(s) repeat another and are not run again"]
+    return lines
+
+
+def _ids(jobs: Sequence[int]) -> str:
+    return ",".join(map(str, jobs)) or "-"
+
+
+def _allowed(job: Job) -> str:
+    return "any" if job.allowed is None else gpu_ids_text(job.allowed)
+
+
+def _why(reason: Reason | None) -> str:
+    return f"{reason.code}: {reason.sentence}" if reason else ""

@@ -1,0 +1,121 @@
+"""What a daemon in the foreground shows: its own sentences, and the output of its jobs with their number before it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler.engine.telling import Said
+
+EVERY_S = 0.05
+MOST_BYTES = 1 << 18
+LONGEST_LINE = 1 << 16
+
+
+@dataclass(slots=True)
+class _Log:
+    job: int
+    path: str
+    fd: int = -1
+    rest: bytes = b""
+    over: bool = False
+
+
+class Stream:
+    """Prints from a thread of its own: a terminal that takes nothing must not hold up the loop.
+
+    The logs are followed as files; no pipe of ours stands between a job and its log.
+    """
+
+    def __init__(self, write: Callable[[str], None] | None = None, follow: bool = True) -> None:
+        self._said: queue.SimpleQueue[Said | None] = queue.SimpleQueue()
+        self._logs: dict[int, _Log] = {}
+        self._write = write or _to_stdout
+        self._follow = follow
+        self._thread = threading.Thread(target=self._run, name="gpujob-stream", daemon=True)
+        self._thread.start()
+
+    def __call__(self, said: Said) -> None:
+        """Take a sentence; never blocks."""
+        self._said.put(said)
+
+    def close(self, wait_s: float = 3.0) -> None:
+        """Print what is left, for at most ``wait_s``."""
+        self._said.put(None)
+        self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        ending = False
+        while not ending:
+            try:
+                said = self._said.get(timeout=EVERY_S if self._logs else None)
+            except queue.Empty:
+                self._print_logs()
+                continue
+            while True:
+                if said is None:
+                    ending = True
+                else:
+                    self._take(said)
+                try:
+                    said = self._said.get_nowait()
+                except queue.Empty:
+                    break
+        self._print_logs()
+        for log in self._logs.values():
+            self._print_log(log, last=True)
+
+    def _take(self, said: Said) -> None:
+        if said.job and said.kind == "started" and said.log and self._follow:
+            self._logs[said.job] = _Log(said.job, said.log)
+        ended = said.kind in ("done", "failed", "cancelled", "fell")
+        if ended and said.job in self._logs:
+            log = self._logs.pop(said.job)
+            self._print_log(log, last=True)
+        elif ended and said.log and self._follow and said.kind != "cancelled":
+            self._print_log(_Log(said.job, said.log), last=True)
+        mark = "! " if said.level >= logging.WARNING else ""
+        self._write(f"gpujob: {mark}{said.text}\n")
+
+    def _print_logs(self) -> None:
+        for log in self._logs.values():
+            self._print_log(log, last=False)
+
+    def _print_log(self, log: _Log, last: bool) -> None:
+        if log.fd < 0:
+            try:
+                log.fd = os.open(log.path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return  # not there (yet, or any more): `gpujob logs` says so when asked
+        while data := os.read(log.fd, MOST_BYTES):
+            text = log.rest + data
+            lines = text.split(b"\n")
+            log.rest = lines.pop()
+            if len(log.rest) > LONGEST_LINE:
+                lines.append(log.rest)
+                log.rest = b""
+            self._write("".join(f"[{log.job}] {_line(line)}\n" for line in lines))
+        if last:
+            if log.rest:
+                self._write(f"[{log.job}] {_line(log.rest)}\n")
+            os.close(log.fd)
+            log.fd = -1
+
+
+def _line(raw: bytes) -> str:
+    """A line as it stands after its last carriage return, without what could play the terminal."""
+    shown = raw.rstrip(b"\r").rsplit(b"\r", 1)[-1]
+    text = shown.decode("utf-8", "replace")
+    return "".join(c if c == "\t" or c.isprintable() or c == " " else f"\\x{ord(c):02x}" for c in text)
+
+
+def _to_stdout(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the main log has it all the same
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""Text becomes typed values here; changed files are noticed here."""

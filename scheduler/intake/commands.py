@@ -1,0 +1,19 @@
+"""A plain commands file: one shell command a line, `#` comments."""
+
+from __future__ import annotations
+
+from scheduler.core.errors import UsageError
+from scheduler.core.job import JobSpec
+from scheduler.intake.jobs_csv import LONGEST_LINE, LONGEST_WORD, Door, Parsed
+
+
+def parse(line: str, door: Door) -> Parsed | None:
+    """One line → a job that runs it with `sh -c`; None for an empty line or a comment. Raises UsageError."""
+    text = line.strip()
+    if not text or text.startswith("#"):
+        return None
+    if len(text) > min(LONGEST_LINE, LONGEST_WORD):
+        raise UsageError(f"the command has {len(text)} characters", do=f"a command may have {LONGEST_WORD}")
+    if "\0" in text:
+        raise UsageError("the command holds a NUL byte", do="remove it")
+    return Parsed(JobSpec(source="commands", arguments=("sh", "-c", text)))

@@ -1,0 +1,305 @@
+"""Whole new lines of a file that people append to, edit, replace, rotate or delete."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import stat
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from scheduler.core.errors import SchedulerError
+from scheduler.core.lines import Batch, FileMark, LineRead
+
+MOST_LINES = 256
+CHUNK = 256 * 1024
+LONGEST_LINE = 1 << 20
+CHECKED_WHOLE = 64 * 1024  # a prefix up to this size is compared at every look
+TAIL = 4096
+OPEN_LINE_S = 2.0  # a last line without newline counts when it has stood this long
+SETTLE_S = 1.0  # a file that shrank or was replaced is read when it has stood this long
+
+
+class FileTrouble(SchedulerError):
+    """The file cannot be read now; it is looked at again."""
+
+
+def who_else_may_write(status: os.stat_result, trust_group: bool = False) -> str:
+    """Empty, or who besides us could write a file (or folder) of this status, and the command that mends it."""
+    me = os.getuid()
+    if status.st_uid not in (me, 0):
+        return f"it belongs to user {status.st_uid}: chown it to yourself"
+    sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    if status.st_mode & stat.S_IWOTH and not sticky:
+        return "everybody may write it: chmod o-w"
+    if status.st_mode & stat.S_IWGRP and not sticky and not trust_group and _group_has_others(status.st_gid, me):
+        return "its group may write it: chmod g-w (or set trust_group: true)"
+    return ""
+
+
+def _group_has_others(gid: int, me: int) -> bool:
+    try:
+        members = set(grp.getgrgid(gid).gr_mem)
+    except KeyError:
+        members = set()
+    try:
+        mine = pwd.getpwuid(me).pw_name
+    except KeyError:
+        mine = ""
+    primary = {entry.pw_name for entry in pwd.getpwall() if entry.pw_gid == gid}
+    return bool((members | primary) - {mine, "root"})
+
+
+def check_private(path: str, status: os.stat_result, trust_group: bool = False) -> None:
+    """Raise FileTrouble when somebody else could write the file, or replace it in its folder."""
+    problem = who_else_may_write(status, trust_group)
+    if problem:
+        raise FileTrouble(f"not read: {problem} {path}", where=path)
+    folder = os.path.dirname(os.path.realpath(path))
+    problem = who_else_may_write(os.stat(folder), trust_group)
+    if problem:
+        raise FileTrouble(f"not read: of its folder, {problem} {folder}", where=path)
+
+
+class Follower:
+    """Reads one file line by line. ``mark`` is how far it was read and recorded; nothing else is remembered.
+
+    ``look`` gives the next Batch; the caller records it and then calls ``accept``. Without ``accept`` the same
+    lines are given again.
+    """
+
+    def __init__(self, path: str, mark: FileMark | None = None, trust_group: bool = False) -> None:
+        self.path = path
+        self.mark = mark if mark is not None else FileMark(path)
+        self.trust_group = trust_group
+        self._fd = -1
+        self._seen: tuple[int, int] = (0, 0)  # size, mtime_ns at the last look
+        self._changed_at = float("-inf")  # monotonic
+        self._unsettled = False
+        self._checked_ctime = self._whole_ctime = -1
+        self._tail = b""
+        self._tail_for = -1
+        self.look_again_at: float | None = None
+
+    def close(self) -> None:
+        """Let go of the open file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def accept(self, batch: Batch) -> None:
+        """The batch is recorded: go on behind it."""
+        self.mark = batch.mark
+
+    def look(self, now: float) -> Batch | None:
+        """The next lines, or None when there are none yet (``look_again_at`` says when to look, if by time).
+
+        Raises FileTrouble when the file is missing, unreadable, no plain file, or others may write it.
+        """
+        self.look_again_at = None
+        try:
+            fresh = os.stat(self.path)
+        except FileNotFoundError:
+            rest = self._rest_of_old(now)
+            if rest is not None:
+                return rest
+            raise FileTrouble("no such file; it is read when it appears", where=self.path) from None
+        except OSError as error:
+            raise FileTrouble(f"cannot be read: {error.strerror}", where=self.path) from None
+        if not stat.S_ISREG(fresh.st_mode):
+            raise FileTrouble("not a plain file; nothing is read from it", where=self.path)
+        if self._fd < 0:
+            self._open(fresh)
+        held = os.fstat(self._fd)
+        if (fresh.st_dev, fresh.st_ino) != (held.st_dev, held.st_ino):
+            rest = self._rest_of_old(now)
+            if rest is not None:
+                return rest
+            self.close()
+            self._open(fresh)
+            held = os.fstat(self._fd)
+        check_private(self.path, held, self.trust_group)
+        return self._look_at(held, now)
+
+    def _open(self, fresh: os.stat_result) -> None:
+        """Open the file at the path; before that, an older one of ours that was renamed in the same folder."""
+        if self.mark.inode and (fresh.st_dev, fresh.st_ino) != (self.mark.device, self.mark.inode):
+            renamed = self._renamed()
+            if renamed:
+                self._fd = self._open_plain(renamed)
+                return
+        self._fd = self._open_plain(self.path)
+
+    def _open_plain(self, path: str) -> int:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise FileTrouble(f"cannot be read: {error.strerror}", where=path) from None
+
+    def _renamed(self) -> str:
+        folder = os.path.dirname(os.path.realpath(self.path))
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.inode() == self.mark.inode and entry.is_file(follow_symlinks=False):
+                        status = entry.stat(follow_symlinks=False)
+                        if status.st_dev == self.mark.device and status.st_size > self.mark.offset:
+                            return entry.path
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EACCES):
+                raise FileTrouble(f"cannot be read: {error.strerror}", where=folder) from None
+        return ""
+
+    def _rest_of_old(self, now: float) -> Batch | None:
+        """Lines still to be read from a file that was renamed away or deleted while we had it open."""
+        if self._fd < 0:
+            return None
+        held = os.fstat(self._fd)
+        mark = self.mark
+        if (held.st_dev, held.st_ino) != (mark.device, mark.inode) or held.st_size <= mark.offset:
+            return None
+        if not self._prefix_stands(held, whole=True):
+            return None
+        batch = self._take(mark, held.st_size, last=True)
+        return batch if batch.mark != mark else None
+
+    def _look_at(self, held: os.stat_result, now: float) -> Batch | None:
+        seen = (held.st_size, held.st_mtime_ns)
+        if seen != self._seen:
+            self._seen, self._changed_at = seen, now
+        mark = self.mark
+        same = (held.st_dev, held.st_ino) == (mark.device, mark.inode)
+        if mark.inode == 0 and not mark.offset:
+            mark = replace(mark, device=held.st_dev, inode=held.st_ino)
+        elif not (same and held.st_size >= mark.offset and self._prefix_stands(held)):
+            self._unsettled = True
+        if self._unsettled:
+            due = self._changed_at + SETTLE_S
+            if now < due:
+                self.look_again_at = due
+                return None
+            self._unsettled = False
+            if not (same and held.st_size >= mark.offset and self._prefix_stands(held, whole=True)):
+                self._tail_for = -1
+                return self._replay(held)
+        if held.st_size == mark.offset:
+            if mark.replaying:
+                return Batch(replace(mark, replaying=False), settled=True)
+            return Batch(mark) if mark != self.mark else None
+        stood = now - self._changed_at >= OPEN_LINE_S
+        batch = self._take(mark, held.st_size, last=stood)
+        if batch.mark == mark:
+            self.look_again_at = self._changed_at + OPEN_LINE_S
+            return None
+        return batch
+
+    def _replay(self, held: os.stat_result) -> Batch:
+        mark = FileMark(self.path, held.st_dev, held.st_ino, replaying=True)
+        batch = self._take(mark, held.st_size, last=False)
+        return replace(batch, restart=True, more=True)
+
+    def _prefix_stands(self, held: os.stat_result, whole: bool = False) -> bool:
+        """Whether the bytes already read are still those that were read."""
+        mark = self.mark
+        if not mark.offset:
+            return True
+        if held.st_ctime_ns == self._checked_ctime and self._tail_for == mark.offset:
+            return True
+        if whole or mark.offset <= CHECKED_WHOLE or self._tail_for != mark.offset:
+            crc = 0
+            for piece in self._pieces(0, mark.offset):
+                crc = zlib.crc32(piece, crc)
+            if crc != mark.crc:
+                return False
+            start = max(0, mark.offset - TAIL)
+            self._tail, self._tail_for = os.pread(self._fd, mark.offset - start, start), mark.offset
+            self._checked_ctime = self._whole_ctime = held.st_ctime_ns
+            return True
+        return os.pread(self._fd, len(self._tail), mark.offset - len(self._tail)) == self._tail
+
+    def check_whole(self) -> None:
+        """At the slow interval: have the next look compare the whole prefix, if anything was written since."""
+        if self._fd >= 0 and os.fstat(self._fd).st_ctime_ns != self._whole_ctime:
+            self._checked_ctime = self._tail_for = -1
+
+    def _pieces(self, start: int, end: int) -> Iterator[bytes]:
+        while start < end:
+            piece = os.pread(self._fd, min(1 << 20, end - start), start)
+            if not piece:
+                return
+            yield piece
+            start += len(piece)
+
+    def _take(self, mark: FileMark, size: int, last: bool) -> Batch:
+        """Whole lines behind ``mark``; ``last``: what stands behind the last newline counts as a line too."""
+        data = os.pread(self._fd, CHUNK, mark.offset)
+        if mark.offset == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise FileTrouble("not UTF-8 but UTF-16; save it as UTF-8: nothing is read from it", where=self.path)
+        while b"\n" not in data and len(data) <= LONGEST_LINE and len(data) < size - mark.offset:
+            more = os.pread(self._fd, CHUNK, mark.offset + len(data))
+            if not more:
+                break
+            data += more
+        lines: list[LineRead] = []
+        position, number = 0, mark.lines
+        open_line, skipping = mark.open_line, mark.skipping
+        while len(lines) < MOST_LINES:
+            end = data.find(b"\n", position)
+            if end < 0:
+                break
+            raw, position = data[position:end], end + 1
+            number += 0 if open_line or skipping else 1
+            if open_line and raw.strip():
+                lines.append(
+                    LineRead(number, _shown(raw), "changed after it was taken; start a new line for a new job")
+                )
+            elif not open_line and not skipping:
+                lines.append(_decoded(raw, number, first=mark.offset == 0 and number == 1))
+            open_line = skipping = False
+        rest = data[position:]
+        whole_rest = mark.offset + len(data) >= size
+        if len(lines) < MOST_LINES and rest:
+            if skipping:
+                position = len(data)
+            elif len(rest) > LONGEST_LINE and not open_line:
+                number += 1
+                lines.append(LineRead(number, _shown(rest[:80]), f"longer than {LONGEST_LINE} bytes"))
+                position, skipping = len(data), True
+            elif last and whole_rest and not open_line:
+                number += 1
+                lines.append(_decoded(rest, number, first=mark.offset == 0 and number == 1))
+                position, open_line = len(data), True
+            elif last and whole_rest and open_line and rest.strip():
+                lines.append(
+                    LineRead(number, _shown(rest), "changed after it was taken; start a new line for a new job")
+                )
+                position = len(data)
+        if not position:
+            return Batch(mark)
+        after = replace(
+            mark,
+            offset=mark.offset + position,
+            lines=number,
+            crc=zlib.crc32(data[:position], mark.crc),
+            open_line=open_line,
+            skipping=skipping,
+        )
+        start = max(0, after.offset - TAIL)
+        self._tail, self._tail_for = os.pread(self._fd, after.offset - start, start), after.offset
+        return Batch(after, tuple(lines), more=len(lines) >= MOST_LINES or mark.offset + len(data) < size)
+
+
+def _decoded(raw: bytes, number: int, first: bool) -> LineRead:
+    if first and raw.startswith(b"\xef\xbb\xbf"):
+        raw = raw[3:]
+    try:
+        return LineRead(number, raw.decode("utf-8").rstrip("\r"))
+    except UnicodeDecodeError as error:
+        return LineRead(number, _shown(raw), f"not UTF-8 at byte {error.start + 1}; save the file as UTF-8")
+
+
+def _shown(raw: bytes) -> str:
+    return raw[:200].decode("utf-8", "replace")

@@ -1,0 +1,1 @@
+"""What each GPU says right now."""

@@ -1,0 +1,1 @@
+"""Start, look, stop: attempts as processes, and the records they leave."""

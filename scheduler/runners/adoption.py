@@ -1,0 +1,105 @@
+"""An attempt found after a crash: what its record and its processes say, and what follows from that."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from scheduler.core.facts import Ended, Fact, Lost, NeverRan, Started, Unclaimed
+from scheduler.core.job import Job, Process
+from scheduler.core.recovery import TABLE, Found, Record, Verdict
+from scheduler.runners import record
+from scheduler.runners.processes import Mark, boot_id, lives, members
+
+# Reasons that pass by themselves; any other errno of a start lasts (not executable, bad interpreter…).
+PASSING = frozenset(
+    {
+        errno.EAGAIN,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EIO,
+        errno.ETXTBSY,
+        errno.EROFS,
+    }
+)
+
+
+def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "") -> NeverRan:
+    """The fact for a start that failed with this errno."""
+    where = {
+        "log": "its log cannot be opened",
+        "record": "its record cannot be written",
+        "folder": "its working folder",
+    }
+    text = os.strerror(number) if number else "not started"
+    if stage in where:
+        text = f"{where[stage]}: {text}"
+    return NeverRan(job, attempt, text, number not in PASSING, at)
+
+
+def settle(path: str, job: Job, state_file: str, now: float) -> tuple[Verdict, list[Fact], Process | None]:
+    """What to make of ``job``, which the store holds as STARTING, RUNNING or STOPPING.
+
+    Returns the verdict of the table, the facts that follow, and the process to watch when it is adopted. An
+    unclaimed attempt is claimed here, so that nobody can start it any more.
+    """
+    mark = Mark(job.id, job.attempt, state_file)
+    while True:
+        found = record.read(path)
+        process = found.process or job.process
+        boot = found.boot or job.boot
+        same_boot = boot in ("", boot_id())
+        others: list[Process] = []
+        living = Found.NOTHING
+        if same_boot:
+            if process is not None and lives(process):
+                living = Found.LEADER
+            else:
+                others = members(mark, process)
+                living = Found.OTHERS if others else Found.NOTHING
+            if living is Found.OTHERS and process is None and found.kind is Record.CLAIMED:
+                # Claimed, started, killed before the pid was written: the session leader is the command itself.
+                leaders = [p for p in others if os.getsid(p.pid) == p.pid]
+                if len(leaders) == 1:
+                    process, living = leaders[0], Found.LEADER
+        verdict = TABLE[job.state, found.kind, same_boot, living]
+        if verdict is Verdict.REQUEUE and not record.give_up(path, job, boot_id(), int(now * 1e9)):
+            continue  # somebody claimed it a moment ago: look again
+        break
+    started = found.started_at if found.started_at is not None else now
+    facts: list[Fact] = []
+    if process is not None and verdict not in (Verdict.REQUEUE, Verdict.NOT_STARTED):
+        facts.append(Started(job.id, job.attempt, process, started))
+    if verdict is Verdict.REQUEUE:
+        facts.append(Unclaimed(job.id, job.attempt))
+    elif verdict is Verdict.NOT_STARTED:
+        if found.code:
+            facts.append(start_trouble(job.id, job.attempt, found.code, found.ended_at or now))
+        else:
+            facts.append(Unclaimed(job.id, job.attempt))
+    elif verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING):
+        code, number = (found.code, None) if found.how == "exit" else (None, found.code)
+        left = members(mark, process, others) if verdict is Verdict.FINISH_HOLDING else ()
+        facts.append(Ended(job.id, job.attempt, code, number, found.ended_at or now, tuple(left)))
+    elif verdict in (Verdict.LOST, Verdict.WATCH_LOST):
+        facts.append(Lost(job.id, job.attempt, why_lost(found.kind, same_boot), now, tuple(others)))
+    return verdict, facts, process
+
+
+def why_lost(kind: Record, same_boot: bool) -> str:
+    """Why the ending of an attempt cannot be known."""
+    if not same_boot:
+        if kind is Record.NONE:
+            return "the machine was started anew before it was proven that the job had started"
+        return "the machine was started anew while it ran"
+    return {
+        Record.NONE: "its record was removed",
+        Record.CLAIMED: "its start was not proven before the scheduler was killed",
+        Record.RUNNING: "scheduler and keeper were both killed while it ran, so nobody learned its exit code",
+        Record.BROKEN: "its record cannot be read",
+        Record.NEVER_RAN: "its starter says that it never ran, but processes of it were found",
+        Record.ENDED: "its ending was overwritten",
+    }[kind]

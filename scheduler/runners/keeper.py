@@ -1,0 +1,278 @@
+"""Parent of all direct jobs: starts what it is told, writes each ending into its record, outlives the daemon.
+
+Run as ``python -I -S keeper.py FD BOOT FILES``: a small process that imports nothing of ours, so that it starts fast, stays
+small and runs on unharmed while the program around it is upgraded. FD is a SOCK_SEQPACKET socket, FILES
+the soft limit on open files that the jobs get; packets are marshalled lists of tuples.
+
+    in   ("env", {name: value})                                   base environment of the jobs to come
+         ("start", key, path, record, log, cwd, umask, argv, env_file, changes)   changes: {name: value or None}
+         ("file", path)                                           a packet too large for the socket, as a file
+    out  ("up", key, pid, ticks, at_ns) · ("no", key, stage, errno) · ("taken", key)
+         ("end", key, pid, how, code, at_ns)
+"""
+
+import _signal
+import marshal
+import os
+import resource
+import select
+import sys
+import time
+
+PID_AT, PID_SIZE = 16, 160
+END_AT, END_SIZE = 176, 96
+PACKET = 1 << 20
+MOST_PACKED = 60000
+
+
+def checksum(text):
+    total = 7
+    for byte in text:
+        total = (total * 31 + byte) % 1000003
+    return total
+
+
+class Keeper:
+    def __init__(self, fd, boot):
+        self.fd = fd
+        self.boot = boot
+        self.base = dict(os.environ)
+        self.alone = False
+        self.jobs = {}  # pid: (key, path)
+        self.out = []
+        self.folder = None
+        self.umask = os.umask(0o077)
+        os.umask(self.umask)
+        self.devnull = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self.crash = os.environ.get("GPUJOB_CRASH_AT", "")
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        os.set_blocking(fd, False)
+        self.wakeup = read
+        _signal.signal(_signal.SIGCHLD, lambda *_: None)
+        _signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGPIPE):
+            _signal.signal(number, _signal.SIG_IGN)  # it ends with its last job, not before
+        self.defaults = [n for n in range(1, 32) if n not in (_signal.SIGKILL, _signal.SIGSTOP)]
+
+    def crash_point(self, name):
+        if self.crash == name:
+            os.kill(os.getpid(), _signal.SIGKILL)
+
+    def run(self):
+        poll = select.poll()
+        poll.register(self.wakeup, select.POLLIN)
+        poll.register(self.fd, select.POLLIN)
+        while True:
+            self.reap()
+            if not self.alone:
+                self.send(poll)
+            if self.alone and not self.jobs:
+                return
+            for fd, _ in poll.poll():
+                if fd == self.wakeup:
+                    try:
+                        os.read(self.wakeup, 4096)
+                    except BlockingIOError:
+                        pass  # another wake-up took the bytes
+                elif fd == self.fd and not self.alone:
+                    self.receive()
+            if self.alone and self.fd >= 0:
+                poll.unregister(self.fd)
+                os.close(self.fd)
+                self.fd = -1
+
+    def receive(self):
+        """Read all packets that are there. A dead daemon is seen as an end, or first as ECONNRESET with packets left."""
+        resets = 0
+        while True:
+            try:
+                data = os.read(self.fd, PACKET)
+            except BlockingIOError:
+                return
+            except OSError:
+                resets += 1
+                if resets > 3:
+                    self.alone = True
+                    return
+                continue
+            if not data:
+                self.alone = True
+                return
+            self.handle(marshal.loads(data))
+
+    def handle(self, packet):
+        for message in packet:
+            if message[0] == "start":
+                self.start(*message[1:])
+            elif message[0] == "env":
+                self.base = message[1]
+            elif message[0] == "file":
+                with open(message[1], "rb") as stream:
+                    data = stream.read()
+                os.unlink(message[1])
+                self.handle(marshal.loads(data))
+
+    def start(self, key, path, record, log, cwd, umask, argv, env_file, changes):
+        self.crash_point("keeper.before_claim")
+        os.umask(0o077)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            self.out.append(("taken", key))
+            return
+        except OSError as error:
+            self.out.append(("no", key, "record", error.errno or 5))
+            return
+        log_fd = -1
+        stage = "record"
+        try:
+            if os.write(fd, record) != len(record):
+                raise OSError(28, "short write")
+            self.crash_point("keeper.claimed")
+            stage = "log"
+            log_fd = self.open_log(log)
+            stage = "environment"
+            environment = self.environment(env_file, changes)
+            stage = "folder"
+            if cwd != self.folder:
+                os.chdir(cwd)
+                self.folder = cwd
+            stage = "program"
+            os.umask(self.umask if umask is None else umask)
+            pid = os.posix_spawn(
+                argv[0],
+                argv,
+                environment,
+                file_actions=(
+                    (os.POSIX_SPAWN_DUP2, self.devnull, 0),
+                    (os.POSIX_SPAWN_DUP2, log_fd, 1),
+                    (os.POSIX_SPAWN_DUP2, log_fd, 2),
+                ),
+                setsid=True,
+                setsigmask=(),
+                setsigdef=self.defaults,
+            )
+        except (OSError, ValueError) as error:
+            number = getattr(error, "errno", None) or 22
+            self.write_end(fd, "never", number)
+            if log_fd >= 0:
+                self.say(log_fd, f"gpujob: cannot start {argv[0]}: {os.strerror(number)} ({stage})\n")
+            os.close(fd)
+            self.out.append(("no", key, stage, number))
+            return
+        finally:
+            if log_fd >= 0:
+                os.close(log_fd)
+        at = time.time_ns()
+        self.crash_point("keeper.spawned")
+        ticks = self.ticks(pid)
+        self.jobs[pid] = (key, path)
+        text = f"pid {pid} ticks {ticks} at {at} keeper {os.getpid()} boot {self.boot}".encode()
+        try:
+            os.pwrite(fd, text.ljust(PID_SIZE - 1) + b"\n", PID_AT)
+        except OSError:
+            self.out.append(("note", key, "pid not written"))
+        os.close(fd)
+        self.crash_point("keeper.pid_written")
+        self.out.append(("up", key, pid, ticks, at))
+
+    def open_log(self, log):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(log, flags, 0o600)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(log), 0o700, exist_ok=True)
+            return os.open(log, flags, 0o600)
+
+    def environment(self, env_file, changes):
+        environment = self.base
+        if env_file:
+            with open(env_file, "rb") as stream:
+                items = stream.read().split(b"\0")
+            environment = {}
+            for item in items:
+                name, equals, value = item.partition(b"=")
+                if equals:
+                    environment[os.fsdecode(name)] = os.fsdecode(value)
+        environment = dict(environment)
+        for name, value in changes.items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
+        return environment
+
+    def ticks(self, pid):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as stream:
+                data = stream.read()
+            return int(data[data.rindex(b")") + 2 :].split()[19])
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    def say(self, fd, text):
+        try:
+            os.write(fd, text.encode())
+        except OSError:
+            self.out.append(("note", "", "log not written"))
+
+    def write_end(self, fd, how, code):
+        body = f"{how} {code} at {time.time_ns()}".encode()
+        try:
+            os.pwrite(fd, (body + b" sum %d" % checksum(body)).ljust(END_SIZE - 1) + b"\n", END_AT)
+            if self.alone:
+                os.fdatasync(fd)
+        except OSError:
+            self.out.append(("note", "", "end not written"))
+
+    def reap(self):
+        """Write each ending down first, take it from the kernel after: killed in between, it can still be learned."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            pid = found.si_pid
+            job = self.jobs.get(pid)
+            if job is not None:
+                key, path = job
+                how = "exit" if found.si_code == os.CLD_EXITED else "signal"
+                code = found.si_status
+                at = time.time_ns()
+                self.crash_point("keeper.before_record")
+                try:
+                    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+                except OSError:
+                    fd = -1  # the record was removed: the daemon, if there is one, still hears of the ending
+                if fd >= 0:
+                    self.write_end(fd, how, code)
+                    os.close(fd)
+                self.crash_point("keeper.recorded")
+                self.out.append(("end", key, pid, how, code, at))
+                del self.jobs[pid]
+            os.waitpid(pid, 0)
+
+    def send(self, poll):
+        while self.out:
+            packet = self.out[:200]
+            try:
+                os.write(self.fd, marshal.dumps(packet))
+            except BlockingIOError:
+                poll.modify(self.fd, select.POLLIN | select.POLLOUT)
+                return
+            except OSError:
+                # The daemon is gone; what it sent before may still wait to be read, and is read at POLLIN.
+                self.out.clear()
+                return
+            del self.out[:200]
+        poll.modify(self.fd, select.POLLIN)
+
+
+if __name__ == "__main__":
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), hard))
+    Keeper(int(sys.argv[1]), sys.argv[2]).run()

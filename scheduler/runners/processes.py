@@ -1,0 +1,205 @@
+"""Who a process is, which processes belong to an attempt, and signals that never hit a stranger."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler.core.job import Process
+
+PR_SET_CHILD_SUBREAPER = 36
+MOST_SWEEPS = 8
+
+
+@functools.lru_cache(maxsize=1)
+def boot_id() -> str:
+    """The kernel's id of this boot."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+        return stream.read().strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A process as /proc shows it."""
+
+    pid: int
+    ticks: int
+    state: str
+    parent: int
+    group: int
+    session: int
+
+    @property
+    def alive(self) -> bool:
+        """False for a zombie: nothing of it runs or holds memory."""
+        return self.state not in "ZX"
+
+
+def seen(pid: int) -> Seen | None:
+    """The process with this number now, or None."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            data = stream.read()
+    except OSError:
+        return None
+    # The name stands in parentheses and may hold anything, also a parenthesis.
+    fields = data[data.rindex(b")") + 2 :].split()
+    return Seen(pid, int(fields[19]), fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
+
+
+def lives(process: Process) -> bool:
+    """Whether this very process (not another with its number) still runs."""
+    found = seen(process.pid)
+    return found is not None and found.ticks == process.ticks and found.alive
+
+
+def open_pidfd(process: Process) -> int:
+    """A descriptor that is readable once this very process has ended; -1 if it is gone already.
+
+    Opened first and compared after, so that a reused number is never taken for it.
+    """
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return -1
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL):
+            return -1
+        raise
+    found = seen(process.pid)
+    if found is None or found.ticks != process.ticks:
+        os.close(fd)
+        return -1
+    return fd
+
+
+def send(process: Process, number: int) -> bool:
+    """Send a signal to this very process; False if it is gone."""
+    fd = open_pidfd(process)
+    if fd < 0:
+        return False
+    try:
+        signal.pidfd_send_signal(fd, number)
+        return True
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        os.close(fd)
+
+
+def become_subreaper() -> None:
+    """Orphans of our descendants become our children, so that none of a job's processes can hide. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def own_children() -> list[int]:
+    """Pids of our own children: one read, however many processes the machine has."""
+    me = os.getpid()
+    try:
+        with open(f"/proc/{me}/task/{me}/children", encoding="ascii") as stream:
+            return [int(word) for word in stream.read().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [pid for pid in _all_pids() if (found := seen(pid)) is not None and found.parent == me]
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What every process of an attempt carries in its environment, unless it took it away."""
+
+    job: int
+    attempt: int
+    state_file: str
+
+    def lines(self) -> tuple[bytes, ...]:
+        """The environment entries, as they stand in /proc/PID/environ."""
+        return (
+            b"GPUJOB_ID=%d" % self.job,
+            b"GPUJOB_ATTEMPT=%d" % self.attempt,
+            b"GPUJOB_STATE_FILE=" + os.fsencode(self.state_file),
+        )
+
+
+def carries(pid: int, mark: Mark) -> bool:
+    """Whether this process has the attempt's mark in its environment (of our own user's processes only)."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as stream:
+            entries = stream.read().split(b"\0")
+    except OSError:
+        return False  # gone, or not ours
+    return all(line in entries for line in mark.lines())
+
+
+def members(mark: Mark, leader: Process | None, known: Iterable[Process] = ()) -> list[Process]:
+    """All live processes of an attempt: its leader, its session, its descendants, whoever carries its mark.
+
+    Zombies do not count. The sweep reads /proc once; ``environ`` only of what no other rule claimed.
+    """
+    table: dict[int, Seen] = {}
+    for pid in _all_pids():
+        found = seen(pid)
+        if found is not None:
+            table[pid] = found
+    mine: set[int] = set()
+    roots = {process.pid for process in (*known, *((leader,) if leader else ())) if _is(table, process)}
+    leader_sid = leader.pid if leader else -1
+    for pid, found in table.items():
+        if pid in roots or found.session == leader_sid or found.group == leader_sid:
+            mine.add(pid)
+    grew = True
+    while grew:
+        grew = False
+        for pid, found in table.items():
+            if pid not in mine and found.parent in mine:
+                mine.add(pid)
+                grew = True
+    me = os.getpid()
+    for pid, found in table.items():
+        if pid not in mine and found.alive and pid != me and carries(pid, mark):
+            mine.add(pid)
+    return [Process(pid, table[pid].ticks) for pid in sorted(mine) if table[pid].alive and pid != me]
+
+
+def _is(table: dict[int, Seen], process: Process) -> bool:
+    found = table.get(process.pid)
+    return found is not None and found.ticks == process.ticks
+
+
+def signal_all(mark: Mark, leader: Process | None, known: Iterable[Process], hard: bool) -> list[Process]:
+    """SIGTERM (or SIGKILL) to every process of an attempt; returns those that were found.
+
+    Swept again until a sweep finds nobody new, so that a child forked meanwhile does not slip through. A stopped
+    process is continued after the SIGTERM, else it could not act on it.
+    """
+    told: set[Process] = set()
+    known = tuple(known)
+    for _ in range(MOST_SWEEPS):
+        found = [process for process in members(mark, leader, known) if process not in told]
+        if not found:
+            break
+        for process in found:
+            send(process, signal.SIGKILL if hard else signal.SIGTERM)
+            if not hard:
+                send(process, signal.SIGCONT)
+        told.update(found)
+        if not hard:
+            break  # a second SIGTERM would be a second wish; who forked meanwhile meets the SIGKILL
+    return sorted(told, key=lambda process: process.pid)
+
+
+def reap(pid: int) -> None:
+    """Take a child's ending away so that it does not stay a zombie."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

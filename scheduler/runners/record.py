@@ -1,0 +1,146 @@
+"""The record of an attempt: one private file, claimed by its exclusive creation, its fields written in place.
+
+Layout (bytes; every field is reserved by real bytes before the command runs, so that a full disk cannot lose
+the ending)::
+
+    0     HEAD    "gpujob record 1\\n"                                    16
+    16    PID     "pid P ticks T at NS keeper K boot B\\n", blank until known   160
+    176   END     "exit C at NS sum S\\n" or "signal N …" or "never N …"   96
+    272   SPEC    one line of JSON: what was asked, enough to rebuild the store
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.core.job import Job, Process
+from scheduler.core.recovery import Record
+
+HEAD = b"gpujob record 1\n"
+PID_AT, PID_SIZE = 16, 160
+END_AT, END_SIZE = 176, 96
+SPEC_AT = 272
+LONGEST_SPEC = 64 << 20
+
+_PID = re.compile(rb"pid (\d+) ticks (\d+) at (\d+) keeper (\d+) boot (\S+)")
+_END = re.compile(rb"(exit|signal|never) (\d+) at (\d+) sum (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a record says. ``code`` is the exit code, the signal, or the errno of a start that failed."""
+
+    kind: Record
+    process: Process | None = None
+    boot: str = ""
+    started_at: float | None = None
+    how: str = ""  # exit, signal, never
+    code: int = 0
+    ended_at: float | None = None
+
+
+def blank(job: Job, boot: str) -> bytes:
+    """The bytes of a record before its command runs."""
+    spec = {
+        "id": job.id,
+        "attempt": job.attempt,
+        "boot": boot,
+        "gpus": list(job.gpus),
+        "need": [job.need.count, job.need.parts],
+        "priority": job.priority,
+        "allowed": None if job.allowed is None else list(job.allowed),
+        "identity": job.identity,
+        "submitted_at": job.submitted_at,
+        "log": job.log,
+        "spec": job.spec.as_dict(),
+    }
+    text = json.dumps(spec, ensure_ascii=True).encode()
+    return HEAD + b" " * (PID_SIZE - 1) + b"\n" + b" " * (END_SIZE - 1) + b"\n" + text + b"\n"
+
+
+def checksum(text: bytes) -> int:
+    """A sum that tells a whole ending from a torn one; the same in `keeper.py`, which imports nothing."""
+    total = 7
+    for byte in text:
+        total = (total * 31 + byte) % 1000003
+    return total
+
+
+def end_line(how: str, code: int, at_ns: int) -> bytes:
+    """The END field."""
+    body = f"{how} {code} at {at_ns}".encode()
+    return (body + b" sum %d" % checksum(body)).ljust(END_SIZE - 1) + b"\n"
+
+
+def read(path: str) -> Attempt:
+    """What the record at ``path`` says; Record.NONE if there is none, Record.BROKEN if it cannot be understood."""
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read(SPEC_AT)
+    except FileNotFoundError:
+        return Attempt(Record.NONE)
+    except OSError:
+        return Attempt(Record.BROKEN)
+    if len(data) < SPEC_AT:
+        return Attempt(Record.CLAIMED)
+    if not data.startswith(HEAD):
+        return Attempt(Record.BROKEN)
+    pid = _PID.match(data, PID_AT)
+    process, boot, started = None, "", None
+    if pid:
+        process, boot = Process(int(pid[1]), int(pid[2])), pid[5].decode()
+        started = int(pid[3]) / 1e9
+    end = _END.match(data, END_AT)
+    if end:
+        body = data[END_AT : end.end()].rsplit(b" sum ", 1)[0]
+        if checksum(body) == int(end[4]):
+            how = end[1].decode()
+            kind = Record.NEVER_RAN if how == "never" else Record.ENDED
+            return Attempt(kind, process, boot, started, how, int(end[2]), int(end[3]) / 1e9)
+    return Attempt(Record.RUNNING if process else Record.CLAIMED, process, boot, started)
+
+
+def spec_of(path: str) -> dict[str, Any]:
+    """What was asked, as the record keeps it. Raises OSError or ValueError."""
+    with open(path, "rb") as stream:
+        stream.seek(SPEC_AT)
+        data: dict[str, Any] = json.loads(stream.read(LONGEST_SPEC))
+    return data
+
+
+def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
+    """Take an unclaimed attempt so that nobody can start it any more; False if somebody claimed it first."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        return False
+    with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as stream:
+        data = blank(job, boot)
+        stream.write(data[:END_AT] + end_line("never", 0, at_ns) + data[SPEC_AT:])
+    return True
+
+
+def write_end(path: str, how: str, code: int, at_ns: int, *, sync: bool) -> None:
+    """Write the END field over its reserved bytes. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, end_line(how, code, at_ns), END_AT)
+        if sync:
+            os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_pid(path: str, process: Process, boot: str, at_ns: int, keeper: int) -> None:
+    """Write the PID field over its reserved bytes. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        line = f"pid {process.pid} ticks {process.ticks} at {at_ns} keeper {keeper} boot {boot}".encode()
+        os.pwrite(fd, line.ljust(PID_SIZE - 1) + b"\n", PID_AT)
+    finally:
+        os.close(fd)

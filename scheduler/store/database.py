@@ -1,0 +1,260 @@
+"""The SQLite file: opened safely, migrated by numbered steps, written by one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+
+from scheduler.core.errors import StoreTrouble
+from scheduler.crashpoints import crash_point
+from scheduler.store.places import Places
+
+_FIRST = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE jobs (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    state TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    identity TEXT NOT NULL,
+    blocking TEXT UNIQUE,          -- the identity while an equal line is a duplicate, else NULL
+    need_count INTEGER NOT NULL,
+    need_parts INTEGER NOT NULL,
+    priority INTEGER NOT NULL,
+    place INTEGER NOT NULL,        -- among equal priorities
+    allowed TEXT,
+    vram_mib INTEGER NOT NULL DEFAULT 0,
+    waits_for INTEGER NOT NULL DEFAULT 0,
+    submitted_at REAL NOT NULL,
+    started_at REAL,
+    finished_at REAL,              -- NULL while the job lives
+    attempt INTEGER NOT NULL DEFAULT 0,
+    start_failures INTEGER NOT NULL DEFAULT 0,
+    runs_failed INTEGER NOT NULL DEFAULT 0,
+    oom_retries INTEGER NOT NULL DEFAULT 0,
+    not_before REAL,
+    gpus TEXT NOT NULL DEFAULT '',
+    pid INTEGER,
+    ticks INTEGER,
+    boot TEXT NOT NULL DEFAULT '',
+    runner TEXT NOT NULL DEFAULT 'direct',
+    session TEXT,
+    log TEXT NOT NULL DEFAULT '',
+    outcome TEXT,
+    exit_code INTEGER,
+    signal INTEGER,
+    reason_code TEXT NOT NULL DEFAULT '',
+    reason TEXT NOT NULL DEFAULT '',
+    stop_why TEXT NOT NULL DEFAULT '',
+    stop_at REAL,
+    held INTEGER NOT NULL DEFAULT 0,
+    notes TEXT NOT NULL DEFAULT '',
+    failure TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX jobs_finished ON jobs (finished_at);
+CREATE TABLE events (id INTEGER PRIMARY KEY, job INTEGER NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL);
+CREATE INDEX events_of_job ON events (job);
+CREATE TABLE requests (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, arguments TEXT NOT NULL, made_at REAL NOT NULL,
+    code INTEGER, lines TEXT
+);
+CREATE INDEX requests_open ON requests (code) WHERE code IS NULL;
+CREATE TABLE pauses (gpu INTEGER PRIMARY KEY);
+CREATE TABLE holdings (
+    key TEXT PRIMARY KEY, job INTEGER NOT NULL, need_count INTEGER NOT NULL, need_parts INTEGER NOT NULL,
+    gpus TEXT NOT NULL, vram_mib INTEGER NOT NULL, processes TEXT NOT NULL, boot TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE reasons (class TEXT PRIMARY KEY, code TEXT NOT NULL, sentence TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE gpus (
+    id INTEGER PRIMARY KEY, uuid TEXT NOT NULL, name TEXT NOT NULL, server INTEGER NOT NULL, memory_mib INTEGER
+);
+CREATE TABLE files (
+    path TEXT PRIMARY KEY, device INTEGER, inode INTEGER, place INTEGER, lines INTEGER, crc INTEGER,
+    replaying INTEGER, open_line INTEGER, skipping INTEGER, trouble TEXT NOT NULL DEFAULT ''
+) WITHOUT ROWID;
+CREATE TABLE line_counts (
+    path TEXT, identity TEXT, n INTEGER NOT NULL, before INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (path, identity)
+) WITHOUT ROWID;
+CREATE TABLE refused (
+    path TEXT, number INTEGER, text TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (path, number)
+) WITHOUT ROWID;
+"""
+
+
+def _script(text: str) -> Callable[[sqlite3.Connection], None]:
+    def step(connection: sqlite3.Connection) -> None:
+        for statement in text.split(";\n"):
+            if statement.strip():
+                connection.execute(statement)
+
+    return step
+
+
+# One step a version, never changed after a release: each brings a store of version n-1 to version n.
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_script(_FIRST),)
+VERSION = len(MIGRATIONS)
+LOCK_POLL_S = 0.002
+
+
+class Database:
+    """One connection to the store. ``writing`` is the only way to change anything.
+
+    ``checkpoints``: true for the daemon alone, so that nobody else's commit has to copy the log back.
+    """
+
+    def __init__(self, places: Places, *, checkpoints: bool = False, lock_wait_s: float = 10.0) -> None:
+        self.places = places
+        self.lock_wait_s = lock_wait_s
+        places.make()
+        self._lock_fd = _open_private(places.store_lock)
+        self._bell_fd = _open_private(places.bell)
+        if not os.path.exists(places.store):
+            os.close(_open_private(places.store))
+        try:
+            self.connection = sqlite3.connect(places.store, isolation_level=None, timeout=5.0, cached_statements=256)
+            with self._locked():
+                self._prepare(checkpoints)
+        except sqlite3.Error as error:
+            raise _trouble(error, places.store) from error
+        self._synced = True
+
+    def _prepare(self, checkpoints: bool) -> None:
+        run = self.connection.execute
+        version = run("PRAGMA user_version").fetchone()[0]
+        if version > VERSION:
+            raise StoreTrouble(
+                f"was written by a newer gpujob (version {version}, this one knows {VERSION})",
+                where=self.places.store,
+                do="install that version again, or name another --state-file",
+            )
+        if version == 0 and os.listdir(self.places.attempts):
+            raise StoreTrouble(
+                "is empty, but attempt records stand beside it",
+                where=self.places.store,
+                do="put the store back from a backup",
+            )
+        run("PRAGMA journal_mode=WAL")
+        run("PRAGMA synchronous=FULL")
+        run(f"PRAGMA wal_autocheckpoint={4000 if checkpoints else 0}")
+        run("PRAGMA temp_store=MEMORY")
+        if version < VERSION:
+            self._migrate(version)
+        if checkpoints:
+            problem = run("PRAGMA quick_check(1)").fetchone()[0]
+            if problem != "ok":
+                raise StoreTrouble(f"is damaged ({problem})", where=self.places.store, do="put it back from a backup")
+
+    def _migrate(self, version: int) -> None:
+        if version:
+            shutil.copy2(self.places.store, f"{self.places.store}.v{version}")
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            for number in range(version, VERSION):
+                MIGRATIONS[number](self.connection)
+                crash_point("migrate.step")
+            self.connection.execute(f"PRAGMA user_version={VERSION}")
+            self.connection.execute("COMMIT")
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the kernel lock of `store.lock`. Raises StoreTrouble when others hold it for too long."""
+        deadline = time.monotonic() + self.lock_wait_s
+        while True:
+            try:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
+                    raise
+                if time.monotonic() >= deadline:
+                    raise StoreTrouble(
+                        f"locked by another process for {self.lock_wait_s:g} s", where=self.places.store_lock
+                    ) from None
+                time.sleep(LOCK_POLL_S)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def writing(self, *, sync: bool = True) -> Iterator[sqlite3.Connection]:
+        """One transaction under the lock: all of it or nothing.
+
+        ``sync`` False: safe against any crash of ours, but not yet against a power loss (the next synced commit
+        covers it). Raises StoreTrouble on a busy lock, a full disk, an I/O error, a damaged file.
+        """
+        with self._locked():
+            try:
+                if sync is not self._synced:
+                    self.connection.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
+                    self._synced = sync
+                self.connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self.connection
+                    self.connection.execute("COMMIT")
+                except BaseException:
+                    if self.connection.in_transaction:
+                        with contextlib.suppress(sqlite3.Error):
+                            self.connection.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise _trouble(error, self.places.store) from error
+
+    def ring(self) -> None:
+        """Wake the daemon: one byte into the bell, after the commit."""
+        os.pwrite(self._bell_fd, b"!", 0)
+
+    def close(self) -> None:
+        """Close the connection and the lock."""
+        with contextlib.suppress(sqlite3.Error):
+            self.connection.close()
+        os.close(self._lock_fd)
+        os.close(self._bell_fd)
+
+
+def open_for_reading(places: Places) -> sqlite3.Connection:
+    """A read-only connection that holds nobody up. Raises StoreTrouble."""
+    try:
+        connection = sqlite3.connect(
+            f"file:{_quoted(places.store)}?mode=ro", uri=True, isolation_level=None, timeout=5.0
+        )
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.Error as error:
+        raise _trouble(error, places.store) from error
+    if version > VERSION:
+        raise StoreTrouble(
+            f"was written by a newer gpujob (version {version})", where=places.store, do="use that version"
+        )
+    if version == 0:
+        raise StoreTrouble("holds nothing yet", where=places.store, do="start the scheduler: gpujob start")
+    return connection
+
+
+def _quoted(path: str) -> str:
+    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+def _open_private(path: str) -> int:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise StoreTrouble(f"cannot be opened: {error.strerror}", where=path) from None
+    if os.fstat(fd).st_mode & 0o777 != 0o600:
+        os.fchmod(fd, 0o600)
+    return fd
+
+
+def _trouble(error: sqlite3.Error, path: str) -> StoreTrouble:
+    text = str(error)
+    do = "free some space" if "full" in text else "nothing new is started until it can be used again"
+    if "malformed" in text or "not a database" in text:
+        do = "the file is left untouched: put it back from a backup"
+    return StoreTrouble(f"the store cannot be used: {text}", where=path, do=do)

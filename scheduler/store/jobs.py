@@ -1,0 +1,297 @@
+"""Jobs, events, holdings, reasons and requests as rows."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from scheduler.core.decide import Answer, Holding
+from scheduler.core.gpu import Gpu, Need, gpu_ids_text, parse_gpu_ids
+from scheduler.core.job import Event, Failure, Job, JobSpec, JobState, Outcome, Process
+from scheduler.core.placement import Reason
+from scheduler.core.requests import Request, from_row, to_row
+
+_COLUMNS = (
+    "id state spec identity need_count need_parts priority place allowed submitted_at started_at finished_at attempt "
+    "start_failures runs_failed oom_retries not_before gpus pid ticks boot runner session log outcome exit_code signal "
+    "reason_code reason stop_why stop_at held notes failure"
+).split()
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM jobs"
+_CHANGING = (
+    "state need_count need_parts priority place allowed started_at finished_at attempt start_failures runs_failed "
+    "oom_retries not_before gpus pid ticks boot runner session log outcome exit_code signal reason_code reason "
+    "stop_why stop_at held notes failure blocking"
+).split()
+_UPDATE = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in _CHANGING)} WHERE id=?"
+_STATES = {state.value: state for state in JobState}
+_BLOCKING = frozenset({JobState.PENDING, JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.DONE})
+
+
+def _ids(gpus: tuple[int, ...]) -> str:
+    return ",".join(map(str, gpus))
+
+
+def _from_ids(text: str) -> tuple[int, ...]:
+    return tuple(int(piece) for piece in text.split(",")) if text else ()
+
+
+def job_of(row: Sequence[Any]) -> Job:
+    """A Job from a row of ``_SELECT``."""
+    (
+        id_, state, spec, identity, count, parts, priority, place, allowed, submitted, started, finished, attempt,
+        start_failures, runs_failed, oom, not_before, gpus, pid, ticks, boot, runner, session, log, outcome, code,
+        signal, reason_code, reason, stop_why, stop_at, held, notes, failure,
+    ) = row  # fmt: skip
+    return Job(
+        id=id_, spec=JobSpec.from_dict(json.loads(spec)), need=Need(count, parts), state=_STATES[state],
+        identity=identity, order=place or id_, priority=priority, allowed=parse_gpu_ids(allowed) if allowed else None,
+        submitted_at=submitted, started_at=started, finished_at=finished, attempt=attempt,
+        start_failures=start_failures, runs_failed=runs_failed, oom_retries=oom, not_before=not_before,
+        gpus=_from_ids(gpus), process=Process(pid, ticks) if pid is not None else None, boot=boot, runner=runner,
+        session=session, log=log, outcome=Outcome(outcome) if outcome else None, exit_code=code, signal=signal,
+        reason_code=reason_code, reason=reason, stop_why=stop_why, stop_at=stop_at, held=bool(held),
+        notes=tuple(json.loads(notes)) if notes else (), failure=Failure(*json.loads(failure)) if failure else None,
+    )  # fmt: skip
+
+
+def _blocking(job: Job) -> str | None:
+    return job.identity if job.identity and job.state in _BLOCKING else None
+
+
+def insert(
+    connection: sqlite3.Connection, spec: JobSpec, need: Need, identity: str, notes: tuple[str, ...], now: float
+) -> Job:
+    """A new PENDING job with the next id. Raises sqlite3.IntegrityError when an equal one blocks it."""
+    cursor = connection.execute(
+        "INSERT INTO jobs (state, spec, identity, blocking, need_count, need_parts, priority, place, allowed, vram_mib,"
+        " waits_for, submitted_at, notes) VALUES ('pending',?,?,?,?,?,?,0,?,?,?,?,?)",
+        (
+            json.dumps(spec.as_dict(), ensure_ascii=True), identity, identity or None, need.count, need.parts,
+            spec.priority, None if spec.allowed is None else gpu_ids_text(spec.allowed), spec.vram_mib or 0,
+            1 if spec.after or spec.after_ok else 0, now, json.dumps(notes) if notes else "",
+        ),
+    )  # fmt: skip
+    job_id = cursor.lastrowid or 0
+    return Job(
+        id=job_id, spec=spec, need=need, identity=identity, order=job_id, priority=spec.priority, allowed=spec.allowed,
+        submitted_at=now, notes=notes,
+    )  # fmt: skip
+
+
+def save(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
+    """Write what may have changed of these jobs."""
+    connection.executemany(
+        _UPDATE,
+        [
+            (
+                j.state.value, j.need.count, j.need.parts, j.priority, j.order,
+                None if j.allowed is None else gpu_ids_text(j.allowed), j.started_at, j.finished_at, j.attempt,
+                j.start_failures, j.runs_failed, j.oom_retries, j.not_before, _ids(j.gpus),
+                j.process.pid if j.process else None, j.process.ticks if j.process else None, j.boot, j.runner,
+                j.session, j.log, j.outcome.value if j.outcome else None, j.exit_code, j.signal, j.reason_code,
+                j.reason, j.stop_why, j.stop_at, 1 if j.held else 0, json.dumps(j.notes) if j.notes else "",
+                json.dumps([j.failure.kind, j.failure.line, j.failure.hint]) if j.failure else "", _blocking(j), j.id,
+            )
+            for j in jobs
+        ],
+    )  # fmt: skip
+
+
+def respec(connection: sqlite3.Connection, job: Job) -> None:
+    """Write a waiting job's changed wish."""
+    connection.execute(
+        "UPDATE jobs SET spec=?, vram_mib=?, waits_for=? WHERE id=?",
+        (
+            json.dumps(job.spec.as_dict()), job.spec.vram_mib or 0, 1 if job.spec.after or job.spec.after_ok else 0, job.id,
+        ),
+    )  # fmt: skip
+
+
+def write_events(connection: sqlite3.Connection, events: Iterable[Event]) -> None:
+    """Append to the story of the jobs."""
+    connection.executemany(
+        "INSERT INTO events (job, at, kind, detail) VALUES (?,?,?,?)",
+        [(e.job, e.at, e.kind, json.dumps(e.detail) if e.detail else "") for e in events],
+    )
+
+
+def events_of(connection: sqlite3.Connection, job: int) -> list[Event]:
+    """The story of one job, oldest first."""
+    rows = connection.execute("SELECT job, at, kind, detail FROM events WHERE job=? ORDER BY id", (job,))
+    return [Event(row[0], row[1], row[2], json.loads(row[3]) if row[3] else {}) for row in rows]
+
+
+def get(connection: sqlite3.Connection, job: int) -> Job | None:
+    """One job, or None."""
+    row = connection.execute(f"{_SELECT} WHERE id=?", (job,)).fetchone()
+    return job_of(row) if row else None
+
+
+def blocker_of(connection: sqlite3.Connection, identity: str) -> Job | None:
+    """The waiting, running or succeeded job with this identity, or None."""
+    row = connection.execute(f"{_SELECT} WHERE blocking=?", (identity,)).fetchone()
+    return job_of(row) if row else None
+
+
+def live(connection: sqlite3.Connection) -> Iterator[Job]:
+    """All jobs that have not ended, by id."""
+    for row in connection.execute(f"{_SELECT} WHERE finished_at IS NULL ORDER BY id"):
+        yield job_of(row)
+
+
+def in_hand(connection: sqlite3.Connection) -> Iterator[Job]:
+    """Jobs that are STARTING, RUNNING or STOPPING."""
+    rows = connection.execute(f"{_SELECT} WHERE state IN ('starting','running','stopping') ORDER BY id").fetchall()
+    yield from map(job_of, rows)
+
+
+def pending(connection: sqlite3.Connection, after: int = 0) -> Iterator[Job]:
+    """Waiting jobs with an id above ``after``, by id."""
+    for row in connection.execute(
+        f"{_SELECT} WHERE finished_at IS NULL AND state='pending' AND id>? ORDER BY id", (after,)
+    ):
+        yield job_of(row)
+
+
+def new_pending(connection: sqlite3.Connection, after: int) -> Iterator[Job]:
+    """The same, found by id alone: cheap when only the newest few are asked for."""
+    for row in connection.execute(f"{_SELECT} WHERE id>? AND state='pending' ORDER BY id", (after,)).fetchall():
+        yield job_of(row)
+
+
+def last_id(connection: sqlite3.Connection) -> int:
+    """The highest id ever given out."""
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name='jobs'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def last_ended(connection: sqlite3.Connection, most: int) -> list[Job]:
+    """The jobs that ended last, newest first."""
+    rows = connection.execute(f"{_SELECT} WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?", (most,))
+    return [job_of(row) for row in rows]
+
+
+def select(connection: sqlite3.Connection, states: Sequence[str] = ()) -> Iterator[Job]:
+    """All jobs, or those in these states, by id."""
+    where = f" WHERE state IN ({','.join('?' * len(states))})" if states else ""
+    for row in connection.execute(f"{_SELECT}{where} ORDER BY id", tuple(states)):
+        yield job_of(row)
+
+
+def labelled(connection: sqlite3.Connection, label: str) -> list[Job]:
+    """Jobs with this label, by id."""
+    rows = connection.execute(f"{_SELECT} WHERE spec LIKE ? ORDER BY id", (f"%{json.dumps(label)}%",))
+    return [job for job in map(job_of, rows) if job.spec.label == label]
+
+
+def counts(connection: sqlite3.Connection) -> dict[str, int]:
+    """How many jobs are in each state (all eight, 0 where none)."""
+    found = dict(connection.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
+    return {state.value: found.get(state.value, 0) for state in JobState}
+
+
+def ask(connection: sqlite3.Connection, request: Request, now: float) -> int:
+    """Write a request down; returns its row."""
+    kind, arguments = to_row(request)
+    row = connection.execute(
+        "INSERT INTO requests (kind, arguments, made_at) VALUES (?,?,?)", (kind, json.dumps(arguments), now)
+    ).lastrowid
+    return row or 0
+
+
+def asked(connection: sqlite3.Connection) -> list[tuple[int, Request]]:
+    """Requests that nobody has answered, oldest first."""
+    rows = connection.execute("SELECT id, kind, arguments FROM requests WHERE code IS NULL ORDER BY id").fetchall()
+    return [(row[0], from_row(row[1], json.loads(row[2]))) for row in rows]
+
+
+def answer(connection: sqlite3.Connection, answers: Iterable[Answer]) -> None:
+    """Write the answers beside their requests."""
+    connection.executemany(
+        "UPDATE requests SET code=?, lines=? WHERE id=?", [(a.code, json.dumps(a.lines), a.row) for a in answers]
+    )
+
+
+def answer_of(connection: sqlite3.Connection, row: int) -> Answer | None:
+    """The answer to a request, once there is one."""
+    found = connection.execute("SELECT code, lines FROM requests WHERE id=? AND code IS NOT NULL", (row,)).fetchone()
+    return Answer(row, found[0], tuple(json.loads(found[1]))) if found else None
+
+
+def paused_gpus(connection: sqlite3.Connection) -> tuple[int, ...]:
+    """The paused GPUs, ascending."""
+    return tuple(row[0] for row in connection.execute("SELECT gpu FROM pauses ORDER BY gpu"))
+
+
+def save_pauses(connection: sqlite3.Connection, gpus: Iterable[int], queue_paused: bool) -> None:
+    """Write all pauses."""
+    connection.execute("DELETE FROM pauses")
+    connection.executemany("INSERT INTO pauses VALUES (?)", [(gpu,) for gpu in gpus])
+    set_meta(connection, "queue_paused", "1" if queue_paused else "")
+
+
+def meta(connection: sqlite3.Connection, key: str) -> str:
+    """A remembered text, empty if there is none."""
+    row = connection.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+    return str(row[0]) if row else ""
+
+
+def set_meta(connection: sqlite3.Connection, key: str, value: str) -> None:
+    """Remember a text."""
+    connection.execute(
+        "INSERT INTO meta VALUES (?,?) ON CONFLICT (key) DO UPDATE SET value=excluded.value", (key, value)
+    )
+
+
+def gpus(connection: sqlite3.Connection) -> list[Gpu]:
+    """The GPUs managed by the last daemon."""
+    rows = connection.execute("SELECT id, uuid, name, server, memory_mib FROM gpus ORDER BY id")
+    return [Gpu(*row) for row in rows]
+
+
+def save_gpus(connection: sqlite3.Connection, found: Iterable[Gpu]) -> None:
+    """Write which GPUs are managed now."""
+    connection.execute("DELETE FROM gpus")
+    connection.executemany(
+        "INSERT INTO gpus VALUES (?,?,?,?,?)", [(g.index, g.uuid, g.name, g.server, g.memory_mib) for g in found]
+    )
+
+
+def holdings(connection: sqlite3.Connection) -> list[tuple[Holding, str]]:
+    """GPUs held by processes that outlived their job, each with its boot id."""
+    rows = connection.execute("SELECT key, job, need_count, need_parts, gpus, vram_mib, processes, boot FROM holdings")
+    return [
+        (
+            Holding(r[0], r[1], Need(r[2], r[3]), _from_ids(r[4]), r[5], tuple(Process(*p) for p in json.loads(r[6]))),
+            r[7],
+        )
+        for r in rows
+    ]
+
+
+def save_holdings(connection: sqlite3.Connection, held: Iterable[Holding], freed: Iterable[str], boot: str) -> None:
+    """Write new holdings, remove those whose processes are gone."""
+    connection.executemany(
+        "INSERT OR REPLACE INTO holdings VALUES (?,?,?,?,?,?,?,?)",
+        [
+            (
+                h.key, h.job, h.need.count, h.need.parts, _ids(h.gpus), h.vram_mib,
+                json.dumps([[p.pid, p.ticks] for p in h.processes]), boot,
+            )
+            for h in held
+        ],
+    )  # fmt: skip
+    connection.executemany("DELETE FROM holdings WHERE key=?", [(key,) for key in freed])
+
+
+def class_reasons(connection: sqlite3.Connection) -> dict[str, Reason]:
+    """Why each class of waiting jobs waits, as the daemon last saw it."""
+    return {r[0]: Reason(r[1], r[2]) for r in connection.execute("SELECT class, code, sentence FROM reasons")}
+
+
+def save_class_reasons(connection: sqlite3.Connection, reasons: dict[str, Reason]) -> None:
+    """Write all class reasons."""
+    connection.execute("DELETE FROM reasons")
+    connection.executemany("INSERT INTO reasons VALUES (?,?,?)", [(k, r.code, r.sentence) for k, r in reasons.items()])

@@ -1,0 +1,113 @@
+"""Which daemon is in office: the lock it holds for life, and who it says it is."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from typing import Any
+
+from scheduler.core.errors import SchedulerError
+from scheduler.store.places import Places
+from scheduler.store.safely import replace_file
+
+
+class Office:
+    """Held by the one daemon of a state file until its process ends, however it ends."""
+
+    def __init__(self, places: Places) -> None:
+        from filelock import FileLock  # here, because it costs commands that only look 30 ms
+
+        self.places = places
+        self._lock = FileLock(places.daemon_lock, mode=0o600)
+
+    def take(self, info: dict[str, Any], wait_s: float = 1.0) -> None:
+        """Become the daemon. Raises SchedulerError naming the pid of the one that is."""
+        from filelock import Timeout
+
+        try:
+            self._lock.acquire(timeout=wait_s, poll_interval=0.02)
+        except Timeout:
+            other = holder(self.places).get("pid", "unknown")
+            raise SchedulerError(
+                f"a scheduler with this state file runs already (pid {other})",
+                where=self.places.state_file,
+                do="use it, or name another --state-file",
+            ) from None
+        replace_file(self.places.daemon_info, json.dumps(info).encode(), sync=False)
+
+    def leave(self) -> None:
+        """Give the office up."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.places.daemon_info)
+        self._lock.release()
+
+
+def holder(places: Places) -> dict[str, Any]:
+    """What the daemon said of itself when it started; empty if nothing can be read."""
+    try:
+        with open(places.daemon_info, encoding="utf-8") as stream:
+            data = json.load(stream)
+    except (OSError, ValueError):
+        return {}  # the lock tells whether there is one; this only tells who
+    return data if isinstance(data, dict) else {}
+
+
+def daemon_alive(places: Places) -> bool:
+    """Whether a daemon holds the office now (by the kernel's lock, so never stale)."""
+    try:
+        fd = os.open(places.daemon_lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+
+
+# -- where schedulers of this user can be found -----------------------------------------------------------
+
+
+def register_folder(environ: dict[str, str]) -> str:
+    """The private folder in which each live scheduler of this user leaves a file."""
+    runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    if not os.path.isdir(runtime):
+        home = environ.get("HOME") or os.path.expanduser("~")
+        runtime = environ.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
+    return os.path.join(runtime, "gpujob")
+
+
+def register(environ: dict[str, str], state_file: str) -> str:
+    """Leave a file that leads to this scheduler; returns its path, empty if it could not be left."""
+    folder = register_folder(environ)
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        path = os.path.join(folder, f"{os.getpid()}.json")
+        replace_file(path, json.dumps({"state_file": state_file, "pid": os.getpid()}).encode(), sync=False)
+    except OSError:
+        return ""  # only the search without --state-file misses it
+    return path
+
+
+def registered(environ: dict[str, str]) -> list[str]:
+    """State files of this user's live schedulers."""
+    folder = register_folder(environ)
+    found = []
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    for name in names:
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8") as stream:
+                state_file = str(json.load(stream)["state_file"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if daemon_alive(Places(state_file)) and state_file not in found:
+            found.append(state_file)
+    return found

@@ -1,0 +1,84 @@
+"""Where the files of one scheduler stand, private from the moment they are made."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+
+from scheduler.core.errors import SchedulerError
+
+DEFAULT_STEM = "gpu_scheduler_state"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Paths of a scheduler, all derived from its state file."""
+
+    state_file: str
+
+    @property
+    def house(self) -> str:
+        """The folder of store, locks and records: `.gpujob`, or `.gpujob-<stem>` beside another state file name."""
+        folder, name = os.path.split(self.state_file)
+        stem = name[:-5] if name.endswith(".json") else name
+        return os.path.join(folder, ".gpujob" if stem == DEFAULT_STEM else f".gpujob-{stem}")
+
+    @property
+    def store(self) -> str:
+        return os.path.join(self.house, "store.db")
+
+    @property
+    def store_lock(self) -> str:
+        return os.path.join(self.house, "store.lock")
+
+    @property
+    def daemon_lock(self) -> str:
+        return os.path.join(self.house, "daemon.lock")
+
+    @property
+    def daemon_info(self) -> str:
+        return os.path.join(self.house, "daemon.json")
+
+    @property
+    def bell(self) -> str:
+        return os.path.join(self.house, "bell")
+
+    @property
+    def attempts(self) -> str:
+        return os.path.join(self.house, "attempts")
+
+    @property
+    def environments(self) -> str:
+        return os.path.join(self.house, "env")
+
+    def exist(self) -> bool:
+        """Whether a scheduler was ever here."""
+        return os.path.exists(self.store)
+
+    def make(self) -> None:
+        """Make the private folders. Raises SchedulerError when one is a link or somebody else's."""
+        for folder in (self.house, self.attempts, self.environments):
+            make_private_folder(folder)
+
+
+def make_private_folder(path: str) -> None:
+    """Make ``path`` (0700 at any umask), or check that it is ours. Raises SchedulerError."""
+    old = os.umask(0o077)
+    try:
+        os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode) or not stat.S_ISDIR(status.st_mode):
+            raise SchedulerError("is a link or a file, not a folder of ours", where=path, do="move it away") from None
+        if status.st_uid != os.getuid():
+            raise SchedulerError(
+                f"belongs to user {status.st_uid}", where=path, do="configure another folder"
+            ) from None
+        if status.st_mode & 0o077:
+            os.chmod(path, 0o700)
+    except OSError as error:
+        raise SchedulerError(f"cannot be made: {error.strerror}", where=path) from None
+    finally:
+        os.umask(old)
