@@ -204,11 +204,15 @@ class _Turn:
         elif isinstance(fact, Gone):
             self._gone(fact.key)
         elif isinstance(fact, Missing):
-            job = self.world.fetch(fact.job)
+            job = self._find(fact.job)
             if job is not None and job.state is JobState.PENDING:
                 self._park_missing(job, fact.sentence)
         elif isinstance(fact, Asked):
             self._asked(fact)
+
+    def _find(self, job_id: int) -> Job | None:
+        """A job as it is in this turn: what the turn changed, what is in hand, else the store's row."""
+        return self.plan.changed.get(job_id) or self.world.live.get(job_id) or self.world.fetch(job_id)
 
     # -- writing down -------------------------------------------------------------------------------------
 
@@ -262,7 +266,7 @@ class _Turn:
         """Ids that still have to end; None when the job was skipped because one of them failed."""
         waits_for = []
         for parent_id in dict.fromkeys((*job.spec.after_ok, *job.spec.after)):
-            parent = self.world.live.get(parent_id) or self.world.fetch(parent_id)
+            parent = self._find(parent_id)
             ended = parent is None or parent.state.ended
             if parent_id in job.spec.after_ok and ended and (parent is None or not parent.succeeded):
                 what = "is not known" if parent is None else f"ended {parent.state.value}"
@@ -291,7 +295,7 @@ class _Turn:
         """Look again at the jobs that waited for this one."""
         for child_id in self.world.children.pop(job.id, ()):
             if self.world.parked.get(child_id) == "depends":
-                child = self.plan.changed.get(child_id) or self.world.fetch(child_id)
+                child = self._find(child_id)
                 if child is not None and child.state is JobState.PENDING:
                     self._enqueue(child)
 
@@ -458,7 +462,7 @@ class _Turn:
         request, lines, code = fact.request, [], 0
         if isinstance(request, (Cancel, Requeue)):
             for job_id in request.jobs:
-                job = self.world.live.get(job_id) or self.plan.changed.get(job_id) or self.world.fetch(job_id)
+                job = self._find(job_id)
                 if job is None:
                     lines.append(f"no job {job_id}")
                     code = 6
@@ -541,7 +545,7 @@ class _Turn:
             _, kind, job_id, attempt = heapq.heappop(timers)
             if kind == "retry":
                 if self.world.parked.get(job_id) == "backoff":
-                    job = self.plan.changed.get(job_id) or self.world.fetch(job_id)
+                    job = self._find(job_id)
                     if job is not None and job.state is JobState.PENDING:
                         job.not_before = None
                         self._enqueue(job)
@@ -569,7 +573,7 @@ class _Turn:
             gpus = world.fleet.find(kind)
             taken = gpus is not None
             if gpus is not None:
-                job = self.plan.changed.get(job_id) or world.fetch(job_id)
+                job = self._find(job_id)
                 world.queue.drop(job_id)
                 if job is not None and job.state is JobState.PENDING:
                     self._start(job, gpus)

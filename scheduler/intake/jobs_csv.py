@@ -371,7 +371,7 @@ def read_options(pairs: Collection[tuple[str, str]]) -> dict[str, Any]:
         try:
             values[name] = read(text)
         except SchedulerError as error:
-            raise UsageError(f";{key}=: {error.what}", do=error.do) from None
+            raise type(error)(f";{key}=: {error.what}", do=error.do) from None
     return values
 
 

@@ -25,6 +25,7 @@ from scheduler.runners.processes import (
     become_subreaper,
     boot_id,
     carries,
+    environment_of,
     members,
     open_pidfd,
     own_children,
@@ -399,13 +400,22 @@ class DirectRunner:
             self._settle_from_record(attempt, now)
 
     def _child_of_claim(self, attempt: _Attempt, unknown: set[int]) -> Process | None:
-        """The one child of the dead keeper that no record names: by its mark, or a zombie that leads its session."""
-        for pid in sorted(unknown):
+        """The one child of the dead keeper that no record names: it leads its session and is the newest such child.
+
+        Its mark is not asked for: a zombie has none to show, nor has a process in the midst of its exec. What
+        carries another attempt's mark is left out (an orphan of a job that made a session of its own).
+        """
+        newest: Process | None = None
+        for pid in unknown:
             found = seen(pid)
-            if found is not None and found.session == pid:
-                if carries(pid, self._mark(attempt)) or not found.alive:
-                    return Process(pid, found.ticks)
-        return None
+            if found is None or found.session != pid:
+                continue
+            numbers = [entry for entry in environment_of(pid) if entry.startswith((b"GPUJOB_ID=", b"GPUJOB_ATTEMPT="))]
+            if numbers and not carries(pid, self._mark(attempt)):
+                continue
+            if newest is None or found.ticks >= newest.ticks:
+                newest = Process(pid, found.ticks)
+        return newest
 
     def _look_at_zombies(self) -> None:
         """Adopted leaders that ended: their own keeper writes the record before it reaps them."""

@@ -49,6 +49,7 @@ class Keeper:
         os.set_blocking(read, False)
         os.set_blocking(write, False)
         os.set_blocking(fd, False)
+        os.set_inheritable(fd, False)  # a job that held it would keep our death from the daemon
         self.wakeup = read
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
         _signal.set_wakeup_fd(write, warn_on_full_buffer=False)

@@ -132,14 +132,22 @@ class Mark:
         )
 
 
-def carries(pid: int, mark: Mark) -> bool:
-    """Whether this process has the attempt's mark in its environment (of our own user's processes only)."""
+def environment_of(pid: int) -> list[bytes]:
+    """Environment entries of a process of our own user; empty when it is gone, or in the midst of its exec.
+
+    (`posix_spawn` returns a moment before the kernel has laid the new environment out.)
+    """
     try:
         with open(f"/proc/{pid}/environ", "rb") as stream:
-            entries = stream.read().split(b"\0")
+            return [entry for entry in stream.read().split(b"\0") if entry]
     except OSError:
-        return False  # gone, or not ours
-    return all(line in entries for line in mark.lines())
+        return []
+
+
+def carries(pid: int, mark: Mark) -> bool:
+    """Whether this process has the attempt's mark in its environment."""
+    entries = environment_of(pid)
+    return bool(entries) and all(line in entries for line in mark.lines())
 
 
 def members(mark: Mark, leader: Process | None, known: Iterable[Process] = ()) -> list[Process]:

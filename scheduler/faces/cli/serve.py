@@ -22,6 +22,8 @@ def start(flags: dict[str, Any], *, config: str | None = None, drain: bool = Fal
         return _detached(flags, config or find_config(os.environ, None, os.getcwd()) or None, drain)
     environ = {name: value for name, value in os.environ.items() if name != READY}
     ready_fd = int(os.environ.pop(READY, "-1"))
+    if ready_fd >= 0:
+        os.set_inheritable(ready_fd, False)  # the keeper must not hold it: the waiting command reads to its end
     stream = Stream(follow=ready_fd < 0)
     daemon = Daemon(settings, flags, stream, environ)
     if ready_fd >= 0:

@@ -1,0 +1,87 @@
+"""Case decide: the cost of choosing alone, without a store, a disk or a process."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from dataclasses import replace
+
+from benchmarks.figures import Report, median, p99, progress
+from benchmarks.plan import Plan
+from scheduler.core.decide import World, decide
+from scheduler.core.facts import Arrived, Ended, Now, Started
+from scheduler.core.gpu import WHOLE, Gpu, Need
+from scheduler.core.job import Job, JobSpec, JobState, Process
+from scheduler.core.placement import Fleet
+
+SERVER = 8  # GPUs of one server
+BATCH = 256  # lines that arrive in one turn, as the loop takes them
+DECISIONS = 2000
+MOST_S = 20.0
+ONE = Need(1, WHOLE)
+NEEDS = (ONE, ONE, ONE, Need(2, WHOLE), Need(4, WHOLE), ONE)
+
+
+def job_of(number: int, gpus: int) -> Job:
+    """The waiting job with this number: whole GPUs, ten priorities, some only on one GPU, some wide."""
+    need = NEEDS[number % len(NEEDS)]
+    allowed = (number % gpus,) if number % len(NEEDS) == 5 else None
+    spec = JobSpec(script="/work/train.py", arguments=("--seed", str(number)), priority=number % 10, allowed=allowed)
+    return Job(number, spec, need, order=number, priority=spec.priority, allowed=allowed, submitted_at=float(number))
+
+
+def decide_case(plan: Plan) -> Report:
+    """One job ends and one starts, with many waiting; and one more is queued."""
+    sizes = [(plan.count(1_000), 8), (plan.count(100_000), 8)]
+    if plan.million:
+        sizes.append((plan.count(1_000_000), 1024))
+    report = Report(
+        "decide",
+        "one job ends, one starts; core objects alone",
+        ("waiting", "GPUs", "mean ms", "p99 ms", "max ms", "µs per enqueue"),
+    )
+    for waiting, gpus in sizes:
+        progress(f"decide: {waiting} on {gpus}")
+        enqueue_us, took = _measure(waiting, gpus)
+        mean = sum(took) / len(took)
+        report.row(f"{waiting:,}", gpus, mean, p99(took), max(took), enqueue_us)
+        report.figures[f"{waiting}/{gpus}"] = {
+            "mean_ms": mean, "median_ms": median(took), "p99_ms": p99(took), "max_ms": max(took),
+            "enqueue_us": enqueue_us, "decisions": len(took),
+        }  # fmt: skip
+    return report
+
+
+def _measure(waiting: int, gpus: int) -> tuple[float, list[float]]:
+    """µs per enqueue, and the ms of each decision."""
+    fleet = Fleet(Gpu(n, f"declared:{n}", server=n // SERVER) for n in range(gpus))
+    world = World(fleet, lambda number: job_of(number, gpus))
+    now = Now(1e9, 1e6)
+    running = []
+    for n in range(gpus):  # every GPU is taken when the others arrive
+        job = replace(job_of(waiting + n, gpus), need=ONE, allowed=None, state=JobState.RUNNING, attempt=1, gpus=(n,))
+        job.process, job.started_at = Process(n + 1, 1), now.wall
+        world.adopt(job, now)
+        running.append(job)
+    spent = 0
+    for first in range(0, waiting, BATCH):
+        facts = [Arrived(job_of(number, gpus)) for number in range(first, min(first + BATCH, waiting))]
+        before = time.perf_counter_ns()
+        decide(world, facts, now)
+        spent += time.perf_counter_ns() - before
+    enqueue_us = spent / waiting / 1e3
+    dice = random.Random(1)
+    took: list[float] = []
+    gc.collect()
+    deadline = time.monotonic() + MOST_S
+    while len(took) < min(DECISIONS, waiting // 4) and time.monotonic() < deadline:
+        at = dice.randrange(len(running))
+        facts = [Ended(running[at].id, running[at].attempt, 0, None, now.wall)]
+        before = time.perf_counter_ns()
+        plan = decide(world, facts, now)
+        took.append((time.perf_counter_ns() - before) / 1e6)
+        assert len(plan.starts) == 1, f"{len(plan.starts)} jobs started on one free GPU"
+        running[at] = plan.starts[0]
+        decide(world, [Started(running[at].id, running[at].attempt, Process(1, 1), now.wall)], now)
+    return enqueue_us, took

@@ -1,0 +1,230 @@
+"""A folder of its own with a scheduler in it, started and ended by pid."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+import scheduler
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(scheduler.__file__)))
+QUIET_S = 0.1
+STEP_S = 0.025
+PATIENCE_S = 60.0
+
+
+class Stuck(Exception):
+    """Something did not happen in time; the measurement is void."""
+
+
+def wait_until(happened: Callable[[], bool], what: str, patience_s: float = PATIENCE_S, step_s: float = 0.01) -> None:
+    """Look every ``step_s`` until it happened. Raises Stuck."""
+    deadline = time.monotonic() + patience_s
+    while not happened():
+        if time.monotonic() > deadline:
+            raise Stuck(f"not within {patience_s:g} s: {what}")
+        time.sleep(step_s)
+
+
+def switches(pid: int) -> int:
+    """How often the threads of a process gave up or lost the processor so far."""
+    total = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(FileNotFoundError):
+            with open(f"/proc/{pid}/task/{task}/status", encoding="ascii", errors="replace") as stream:
+                total += sum(int(line.split()[1]) for line in stream if "ctxt_switches" in line)
+    return total
+
+
+def wait_quiet(pids: tuple[int, ...], patience_s: float = PATIENCE_S) -> None:
+    """Wait until none of these processes has run for QUIET_S. Raises Stuck."""
+    deadline = time.monotonic() + patience_s
+    before, since = -1, time.monotonic()
+    while True:
+        now = time.monotonic()
+        count = sum(map(switches, pids))
+        if count != before:
+            before, since = count, now
+        elif now - since >= QUIET_S:
+            return
+        if now > deadline:
+            raise Stuck(f"processes {pids} do not come to rest")
+        time.sleep(STEP_S)
+
+
+def append(path: str, text: str) -> int:
+    """Append in one write; returns CLOCK_MONOTONIC in ns, taken just before."""
+    data = text.encode()
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        at = time.monotonic_ns()
+        if os.write(fd, data) != len(data):
+            raise OSError(28, "short write", path)
+        return at
+    finally:
+        os.close(fd)
+
+
+def ledger(path: str) -> list[tuple[str, int, int]]:
+    """What the jobs wrote: their word, first and last stamp."""
+    try:
+        with open(path, encoding="ascii") as stream:
+            return [(word, int(start), int(end)) for word, start, end in (line.split() for line in stream)]
+    except FileNotFoundError:
+        return []
+
+
+def end(process: subprocess.Popen[bytes], patience_s: float = 15.0) -> None:
+    """End a process that we started."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class House:
+    """A scheduler in a temporary folder (a context manager).
+
+    The folder stays: removing many files makes ext4 slower at making new ones, which the next case would pay for.
+    """
+
+    def __init__(self, base: str, *, gpus: int) -> None:
+        self.folder = tempfile.mkdtemp(prefix="house-", dir=base)
+        self.jobs_file = os.path.join(self.folder, "jobs.txt")
+        self.store = os.path.join(self.folder, ".gpujob", "store.db")
+        mine = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("GPUJOB_") and k not in mine}
+        search = os.pathsep.join([ROOT, *filter(None, [kept.get("PYTHONPATH")])])
+        # Compiled code as an installed package has it, without writing into whatever checkout this is.
+        compiled = os.path.join(base, "pycache")
+        self.environ = {
+            **kept, "PYTHONPATH": search, "XDG_RUNTIME_DIR": self.folder, "PYTHONPYCACHEPREFIX": compiled,
+        }  # fmt: skip
+        self.gpus = gpus
+        self.daemon: subprocess.Popen[bytes] | None = None
+        self.keeper = 0
+        self._keeper_fd = -1
+
+    def __enter__(self) -> House:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self.daemon is not None:
+            end(self.daemon)
+        if self._keeper_fd >= 0:  # it ends by itself with its last job
+            if not select.select([self._keeper_fd], [], [], 10.0)[0]:
+                signal.pidfd_send_signal(self._keeper_fd, signal.SIGKILL)
+            os.close(self._keeper_fd)
+
+    def _start(self) -> None:
+        open(self.jobs_file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)).close()
+        logs = os.path.join(self.folder, "logs")
+        words = [sys.executable, "-m", "scheduler", "start", "--gpus", str(self.gpus), "--log-dir", logs]
+        self.daemon = subprocess.Popen(
+            words,
+            cwd=self.folder,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_until(self._in_office, "the daemon started", 30.0)
+        with open(f"/proc/{self.pid}/task/{self.pid}/children", encoding="ascii") as stream:
+            children = [int(word) for word in stream.read().split()]
+        for child in children:
+            with open(f"/proc/{child}/cmdline", "rb") as stream:
+                if b"keeper.py" in stream.read():
+                    self.keeper, self._keeper_fd = child, os.pidfd_open(child)
+        if not self.keeper:
+            raise Stuck("the daemon has no keeper")
+        self.wait_quiet()
+
+    def _in_office(self) -> bool:
+        if self.daemon is None or self.daemon.poll() is not None:
+            raise Stuck("the daemon did not start")
+        try:
+            with open(os.path.join(self.folder, "gpu_scheduler.log"), encoding="utf-8") as stream:
+                return "scheduler started" in stream.read()
+        except FileNotFoundError:
+            return False
+
+    @property
+    def pid(self) -> int:
+        """Pid of the daemon."""
+        assert self.daemon is not None
+        return self.daemon.pid
+
+    @property
+    def pids(self) -> tuple[int, int]:
+        """Daemon and keeper."""
+        return self.pid, self.keeper
+
+    def path(self, name: str) -> str:
+        """A file in the folder."""
+        return os.path.join(self.folder, name)
+
+    def wait_quiet(self, patience_s: float = PATIENCE_S) -> None:
+        """Wait until daemon and keeper sleep."""
+        wait_quiet(self.pids, patience_s)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A read-only look at the store."""
+        connection = sqlite3.connect(f"file:{self.store}?mode=ro", uri=True, isolation_level=None, timeout=5.0)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def wait_ended(self, count: int, patience_s: float = PATIENCE_S, step_s: float = 0.1) -> None:
+        """Wait until ``count`` jobs have ended, all well. Raises Stuck."""
+        with self.reading() as connection:
+            wait_until(
+                lambda: _one(connection, "SELECT count(*) FROM jobs WHERE finished_at IS NOT NULL") >= count,
+                f"{count} jobs ended",
+                patience_s,
+                step_s,
+            )
+            bad = _one(connection, "SELECT count(*) FROM jobs WHERE finished_at IS NOT NULL AND state<>'done'")
+        if bad:
+            raise Stuck(f"{bad} jobs did not end well")
+
+    def command(self, *words: str) -> float:
+        """Run a gpujob command as a whole process; seconds. Raises Stuck when it fails."""
+        return timed([sys.executable, "-m", "scheduler", *words], self.folder, self.environ)
+
+
+def _one(connection: sqlite3.Connection, question: str) -> int:
+    return int(connection.execute(question).fetchone()[0])
+
+
+def timed(words: list[str], folder: str, environ: dict[str, str]) -> float:
+    """Seconds of a whole process. Raises Stuck when it fails or takes a minute."""
+    before = time.perf_counter()
+    try:
+        done = subprocess.run(words, cwd=folder, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        raise Stuck(f"not within 60 s: {' '.join(words)}") from None
+    took = time.perf_counter() - before
+    if done.returncode:
+        raise Stuck(f"{' '.join(words)}: exit code {done.returncode}: {done.stderr.decode(errors='replace').strip()}")
+    return took

@@ -1,0 +1,123 @@
+"""Cases start, gap and burst: how close the way from a line to a process comes to a C loop without any store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+
+from benchmarks.figures import Report, median, p99, progress, spread
+from benchmarks.house import House, append, end, ledger, wait_quiet, wait_until
+from benchmarks.plan import Plan
+
+BLOCK = 10
+
+
+def start(plan: Plan) -> Report:
+    """Append a line to an idle daemon; until the first instruction of its job. Blocks of each by turns."""
+    count = plan.count(50)
+    ours: list[float] = []
+    floors: list[float] = []
+    with House(plan.folder, gpus=2) as house:
+        beside = house.path("floor.txt")
+        open(beside, "w").close()
+        floor = subprocess.Popen([plan.programs.floor, "watch", beside], stdin=subprocess.DEVNULL)
+        try:
+            _one_start(plan, house, house.jobs_file, "w", "warm", house.pids)  # the first one of all is not an idle one
+            _one_start(plan, house, beside, "fw", "warm", (floor.pid,))
+            for i in range(count):
+                if i % BLOCK == 0:
+                    first, last = i, min(i + BLOCK, count)
+                    for n in range(first, last):
+                        progress(f"start: {n} of {count}")
+                        ours.append(_one_start(plan, house, house.jobs_file, f"a{n}", "ours", house.pids))
+                    for n in range(first, last):
+                        floors.append(_one_start(plan, house, beside, f"f{n}", "floor", (floor.pid,)))
+        finally:
+            end(floor)
+        house.wait_ended(count + 1)
+    report = Report("start", f"append to the job's first instruction, {count} times, idle", ("ms", "p50", "p99"))
+    report.row("gpujob", median(ours), p99(ours))
+    report.row("C floor", median(floors), p99(floors))
+    report.row("ratio", median(ours) / median(floors), p99(ours) / p99(floors))
+    report.figures = {"ms": spread(ours), "floor_ms": spread(floors), "ratio": median(ours) / median(floors)}
+    return report
+
+
+def _one_start(plan: Plan, house: House, file: str, word: str, kind: str, pids: tuple[int, ...]) -> float:
+    """Milliseconds from the append to the job's first instruction; returns when all is quiet again."""
+    path = house.path(f"{kind}.ledger")
+    before = os.path.getsize(path) if os.path.exists(path) else 0
+    at = append(file, plan.programs.lines([f"{path} {word}"]))
+    wait_until(lambda: os.path.exists(path) and os.path.getsize(path) > before, f"the job of {word}", step_s=0.02)
+    wait_quiet(pids)
+    found, began, _ = ledger(path)[-1]
+    assert found == word
+    return (began - at) / 1e6
+
+
+def gap(plan: Plan) -> Report:
+    """One GPU, a queue of whole-GPU jobs: the end of one to the start of the next."""
+    count = plan.count(100)
+    ours: list[float] = []
+    floors: list[float] = []
+    ratios: list[float] = []
+    with House(plan.folder, gpus=1) as house:
+        for turn in range(plan.repeats):
+            progress(f"gap: {turn + 1} of {plan.repeats}")
+            path = house.path(f"floor{turn}.ledger")
+            plan.programs.run_floor(count, 1, path)
+            beside = _gaps(path)
+            path = house.path(f"gap{turn}.ledger")
+            append(house.jobs_file, plan.programs.lines([f"{path} {turn}.{n}" for n in range(count)]))
+            house.wait_ended(count * (turn + 1))
+            house.wait_quiet()
+            found = _gaps(path)
+            assert len(found) == len(beside) == count - 1
+            ours += found
+            floors += beside
+            ratios.append(median(found) / median(beside))
+    report = Report(
+        "gap", f"end of a job to the start of the next, 1 GPU, {plan.repeats} × {count} jobs", ("ms", "p50", "p99")
+    )
+    report.row("gpujob", median(ours), p99(ours))
+    report.row("C floor", median(floors), p99(floors))
+    report.row("ratio", median(ratios), p99(ours) / p99(floors))
+    report.figures = {"ms": spread(ours), "floor_ms": spread(floors), "ratio": median(ratios), "ratios": ratios}
+    return report
+
+
+def _gaps(path: str) -> list[float]:
+    stamps = sorted(ledger(path), key=lambda entry: entry[1])
+    return [(after[1] - before[2]) / 1e6 for before, after in zip(stamps, stamps[1:])]  # noqa: B905, RUF007
+
+
+def burst(plan: Plan) -> Report:
+    """Jobs that only exit, on two GPUs: from the append to the last end."""
+    count = plan.count(1000)
+    ours: list[float] = []
+    floors: list[float] = []
+    with House(plan.folder, gpus=2) as house, house.reading() as store:
+        for turn in range(plan.repeats):
+            progress(f"burst: {turn + 1} of {plan.repeats}")
+            before = plan.programs.run_floor(count, 2, "-")
+            clocks = _wall_less_mono()
+            at = append(house.jobs_file, plan.programs.lines([f"- {turn}.{n}" for n in range(count)]))
+            house.wait_ended(count * (turn + 1), patience_s=180.0)
+            last = float(store.execute("SELECT max(finished_at) FROM jobs").fetchone()[0])
+            house.wait_quiet()
+            after = plan.programs.run_floor(count, 2, "-")
+            ours.append(count / (last - clocks - at / 1e9))
+            floors.append(count / ((before + after) / 2))
+    ratios = [one / other for one, other in zip(ours, floors)]  # noqa: B905
+    report = Report("burst", f"{count} jobs that only exit, 2 GPUs, {plan.repeats} times", ("", "jobs/s", "best"))
+    report.row("gpujob", median(ours), max(ours))
+    report.row("C floor", median(floors), max(floors))
+    report.row("ratio", median(ratios), max(ratios))
+    report.figures = {"jobs_per_s": ours, "floor_jobs_per_s": floors, "ratio": median(ratios), "ratios": ratios}
+    return report
+
+
+def _wall_less_mono() -> float:
+    """What to take from a wall time to have it on CLOCK_MONOTONIC."""
+    return time.time() - time.monotonic()

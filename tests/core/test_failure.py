@@ -1,0 +1,52 @@
+"""What the end of a log says about a failure, with a hint that helps."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.core.failure import BAD_ORDINAL, OUT_OF_MEMORY, failure_in
+
+
+@pytest.mark.parametrize(
+    ("tail", "kind"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", OUT_OF_MEMORY),
+        ("RuntimeError: cuda out of memory", OUT_OF_MEMORY),
+        ("jax: CUDA_ERROR_OUT_OF_MEMORY: out of memory", OUT_OF_MEMORY),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED", OUT_OF_MEMORY),
+        ("RuntimeError: CUDA error: invalid device ordinal", BAD_ORDINAL),
+        ("ModuleNotFoundError: No module named 'torch'", "import"),
+    ],
+)
+def test_a_known_cause_is_named_with_its_line_and_a_hint(tail: str, kind: str) -> None:
+    failure = failure_in(f"epoch 1\n{tail}  \nbye\n")
+    assert failure is not None
+    assert (failure.kind, failure.line) == (kind, tail)
+    assert failure.hint
+
+
+@pytest.mark.parametrize("tail", ["", "\n\n", "Traceback…\nKeyError: 'x'", "MemoryError", "the device ordinal is valid"])
+def test_an_unknown_cause_is_not_guessed(tail: str) -> None:
+    assert failure_in(tail) is None
+
+
+def test_the_last_cause_counts() -> None:
+    failure = failure_in("invalid device ordinal\nretrying\nCUDA out of memory\n")
+    assert failure is not None and failure.kind == OUT_OF_MEMORY
+    failure = failure_in("CUDA out of memory\nretrying\ninvalid device ordinal\n")
+    assert failure is not None and failure.kind == BAD_ORDINAL
+
+
+def test_a_long_line_is_cut() -> None:
+    failure = failure_in("CUDA out of memory " + "x" * 10_000)
+    assert failure is not None and len(failure.line) == 300
+
+
+def test_a_bad_ordinal_names_the_setting_that_helps() -> None:
+    failure = failure_in("invalid device ordinal")
+    assert failure is not None and "cuda_ids: local" in failure.hint
+
+
+def test_running_out_of_memory_names_the_share() -> None:
+    failure = failure_in("CUDA out of memory")
+    assert failure is not None and "larger share" in failure.hint

@@ -1,0 +1,81 @@
+"""Two wishes are the same job when script, words in order, environment are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.identity import identity_of
+from scheduler.core.job import JobSpec
+from tests.builders import a_spec, quick
+
+WORD = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=4)
+WISH = st.tuples(WORD, WORD, st.lists(WORD, max_size=4).map(tuple))
+
+
+def identity(script: str, environment: str, arguments: tuple[str, ...]) -> str:
+    return identity_of(JobSpec(script=script, conda_env=environment, arguments=arguments))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"arguments": ("--y", "2", "--x", "1")},
+        {"arguments": ("--x", "1", "--y", "2", "")},
+        {"arguments": ("--x", "1", "--y")},
+        {"arguments": ("--x", "1 --y 2")},
+        {"arguments": ("--x", "1", "--y", "2"), "conda_env": "torch"},
+        {"arguments": ("--x", "1", "--y", "2"), "script": "/data/other.py"},
+    ],
+)
+def test_word_order_words_environment_script_make_another_job(other: dict[str, Any]) -> None:
+    """S3.27"""
+    assert identity_of(a_spec(arguments=("--x", "1", "--y", "2"))) != identity_of(a_spec(**other))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"priority": 7},
+        {"allowed": (0, 1)},
+        {"label": "base"},
+        {"gpus": "0.5"},
+        {"origin": "jobs.txt:9"},
+        {"retries": 2},
+        {"after": (3,)},
+        {"time_limit_s": 60.0},
+    ],
+)
+def test_priority_gpu_list_and_the_rest_make_no_other_job(same: dict[str, Any]) -> None:
+    """S3.27"""
+    assert identity_of(a_spec(arguments=("--x", "1"), **same)) == identity_of(a_spec(arguments=("--x", "1")))
+
+
+@quick
+@given(WISH, WISH)
+def test_equal_identities_are_equal_wishes(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    """S3.27"""
+    assert (identity(*one) == identity(*other)) == (one == other)
+
+
+@quick
+@given(st.lists(WORD, min_size=2, max_size=6), st.data())
+def test_fields_never_run_together(words: list[str], data: st.DataObject) -> None:
+    """S3.27"""
+    at = data.draw(st.integers(0, len(words) - 1))
+    joined = [*words[:at], "".join(words[at : at + 2]), *words[at + 2 :]]
+    assert (identity("/s", "", tuple(words)) == identity("/s", "", tuple(joined))) == (words == joined)
+    assert identity(words[0], words[1], ()) != identity(words[0] + words[1], "", ()) or not words[1]
+
+
+def test_bytes_that_are_no_text_count_too() -> None:
+    assert identity("/s", "", ("\udcff",)) != identity("/s", "", ("\udcfe",))
+
+
+def test_the_identity_of_a_wish_never_changes_between_versions() -> None:
+    wish = identity("/data/train.py", "torch", ("--lr", "0.1"))
+    assert len(wish) == 32 and int(wish, 16) >= 0
+    assert wish == identity_of(JobSpec(script="/data/train.py", conda_env="torch", arguments=("--lr", "0.1"), priority=3))

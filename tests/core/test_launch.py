@@ -1,0 +1,146 @@
+"""What is executed for a job on its GPUs: words, environment, folder, by the chosen meaning of ``--cuda``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.job import JobSpec
+from scheduler.core.launch import CUDA_MODES, Found, Launch, launch_of, log_name, with_cuda
+from tests.builders import a_job, quick
+
+PYTHON = Found("/usr/bin/python")
+
+
+def launched(mode: str = "physical", *, found: Found = PYTHON, need: str = "2", **changes: Any) -> Launch:
+    changes.setdefault("gpus", "")
+    changes.setdefault("attempt", 1)
+    on = changes.pop("on", (4, 6))
+    job = a_job(12, need, log="/logs/12.log", **changes)
+    job.gpus = on
+    return launch_of(job, found, mode=mode, state_file="/run/state.json", cwd="/home/me")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "--cuda 4,6"),
+        ("--lr 1", "--lr 1 --cuda 4,6"),
+        ("--cuda 0", "--cuda 4,6"),
+        ("--cuda=0", "--cuda=4,6"),
+        ("--cuda=", "--cuda=4,6"),
+        ("--cuda 0 --lr 1", "--cuda 4,6 --lr 1"),
+        ("--lr 1 --cuda 0,1", "--lr 1 --cuda 4,6"),
+        ("--cuda 0 --cuda=1", "--cuda 4,6 --cuda=4,6"),
+        ("--cuda", "--cuda 4,6"),
+        ("--cuda --lr 1", "--cuda 4,6 --lr 1"),
+        ("--cuda -1", "--cuda 4,6"),
+        ("--cuda cpu", "--cuda 4,6"),
+        ("--cudaX 1", "--cudaX 1 --cuda 4,6"),
+        ("--no-cuda", "--no-cuda --cuda 4,6"),
+        ("cuda 3", "cuda 3 --cuda 4,6"),
+        ("--lr 1 -- rest", "--lr 1 --cuda 4,6 -- rest"),
+        ("--cuda 0 -- --cuda 1", "--cuda 4,6 -- --cuda 1"),
+        ("-- --cuda 1", "--cuda 4,6 -- --cuda 1"),
+        ("--cuda --", "--cuda 4,6 --"),
+        ("--", "--cuda 4,6 --"),
+    ],
+)
+def test_an_existing_cuda_is_replaced_else_one_is_added(before: str, after: str) -> None:
+    """S3.18"""
+    assert with_cuda(tuple(before.split()), "4,6") == tuple(after.split())
+
+
+@quick
+@given(st.lists(st.sampled_from(["--cuda", "--cuda=1", "--", "0", "--lr", "x", ""]), max_size=7))
+def test_giving_cuda_twice_is_giving_it_once(words: list[str]) -> None:
+    once = with_cuda(words, "0")
+    assert with_cuda(once, "0") == once
+    before = once[: once.index("--")] if "--" in once else once
+    assert any(word == "--cuda" or word.startswith("--cuda=") for word in before)
+
+
+def test_there_are_four_modes_and_the_default_is_one_of_them() -> None:
+    """S3.19"""
+    assert CUDA_MODES == ("physical", "local", "unset", "auto")
+
+
+@pytest.mark.parametrize(
+    ("mode", "argument", "visible"),
+    [("physical", "4,6", "4,6"), ("local", "0,1", "4,6"), ("unset", "4,6", None)],
+)
+def test_what_cuda_and_the_visible_devices_hold(mode: str, argument: str, visible: str | None) -> None:
+    """S3.18 S3.19"""
+    launch = launched(mode, arguments=("--lr", "1"))
+    assert launch.argv == ("/usr/bin/python", "-u", "/data/train.py", "--lr", "1", "--cuda", argument)
+    assert launch.environment["CUDA_VISIBLE_DEVICES"] == visible
+    assert launch.environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@pytest.mark.parametrize("mode", ["physical", "local", "unset"])
+def test_a_job_without_a_gpu_sees_none_and_gets_no_cuda(mode: str) -> None:
+    launch = launched(mode, need="0", on=(), arguments=("--lr", "1"))
+    assert launch.environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert launch.environment["GPUJOB_GPUS"] == ""
+    assert launch.environment["GPUJOB_SHARE"] == "0"
+    assert launch.argv == ("/usr/bin/python", "-u", "/data/train.py", "--lr", "1")
+
+
+def test_a_cuda_written_by_the_user_stays_when_the_job_has_no_gpu() -> None:
+    assert launched(need="0", on=(), arguments=("--cuda", "cpu")).argv[-2:] == ("--cuda", "cpu")
+
+
+def test_a_job_is_told_who_it_is() -> None:
+    launch = launched(need="2x0.25", attempt=3)
+    told = {name: value for name, value in launch.environment.items() if name.startswith("GPUJOB_")}
+    assert told == {
+        "GPUJOB_ID": "12",
+        "GPUJOB_ATTEMPT": "3",
+        "GPUJOB_GPUS": "4,6",
+        "GPUJOB_SHARE": "0.25",
+        "GPUJOB_STATE_FILE": "/run/state.json",
+    }
+    assert (launch.key, launch.log) == ("12.3", "/logs/12.log")
+
+
+def test_a_script_that_is_not_python_runs_itself_without_cuda() -> None:
+    launch = launched(found=Found("/data/train.sh", runs_by_itself=True), arguments=("--lr", "1"))
+    assert launch.argv == ("/data/train.sh", "--lr", "1")
+    assert launch.environment["CUDA_VISIBLE_DEVICES"] == "4,6"
+
+
+def test_a_command_runs_as_written_without_cuda() -> None:
+    launch = launched(found=Found("/bin/nice"), script="", arguments=("nice", "-n", "5", "x"), source="submit")
+    assert launch.argv == ("/bin/nice", "-n", "5", "x")
+    assert launch.environment["CUDA_VISIBLE_DEVICES"] == "4,6"
+
+
+def test_the_environment_of_conda_is_laid_below_ours() -> None:
+    found = Found("/env/bin/python", prefix="/env", environment={"PATH": "/env/bin", "CUDA_VISIBLE_DEVICES": "7"})
+    environment = launched(found=found).environment
+    assert environment["PATH"] == "/env/bin"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "4,6"
+    assert found.environment["CUDA_VISIBLE_DEVICES"] == "7"
+
+
+def test_folder_umask_and_environment_file_are_the_jobs_own_else_the_daemons() -> None:
+    assert launched().cwd == "/home/me"
+    launch = launched(cwd="/data", umask=0o27, env_file="/x/12.env")
+    assert (launch.cwd, launch.umask, launch.env_file) == ("/data", 0o27, "/x/12.env")
+
+
+def test_a_job_is_not_changed_by_its_launch() -> None:
+    job = a_job(12, arguments=("--cuda", "9"))
+    job.gpus = (1,)
+    launch_of(job, PYTHON, mode="physical", state_file="", cwd="")
+    assert job.spec == JobSpec(script="/data/train.py", arguments=("--cuda", "9"))
+
+
+@pytest.mark.parametrize(
+    ("attempt", "name"), [(1, "job_12_20261121_030405.log"), (2, "job_12_20261121_030405_a2.log"), (11, "job_12_20261121_030405_a11.log")]
+)  # fmt: skip
+def test_each_attempt_has_a_log_of_its_own(attempt: int, name: str) -> None:
+    assert log_name(a_job(12, attempt=attempt), "20261121_030405") == name

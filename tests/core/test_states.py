@@ -1,0 +1,125 @@
+"""Every state and every move: a row of the table, or a refusal that changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from scheduler.core.errors import InvalidMove
+from scheduler.core.job import ENDED, HOLDING, Job, JobState, Outcome, Process
+from scheduler.core.states import TABLE, Move, move
+from tests.builders import T0, a_job
+
+S, M = JobState, Move
+# The whole table once more, by hand.
+ROWS: dict[tuple[JobState, Move], JobState] = {
+    (S.PENDING, M.PLACED): S.STARTING,
+    (S.PENDING, M.STOP_ASKED): S.CANCELLED,
+    (S.PENDING, M.PASSED_OVER): S.SKIPPED,
+    (S.STARTING, M.STARTED): S.RUNNING,
+    (S.STARTING, M.FELL): S.PENDING,
+    (S.STARTING, M.GAVE_UP): S.FAILED,
+    (S.STARTING, M.STOP_ASKED): S.STOPPING,
+    (S.RUNNING, M.SUCCEEDED): S.DONE,
+    (S.RUNNING, M.FELL): S.PENDING,
+    (S.RUNNING, M.GAVE_UP): S.FAILED,
+    (S.RUNNING, M.STOP_ASKED): S.STOPPING,
+    (S.STOPPING, M.STOPPED): S.CANCELLED,
+    (S.STOPPING, M.SUCCEEDED): S.DONE,
+    (S.STOPPING, M.FELL): S.PENDING,
+    (S.STOPPING, M.GAVE_UP): S.FAILED,
+    (S.DONE, M.REQUEUED): S.PENDING,
+    (S.CANCELLED, M.REQUEUED): S.PENDING,
+    (S.SKIPPED, M.REQUEUED): S.PENDING,
+    (S.FAILED, M.REQUEUED): S.PENDING,
+    (S.FAILED, M.PASSED_OVER): S.SKIPPED,
+}
+PAIRS = list(product(JobState, Move))
+
+
+def a_worn_job(state: JobState) -> Job:
+    """A job whose every field has been used."""
+    return a_job(
+        12,
+        state=state,
+        attempt=3,
+        started_at=T0 + 1,
+        finished_at=T0 + 2,
+        gpus=(0,),
+        process=Process(4711, 5),
+        outcome=Outcome.EXIT,
+        exit_code=1,
+        signal=9,
+        reason_code="backoff",
+        reason="again soon",
+        stop_why="cancelled",
+        stop_at=T0 + 1.5,
+        leftovers=(Process(4712, 6),),
+    )
+
+
+@pytest.mark.parametrize(("state", "what"), PAIRS, ids=[f"{s.value}-{m.value}" for s, m in PAIRS])
+def test_each_move_has_a_row_or_is_refused_and_nothing_changes(state: JobState, what: Move) -> None:
+    job = a_worn_job(state)
+    before = replace(job)
+    after = ROWS.get((state, what))
+    if after is None:
+        with pytest.raises(InvalidMove) as caught:
+            move(job, what, T0 + 9)
+        assert job == before
+        assert caught.value.exit_code == 1
+        for told in ("job 12", state.value, what.value, "attempt 3", "submitted", "started"):
+            assert told in str(caught.value)
+    else:
+        assert move(job, what, T0 + 9) is state
+        assert job.state is after
+
+
+def test_the_table_has_these_rows_and_no_other() -> None:
+    assert {(state, what): after for state, row in TABLE.items() for what, after in row.items()} == ROWS
+    assert set(TABLE) == set(JobState)
+
+
+@pytest.mark.parametrize(("state", "what"), [pair for pair, after in ROWS.items() if after is S.PENDING])
+def test_a_job_that_waits_again_holds_nothing_of_its_last_run(state: JobState, what: Move) -> None:
+    job = a_worn_job(state)
+    move(job, what, T0 + 9)
+    assert (job.gpus, job.process, job.started_at, job.finished_at, job.stop_at) == ((), None, None, None, None)
+    assert (job.outcome, job.exit_code, job.signal, job.stop_why, job.leftovers) == (None, None, None, "", ())
+    assert (job.id, job.attempt, job.submitted_at) == (12, 3, T0)
+
+
+@pytest.mark.parametrize(("state", "what"), [pair for pair, after in ROWS.items() if after in ENDED])
+def test_a_job_that_ended_has_an_end_and_no_reason_to_wait(state: JobState, what: Move) -> None:
+    job = a_worn_job(state)
+    job.finished_at = None
+    move(job, what, T0 + 9)
+    assert job.finished_at == T0 + 9
+    assert (job.reason_code, job.reason) == ("", "")
+
+
+def test_the_time_of_an_end_that_is_known_is_kept() -> None:
+    job = a_worn_job(S.RUNNING)
+    move(job, M.SUCCEEDED, T0 + 9)
+    assert job.finished_at == T0 + 2
+
+
+def test_a_state_waits_holds_gpus_or_has_ended() -> None:
+    assert ENDED | HOLDING | {S.PENDING} == set(JobState)
+    assert not ENDED & HOLDING
+    for state in JobState:
+        assert state.ended == (state in ENDED)
+        assert state.holds_gpus == (state in HOLDING)
+
+
+def test_from_each_state_every_other_can_be_reached() -> None:
+    for start in JobState:
+        reached, edge = {start}, [start]
+        while edge:
+            for after in TABLE[edge.pop()].values():
+                if after not in reached:
+                    reached.add(after)
+                    edge.append(after)
+        assert reached == set(JobState)

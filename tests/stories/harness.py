@@ -1,0 +1,254 @@
+"""A real scheduler in a temporary folder: started, asked, killed; and jobs that keep their own ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60.0
+
+# Writes "start" and "end" lines that the scheduler never sees; waits for a file if told to.
+LEDGER_JOB = """\
+import os, sys, time, signal
+folder, key, code, seconds = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])
+def note(what):
+    fd = os.open(os.path.join(folder, "ledger"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    gpus = os.environ.get("GPUJOB_GPUS"); share = os.environ.get("GPUJOB_SHARE"); n = os.environ.get("GPUJOB_ATTEMPT")
+    text = f"{what} {key} {os.getpid()} {gpus or '-'} {share} {n} {time.monotonic():.6f} {os.environ.get('GPUJOB_ID')}\\n"
+    os.write(fd, text.encode()); os.close(fd)
+note("start")
+until = time.monotonic() + seconds
+while time.monotonic() < until or os.path.exists(os.path.join(folder, f"hold-{key}")):
+    time.sleep(0.01)
+note("end")
+if code.startswith("s"):
+    signal.signal(int(code[1:]), signal.SIG_DFL) if int(code[1:]) != 9 else None
+    os.kill(os.getpid(), int(code[1:])); time.sleep(30)
+sys.exit(int(code))
+"""
+
+
+def wait_for(condition: Callable[[], Any], what: str, limit: float = PATIENCE_S) -> Any:
+    """The first true answer of ``condition``; fails with ``what`` when it does not come."""
+    end = time.monotonic() + limit
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {limit:g} s: {what}")
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process with this number runs (zombies do not)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text[text.rindex(")") + 2] not in "ZX"
+
+
+class Scheduler:
+    """One scheduler in ``folder``."""
+
+    def __init__(self, folder: Path, gpus: int = 2, **settings: Any) -> None:
+        self.folder, self.gpus, self.settings = folder, gpus, settings
+        self.process: subprocess.Popen[bytes] | None = None
+        self.jobs_file = folder / "jobs.txt"
+        self.script = folder / "job.py"
+        self.script.write_text(LEDGER_JOB)
+        self.output = folder / "daemon.out"
+        self.environ = {k: v for k, v in os.environ.items() if not k.startswith("GPUJOB_")}
+        self.environ.update(PYTHONPATH=str(ROOT), XDG_RUNTIME_DIR=str(folder / "run"), PYTHONUNBUFFERED="1")
+        (folder / "run").mkdir(exist_ok=True, mode=0o700)
+        self.keepers: set[int] = set()
+
+    # -- the daemon -----------------------------------------------------------------------------------
+
+    def start(self, *words: str, ready: bool = True, **environ: str) -> Scheduler:
+        """Start it and wait until it says so."""
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
+        before = self.said().count("scheduler started")
+        with self.output.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "scheduler", "start", "--gpus", str(self.gpus), *flags, *words],
+                cwd=self.folder,
+                env={**self.environ, **environ},
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+            )
+        if ready:
+            wait_for(
+                lambda: self.said().count("scheduler started") > before or self.process.poll() is not None, "start"
+            )
+            assert self.process.poll() is None, self.said()
+            self.keepers.add(self.keeper_pid())
+        return self
+
+    def said(self) -> str:
+        """All output so far."""
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def keeper_pid(self) -> int:
+        """Pid of the keeper in office."""
+
+        def find() -> int:
+            for child in _children(self.pid):
+                try:
+                    if b"keeper.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                        return child
+                except OSError:
+                    continue
+            return 0
+
+        return int(wait_for(find, "a keeper"))
+
+    def kill(self) -> None:
+        """kill -9, and wait for the corpse."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Tell it to end; its exit code."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+    def end_all(self) -> None:
+        """End the daemon and every process of its jobs (those that carry this scheduler's mark)."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        mark = f"GPUJOB_STATE_FILE={self.folder}/gpu_scheduler_state.json".encode()
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != os.getpid():
+                try:
+                    if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                        os.kill(int(name), signal.SIGKILL)
+                except OSError:
+                    continue
+
+    # -- asking ---------------------------------------------------------------------------------------
+
+    def cli(self, *words: str, code: int | None = 0, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command in the scheduler's folder; its exit code must be ``code`` (None: any)."""
+        done = subprocess.run(
+            [sys.executable, "-m", "scheduler", *words],
+            cwd=self.folder,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            input=stdin,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        if code is not None:
+            assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def status(self) -> dict[str, Any]:
+        """`status --json`."""
+        value: dict[str, Any] = json.loads(self.cli("status", "--json").stdout)
+        return value
+
+    def rows(self, query: str, *values: Any) -> list[Any]:
+        """A look into the store."""
+        path = self.folder / ".gpujob" / "store.db"
+        if not path.exists():
+            return []
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+        try:
+            return connection.execute(query, values).fetchall()
+        except sqlite3.OperationalError:
+            return []
+        finally:
+            connection.close()
+
+    def states(self) -> dict[int, str]:
+        """Id → state of all jobs."""
+        return dict(self.rows("SELECT id, state FROM jobs"))
+
+    def job(self, job_id: int) -> dict[str, Any]:
+        """A job as `show --json` gives it."""
+        value: dict[str, Any] = json.loads(self.cli("show", str(job_id), "--json").stdout)
+        return value
+
+    def log(self, job_id: int) -> str:
+        """The log of the job's last attempt."""
+        return Path(self.rows("SELECT log FROM jobs WHERE id=?", job_id)[0][0]).read_text()
+
+    def wait_state(self, job_id: int, *states: str, limit: float = PATIENCE_S) -> str:
+        """Wait until the job is in one of these states."""
+        return str(
+            wait_for(
+                lambda: (s := self.states().get(job_id)) in states and s,
+                f"job {job_id} in {states}, is {self.states().get(job_id)}\n{self.said()[-3000:]}",
+                limit,
+            )
+        )
+
+    def wait_ended(self, number: int, limit: float = PATIENCE_S) -> dict[int, str]:
+        """Wait until ``number`` jobs exist and all have ended."""
+        ended = {"done", "failed", "cancelled", "skipped"}
+
+        def check() -> dict[int, str] | None:
+            states = self.states()
+            return states if len(states) >= number and set(states.values()) <= ended else None
+
+        try:
+            found: dict[int, str] = wait_for(check, f"{number} ended jobs", limit)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.states()}\n{self.said()[-3000:]}") from None
+        return found
+
+    # -- jobs -----------------------------------------------------------------------------------------
+
+    def line(self, key: str, code: object = 0, seconds: float = 0.0, *, priority: int = 0, more: str = "", gpus: str = "") -> str:
+        """A jobs line of the ledger job."""
+        return f"{priority},{self.script},,{self.folder} {key} {code} {seconds} {more},{gpus}"
+
+    def append(self, *lines: str) -> None:
+        """As `echo >>` does."""
+        with self.jobs_file.open("a") as stream:
+            stream.write("".join(line + "\n" for line in lines))
+
+    def hold(self, key: str) -> None:
+        """The ledger job of this key runs until released."""
+        (self.folder / f"hold-{key}").touch()
+
+    def release(self, key: str) -> None:
+        """Let it end."""
+        (self.folder / f"hold-{key}").unlink(missing_ok=True)
+
+    def ledger(self) -> list[list[str]]:
+        """What the jobs wrote: what, key, pid, gpus, share, attempt, time, id."""
+        path = self.folder / "ledger"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def starts(self, key: str) -> int:
+        """How often the command of this key was really executed."""
+        return sum(1 for entry in self.ledger() if entry[0] == "start" and entry[1] == key)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []

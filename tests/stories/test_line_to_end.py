@@ -1,0 +1,304 @@
+"""From an appended line to the true ending."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.stories.harness import wait_for
+
+
+def test_lines_run_with_gpu_arguments_and_log(scheduler):
+    """S3.10, S3.18, S3.19, S3.20: line → process on a GPU, --cuda and CUDA_VISIBLE_DEVICES, live output, whole log."""
+    s = scheduler(gpus=2)
+    s.start()
+    show = s.folder / "show.py"
+    show.write_text(
+        "import os, sys\nprint('args', sys.argv[1:])\nprint('cvd', os.environ['CUDA_VISIBLE_DEVICES'],"
+        " os.environ['CUDA_DEVICE_ORDER'], os.environ['GPUJOB_GPUS'], os.environ['GPUJOB_SHARE'])\n"
+        "print('to stderr', file=sys.stderr)\n"
+    )
+    s.append(
+        "0,show.py,,--name 'a b' --cuda 7 --x \"q r\",1",
+        "0,show.py,,--cuda=7 second,0-1;gpus=2",
+        "0,show.py,,third;cuda=local,1",
+        "0,show.py,,fourth;cuda=unset;gpus=0.25,0",
+    )
+    s.wait_ended(4)
+    logs = {i: s.log(i) for i in (1, 2, 3)}
+    assert "args ['--name', 'a b', '--cuda', '1', '--x', 'q r']" in logs[1]
+    assert "cvd 1 PCI_BUS_ID 1 1" in logs[1]
+    assert "to stderr" in logs[1]
+    assert "args ['--cuda=0,1', 'second']" in logs[2]
+    assert "cvd 0,1 PCI_BUS_ID 0,1 1" in logs[2]
+    assert "args ['third', '--cuda', '0']" in logs[3] and "cvd 1 PCI_BUS_ID 1 1" in logs[3]
+    assert s.job(4)["state"] == "failed"  # CUDA_VISIBLE_DEVICES is not set there, so reading it raises KeyError
+    assert "KeyError: 'CUDA_VISIBLE_DEVICES'" in s.log(4)
+    wait_for(lambda: "[2] args ['--cuda=0,1', 'second']" in s.said(), "the output in the scheduler's own")
+    assert "[1] to stderr" in s.said()
+    log = s.job(1)["log"]
+    assert os.path.basename(log).startswith("job_1_") and os.stat(log).st_mode & 0o777 == 0o600
+
+
+def test_documented_lines_are_read_as_documented(scheduler):
+    """S3.3, S3.4, S3.5: the three example lines of the document; comments and empty lines; 2 to 5 fields."""
+    s = scheduler(gpus=8)
+    (s.folder / "jobs.txt").write_text(
+        "# a comment\n\n   # another\n"
+        "0,/path/to/train.py,pytorch_env,--llm qwen2.5-7b-inst --epochs 100,0-3\n"
+        "1,/path/to/eval.py,pytorch_env,--llm qwen2.5-3b-inst --dataset test,\n"
+        "2,/path/to/inference.py,,--llm qwen2.5-32b-inst --batch_size 1,4,5,6,7\n"
+        "3 , job.py\n4,job.py, ,\n"
+    )
+    s.start()
+    wait_for(lambda: len(s.states()) == 5 or len(s.states()) == 4, "jobs")
+    jobs = json.loads(s.cli("jobs", "--json").stdout)["jobs"]
+    assert [j["allowed_gpus"] for j in jobs[:3]] == [[0, 1, 2, 3], None, [4, 5, 6, 7]]
+    assert [j["conda_env"] for j in jobs[:3]] == ["pytorch_env", "pytorch_env", None]
+    assert jobs[0]["arguments"] == ["--llm", "qwen2.5-7b-inst", "--epochs", "100"]
+    assert jobs[2]["arguments"] == ["--llm", "qwen2.5-32b-inst", "--batch_size", "1"]
+    assert [j["reason_code"] for j in jobs[:3]] == ["missing"] * 3
+    assert "read as GPUs 4-7" in s.said()
+
+
+def test_bad_lines_cost_only_themselves_and_are_said_once(scheduler):
+    """S3.6, S3.7, S3.8, S3.9, S3.11, S3.41."""
+    s = scheduler(gpus=2, monitor_interval=1)
+    s.start()
+    s.append(
+        "x,job.py",
+        "0,job.py,,--layers 1,2,a",
+        "0,job.py,,,7",
+        "0,job.py,,,1-0",
+        '0,job.py,,"--p 1',
+        s.line("good"),
+    )
+    s.wait_state(1, "done")
+    with s.jobs_file.open("a") as stream:
+        stream.write(s.line("torn")[:-3])
+        stream.flush()
+        stream.write(s.line("torn")[-3:] + "\n")
+    s.append('0,job.py,,"%s csv 0 0 --layers 1,2","0,1"' % s.folder)
+    s.wait_ended(3)
+    assert s.starts("torn") == 1 and s.starts("good") == 1 and s.starts("csv") == 1
+    assert s.job(3)["arguments"][-2:] == ["--layers", "1,2"] and s.job(3)["allowed_gpus"] == [0, 1]
+    refused = s.status()["refused"]
+    assert [r["line"] for r in refused] == [1, 2, 3, 4, 5]
+    assert '"--layers 1,2,a"' in refused[1]["reason"]
+    wait_for(lambda: s.said().count("jobs.txt:2:") >= 1, "the report")
+    s.append("# look again")
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    assert s.said().count("jobs.txt:2:") == 1
+    log = (s.folder / "gpu_scheduler.log").read_text()
+    assert log.count("jobs.txt:2:") == 1
+
+
+def test_priority_then_file_order(scheduler):
+    """S3.12: lower priority numbers first, equal ones in file order; negatives allowed."""
+    s = scheduler(gpus=1)
+    s.hold("first")
+    s.append(s.line("first", priority=-5))
+    s.start()
+    s.wait_state(1, "running")
+    s.append(*(s.line(f"p{p}-{n}", priority=p) for n in range(3) for p in (3, 1, -1)))
+    wait_for(lambda: len(s.states()) == 10, "ten jobs")
+    s.release("first")
+    s.wait_ended(10)
+    order = [entry[1] for entry in s.ledger() if entry[0] == "start"]
+    assert order == ["first"] + [f"p{p}-{n}" for p in (-1, 1, 3) for n in range(3)]
+
+
+def test_shares_and_wide_jobs(scheduler):
+    """S3.13, S3.14, S3.15, S3.17: models give shares; two halves fit, a third waits; a wide job takes whole GPUs."""
+    s = scheduler(gpus=2)
+    (s.folder / "llm_config.json").write_text('{"default_requirement": 1.0, "models": {"half": 0.5, "wide": 1.5}}')
+    for key in ("a", "b", "c", "d"):
+        s.hold(key)
+    s.append(*(s.line(key, more="--llm half", gpus="0") for key in ("a", "b", "c")))
+    s.start()
+    s.wait_state(1, "running")
+    s.wait_state(2, "running")
+    wait_for(lambda: s.status()["gpus"][0]["allocated"] == 1.0, "0.5 + 0.5 shown as 1")
+    third = s.job(3)
+    assert third["state"] == "pending"
+    wait_for(lambda: s.job(3)["reason_code"] in ("allowed-busy", "no-room"), "a reason")
+    s.append(s.line("wide", more="--llm=wide"), s.line("d", more="--llm half"))
+    s.wait_state(5, "running")  # not held up by the wide job before it
+    assert s.states()[4] == "pending"
+    wait_for(lambda: s.job(4)["reason_code"] == "no-wide-room", "the wide job's reason")
+    assert "2 whole GPUs" in s.cli("why", "4").stdout
+    for key in ("a", "b", "c", "d"):
+        s.release(key)
+    s.wait_ended(5)
+    wide = next(e for e in s.ledger() if e[0] == "start" and e[1] == "wide")
+    assert wide[3] == "0,1"
+    wait_for(lambda: [g["allocated"] for g in s.status()["gpus"]] == [0.0, 0.0], "all free again")
+    state = json.loads((s.folder / "gpu_scheduler_state.json").read_text())
+    assert state["gpu_status"] == [0.0, 0.0] and state["paused_gpus"] == []
+
+
+def test_same_line_runs_once_and_again_after_a_failure(scheduler):
+    """S3.27, S3.28, S3.29: content decides; word order counts; a success is never run again, a failure when asked."""
+    s = scheduler(gpus=2)
+    s.append(s.line("one"), s.line("one"), s.line("one", priority=7, gpus="1"))
+    s.append(s.line("x", more="--x 1 --y 2"), s.line("x", more="--y 2 --x 1"))
+    s.start()
+    s.wait_ended(3)
+    assert s.starts("one") == 1 and s.starts("x") == 2
+    assert s.status()["repeated_lines"] == 2
+    s.append(s.line("bad", code=3))
+    s.wait_state(4, "failed")
+    text = s.jobs_file.read_text()
+    s.stop()
+    s.jobs_file.write_text("".join(reversed(text.splitlines(keepends=True))))  # reordered while nobody looked
+    s.start()
+    s.append(s.line("one"))
+    wait_for(lambda: s.status()["repeated_lines"] == 3, "the duplicate is counted")
+    assert s.starts("bad") == 1
+    s.append(s.line("bad", code=3))  # one more such line after a failure
+    s.wait_ended(5)
+    assert s.starts("bad") == 2 and s.starts("one") == 1
+    assert s.job(4)["exit_code"] == 3 and s.job(5)["exit_code"] == 3
+
+
+def test_retries_are_bounded_and_spaced(scheduler):
+    """S3.29: retries=2 runs three times, each into its own log, and ends failed."""
+    s = scheduler(gpus=1, assign_retry_wait="0.05")
+    s.append(s.line("again", code=9) + ";retries=2")
+    s.start()
+    s.wait_ended(1)
+    assert s.starts("again") == 3
+    logs = sorted(os.listdir(s.folder / "gpu_scheduler_logs"))
+    assert len(logs) == 3 and logs[1].endswith("_a2.log") and logs[2].endswith("_a3.log")
+    job = s.job(1)
+    assert job["state"] == "failed" and job["exit_code"] == 9 and job["attempt"] == 3
+
+
+def test_running_out_of_gpu_memory_raises_the_share(scheduler):
+    """A job that ran out of GPU memory is tried with a larger share, at most oom_retries times."""
+    s = scheduler(gpus=1)
+    script = s.folder / "oom.py"
+    script.write_text("import os,sys\nprint('torch.OutOfMemoryError: CUDA out of memory. Tried', os.environ['GPUJOB_SHARE'])\nsys.exit(1)\n")
+    s.append("0,oom.py,,;gpus=0.25")
+    s.start()
+    s.wait_ended(1)
+    job = s.job(1)
+    assert job["attempt"] == 3 and job["need"] == 1.0 and job["failure"]["class"] == "oom"
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_all_exit_codes_and_signals_are_exact(scheduler, part):
+    """All 256 exit codes and signals 1, 6, 9, 11, 15; a real exit 137 is not SIGKILL."""
+    s = scheduler(gpus=4)
+    program = s.folder / "end"
+    program.write_text('#!/bin/sh\ncase $1 in s*) kill -${1#s} $$; sleep 30;; *) exit $1;; esac\n')
+    program.chmod(0o755)
+    codes = [str(n) for n in range(256)] if part == 0 else ["s1", "s6", "s9", "s11", "s15", "129", "137", "143"]
+    s.append(*(f"0,end,,{code}" for code in codes))
+    s.start()
+    s.wait_ended(len(codes), 120)
+    rows = s.rows("SELECT id, state, outcome, exit_code, signal FROM jobs ORDER BY id")
+    for code, (_, state, outcome, exit_code, number) in zip(codes, rows, strict=True):
+        if code.startswith("s"):
+            assert (state, outcome, exit_code, number) == ("failed", "signal", None, int(code[1:]))
+        else:
+            expected = "done" if code == "0" else "failed"
+            assert (state, outcome, exit_code, number) == (expected, "exit", int(code), None)
+
+
+def test_missing_script_waits_and_starts_when_it_appears(scheduler):
+    """B12: no failure at night: the job waits with its reason and starts when the file is there."""
+    s = scheduler(gpus=1)
+    s.append("0,late.py", s.line("other"))
+    s.start()
+    s.wait_state(2, "done")
+    wait_for(lambda: s.job(1)["reason_code"] == "missing", "its reason")
+    assert "no such file" in s.cli("why", "1").stdout
+    (s.folder / "late.py").write_text("print('here')\n")
+    s.wait_state(1, "done")
+
+
+def test_jobs_get_no_descriptor_and_no_terminal(scheduler):
+    """B19, B20: stdin is empty, and only 0, 1 and 2 are open."""
+    s = scheduler(gpus=1)
+    (s.folder / "fds.py").write_text(
+        "import os,sys\nprint('stdin', repr(sys.stdin.read()))\nprint('fds', sorted(int(f) for f in os.listdir('/proc/self/fd'))[:-1])\n"
+        "import signal\nprint('pipe', signal.getsignal(signal.SIGINT), os.getsid(0) == os.getpid())\n"
+    )
+    s.append("0,fds.py")
+    s.start()
+    s.wait_ended(1)
+    text = s.log(1)
+    assert "stdin ''" in text and "fds [0, 1, 2]" in text and "True" in text
+
+
+def test_commands_file_and_model_table_are_followed(scheduler):
+    """A plain commands file is taken; a changed model table counts for waiting jobs at once; a broken one is ignored."""
+    s = scheduler(gpus=1, commands_file="commands.txt")
+    (s.folder / "commands.txt").write_text("# one a line\necho from the shell: $CUDA_VISIBLE_DEVICES | tr a-z A-Z\n")
+    s.start()
+    s.wait_ended(1)
+    assert "FROM THE SHELL: 0" in s.log(1)
+    s.hold("a")
+    s.append(s.line("a"), s.line("b", more="--llm small"))
+    s.wait_state(2, "running")
+    assert s.job(3)["need"] == 1.0
+    (s.folder / "llm_config.json").write_text('{"default_requirement": 0.5')
+    wait_for(lambda: "last good model table stays" in s.said(), "the report")
+    (s.folder / "llm_config.json").write_text('{"models": {"small": 0.25}}')
+    wait_for(lambda: s.job(3)["need"] == 0.25, "the new need")
+    s.release("a")
+    s.wait_ended(3)
+
+
+def test_drain_ends_with_the_right_code(scheduler):
+    """`start --drain`: 0 when all went well, 1 when one failed or cannot start, with a list."""
+    s = scheduler(gpus=1)
+    s.append(s.line("ok"))
+    s.start("--drain", ready=False)
+    assert s.process.wait(60) == 0
+    s.append(s.line("bad", code=2))
+    s.start("--drain", ready=False)
+    assert s.process.wait(60) == 1
+    s.append("0,never.py")
+    s.start("--drain", ready=False)
+    assert s.process.wait(60) == 1
+    assert "job 3 (never.py) cannot start: no such file" in s.said()
+
+
+def test_no_gpu_is_exit_4_and_bad_settings_exit_2(scheduler):
+    """S3.2 in part: none seen and none declared."""
+    s = scheduler()
+    words = [sys.executable, "-m", "scheduler", "start"]
+    done = subprocess.run(words, cwd=s.folder, env={**s.environ, "PATH": "/nonexistent"}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4 and "--gpus N" in done.stderr
+    assert s.cli("start", "--gpus", "two", code=2).stderr.count("\n") == 1
+    (s.folder / "config.yaml").write_text("mem: 3\nkill_grce: 4\n")
+    error = s.cli("start", "--gpus", "1", code=2).stderr
+    assert "config.yaml:1" in error
+    os.remove(s.folder / "config.yaml")
+    s.jobs_file.touch(0o666)
+    os.chmod(s.jobs_file, 0o666)
+    assert "chmod o-w" in s.cli("start", "--gpus", "1", code=1).stderr
+
+
+def test_interrupt_is_130(scheduler):
+    """S3.36: SIGINT and SIGTERM end it within seconds with the documented codes; jobs go on."""
+    s = scheduler(gpus=1)
+    s.hold("goes-on")
+    s.append(s.line("goes-on", code=5))
+    s.start()
+    s.wait_state(1, "running")
+    assert s.stop(signal.SIGINT) == 130
+    s.start()
+    assert s.stop(signal.SIGTERM) == 0
+    s.release("goes-on")
+    wait_for(lambda: any(e[0] == "end" for e in s.ledger()), "the job's own end")
+    s.start()
+    s.wait_ended(1)
+    assert s.job(1)["exit_code"] == 5 and s.starts("goes-on") == 1

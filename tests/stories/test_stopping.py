@@ -1,0 +1,131 @@
+"""Ending a whole tree; a GPU is free only when nothing of the job lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tests.stories.harness import alive, wait_for
+
+TREE = """\
+import os, signal, subprocess, sys, time
+folder = sys.argv[1]
+def child(name, program, **how):
+    p = subprocess.Popen([sys.executable, "-c", program], **how)
+    open(os.path.join(folder, "pid-" + name), "w").write(str(p.pid))
+child("plain", "import time; time.sleep(600)")
+child("deaf", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
+child("away", "import time; time.sleep(600)", start_new_session=True)
+# in a session of its own, its parent dead, its environment swept: found by its place in the tree alone
+child("bare", "import time; time.sleep(600)", start_new_session=True, env={"PATH": os.environ["PATH"]})
+open(os.path.join(folder, "ready"), "w").close()
+if sys.argv[2] == "leave":
+    sys.exit(4)
+time.sleep(600)
+"""
+
+
+def pids(s, *names: str) -> list[int]:
+    wait_for(lambda: (s.folder / "ready").exists(), "the tree")
+    return [int((s.folder / f"pid-{name}").read_text()) for name in names]
+
+
+def test_cancel_ends_every_process_wherever_it_went(scheduler):
+    """B05, B07: a plain child, one deaf to SIGTERM, one in another session, one without our mark: all ended."""
+    s = scheduler(gpus=1, kill_grace="0.5")
+    (s.folder / "tree.py").write_text(TREE)
+    s.append(f"0,tree.py,,{s.folder} stay")
+    s.start()
+    tree = pids(s, "plain", "deaf", "away", "bare")
+    s.wait_state(1, "running")
+    assert "SIGTERM" in s.cli("cancel", "1").stdout
+    s.wait_ended(1)
+    job = s.job(1)
+    assert (job["state"], job["outcome"]) == ("cancelled", "cancelled")
+    assert not any(alive(pid) for pid in tree)
+    assert "ended already" in s.cli("cancel", "1").stdout
+
+
+def test_gpu_is_held_while_anything_of_the_job_lives(scheduler):
+    """B06, B07, S3.35: the leader's code is recorded at once; the GPU is given out when the last process is gone."""
+    s = scheduler(gpus=1)
+    (s.folder / "tree.py").write_text(TREE)
+    s.append(f"0,tree.py,,{s.folder} leave", s.line("next"))
+    s.start()
+    s.wait_state(1, "failed")
+    assert s.job(1)["exit_code"] == 4
+    tree = pids(s, "plain", "deaf", "away", "bare")
+    s.cli("submit", "--cpu", "--wait", "--", "true")  # a turn of the loop, in which the next must not start
+    assert s.states()[2] == "pending" and "held by processes" in s.cli("status").stdout
+    for pid in tree[:-1]:
+        os.kill(pid, signal.SIGKILL)
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    assert s.states()[2] == "pending"
+    s.kill()  # also over a restart of the scheduler
+    s.start()
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    marked_gone = s.states()[2]
+    os.kill(tree[-1], signal.SIGKILL)
+    s.wait_ended(2)
+    assert marked_gone == "pending" and s.starts("next") == 1
+
+
+def test_time_limit_ends_a_job(scheduler):
+    """`;time=`: SIGTERM at the limit, SIGKILL after the grace; outcome time_limit."""
+    s = scheduler(gpus=1, kill_grace="0.3")
+    s.hold("slow")
+    s.append(s.line("slow") + ";time=0.5s")
+    s.start()
+    s.wait_ended(1)
+    job = s.job(1)
+    assert (job["state"], job["outcome"]) == ("failed", "time_limit")
+    assert s.starts("slow") == 1
+
+
+def test_stopped_job_can_be_cancelled(scheduler):
+    """B11: a job that was stopped (SIGSTOP) is continued so that it can act on SIGTERM."""
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_state(1, "running")
+    pid = int(wait_for(s.ledger, "the start")[0][2])
+    os.kill(pid, signal.SIGSTOP)
+    s.cli("cancel", "@")
+    s.wait_ended(1)
+    assert s.job(1)["state"] == "cancelled"
+
+
+def test_cancel_goes_on_after_the_daemon_was_killed(scheduler):
+    """A14, A15: killed between the mark and the signals: the next one carries the cancel out."""
+    s = scheduler(gpus=1, kill_grace="1")
+    script = s.folder / "deaf.py"
+    script.write_text("import signal,time,os\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('up','w').close()\ntime.sleep(600)\n")
+    s.append("0,deaf.py,,;cwd=.")
+    s.start(GPUJOB_CRASH_AT="cancel.term_sent")
+    wait_for(lambda: (s.folder / "up").exists(), "the job")
+    s.wait_state(1, "running")
+    s.cli("cancel", "1", code=None)
+    assert s.process.wait(30) == -signal.SIGKILL
+    assert s.states()[1] == "stopping"
+    s.start()
+    s.wait_ended(1)
+    assert s.job(1)["state"] == "cancelled"
+
+
+def test_jobs_cancelled_and_retried_without_a_daemon(scheduler):
+    """Contract 3: a waiting job at once; a running one at the next start, exit 5."""
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a"), s.line("b"))
+    s.start()
+    s.wait_state(1, "running")
+    s.stop()
+    s.cli("cancel", "2")
+    assert s.states()[2] == "cancelled"
+    done = s.cli("cancel", "1", code=5)
+    assert "when the scheduler starts" in done.stderr
+    s.cli("retry", "2")
+    s.start()
+    s.wait_ended(2)
+    assert s.states() == {1: "cancelled", 2: "done"}

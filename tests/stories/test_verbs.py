@@ -1,0 +1,230 @@
+"""The verbs, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+from tests.stories.harness import wait_for
+
+
+def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
+    """S3.6, S3.40, S3.41."""
+    s = scheduler(gpus=2)
+    s.start()
+    done = s.cli("add", "job.py", "--args", f"{s.folder} added 0 0 --layers 1,2", "--gpus", "0,1", "--priority", "-3")
+    assert done.stdout.strip() == f'-3,job.py,,"{s.folder} added 0 0 --layers 1,2",0,1'
+    s.wait_ended(1)
+    job = s.job(1)
+    assert job["arguments"][-2:] == ["--layers", "1,2"] and job["allowed_gpus"] == [0, 1] and job["priority"] == -3
+    printed = s.cli("add", "x.py", "--output-file", "-").stdout
+    assert printed == "0,x.py,,,\n" and "x.py" not in s.jobs_file.read_text()
+    assert s.cli("add", "x.py", "--gpus", "9", code=3).stderr.startswith("gpujob: GPU 9 is not managed here")
+    s.cli("add", "x.py", "--gpus", "a-b", code=2)
+    s.cli("add", "x.py", "--priority", "high", code=2)
+    s.cli("add", "x.py", "--args", "it's", code=2)
+    s.cli("add", "x.py", "--output-file", "/nonexistent/jobs.txt", code=1)
+    s.cli("add", code=2)
+    s.cli("add", "x.py", "--args", "two\nlines", code=2)
+
+
+def test_submit_keeps_folder_environment_and_words(scheduler):
+    """`submit`: any command as it stands; prints the id; `--wait` gives its code; never deduplicated."""
+    s = scheduler(gpus=1)
+    s.start()
+    inner = s.folder / "a folder"
+    inner.mkdir()
+    words = [sys.executable, "-m", "scheduler", "submit", "--state-file", str(s.folder / "gpu_scheduler_state.json")]
+    job = "import os,sys;print(os.getcwd(), os.environ.get('MI'+'NE'), os.environ['CUDA_VISIBLE_DEVICES'], sys.argv[1:])"
+    done = subprocess.run(
+        [*words, "--env", "MINE=yes=1", "--label", "here", "--", sys.executable, "-c", job, "a b", "$HOME", "--cuda"],
+        cwd=inner, env=s.environ, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    s.wait_ended(1)
+    assert s.log(1) == f"{inner} yes=1 0 ['a b', '$HOME', '--cuda']\n"
+    assert s.cli("submit", "--wait", "--", "sh", "-c", "exit 9", code=9).stdout == "2\n"
+    assert s.cli("submit", "--wait", "--", "sh", "-c", "exit 9", code=9).stdout == "3\n"
+    assert s.cli("submit", "--wait", "--", "/no/such/program", code=1).stdout == "4\n"
+    assert s.job(4)["outcome"] == "could_not_start"
+    assert "cannot start" in s.log(4)
+    s.cli("submit", "--gpus", "3", "--", "true", code=3)
+    s.cli("submit", "--gpus", "-1", "--", "true", code=3)
+    s.cli("submit", "--gpus", "much", "--", "true", code=2)
+    s.cli("submit", "--after", "99", "--", "true", code=6)
+    s.cli("submit", code=2)
+    env = [f for f in os.listdir(s.folder / ".gpujob" / "env")]
+    assert env and all(os.stat(s.folder / ".gpujob" / "env" / f).st_mode & 0o777 == 0o600 for f in env)
+    assert "MINE" not in s.cli("show", "1").stdout + s.cli("jobs", "--json").stdout+ s.said()
+
+
+def test_submit_without_a_daemon_waits_for_one(scheduler):
+    """`submit` needs no daemon: it says so, and the job runs when one starts."""
+    s = scheduler(gpus=1)
+    done = s.cli("submit", "--cpu", "--", "true")
+    assert done.stdout == "1\n" and "no scheduler is running" in done.stderr
+    s.cli("wait", "1", code=5)
+    s.start()
+    s.cli("wait", "1")
+
+
+def test_dependencies(scheduler):
+    """after: whatever came of it; after_ok: only after success, else skipped, and skips chain."""
+    s = scheduler(gpus=2)
+    s.hold("a")
+    s.append(s.line("a", code=1))
+    s.start()
+    s.wait_state(1, "running")
+    s.append(s.line("b") + ";after=1", s.line("c") + ";after_ok=1", s.line("d") + ";after_ok=3", s.line("e") + ";after=4")
+    wait_for(lambda: len(s.states()) == 5, "five jobs")
+    assert s.job(2)["reason_code"] == "depends"
+    s.release("a")
+    assert s.wait_ended(5) == {1: "failed", 2: "done", 3: "skipped", 4: "skipped", 5: "done"}
+    assert s.job(3)["outcome"] == "dependency"
+
+
+def test_status_jobs_show_why_and_logs(scheduler):
+    """S3.38 in part: GPUs, running, waiting with reasons, ended; JSON with the documented keys."""
+    s = scheduler(gpus=2)
+    s.hold("run")
+    s.append(s.line("run", gpus="0") + ";label=base", s.line("wait", gpus="0"), s.line("bad", code=2, gpus="1"), "broken")
+    s.start()
+    s.wait_state(1, "running")
+    s.wait_state(3, "failed")
+    wait_for(lambda: s.job(2)["reason_code"] == "allowed-busy", "the reason")
+    text = s.cli("status").stdout
+    assert "BUSY (100%)" in text and "AVAILABLE" in text and "jobs.txt:4" in text and "exit 2" in text
+    status = s.status()
+    assert status["schema"] == 1 and status["daemon"] == {"alive": True, "pid": s.pid}
+    assert set(status["gpus"][0]) == {
+        "index", "uuid", "name", "state", "paused", "allocated", "memory_used", "memory_total", "load", "jobs",
+    }  # fmt: skip
+    job = next(j for j in status["jobs"] if j["id"] == 1)
+    assert {"id", "state", "outcome", "exit_code", "signal", "priority", "command", "script", "arguments", "conda_env",
+            "allowed_gpus", "need", "gpus", "pid", "session", "attempt", "label", "reason", "reason_code", "failure",
+            "submitted_at", "started_at", "finished_at", "log"} <= set(job)  # fmt: skip
+    assert job["label"] == "base" and job["need"] == 1.0 and job["submitted_at"].endswith("Z")
+    assert [j["id"] for j in json.loads(s.cli("jobs", "--state", "failed", "--json").stdout)["jobs"]] == [3]
+    assert "base" in s.cli("show", "base").stdout
+    assert "waits (allowed-busy)" in s.cli("why", "2").stdout
+    s.cli("show", "99", code=6)
+    s.cli("show", "nobody", code=6)
+    s.cli("jobs", "--state", "nonsense", code=2)
+    s.cli("logs", "2", code=1)
+    follow = subprocess.Popen(
+        [sys.executable, "-m", "scheduler", "logs", "-f", "1"], cwd=s.folder, env=s.environ, stdout=subprocess.PIPE
+    )
+    s.release("run")
+    assert follow.wait(30) == 0
+    follow.stdout.close()
+    s.wait_ended(3)
+    s.cli("wait", "2")
+    s.cli("wait", "3", code=2)
+    s.cli("wait", "1-3", code=1)
+    assert s.cli("status", code=0).returncode == 0
+    watch = subprocess.run(
+        f"{sys.executable} -m scheduler status --watch 1 | head -1", shell=True, cwd=s.folder, env=s.environ,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert watch.stdout.startswith("scheduler  running") and "Traceback" not in watch.stderr
+
+
+def test_logs_prints_the_last_lines(scheduler):
+    """`logs -n`, and a whole log."""
+    s = scheduler(gpus=1)
+    s.start()
+    s.cli("submit", "--cpu", "--wait", "--", "sh", "-c", "for i in 1 2 3 4 5; do echo line $i; done")
+    assert s.cli("logs", "1").stdout == "".join(f"line {i}\n" for i in range(1, 6))
+    assert s.cli("logs", "@", "-n", "2").stdout == "line 4\nline 5\n"
+    assert s.cli("logs", "1", "-n", "0").stdout == ""
+
+
+def test_retry_keeps_the_id_and_both_logs(scheduler):
+    """`retry`: same id, new attempt, new log (S2.8 in part)."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a", code=1))
+    s.start()
+    s.wait_state(1, "failed")
+    assert "waits again" in s.cli("retry", "1").stdout
+    wait_for(lambda: s.job(1)["attempt"] == 2 and s.states()[1] == "failed", "the second run")
+    assert s.starts("a") == 2 and len(os.listdir(s.folder / "gpu_scheduler_logs")) == 2
+
+
+def test_pause_and_resume(scheduler):
+    """S3.30 in part: by verb with and without a daemon, by editing the state file; running jobs go on."""
+    s = scheduler(gpus=2)
+    s.hold("a")
+    s.append(s.line("a", gpus="0"))
+    s.start()
+    s.wait_state(1, "running")
+    assert "paused now: 0-1" in s.cli("pause", "0", "1").stdout
+    s.append(s.line("b"))
+    wait_for(lambda: len(s.states()) == 2 and s.job(2)["reason_code"] in ("paused", "no-room"), "it waits")
+    assert s.states() == {1: "running", 2: "pending"}
+    s.stop()
+    s.cli("resume", "0")
+    s.cli("pause", "7", code=6)
+    s.start()
+    wait_for(lambda: [g["paused"] for g in s.status()["gpus"]] == [False, True], "pauses survive")
+    path = s.folder / "gpu_scheduler_state.json"
+    wait_for(lambda: json.loads(path.read_text())["paused_gpus"] == [1], "the state file shows it")
+    document = json.loads(path.read_text())
+    document["paused_gpus"] = []
+    path.write_text(json.dumps(document))
+    s.wait_state(2, "done")
+    s.release("a")
+    s.wait_ended(2)
+    s.cli("queue", "pause")
+    s.append(s.line("c"))
+    wait_for(lambda: len(s.states()) == 3, "c is there")
+    assert s.job(3)["reason_code"] == "paused"
+    s.cli("queue", "resume")
+    s.wait_ended(3)
+
+
+def test_detach_and_errors_of_start(scheduler):
+    """`start --detach` returns when the scheduler works; a start that fails says why and gives its code."""
+    s = scheduler(gpus=1)
+    out = s.cli("start", "--gpus", "1", "--detach").stdout
+    pid = int(out.split()[-1])
+    try:
+        s.append(s.line("a"))
+        s.wait_ended(1)
+        assert s.status()["daemon"]["pid"] == pid
+        assert str(pid) in s.cli("start", "--gpus", "1", "--detach", code=1).stderr
+    finally:
+        os.kill(pid, 15)
+        wait_for(lambda: not s.status()["daemon"]["alive"], "its end")
+
+
+def test_errors_are_one_line(scheduler):
+    """Unknown verbs and options: exit 2, one line, no traceback; a closed pipe is no error."""
+    s = scheduler(gpus=1)
+    for words in (["nonsense"], ["status", "--nope"], ["start", "--gpus"], ["pause"], ["cancel"], ["queue", "stop"]):
+        done = s.cli(*words, code=2)
+        assert done.stderr.strip().splitlines()[-1].startswith("gpujob: ") and done.stderr.count("\n") <= 3
+    assert s.cli("--version").stdout.startswith("gpujob ")
+    assert s.cli("status").returncode == 0  # nothing was ever here: said, not an error
+
+
+def test_large_paste_is_accepted_while_status_answers(scheduler):
+    """10,000 lines in one paste, all accepted, each once; commands answer meanwhile."""
+    s = scheduler(gpus=1)
+    s.hold("block")
+    s.append(s.line("block"))
+    s.start()
+    s.wait_state(1, "running")
+    s.append(*(s.line(f"n{n}") for n in range(10_000)))
+    answered = 0
+    while len(s.rows("SELECT 1 FROM jobs LIMIT 1 OFFSET 10000")) == 0:
+        assert s.status()["daemon"]["alive"]
+        answered += 1
+        assert answered < 200
+    assert s.rows("SELECT count(*) FROM jobs") == [(10_001,)]
+    started = time.monotonic()
+    s.cli("cancel", "2-10001")
+    assert s.rows("SELECT count(*) FROM jobs WHERE state='cancelled'") == [(10_000,)]
+    print(f"10,000 cancelled in {time.monotonic() - started:.1f} s")

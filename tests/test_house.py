@@ -1,0 +1,238 @@
+"""The house keeps its shape: arrows go one way, core is pure, and what is never done is not done."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HOUSE = ROOT / "scheduler"
+FILES = sorted(HOUSE.rglob("*.py"))
+PURE = frozenset(
+    "__future__ bisect collections dataclasses datetime decimal difflib enum functools hashlib heapq itertools json"
+    " math operator re shlex statistics typing".split()
+)
+MOST_LINES = 700
+
+# Room → what of ours it may import (a name stands for itself and for all below it).
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "core": ("core",),
+    "intake": ("core", "intake", "crashpoints"),
+    "probes": ("core", "probes", "crashpoints"),
+    "store": ("core", "store", "crashpoints"),
+    "runners": ("core", "runners", "crashpoints"),
+    "desk": ("core", "intake", "store"),
+    "engine": ("core", "intake", "probes", "store", "runners", "crashpoints", "engine"),
+    "faces": (
+        "__version__",
+        "core",
+        "desk",
+        "engine",
+        "faces",
+        "intake",
+        "probes",
+        "store.office",
+        "store.places",
+        "store.safely",
+    ),
+    "examples": (),
+    "crashpoints": (),
+    "__main__": ("faces.front",),
+    "__init__": (),
+}
+# Tighter than the room: files that know less than their neighbours.
+MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
+    "runners/keeper.py": (),
+    "faces/render.py": ("core", "desk"),
+    "faces/stream.py": ("engine.telling",),
+    "faces/finding.py": ("core", "intake.settings", "store.office", "store.places"),
+    "faces/front.py": ("core.errors", "faces"),
+    "faces/cli/show.py": ("core", "desk", "faces"),
+    "store/safely.py": ("crashpoints",),
+    "probes/fixed.py": ("core.gpu",),
+}
+# Libraries and powers that belong to some rooms only.
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "sqlite3": ("store", "desk", "engine"),
+    "subprocess": ("probes", "runners", "faces/cli"),
+    "typer": ("faces/cli",),
+    "rich": ("faces",),
+    "yaml": ("intake",),
+    "watchdog": ("intake",),
+    "filelock": ("store",),
+    "GPUtil": ("probes/nvidia.py",),
+    "pynvml": ("probes/nvidia.py",),
+    "random": ("engine", "examples"),
+    "marshal": ("runners",),
+}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(HOUSE).as_posix()
+
+
+def room_of(path: Path) -> str:
+    return name_of(path).split("/")[0].removesuffix(".py")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), str(path))
+
+
+def module_exists(dotted: str) -> bool:
+    path = ROOT.joinpath(*dotted.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, absolute dotted name) of every import, inside functions as well; the module, not what is taken of it."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno} imports relatively; write it in full"
+            module = node.module or ""
+            for alias in node.names:
+                whole = f"{module}.{alias.name}"
+                yield node.lineno, whole if module == "scheduler" or module_exists(whole) else module
+
+
+def ours(path: Path) -> Iterator[tuple[int, str]]:
+    for line, name in imports_of(path):
+        if name == "scheduler" or name.startswith("scheduler."):
+            yield line, name.removeprefix("scheduler").removeprefix(".")
+
+
+def allowed(name: str, may: tuple[str, ...]) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in may)
+
+
+def each_file(paths: list[Path] = FILES) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", paths, ids=name_of)
+
+
+def test_every_room_has_a_row() -> None:
+    assert {room_of(path) for path in FILES} == set(MAY_IMPORT)
+
+
+def test_the_tighter_rows_name_files_that_exist() -> None:
+    assert not [name for name in MAY_ONLY_IMPORT if not (HOUSE / name).is_file()]
+
+
+@each_file()
+def test_arrows_go_one_way(path: Path) -> None:
+    may = MAY_ONLY_IMPORT.get(name_of(path), MAY_IMPORT[room_of(path)])
+    if name_of(path) == "faces/cli/serve.py":
+        may = (*MAY_IMPORT["faces"], "")  # `--detach` starts the package again, so it asks where the package lies
+    wrong = [f"{name_of(path)}:{line} imports {name}" for line, name in ours(path) if not allowed(name, may)]
+    assert not wrong, f"may import {', '.join(may) or 'nothing of ours'}: {wrong}"
+
+
+def test_the_middle_rooms_do_not_know_each_other() -> None:
+    middle = {"intake", "probes", "store", "runners"}
+    for room in middle:
+        known = {name.split(".")[0] for name in MAY_IMPORT[room]}
+        assert not known & ((middle - {room}) | {"desk", "engine", "faces"})
+
+
+@each_file([path for path in FILES if room_of(path) == "core"])
+def test_core_imports_only_the_pure_part_of_the_standard_library(path: Path) -> None:
+    wrong = [
+        f"{name_of(path)}:{line} imports {name}"
+        for line, name in imports_of(path)
+        if name.split(".")[0] not in PURE | {"scheduler"}
+    ]
+    assert not wrong
+
+
+@each_file([path for path in FILES if room_of(path) == "core"])
+def test_core_touches_nothing(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in {"open", "print", "input", "__import__", "breakpoint"}, f"line {node.lineno}"
+
+
+@each_file()
+def test_powers_stay_in_their_rooms(path: Path) -> None:
+    name = name_of(path)
+    for line, module in imports_of(path):
+        rooms = ONLY_IN.get(module.split(".")[0])
+        if rooms is not None:
+            inside = any(name == room or name.startswith((f"{room}/", f"{room}.py")) for room in rooms)
+            assert inside, f"{name}:{line} imports {module}, which belongs to {', '.join(rooms)}"
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    assert list(imports_of(HOUSE / "__init__.py")) == []
+
+
+@each_file()
+def test_a_file_says_in_its_first_line_what_it_is_for(path: Path) -> None:
+    first = path.read_text("utf-8").splitlines()[0]
+    assert first.startswith('"""'), f"{name_of(path)} does not begin with a docstring"
+    said = (ast.get_docstring(tree_of(path)) or "").splitlines()[0]
+    assert said and said[-1] in ".:", f"{name_of(path)}: the first line is no sentence: {said!r}"
+
+
+@each_file()
+def test_a_file_is_shorter_than_seven_hundred_lines(path: Path) -> None:
+    lines = len(path.read_text("utf-8").splitlines())
+    assert lines < MOST_LINES, f"{name_of(path)} has {lines} lines; split it"
+
+
+@each_file()
+def test_nothing_runs_text_as_a_program(path: Path) -> None:
+    banned_names = {"eval", "exec"}
+    banned_methods = {("os", "system"), ("os", "popen"), ("yaml", "load"), ("yaml", "unsafe_load")}
+    for node in ast.walk(tree_of(path)):
+        if not isinstance(node, ast.Call):
+            continue
+        where = f"{name_of(path)}:{node.lineno}"
+        if isinstance(node.func, ast.Name):
+            assert node.func.id not in banned_names, f"{where} calls {node.func.id}()"
+        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+            called = (node.func.value.id, node.func.attr)
+            assert called not in banned_methods, f"{where} calls {'.'.join(called)}()"
+        for keyword in node.keywords:
+            if keyword.arg == "shell":
+                off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                assert off, f"{where} goes through a shell"
+
+
+@each_file()
+def test_nothing_unpickles(path: Path) -> None:
+    names = {name.split(".")[0] for _, name in imports_of(path)}
+    assert not names & {"pickle", "cPickle", "dill", "shelve", "joblib"}
+
+
+@each_file()
+def test_no_error_is_swallowed_unseen(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        where = f"{name_of(path)}:{node.lineno}"
+        assert node.type is not None, f"{where}: bare except"
+        caught = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
+        silent = all(isinstance(step, ast.Pass) for step in node.body)
+        assert not (silent and caught & {"Exception", "BaseException"}), f"{where}: except {sorted(caught)}: pass"
+
+
+def test_the_drawing_names_every_room() -> None:
+    drawing = ast.get_docstring(tree_of(HOUSE / "__init__.py")) or ""
+    rooms = {path.name for path in HOUSE.iterdir() if path.is_dir() and path.name not in {"__pycache__", "examples"}}
+    assert not {room for room in rooms | {"desk"} if room not in drawing}
+
+
+def test_the_product_stands_alone() -> None:
+    elsewhere = re.compile("(?<![\\w-])" + "shared" + "/" + r"|\.\./" + "shared")
+    texts = [*FILES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "docs").rglob("*"), *ROOT.glob("*.md"), ROOT / "Makefile"]
+    texts = [path for path in texts if path.is_file()]
+    found = [str(path) for path in texts if elsewhere.search(path.read_text("utf-8", "replace"))]
+    assert not found
