@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 
 from benchmarks.deciding import decide_case
+from benchmarks.disk import disk
 from benchmarks.figures import Report, progress
 from benchmarks.house import Stuck
 from benchmarks.living import cli, idle, paste
@@ -20,6 +21,7 @@ from benchmarks.programs import NoCompiler
 from benchmarks.starting import burst, gap, start
 
 CASES: dict[str, Callable[[Plan], Report]] = {
+    "disk": disk,
     "start": start,
     "gap": gap,
     "burst": burst,

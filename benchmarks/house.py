@@ -139,14 +139,15 @@ class House:
         open(self.jobs_file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)).close()
         logs = os.path.join(self.folder, "logs")
         words = [sys.executable, "-m", "scheduler", "start", "--gpus", str(self.gpus), "--log-dir", logs]
-        self.daemon = subprocess.Popen(
-            words,
-            cwd=self.folder,
-            env=self.environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with open(self.path("stderr"), "wb") as stderr:
+            self.daemon = subprocess.Popen(
+                words,
+                cwd=self.folder,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+            )
         wait_until(self._in_office, "the daemon started", 30.0)
         with open(f"/proc/{self.pid}/task/{self.pid}/children", encoding="ascii") as stream:
             children = [int(word) for word in stream.read().split()]
@@ -160,7 +161,9 @@ class House:
 
     def _in_office(self) -> bool:
         if self.daemon is None or self.daemon.poll() is not None:
-            raise Stuck("the daemon did not start")
+            with open(self.path("stderr"), encoding="utf-8", errors="replace") as stream:
+                said = stream.read().strip().rsplit("\n", 1)[-1]
+            raise Stuck(f"the daemon did not start: {said}")
         try:
             with open(os.path.join(self.folder, "gpu_scheduler.log"), encoding="utf-8") as stream:
                 return "scheduler started" in stream.read()

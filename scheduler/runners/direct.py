@@ -410,8 +410,9 @@ class DirectRunner:
             found = seen(pid)
             if found is None or found.session != pid:
                 continue
-            numbers = [entry for entry in environment_of(pid) if entry.startswith((b"GPUJOB_ID=", b"GPUJOB_ATTEMPT="))]
-            if numbers and not carries(pid, self._mark(attempt)):
+            number, again, state_file = self._mark(attempt).lines()
+            entries = environment_of(pid)
+            if state_file in entries and not (number in entries and again in entries):
                 continue
             if newest is None or found.ticks >= newest.ticks:
                 newest = Process(pid, found.ticks)

@@ -273,7 +273,18 @@ class Keeper:
         poll.modify(self.fd, select.POLLIN)
 
 
+def close_inherited(keep):
+    """Nothing that somebody left open for the daemon may reach a job."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                continue  # the listing's own descriptor, closed by now
+
+
 if __name__ == "__main__":
+    close_inherited(int(sys.argv[1]))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), hard))
     Keeper(int(sys.argv[1]), sys.argv[2]).run()

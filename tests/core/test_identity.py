@@ -77,5 +77,4 @@ def test_bytes_that_are_no_text_count_too() -> None:
 
 def test_the_identity_of_a_wish_never_changes_between_versions() -> None:
     wish = identity("/data/train.py", "torch", ("--lr", "0.1"))
-    assert len(wish) == 32 and int(wish, 16) >= 0
-    assert wish == identity_of(JobSpec(script="/data/train.py", conda_env="torch", arguments=("--lr", "0.1"), priority=3))
+    assert wish == "07ef6ab49c938887ed3f1f857c3daf46"  # stores of released versions hold it

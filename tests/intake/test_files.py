@@ -431,27 +431,53 @@ def test_a_slow_check_of_an_unchanged_file_reads_nothing_anew(jobs: Path, readin
     assert reading.restarts == 0
 
 
-@pytest.mark.parametrize("size", [10, CHECKED_WHOLE + 20_000], ids=["small", "large"])
-def test_a_rewrite_within_the_same_clock_tick_as_the_last_look_is_found(jobs: Path, size: int) -> None:
-    """C06, C39: file times are coarse (4 ms), so an equal ctime proves nothing about a file just written."""
-    tried = 0
-    limit = time.monotonic() + 10
-    while tried < 3 and time.monotonic() < limit:
-        jobs.write_text("old line\n" + "# pad\n" * (size // 6))
-        reading = Reading(jobs)
-        reading.all()
-        before = jobs.stat().st_ctime_ns
-        with open(jobs, "r+b") as stream:
-            stream.write(b"new line\n")
-        if jobs.stat().st_ctime_ns != before:
-            continue  # the tick passed in between: an easy case, not the one meant
+_SAME_TICK = """
+import os, sys, time
+from scheduler.intake.files import Follower
+path = sys.argv[1]
+limit = time.monotonic() + 5
+tried = 0
+while tried < 3 and time.monotonic() < limit:
+    with open(path, "w") as stream:
+        stream.write("old line\\n")
+    follower, now, texts = Follower(path), 0.0, []
+    def look():
+        global now
+        for _ in range(4):
+            while (batch := follower.look(now)) is not None:
+                follower.accept(batch)
+                texts.extend(line.text for line in batch.lines)
+            now += 1.1
+            follower.check_whole()
+    while (batch := follower.look(now)) is not None:
+        follower.accept(batch)
+    before = os.stat(path).st_ctime_ns
+    with open(path, "r+") as stream:
+        stream.write("new line\\n")
+    same = os.stat(path).st_ctime_ns == before
+    time.sleep(0.05)
+    look()
+    follower.close()
+    if same:
         tried += 1
-        reading.settle()
-        reading.follower.check_whole()
-        reading.settle()
-        assert "new line" in reading.texts
-    if not tried:
-        pytest.skip("file times are too fine here for two writes to share one")
+        assert texts == ["new line"], texts
+sys.exit(0 if tried else 77)
+"""
+
+
+@pytest.mark.xfail(strict=True, reason="bug: an equal ctime is taken for proof that nothing was written since the last look")
+def test_a_rewrite_within_the_same_clock_tick_as_the_last_look_is_found(tmp_path: Path) -> None:
+    """C06, C39: file times are as coarse as the kernel's tick (4 ms; ext4 and xfs before Linux 6.13, ramfs always)."""
+    place = tmp_path / "coarse"
+    place.mkdir(mode=0o700)
+    mounted = f"mount -t ramfs none {place} && chmod 700 {place} && exec {sys.executable} -c \"$CODE\" {place}/jobs.txt"
+    environment = dict(os.environ, CODE=_SAME_TICK, PYTHONPATH=str(Path(__file__).parents[2]))
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mounted + " || exit $?"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    if "AssertionError" not in done.stderr and done.returncode not in (0,):
+        pytest.skip("no file system with coarse times can be mounted here")
+    assert done.returncode == 0, done.stderr
 
 
 # -- editors ----------------------------------------------------------------------------------------------
@@ -632,19 +658,15 @@ def test_a_ten_megabyte_line_costs_itself_and_little_memory(jobs: Path, reading:
 
 
 def test_an_endless_line_being_written_is_reported_once(jobs: Path, reading: Reading) -> None:
-    """C15, P3: also across restarts."""
+    """C15, P3: also across restarts in the middle of it."""
+    lines: list[LineRead] = []
     for _ in range(5):
         append(jobs, b"x" * 600_000)
-        reading.later(3)
-        anew = reading.again()
-        anew.lines, anew.restarts, anew.now = reading.lines, reading.restarts, reading.now
-        reading = anew
+        lines += reading.later(0.1)
+        reading = reading.again()
     append(jobs, b"\nnext\n")
-    reading.later(3)
-    assert [(line.number, bool(line.problem)) for line in reading.lines if line.text == "next"] == [(2, False)]
-    assert [line.number for line in reading.lines if line.problem.startswith("longer")] == [1] or all(
-        "changed" in line.problem for line in reading.lines[1:-1]
-    )
+    lines += reading.later(0.1)
+    assert [(line.number, line.problem[:6]) for line in lines] == [(1, "longer"), (2, "")]
 
 
 # -- what is no plain file --------------------------------------------------------------------------------

@@ -1,0 +1,263 @@
+"""What every runner must do (core/ports.py): each real one passes the same suite."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.core.facts import Ended, Fact, Gone, Lost, NeverRan, Started, Unclaimed
+from scheduler.core.gpu import Need
+from scheduler.core.job import Job, JobSpec, JobState
+from scheduler.core.launch import Launch
+from scheduler.runners import record
+from scheduler.runners.direct import DirectRunner
+from scheduler.runners.processes import boot_id, lives
+
+LIMIT_S = 30.0
+
+
+class Bench:
+    """A runner in a folder, and jobs to give it."""
+
+    def __init__(self, folder: Path, make: Callable[[Path], Any]) -> None:
+        self.folder, self.make = folder, make
+        (folder / "attempts").mkdir()
+        (folder / "logs").mkdir()
+        self.runner = make(folder)
+        self.facts: list[Fact] = []
+        self.leaders: list[Any] = []
+
+    def job(self, number: int, *argv: str, attempt: int = 1, **more: Any) -> tuple[Job, Launch]:
+        log = str(self.folder / "logs" / f"{number}.{attempt}.log")
+        job = Job(
+            id=number, spec=JobSpec(arguments=argv), need=Need(1, 1000), state=JobState.STARTING, attempt=attempt,
+            gpus=(0,), log=log, boot=boot_id(),
+        )  # fmt: skip
+        environment = {
+            "GPUJOB_ID": str(number), "GPUJOB_ATTEMPT": str(attempt),
+            "GPUJOB_STATE_FILE": str(self.folder / "state.json"), **more.pop("environment", {}),
+        }  # fmt: skip
+        return job, Launch(job.attempt_key, argv, environment, more.pop("cwd", str(self.folder)), log, **more)
+
+    def start(self, number: int, *argv: str, **more: Any) -> Job:
+        job, launch = self.job(number, *argv, **more)
+        self.runner.start(job, launch)
+        self.runner.flush()
+        return job
+
+    def until(self, kind: type, job: int = 0) -> Any:
+        """Look until a fact of this kind (about this job) is there."""
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            for fact in self.facts:
+                if isinstance(fact, kind) and (not job or getattr(fact, "job", job) == job):
+                    return fact
+            select.select(self.runner.descriptors(), [], [], 0.02)
+            found = self.runner.look()
+            self.leaders += [fact.process for fact in found if isinstance(fact, Started)]
+            self.facts += found
+        raise AssertionError(f"no {kind.__name__} of job {job}: {self.facts}")
+
+
+def _direct(folder: Path) -> DirectRunner:
+    return DirectRunner(
+        str(folder / "attempts"), str(folder / "state.json"), dict(os.environ), str(folder / "keeper.err")
+    )
+
+
+@pytest.fixture(params=[_direct], ids=["direct"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path, request.param)
+    yield made
+    for process in made.leaders:
+        if lives(process):
+            os.killpg(process.pid, signal.SIGKILL)
+    keeper = made.runner.keeper_pid
+    made.runner.close()
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:  # the keeper ends with its last job
+        try:
+            if os.waitpid(keeper, os.WNOHANG)[0]:
+                break
+        except ChildProcessError:
+            break
+        time.sleep(0.01)
+    else:
+        raise AssertionError("the keeper did not end")
+    while True:
+        try:
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                break
+        except ChildProcessError:
+            break
+
+
+def test_started_then_ended_with_the_true_code(bench: Bench) -> None:
+    bench.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 7")
+    started, ended = bench.until(Started), bench.until(Ended)
+    assert (ended.exit_code, ended.signal, ended.leftovers) == (7, None, ())
+    assert [type(f) for f in bench.facts] == [Started, Ended]
+    assert started.at <= ended.at <= time.time()
+    assert (bench.folder / "logs" / "1.1.log").read_text() == "out\nerr\n"
+    found = record.read(str(bench.folder / "attempts" / "1.1"))
+    assert (found.how, found.code) == ("exit", 7)
+
+
+def test_signal_is_told_from_exit_code(bench: Bench) -> None:
+    bench.start(1, "/bin/sh", "-c", "kill -9 $$")
+    bench.start(2, "/bin/sh", "-c", "exit 137")
+    assert bench.until(Ended, 1).signal == 9
+    assert bench.until(Ended, 2).exit_code == 137
+
+
+def test_what_cannot_be_started_is_said_and_why(bench: Bench) -> None:
+    """B12, B13: missing program, not executable, no interpreter; the reason stands in the job's own log (S2.12)."""
+    plain = bench.folder / "plain"
+    plain.write_text("echo no first line")
+    bad = bench.folder / "bad"
+    bad.write_text("#!/no/such/interpreter\r\n")
+    for path in (plain, bad):
+        path.chmod(0o755)
+    off = bench.folder / "off"
+    off.write_text("#!/bin/sh\n")
+    for number, program in enumerate(("/no/such", str(plain), str(bad), str(off)), 1):
+        bench.start(number, program)
+        fact = bench.until(NeverRan, number)
+        assert fact.lasting
+        assert "cannot start" in (bench.folder / "logs" / f"{number}.1.log").read_text()
+        found = record.read(str(bench.folder / "attempts" / f"{number}.1"))
+        assert found.how == "never" and found.code
+    bench.start(9, "/bin/true", cwd=str(bench.folder / "gone"))
+    assert "working folder" in bench.until(NeverRan, 9).why
+
+
+def test_a_claimed_attempt_is_never_started(bench: Bench) -> None:
+    """P1: whoever creates the record first has the attempt."""
+    job, launch = bench.job(1, "/bin/sh", "-c", "touch ran")
+    assert record.give_up(str(bench.folder / "attempts" / "1.1"), job, boot_id(), 1)
+    bench.runner.start(job, launch)
+    bench.runner.flush()
+    bench.start(2, "/bin/true")
+    bench.until(Ended, 2)
+    assert not (bench.folder / "ran").exists()
+
+
+def test_long_words_and_environments_arrive_whole(bench: Bench) -> None:
+    words = ["x" * 100_000, "ä b\n\"'$;", ""]
+    program = "import os,sys,hashlib;print(len(sys.argv[1]), ascii(sys.argv[2:]), len(os.environ['BIG']))"
+    bench.start(1, sys.executable, "-c", program, *words, environment={"BIG": "y" * 120_000})
+    assert bench.until(Ended).exit_code == 0
+    text = (bench.folder / "logs" / "1.1.log").read_text()
+    assert text == f"100000 {ascii(words[1:])} 120000\n"
+
+
+def test_own_folder_umask_and_environment_file(bench: Bench) -> None:
+    stored = bench.folder / "environment"
+    stored.write_bytes(b"PATH=/usr/bin:/bin\0MINE=a=b\0LINES=two\nlines")
+    other = bench.folder / "other"
+    other.mkdir()
+    bench.start(1, "/bin/sh", "-c", "pwd; umask; env | grep -c .; echo $MINE", cwd=str(other), umask=0o27,
+                env_file=str(stored))  # fmt: skip
+    bench.start(2, "/bin/sh", "-c", "umask; pwd")
+    bench.until(Ended, 1)
+    bench.until(Ended, 2)
+    lines = (bench.folder / "logs" / "1.1.log").read_text().splitlines()
+    assert lines[0] == str(other) and lines[1] in ("0027", "027") and lines[-1] == "a=b"
+    old = os.umask(0)
+    os.umask(old)
+    second = (bench.folder / "logs" / "2.1.log").read_text().splitlines()
+    assert int(second[0], 8) == old and second[1] == str(bench.folder)
+    assert (bench.folder / "logs" / "1.1.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_job_has_default_signals_and_no_descriptor_of_ours(bench: Bench) -> None:
+    program = (
+        "import os,signal;print([s for s in signal.valid_signals() if s not in (9,19) and s < 32"
+        " and signal.getsignal(s) is signal.SIG_IGN], signal.pthread_sigmask(signal.SIG_BLOCK, []),"
+        " sorted(os.listdir('/proc/self/fd'))[:3], len(os.listdir('/proc/self/fd')))"
+    )
+    bench.start(1, sys.executable, "-I", "-c", program)
+    bench.until(Ended)
+    text = (bench.folder / "logs" / "1.1.log").read_text()
+    # Python itself ignores SIGPIPE and SIGXFSZ at its start; the fourth descriptor is the listing's own.
+    assert text == f"[{signal.SIGPIPE!r}, {signal.SIGXFSZ!r}] set() ['0', '1', '2'] 4\n"
+
+
+def test_stop_reaches_the_whole_tree(bench: Bench) -> None:
+    bench.start(1, "/bin/sh", "-c", "setsid sleep 600 & sleep 600 & echo ready; wait")
+    bench.until(Started)
+    job, _ = bench.job(1)
+    job.process = bench.leaders[0]
+    log = bench.folder / "logs" / "1.1.log"
+    end = time.monotonic() + LIMIT_S
+    while "ready" not in log.read_text() and time.monotonic() < end:
+        time.sleep(0.01)
+    bench.runner.stop(job, hard=False)
+    ended = bench.until(Ended)
+    assert ended.signal == signal.SIGTERM
+    if ended.leftovers:
+        bench.runner.watch_leftovers("1.1", 1, 1, ended.leftovers)
+        bench.until(Gone)
+
+
+def test_leftovers_are_named_and_their_end_is_told(bench: Bench) -> None:
+    bench.start(1, "/bin/sh", "-c", "(setsid sleep 600 &) ; (env -i setsid sleep 601 &) ; exit 3")
+    ended = bench.until(Ended)
+    assert ended.exit_code == 3 and len(ended.leftovers) == 2
+    bench.runner.watch_leftovers("1.1", 1, 1, ended.leftovers)
+    bench.runner.look()
+    assert not any(isinstance(f, Gone) for f in bench.facts)
+    for process in ended.leftovers:
+        assert lives(process)
+        os.kill(process.pid, signal.SIGKILL)
+    assert bench.until(Gone).key == "1.1"
+
+
+def test_attempts_outlive_the_runner_and_are_adopted(bench: Bench) -> None:
+    """P6: another runner takes over and learns the true ending from the record."""
+    hold = bench.folder / "hold"
+    hold.touch()
+    bench.start(1, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.02; done; exit 21")
+    started = bench.until(Started)
+    first = bench.runner
+    bench.runner = bench.make(bench.folder)
+    job, _ = bench.job(1)
+    job.state = JobState.RUNNING
+    facts = bench.runner.adopt(job)
+    assert [type(f) for f in facts] == [Started] and facts[0].process == started.process
+    bench.facts.clear()
+    first_socket, first._socket = first._socket, None
+    first_socket.close()  # the first daemon is gone; its keeper writes the ending all the same
+    hold.unlink()
+    assert bench.until(Ended).exit_code == 21
+    first._epoll.close()
+
+
+def test_unclaimed_attempt_is_given_back_once(bench: Bench) -> None:
+    job, launch = bench.job(1, "/bin/sh", "-c", "touch ran")
+    assert [type(f) for f in bench.runner.adopt(job)] == [Unclaimed]
+    bench.runner.start(job, launch)  # a start that comes too late finds the claim taken
+    bench.runner.flush()
+    bench.start(2, "/bin/true")
+    bench.until(Ended, 2)
+    assert not (bench.folder / "ran").exists()
+
+
+def test_torn_record_is_lost_never_a_guess(bench: Bench) -> None:
+    job, _ = bench.job(1)
+    path = bench.folder / "attempts" / "1.1"
+    job.state = JobState.RUNNING
+    text = bytearray(record.blank(job, boot_id()))
+    line = record.end_line("exit", 0, 123)
+    text[record.END_AT : record.END_AT + len(line)] = line.replace(b"exit 0", b"exit 1")  # its sum does not fit
+    path.write_bytes(bytes(text))
+    facts = bench.runner.adopt(job)
+    assert [type(f) for f in facts] == [Lost]

@@ -1,0 +1,90 @@
+"""The slow twin: sort all waiting jobs, scan all GPUs. Nothing clever, so that it can be read and believed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from scheduler.core.gpu import WHOLE, Gpu, Need
+from scheduler.core.placement import JobClass
+
+
+@dataclass
+class SlowFleet:
+    """GPUs as a plain list, free parts in a dict."""
+
+    gpus: list[Gpu]
+    cpu_free: int = 1 << 30
+    paused: set[int] = field(default_factory=set)
+    free: dict[int, int] = field(default_factory=dict)
+    memory: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.free = {gpu.index: WHOLE for gpu in self.gpus}
+        self.memory = {gpu.index: gpu.memory_mib for gpu in self.gpus if gpu.memory_mib is not None}
+
+    def whole_free_on(self, server: int) -> int:
+        return sum(self.free[gpu.index] == WHOLE for gpu in self.gpus if gpu.server == server)
+
+    def fits(self, gpu: Gpu, kind: JobClass) -> bool:
+        allowed = kind.allowed is None or gpu.index in kind.allowed
+        memory = self.memory.get(gpu.index, kind.vram_mib) >= kind.vram_mib
+        return allowed and memory and gpu.index not in self.paused and self.free[gpu.index] >= kind.need.parts
+
+    def find(self, kind: JobClass) -> tuple[int, ...] | None:
+        count = kind.need.count
+        if count == 0:
+            return () if self.cpu_free > 0 else None
+        fitting = [gpu for gpu in self.gpus if self.fits(gpu, kind)]
+        if count == 1:
+            best = min(
+                fitting, key=lambda gpu: (self.free[gpu.index], self.whole_free_on(gpu.server), gpu.index), default=None
+            )
+            return None if best is None else (best.index,)
+        groups: list[tuple[int, int, list[int]]] = []
+        for server in {gpu.server for gpu in fitting}:
+            here = [gpu.index for gpu in fitting if gpu.server == server]
+            if len(here) >= count:
+                groups.append((self.whole_free_on(server), min(here), here))
+        if not groups:
+            return None
+        _, _, here = min(groups)
+        return tuple(sorted(sorted(here, key=lambda i: (self.free[i], i))[:count]))
+
+    def change(self, need: Need, gpus: Iterable[int], vram_mib: int, sign: int) -> None:
+        """Book (sign -1) or give back (+1)."""
+        if need.count == 0:
+            self.cpu_free += sign
+        for i in gpus:
+            self.free[i] += sign * need.parts
+            assert 0 <= self.free[i] <= WHOLE
+            if i in self.memory:
+                self.memory[i] += sign * vram_mib
+
+
+@dataclass
+class SlowScheduler:
+    """Waiting jobs with their keys; one pass goes through all of them in order."""
+
+    fleet: SlowFleet
+    waiting: dict[int, tuple[tuple[float, float], JobClass]] = field(default_factory=dict)
+    running: dict[int, tuple[JobClass, tuple[int, ...]]] = field(default_factory=dict)
+    paused: bool = False
+
+    def start_all(self, before_each: Callable[[int], None] = lambda job: None) -> list[tuple[int, tuple[int, ...]]]:
+        """What starts now, in order, and where."""
+        started = []
+        if not self.paused:
+            for job, (_, kind) in sorted(self.waiting.items(), key=lambda item: (item[1][0], item[0])):
+                gpus = self.fleet.find(kind)
+                if gpus is not None:
+                    before_each(job)
+                    self.fleet.change(kind.need, gpus, kind.vram_mib, -1)
+                    self.running[job] = kind, gpus
+                    del self.waiting[job]
+                    started.append((job, gpus))
+        return started
+
+    def end(self, job: int) -> None:
+        kind, gpus = self.running.pop(job)
+        self.fleet.change(kind.need, gpus, kind.vram_mib, +1)

@@ -1,0 +1,424 @@
+"""One turn at a time: what arrives, starts, ends, and what is written down about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.core.decide import MOST_STARTS_A_TURN, Policy, World, class_of, decide, reason_with_place
+from scheduler.core.facts import Arrived, Asked, Ended, Gone, Missing, Now, Started, Unclaimed
+from scheduler.core.gpu import WHOLE, Need
+from scheduler.core.job import Failure, Job, JobState, Outcome, Process
+from scheduler.core.placement import Fleet, Reason
+from scheduler.core.queue import Order
+from scheduler.core.requests import Pause, PauseQueue, Resume
+from tests.builders import M0, T0, Play, a_job, a_world, check_ledger, some_gpus
+
+S = JobState
+LEFT = (Process(4712, 6), Process(4713, 7))
+
+
+# -- starting ----------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_fits_starts_in_the_turn_it_arrives() -> None:
+    play = a_world(2)
+    plan = play.arrive(a_job(1, "0.5"))
+    (job,) = plan.starts
+    assert (job.id, job.state, job.gpus, job.attempt) == (1, S.STARTING, (0,), 1)
+    assert plan.changed == {1: job} and plan.must_sync and not plan.empty
+    assert play.world.fleet.free == {0: 500, 1: 1000}
+    assert play.world.live == {1: job} and play.world.waiting() == 0
+
+
+def test_a_turn_in_which_nothing_happens_is_empty() -> None:
+    play = a_world(1)
+    play.run(a_job(1))
+    play.arrive(a_job(2))
+    plan = play.tell(after=5)
+    assert plan.empty and not plan.starts and not plan.stops and not plan.must_sync
+
+
+def test_the_most_urgent_starts_first_and_equal_ones_in_file_order() -> None:
+    """S3.12 S2.7"""
+    play = a_world(1)
+    play.run(a_job(9))
+    play.arrive(a_job(1, priority=5), a_job(2, priority=-1, order=8), a_job(3, priority=-1, order=7), a_job(4, priority=0))
+    for _ in range(4):
+        play.tell(play.ended(play.started[-1]))
+        play.tell(play.began(play.started[-1]))
+    assert play.started == [9, 3, 2, 4, 1]
+
+
+def test_a_job_that_does_not_fit_is_passed_by_those_that_do() -> None:
+    """S3.17"""
+    play = a_world(2)
+    play.run(a_job(1))
+    play.arrive(a_job(2, "2", priority=0), a_job(3, "0.5", priority=9))
+    assert play.started == [1, 3]
+    assert play.reason(2) == "no-wide-room"
+    play.tell(play.began(3))
+    play.tell(play.ended(3))
+    play.tell(play.ended(1))
+    assert play.started == [1, 3, 2]
+    assert play.job(2).gpus == (0, 1)
+
+
+def test_no_room_is_no_attempt() -> None:
+    """S3.17"""
+    play = a_world(1)
+    play.run(a_job(1))
+    play.arrive(a_job(2))
+    for _ in range(20):
+        play.tell(after=60)
+    assert (play.job(2).attempt, play.job(2).start_failures) == (0, 0)
+    play.tell(play.ended(1))
+    assert play.job(2).attempt == 1
+
+
+def test_two_halves_run_together_and_a_third_waits() -> None:
+    """S3.14"""
+    play = a_world(1)
+    play.arrive(a_job(1, "0.5"), a_job(2, "0.5"), a_job(3, "0.5"))
+    assert play.started == [1, 2]
+    assert play.world.fleet.free[0] == 0
+    play.tell(play.began(1), play.began(2))
+    play.tell(play.ended(1))
+    assert play.started == [1, 2, 3]
+    play.tell(play.began(3))
+    play.tell(play.ended(2), play.ended(3))
+    assert play.world.fleet.free[0] == WHOLE
+
+
+def test_jobs_without_a_gpu_run_in_slots_of_their_own() -> None:
+    play = a_world(1, cpu_slots=1)
+    play.arrive(a_job(1), a_job(2, "0"), a_job(3, "0"))
+    assert play.started == [1, 2]
+    assert play.job(2).gpus == ()
+    assert play.reason(3) == "no-room"
+    play.tell(play.ended(2))
+    assert play.started == [1, 2, 3]
+
+
+def test_at_most_so_many_start_in_one_turn_and_the_rest_in_the_next() -> None:
+    play = a_world(1)
+    plan = play.arrive(*(a_job(i, "0") for i in range(1, MOST_STARTS_A_TURN + 11)))
+    assert [job.id for job in plan.starts] == list(range(1, MOST_STARTS_A_TURN + 1))
+    assert [job.id for job in play.tell().starts] == list(range(MOST_STARTS_A_TURN + 1, MOST_STARTS_A_TURN + 11))
+
+
+def test_where_nothing_may_start_nothing_starts() -> None:
+    play = Play(Fleet(some_gpus(1)), may_start=False)
+    assert not play.arrive(a_job(1)).starts
+    assert play.world.waiting() == 1
+
+
+def test_the_same_input_gives_the_same_plan() -> None:
+    def plan() -> object:
+        play = a_world(4, 4)
+        play.arrive(*(a_job(i, need, priority=i % 3) for i, need in enumerate(["0.5", "2", "1", "4", "2x0.5"] * 4, 1)))
+        return play.tell(play.began(1), play.ended(1), play.never_ran(2)).changed, play.world.fleet.free
+
+    assert plan() == plan()
+
+
+def test_a_job_that_arrives_twice_starts_once() -> None:
+    play = a_world(2)
+    play.arrive(a_job(1))
+    play.run(a_job(2))
+    play.arrive(a_job(3))
+    play.arrive(a_job(3))
+    play.tell(play.ended(1), play.ended(2))
+    assert play.started == [1, 2, 3]
+
+
+def test_a_waiting_job_that_changed_waits_in_its_new_place() -> None:
+    play = a_world(1)
+    play.run(a_job(9))
+    play.arrive(a_job(1), a_job(2))
+    play.arrive(a_job(2, priority=-1))
+    play.tell(play.ended(9))
+    assert play.started == [9, 2]
+
+
+def test_short_jobs_pass_long_ones_when_asked_to() -> None:
+    play = a_world(1, order=Order("short"))
+    play.run(a_job(9))
+    play.arrive(a_job(1, time_limit_s=3600.0), a_job(2, time_limit_s=60.0))
+    play.tell(play.ended(9))
+    assert play.started == [9, 2]
+
+
+def test_what_a_job_took_is_learnt_for_the_next_of_its_kind() -> None:
+    play = a_world(1)
+    play.run(a_job(1))
+    play.tell(play.ended(1, at=T0 + 90))
+    assert play.world.estimates.of(a_job(2).spec, Need.parse("1")) == 90
+
+
+# -- running, ending ---------------------------------------------------------------------------------------
+
+
+def test_a_started_job_runs_with_its_process() -> None:
+    play = a_world(1)
+    play.arrive(a_job(1))
+    plan = play.tell(Started(1, 1, Process(4711, 5), T0 + 3), after=4)
+    job = play.job(1)
+    assert (job.state, job.process, job.started_at) == (S.RUNNING, Process(4711, 5), T0 + 3)
+    assert plan.events[0].kind == "started" and plan.events[0].detail["pid"] == 4711
+    assert not plan.must_sync
+
+
+def test_a_start_that_is_told_twice_counts_once() -> None:
+    play = a_world(1)
+    play.run(a_job(1))
+    assert play.tell(Started(1, 1, Process(9, 9), T0 + 9)).empty
+    assert play.job(1).process == Process(1001, 77)
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "state", "outcome"),
+    [
+        (0, None, S.DONE, Outcome.EXIT),
+        (1, None, S.FAILED, Outcome.EXIT),
+        (137, None, S.FAILED, Outcome.EXIT),
+        (None, 9, S.FAILED, Outcome.SIGNAL),
+        (None, 15, S.FAILED, Outcome.SIGNAL),
+    ],
+)
+def test_a_job_ends_as_its_exit_says(code: int | None, signal: int | None, state: JobState, outcome: Outcome) -> None:
+    play = a_world(1)
+    play.run(a_job(1))
+    plan = play.tell(play.ended(1, code, signal=signal, at=T0 + 7), after=8)
+    job = play.job(1)
+    assert (job.state, job.outcome, job.exit_code, job.signal, job.finished_at) == (state, outcome, code, signal, T0 + 7)
+    assert plan.must_sync and plan.events[-1].kind == state.value
+    assert play.world.fleet.free[0] == WHOLE and not play.world.live
+
+
+def test_an_end_whose_start_was_never_told_counts_as_both() -> None:
+    play = a_world(1)
+    play.arrive(a_job(1))
+    play.tell(play.ended(1, 0, at=T0 + 7))
+    job = play.job(1)
+    assert (job.state, job.started_at, job.finished_at) == (S.DONE, T0 + 7, T0 + 7)
+
+
+def test_what_an_old_attempt_says_changes_nothing() -> None:
+    play = a_world(1, assign_retry_wait_s=0.0)
+    play.arrive(a_job(1))
+    play.tell(play.never_ran(1))
+    assert play.job(1).attempt == 2
+    for fact in (
+        Ended(1, 1, 0, None, T0),
+        Started(1, 1, Process(1, 1), T0),
+        Unclaimed(1, 1),
+        Gone("1.1"),
+        Ended(7, 1, 0, None, T0),
+    ):
+        assert play.tell(fact).empty
+    assert play.state(1) is S.STARTING
+
+
+def test_why_a_job_failed_is_kept_with_it() -> None:
+    play = a_world(1)
+    play.run(a_job(1))
+    failure = Failure("import", "ModuleNotFoundError: No module named 'x'", "…")
+    play.tell(play.ended(1, 1, failure=failure))
+    assert play.job(1).failure == failure
+
+
+def test_an_attempt_that_nobody_began_is_run_again_and_counts_as_no_failure() -> None:
+    play = a_world(1)
+    play.arrive(a_job(1))
+    plan = play.tell(Unclaimed(1, 1))
+    job = play.job(1)
+    assert (job.state, job.attempt, job.start_failures) == (S.STARTING, 2, 0)
+    assert [event.kind for event in plan.events] == ["unclaimed"]
+
+
+def test_a_job_whose_end_cannot_be_known_is_lost_and_not_run_again() -> None:
+    play = a_world(1)
+    play.run(a_job(1, retries=3))
+    play.tell(play.lost(1))
+    job = play.job(1)
+    assert (job.state, job.outcome, job.exit_code) == (S.FAILED, Outcome.LOST, None)
+    assert job.notes == ("lost: nobody saw its end",)
+    assert play.world.fleet.free[0] == WHOLE
+
+
+# -- processes left behind ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["done", "failed", "lost", "retried"])
+def test_gpus_stay_taken_until_the_processes_left_behind_are_gone(how: str) -> None:
+    play = a_world(1)
+    play.run(a_job(1, "0.5", retries=how == "retried"))
+    play.arrive(a_job(2))
+    fact = play.lost(1, leftovers=LEFT) if how == "lost" else play.ended(1, 0 if how == "done" else 1, leftovers=LEFT)
+    plan = play.tell(fact)
+    assert [(h.key, h.gpus, h.need, h.processes) for h in plan.held] == [("1.1", (0,), Need(1, 500), LEFT)]
+    assert play.world.fleet.free[0] == 500
+    assert play.started == [1]
+    assert (1, "leftovers") in play.journal
+    plan = play.tell(Gone("1.1"))
+    assert plan.freed == ["1.1"] and play.started == [1, 2]
+    assert play.tell(Gone("1.1")).empty
+
+
+def test_what_is_left_of_a_job_without_a_gpu_holds_nothing() -> None:
+    play = a_world(1)
+    play.run(a_job(1, "0"))
+    assert not play.tell(play.ended(1, leftovers=LEFT)).held
+
+
+# -- the reason to wait ------------------------------------------------------------------------------------
+
+
+def test_each_waiting_job_has_a_reason() -> None:
+    play = a_world(2, missing=lambda job: "no such file /gone.py" if job.spec.script == "/gone.py" else "")
+    play.run(a_job(1, "0.7"), a_job(2, "0.7"))
+    play.arrive(
+        a_job(3, "0.5"),
+        a_job(4, "2"),
+        a_job(5, "0.5", allowed=(1,)),
+        a_job(6, "0.1", script="/gone.py"),
+        a_job(7, "0.1", after=(1,)),
+        a_job(8, "0.1", held=True),
+        a_job(9, "0.1", not_before=T0 + 60, reason_code="backoff", reason="again soon"),
+        a_job(10, "3"),
+    )
+    assert [play.reason(job) for job in range(3, 11)] == [
+        "no-room", "no-wide-room", "no-room", "missing", "depends", "hold-user", "backoff", "never"
+    ]  # fmt: skip
+    assert play.world.waiting() == 8
+    assert all(reason.sentence for reason in play.world.class_reasons().values())
+    assert play.job(6).reason == "no such file /gone.py"
+    assert play.job(7).reason == "job 1 has to end first"
+    assert "gpujob release 8" in play.job(8).reason
+
+
+def test_a_paused_queue_is_the_reason_of_all() -> None:
+    play = a_world(1)
+    play.ask(PauseQueue(True))
+    play.arrive(a_job(1), a_job(2, "0.5"))
+    assert {play.reason(1), play.reason(2)} == {"paused"}
+    assert not play.started
+
+
+def test_a_job_behind_others_of_its_kind_is_told_how_many() -> None:
+    reason = Reason("no-room", "needs one whole GPU; the most free on an allowed GPU is 0 (GPU 0)")
+    assert reason_with_place(reason, 0) is reason
+    assert reason_with_place(reason, 1).sentence.startswith("1 job of the same kind is before it")
+    behind = reason_with_place(reason, 3)
+    assert behind.code == "behind" and behind.sentence.startswith("3 jobs of the same kind are before it")
+    assert reason.sentence in behind.sentence
+
+
+def test_a_job_without_a_gpu_is_of_one_class_whatever_it_is_allowed() -> None:
+    assert class_of(a_job(1, "0", allowed=(1,))) == class_of(a_job(2, "0"))
+    assert class_of(a_job(1, "0.5", allowed=(1,))) != class_of(a_job(2, "0.5"))
+
+
+# -- scripts that are not there ----------------------------------------------------------------------------
+
+
+class Disk:
+    def __init__(self, *files: str) -> None:
+        self.files = set(files)
+
+    def missing(self, job: Job) -> str:
+        return "" if job.spec.script in self.files else f"no such file {job.spec.script}"
+
+
+def test_a_missing_script_is_a_reason_to_wait_and_is_said_once() -> None:
+    disk = Disk()
+    play = a_world(1, missing=disk.missing)
+    play.arrive(a_job(1))
+    assert (play.state(1), play.reason(1)) == (S.PENDING, "missing")
+    play.tell(Missing(1, "no such file /data/train.py"))
+    play.arrive(play.job(1))
+    assert play.journal == [(1, "missing")]
+    disk.files.add("/data/train.py")
+    play.arrive(play.job(1))
+    assert play.started == [1]
+    assert (play.job(1).reason_code, play.job(1).reason, play.job(1).attempt) == ("", "", 1)
+
+
+def test_a_script_that_vanished_while_its_job_waited_takes_no_gpu() -> None:
+    disk = Disk("/data/train.py", "/data/b.py")
+    play = a_world(1, missing=disk.missing)
+    play.run(a_job(1))
+    play.arrive(a_job(2), a_job(3, script="/data/b.py"))
+    disk.files.remove("/data/train.py")
+    play.tell(play.ended(1))
+    assert play.started == [1, 3]
+    assert (play.state(2), play.reason(2), play.job(2).attempt) == (S.PENDING, "missing", 0)
+
+
+# -- pauses ------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_gpu_takes_no_job_and_lets_those_on_it_run() -> None:
+    """S3.30"""
+    play = a_world(2)
+    play.run(a_job(1))
+    plan = play.ask(Pause((0, 1)))
+    assert plan.answers[0].code == 0 and plan.pauses_changed
+    assert plan.answers[0].lines == ("GPU 0 paused (paused now: 0,1)", "GPU 1 paused (paused now: 0,1)")
+    assert play.state(1) is S.RUNNING and not plan.stops
+    play.arrive(a_job(2), a_job(3, allowed=(1,)))
+    play.tell(play.ended(1))
+    assert play.started == [1]
+    assert (play.reason(2), play.reason(3)) == ("paused", "paused")
+    play.ask(Resume((1,)))
+    assert play.started == [1, 2]
+    assert play.job(2).gpus == (1,)
+
+
+def test_an_unknown_gpu_is_said_and_the_known_ones_are_obeyed() -> None:
+    """S3.32"""
+    play = a_world(2)
+    plan = play.ask(Pause((7, 1)))
+    assert plan.answers[0].code == 6
+    assert plan.answers[0].lines == ("no GPU 7 is managed here (managed: 0,1)", "GPU 1 paused (paused now: 1)")
+    assert play.world.fleet.paused_mask == 0b10
+
+
+def test_the_last_pause_or_resume_of_a_turn_holds() -> None:
+    """S3.31"""
+    play = a_world(1)
+    for last in (Pause((0,)), Resume((0,))):
+        plan = play.tell(*(Asked(row, Resume((0,)) if row % 2 else Pause((0,))) for row in range(1000)), Asked(1000, last))
+        assert [answer.row for answer in plan.answers] == list(range(1001))
+        assert bool(play.world.fleet.paused_mask) == isinstance(last, Pause)
+
+
+def test_a_paused_queue_starts_nothing_and_goes_on_in_the_turn_it_may() -> None:
+    play = a_world(1)
+    play.ask(PauseQueue(True))
+    play.arrive(a_job(1))
+    plan = play.ask(PauseQueue(False))
+    assert plan.pauses_changed and [job.id for job in plan.starts] == [1]
+
+
+# -- building the world from the store ---------------------------------------------------------------------
+
+
+def test_jobs_found_in_the_store_keep_their_gpus() -> None:
+    """S3.35"""
+    play = a_world(2)
+    running = a_job(1, "0.5", state=S.RUNNING, attempt=1, gpus=(1,), process=Process(5, 5), started_at=T0 - 60)
+    play.rows[1] = running
+    play.world.adopt(running, play.now)
+    check_ledger(play.world)
+    play.arrive(a_job(2), a_job(3))
+    assert play.job(2).gpus == (0,) and play.state(3) is S.PENDING
+    play.tell(play.ended(1))
+    assert play.job(3).gpus == (1,)
+
+
+def test_a_world_without_timers_sleeps_as_long_as_nothing_happens() -> None:
+    world = World(Fleet(some_gpus(1)), lambda job: None, Policy())
+    assert world.next_timer() is None
+    decide(world, [Arrived(a_job(1, not_before=T0 + 9))], Now(T0, M0))
+    assert world.next_timer() == M0 + 9

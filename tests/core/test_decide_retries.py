@@ -1,0 +1,212 @@
+"""Trying again: starts that failed for a passing reason, runs that ended badly, and shares that were too small."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.core.decide import decide
+from scheduler.core.facts import Arrived, Now
+from scheduler.core.gpu import Need
+from scheduler.core.job import JobState, Outcome
+from scheduler.core.requests import Cancel, Requeue
+from tests.builders import OOM, T0, a_job, a_world
+
+S = JobState
+
+
+# -- could not start ---------------------------------------------------------------------------------------
+
+
+def test_a_start_that_failed_for_a_passing_reason_is_tried_again_with_growing_waits() -> None:
+    """S3.17 S3.29"""
+    play = a_world(1, max_assign_attempts=5, assign_retry_wait_s=5.0)
+    play.arrive(a_job(1))
+    for attempt, wait in enumerate((5, 10, 20, 40), start=1):
+        play.tell(play.never_ran(1, "fork refused"))
+        job = play.job(1)
+        assert (job.state, job.attempt, job.start_failures) == (S.PENDING, attempt, attempt)
+        assert play.reason(1) == "backoff"
+        assert job.reason == f"start failed: fork refused; attempt {attempt + 1} of 5; tried again in {wait} s"
+        assert play.world.fleet.free[0] == 1000
+        play.tell(after=wait - 0.01)
+        assert play.state(1) is S.PENDING
+        play.tell(after=0.02)
+        assert (play.state(1), play.job(1).attempt) == (S.STARTING, attempt + 1)
+        assert (play.job(1).reason_code, play.job(1).reason) == ("", "")
+    play.tell(play.never_ran(1, "fork refused"))
+    job = play.job(1)
+    assert (job.state, job.outcome) == (S.FAILED, Outcome.COULD_NOT_START)
+    assert job.notes == ("could not start: fork refused (5 tries)",)
+
+
+def test_a_start_that_failed_for_a_lasting_reason_fails_at_once() -> None:
+    play = a_world(1)
+    play.arrive(a_job(1, retries=3))
+    play.tell(play.never_ran(1, "Permission denied", lasting=True))
+    job = play.job(1)
+    assert (job.state, job.outcome, job.attempt) == (S.FAILED, Outcome.COULD_NOT_START, 1)
+    assert job.notes == ("could not start: Permission denied",)
+
+
+def test_while_a_job_waits_for_its_next_try_others_start() -> None:
+    """S3.17"""
+    play = a_world(1)
+    play.arrive(a_job(1, priority=0), a_job(2, priority=9))
+    play.tell(play.never_ran(1))
+    assert play.started == [1, 2]
+
+
+def test_a_start_that_worked_forgets_the_failed_tries() -> None:
+    play = a_world(1, max_assign_attempts=2, assign_retry_wait_s=0.0)
+    play.arrive(a_job(1, retries=1))
+    play.tell(play.never_ran(1))
+    play.tell(play.began(1))
+    assert play.job(1).start_failures == 0
+    play.tell(play.ended(1, 1))
+    play.tell(play.never_ran(1))
+    assert play.state(1) is S.STARTING
+
+
+@pytest.mark.parametrize(("jitter", "wait"), [(0.0, 4.5), (0.5, 5.0), (0.999, 5.4998)])
+def test_waits_are_spread_so_that_not_all_try_at_once(jitter: float, wait: float) -> None:
+    play = a_world(1)
+    play.arrive(a_job(1))
+    plan = decide(play.world, [play.never_ran(1)], play.now, jitter)
+    assert plan.changed[1].not_before == pytest.approx(T0 + wait)
+
+
+def test_a_wait_that_the_last_daemon_began_goes_on() -> None:
+    play = a_world(1)
+    play.arrive(a_job(1, attempt=1, not_before=T0 + 30, reason_code="backoff", reason="again in 30 s"))
+    assert play.reason(1) == "backoff"
+    play.tell(after=29)
+    assert not play.started
+    play.tell(after=2)
+    assert play.started == [1] and play.job(1).attempt == 2
+
+
+def test_a_clock_set_back_by_a_day_does_not_hold_a_job_for_a_day() -> None:
+    play = a_world(1)
+    plan = decide(play.world, [Arrived(a_job(1, not_before=T0 + 5))], Now(T0 - 86400, 50.0))
+    assert not plan.starts and play.world.next_timer() == 650.0
+
+
+@pytest.mark.xfail(strict=True, reason="bug: the back-off timer of an older attempt lets a later back-off end early")
+def test_each_wait_is_waited_in_full_whatever_came_before() -> None:
+    play = a_world(1, assign_retry_wait_s=10.0)
+    play.arrive(a_job(1))
+    play.tell(play.never_ran(1))  # until 10
+    play.ask(Cancel((1,)), after=1)
+    play.ask(Requeue((1,)))
+    play.tell(play.never_ran(1), after=4)  # at 5, until 15
+    assert play.job(1).not_before == T0 + 15
+    play.tell(after=6)
+    assert play.state(1) is S.PENDING
+    play.tell(after=5)
+    assert play.state(1) is S.STARTING
+
+
+# -- ended badly -------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_failed_is_not_run_again_by_itself() -> None:
+    """S3.29"""
+    play = a_world(1)
+    play.run(a_job(1))
+    play.tell(play.ended(1, 1))
+    play.tell(after=1000)
+    assert play.state(1) is S.FAILED and play.started == [1]
+
+
+def test_a_job_with_retries_is_run_again_as_often_as_it_asks() -> None:
+    """S3.29"""
+    play = a_world(1, assign_retry_wait_s=5.0)
+    play.run(a_job(1, retries=2))
+    for run, wait in ((1, 5), (2, 10)):
+        plan = play.tell(play.ended(1, 7))
+        job = play.job(1)
+        assert (job.state, job.runs_failed, job.exit_code, job.gpus) == (S.PENDING, run, None, ())
+        assert job.reason == f"ended with exit code 7; run {run + 1} of 3; tried again in {wait} s"
+        fell = next(event for event in plan.events if event.kind == "fell")
+        assert (fell.detail["exit_code"], fell.detail["attempt"]) == (7, run)
+        play.tell(after=wait - 0.5)
+        assert play.state(1) is S.PENDING
+        play.tell(after=1)
+        play.tell(play.began(1))
+    play.tell(play.ended(1, None, signal=11))
+    job = play.job(1)
+    assert (job.state, job.attempt, job.outcome, job.signal) == (S.FAILED, 3, Outcome.SIGNAL, 11)
+
+
+def test_a_run_that_went_well_ends_the_tries() -> None:
+    play = a_world(1, assign_retry_wait_s=0.0)
+    play.run(a_job(1, retries=2))
+    play.tell(play.ended(1, 1))
+    play.tell(play.began(1))
+    play.tell(play.ended(1, 0))
+    assert (play.state(1), play.job(1).attempt, play.job(1).exit_code) == (S.DONE, 2, 0)
+    assert play.job(1).not_before is None
+
+
+# -- out of GPU memory -------------------------------------------------------------------------------------
+
+
+def test_a_job_that_ran_out_of_gpu_memory_is_tried_again_at_once_with_twice_the_share() -> None:
+    play = a_world(1, oom_retries=2)
+    play.run(a_job(1, "0.3"))
+    play.tell(play.ended(1, 1, failure=OOM))
+    job = play.job(1)
+    assert (job.state, job.need, job.oom_retries, job.attempt) == (S.STARTING, Need(1, 600), 1, 2)
+    assert job.notes == ("ran out of GPU memory with a need of 0.3; tried again with 0.6",)
+    play.tell(play.began(1))
+    play.tell(play.ended(1, 1, failure=OOM))
+    assert (play.job(1).need, play.job(1).oom_retries) == (Need(1, 1000), 2)
+    play.tell(play.began(1))
+    play.tell(play.ended(1, 1, failure=OOM))
+    job = play.job(1)
+    assert (job.state, job.outcome, job.failure) == (S.FAILED, Outcome.EXIT, OOM)
+    assert len(job.notes) == 2
+
+
+@pytest.mark.parametrize(
+    ("need", "raised"), [("0.5", "1"), ("0.7", "1"), ("0.001", "0.002"), ("2x0.4", "2x0.8"), ("2x0.9", "2")]
+)
+def test_the_raised_share_is_at_most_a_whole_gpu_and_of_as_many(need: str, raised: str) -> None:
+    play = a_world(2)
+    play.run(a_job(1, need))
+    play.tell(play.ended(1, 1, failure=OOM))
+    assert str(play.job(1).need) == raised
+
+
+def test_the_raised_share_waits_for_room_like_any_other() -> None:
+    play = a_world(1)
+    play.run(a_job(1, "0.5"), a_job(2, "0.5"))
+    play.tell(play.ended(1, 1, failure=OOM))
+    assert (play.state(1), play.reason(1)) == (S.PENDING, "no-room")
+    play.tell(play.ended(2))
+    assert (play.state(1), play.job(1).gpus) == (S.STARTING, (0,))
+
+
+@pytest.mark.parametrize(("need", "oom_retries"), [("1", 2), ("2", 2), ("0", 2), ("0.5", 0)])
+def test_what_cannot_be_raised_or_must_not_be_has_failed(need: str, oom_retries: int) -> None:
+    play = a_world(2, oom_retries=oom_retries)
+    play.run(a_job(1, need))
+    play.tell(play.ended(1, 1, failure=OOM))
+    assert (play.state(1), play.job(1).need) == (S.FAILED, Need.parse(need))
+
+
+def test_another_failure_does_not_raise_the_share() -> None:
+    play = a_world(1)
+    play.run(a_job(1, "0.5"))
+    play.tell(play.ended(1, 1))
+    assert (play.state(1), play.job(1).need) == (S.FAILED, Need(1, 500))
+
+
+@pytest.mark.xfail(strict=True, reason="bug: the failure of an earlier run stays on a job whose last attempt never ran")
+def test_why_an_earlier_run_failed_is_not_told_of_the_last() -> None:
+    play = a_world(1)
+    play.run(a_job(1, "0.5"))
+    play.tell(play.ended(1, 1, failure=OOM))
+    play.tell(play.never_ran(1, "Permission denied", lasting=True))
+    assert (play.state(1), play.job(1).outcome) == (S.FAILED, Outcome.COULD_NOT_START)
+    assert play.job(1).failure is None

@@ -1,0 +1,298 @@
+"""Random histories: the real decision against its slow twin, and the promises that hold whatever happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.decide import class_of
+from scheduler.core.facts import Arrived, Asked, Fact
+from scheduler.core.gpu import WHOLE, ids_of
+from scheduler.core.job import Job, JobState
+from scheduler.core.placement import Fleet
+from scheduler.core.requests import Cancel, Pause, PauseQueue, Requeue, Resume
+from tests.builders import Play, a_job, quick, some_gpus
+from tests.core.slow_twin import SlowFleet, SlowScheduler
+
+NEEDS = ("0", "0.1", "0.25", "0.3334", "0.5", "0.7", "1", "1.5", "2", "4", "8", "2x0.5", "3x0.25")
+SLOTS = 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that happens; ``pick`` chooses among what there is."""
+
+    what: str
+    need: str = "1"
+    priority: int = 0
+    allowed: tuple[int, ...] | None = None
+    vram_mib: int = 0
+    pick: int = 0
+
+
+ALLOWED = st.one_of(
+    st.none(), st.none(), st.sets(st.integers(0, 15), min_size=1, max_size=8).map(lambda ids: tuple(sorted(ids)))
+)
+ARRIVE = st.builds(
+    Step,
+    st.just("arrive"),
+    st.sampled_from(NEEDS),
+    st.integers(-1, 2),
+    ALLOWED,
+    st.sampled_from([0, 0, 0, 6_000, 20_000]),
+    st.integers(0, 99),
+)
+OTHER = st.builds(
+    Step,
+    st.sampled_from(["end", "end", "end", "fail", "pause", "resume", "queue", "cancel"]),
+    pick=st.integers(0, 99),
+)
+TURN = st.lists(st.one_of(ARRIVE, ARRIVE, OTHER), min_size=1, max_size=5)
+SERVERS = st.lists(st.integers(1, 8), min_size=1, max_size=3)
+
+
+class Both:
+    """The real world and its twin, told the same things."""
+
+    def __init__(self, servers: list[int], memory_mib: int | None) -> None:
+        self.gpus = some_gpus(*servers, memory_mib=memory_mib)
+        self.play = Play(Fleet(self.gpus, SLOTS))
+        self.twin = SlowScheduler(SlowFleet(self.gpus, SLOTS))
+        self.last_id = 0
+        self.queue_paused = False
+
+    def facts_of(self, turn: list[Step]) -> list[Fact]:
+        """What happens in this turn; the twin learns of it at once."""
+        facts: list[Fact] = []
+        for step in turn:
+            facts += getattr(self, f"_{step.what}")(step)
+        return facts
+
+    def _arrive(self, step: Step) -> list[Fact]:
+        job = a_job(
+            self.last_id + 1,
+            step.need,
+            priority=step.priority,
+            allowed=step.allowed,
+            vram_mib=step.vram_mib or None,
+            order=step.pick,
+        )
+        if self.play.world.fleet.can_ever_hold(class_of(job)):
+            return []  # refused at the door
+        self.last_id = job.id
+        self.twin.waiting[job.id] = (job.priority, job.order), class_of(job)
+        return [Arrived(job)]
+
+    def _chosen(self, step: Step) -> int | None:
+        jobs = sorted(self.twin.running)
+        return jobs[step.pick % len(jobs)] if jobs else None
+
+    def _end(self, step: Step) -> list[Fact]:
+        job = self._chosen(step)
+        if job is None:
+            return []
+        self.twin.end(job)
+        return [self.play.ended(job, 0 if step.what == "end" else 1)]
+
+    _fail = _end
+
+    def _cancel(self, step: Step) -> list[Fact]:
+        jobs = sorted(job for job in self.twin.waiting if job in self.play.rows)
+        if not jobs:
+            return []
+        job = jobs[step.pick % len(jobs)]
+        del self.twin.waiting[job]
+        return [Asked(1, Cancel((job,)))]
+
+    def _pause(self, step: Step) -> list[Fact]:
+        gpu = step.pick % len(self.gpus)
+        self.twin.fleet.paused.add(gpu)
+        return [Asked(1, Pause((gpu,)))]
+
+    def _resume(self, step: Step) -> list[Fact]:
+        gpu = step.pick % len(self.gpus)
+        self.twin.fleet.paused.discard(gpu)
+        return [Asked(1, Resume((gpu,)))]
+
+    def _queue(self, step: Step) -> list[Fact]:
+        self.twin.paused = step.pick % 3 == 0
+        return [Asked(1, PauseQueue(self.twin.paused))]
+
+    def turn(self, facts: list[Fact]) -> None:
+        plan = self.play.tell(*facts, after=1.0)
+        real = [(job.id, job.gpus) for job in plan.starts]
+        assert real == self.twin.start_all(), "the real decision differs from the slow twin's"
+        self.play.tell(*(self.play.began(job) for job, _ in real))
+        self.check()
+
+    def check(self) -> None:
+        play, fleet = self.play, self.play.world.fleet
+        assert fleet.free == self.twin.fleet.free
+        assert set(play.world.live) == set(self.twin.running)
+        assert play.world.waiting() == len(self.twin.waiting)
+        parts = dict.fromkeys(fleet.free, 0)
+        on: dict[int, list[Job]] = {gpu: [] for gpu in fleet.free}
+        for job in play.world.live.values():
+            assert len(set(job.gpus)) == job.need.count
+            assert len({fleet.gpus[gpu].server for gpu in job.gpus}) <= 1, "a wide job spans servers"
+            assert job.allowed is None or set(job.gpus) <= set(job.allowed) or not job.gpus
+            for gpu in job.gpus:
+                parts[gpu] += job.need.parts
+                on[gpu].append(job)
+        assert all(taken <= WHOLE for taken in parts.values()), "more than 1000 parts of a GPU"
+        for jobs in on.values():
+            assert len(jobs) <= 1 or all(job.need.parts < WHOLE for job in jobs), "a whole-GPU job is not alone"
+        reasons = play.world.class_reasons()
+        for job_id in self.twin.waiting:
+            job = play.job(job_id)
+            assert job.state is JobState.PENDING
+            assert job.reason or reasons[class_of(job).key].sentence, "a job waits without a reason"
+
+    def empty_the_machine(self) -> None:
+        """Resume everything and let all that runs end, until nothing is left."""
+        self.twin.paused = False
+        self.twin.fleet.paused.clear()
+        facts: list[Fact] = [Asked(1, PauseQueue(False)), Asked(2, Resume(tuple(gpu.index for gpu in self.gpus)))]
+        for _ in range(self.last_id + 2):
+            for job in sorted(self.twin.running):
+                self.twin.end(job)
+                facts.append(self.play.ended(job))
+            self.turn(facts)
+            facts = []
+        assert not self.twin.running
+
+
+HISTORY = (SERVERS, st.sampled_from([None, 24_000]), st.lists(TURN, max_size=20))
+
+
+@quick
+@given(*HISTORY)
+def test_what_starts_and_where_is_what_sorting_all_jobs_and_scanning_all_gpus_would_choose(
+    servers: list[int], memory_mib: int | None, turns: list[list[Step]]
+) -> None:
+    """S3.12 S3.14 S3.15 S3.17"""
+    both = Both(servers, memory_mib)
+    for turn in turns:
+        both.turn(both.facts_of(turn))
+    both.empty_the_machine()
+
+
+@quick
+@given(*HISTORY)
+def test_every_accepted_job_starts_once_and_emptying_the_machine_gives_the_start_back(
+    servers: list[int], memory_mib: int | None, turns: list[list[Step]]
+) -> None:
+    both = Both(servers, memory_mib)
+    for turn in turns:
+        both.turn(both.facts_of(turn))
+    both.empty_the_machine()
+    play = both.play
+    cancelled = {job.id for job in play.rows.values() if job.state is JobState.CANCELLED}
+    assert sorted(play.started) == sorted(set(play.rows) - cancelled)
+    assert play.world.waiting() == 0 and not play.world.live and not play.world.holdings
+    fleet, fresh = play.world.fleet, Fleet(both.gpus, SLOTS)
+    assert (fleet.free, fleet.memory_free, fleet.cpu_free) == (fresh.free, fresh.memory_free, fresh.cpu_free)
+    for job in play.rows.values():
+        assert fleet.find(class_of(job)) == fresh.find(class_of(job))
+
+
+@quick
+@given(*HISTORY)
+def test_no_job_that_fits_waits_behind_one_of_lower_priority_and_a_paused_gpu_gets_nothing(
+    servers: list[int], memory_mib: int | None, turns: list[list[Step]]
+) -> None:
+    """S3.12 S3.30"""
+    both = Both(servers, memory_mib)
+    play, gpus = both.play, both.gpus
+    for turn in turns:
+        facts = both.facts_of(turn)
+        plan = play.tell(*facts, after=1.0)
+        paused = set(ids_of(play.world.fleet.paused_mask))
+        assert not any(paused & set(job.gpus) for job in plan.starts)
+        # Give all that started back, then start one after the other: no more urgent one may fit at that moment.
+        slow = SlowFleet(gpus, SLOTS, paused)
+        begun = {job.id for job in plan.starts}
+        for job in play.world.live.values():
+            if job.id not in begun:
+                slow.change(job.need, job.gpus, job.spec.vram_mib or 0, -1)
+        waiting = [row for row in play.rows.values() if row.state is JobState.PENDING or row.id in begun]
+        left = {row.id: row for row in waiting}
+        for job in plan.starts:
+            for other in left.values():
+                if (other.priority, other.order, other.id) < (job.priority, job.order, job.id):
+                    assert slow.find(class_of(other)) is None, f"job {other.id} fitted and was passed by {job.id}"
+            slow.change(job.need, job.gpus, job.spec.vram_mib or 0, -1)
+            del left[job.id]
+        if not play.world.queue_paused:
+            assert all(slow.find(class_of(other)) is None for other in left.values()), "a job that fits was not started"
+        both.twin.start_all()
+        play.tell(*(play.began(job.id) for job in plan.starts))
+
+
+WILD = st.lists(
+    st.tuples(
+        st.sampled_from(
+            "arrive began ended failed oom never_ran lasting lost unclaimed gone cancel requeue pause resume wait left".split()
+        ),
+        st.integers(1, 8),
+        st.sampled_from(NEEDS),
+    ),
+    max_size=60,
+)
+
+
+@quick
+@given(SERVERS, WILD)
+def test_whatever_is_told_in_whatever_order_the_ledger_stays_right(
+    servers: list[int], events: list[tuple[str, int, str]]
+) -> None:
+    from scheduler.core.facts import Gone, Unclaimed
+    from scheduler.core.job import Process
+    from tests.builders import OOM
+
+    play = Play(Fleet(some_gpus(*servers), SLOTS))
+    for what, number, need in events:
+        if what == "arrive":
+            parents = (number - 1,) if number % 3 == 0 else ()
+            limit = 20.0 if number % 2 else None
+            job = a_job(number, need, retries=number % 2, after_ok=parents, time_limit_s=limit)
+            if number not in play.rows and not play.world.fleet.can_ever_hold(class_of(job)):
+                play.arrive(job)
+        elif what == "wait":
+            play.tell(after=float(number * 7))
+        elif what in ("pause", "resume"):
+            play.ask(Pause((number,)) if what == "pause" else Resume((number,)))
+        elif number in play.rows:
+            attempt = play.job(number).attempt
+            if what == "cancel":
+                play.ask(Cancel((number,)))
+            elif what == "requeue":
+                play.ask(Requeue((number,)))
+            else:
+                left = (Process(number, 1),)
+                play.tell(
+                    {
+                        "began": lambda: play.began(number),
+                        "ended": lambda: play.ended(number),
+                        "failed": lambda: play.ended(number, 1),
+                        "oom": lambda: play.ended(number, 1, failure=OOM),
+                        "never_ran": lambda: play.never_ran(number),
+                        "lasting": lambda: play.never_ran(number, lasting=True),
+                        "lost": lambda: play.lost(number, leftovers=left),
+                        "left": lambda: play.ended(number, leftovers=left),
+                        "unclaimed": lambda: Unclaimed(number, attempt),
+                        "gone": lambda: Gone(f"{number}.{attempt}"),
+                    }[what]()
+                )
+        for job in play.rows.values():
+            live = play.world.live.get(job.id)
+            assert (live is not None) == job.state.holds_gpus
+            assert live is None or live == job
+            assert job.state.ended == (job.finished_at is not None and live is None)
+            assert (job.outcome is not None) == job.state.ended
+            if job.state is JobState.PENDING:
+                waits = job.id in play.world.queue or job.id in play.world.parked
+                assert waits, f"job {job.id} is forgotten"
+                assert play.reason(job.id)

@@ -1,0 +1,150 @@
+"""The order of waiting jobs, and that the heaps by class give the same order as sorting all of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.placement import JobClass
+from scheduler.core.queue import LONGEST_ESTIMATE_S, Key, Order, Queue
+from tests.builders import a_kind, quick
+
+HALF, WHOLE_GPU, WIDE = a_kind("0.5"), a_kind("1"), a_kind("2")
+KINDS = (HALF, WHOLE_GPU, WIDE, a_kind("0.5", (0,)))
+
+
+def all_in_order(queue: Queue) -> list[int]:
+    """Every job by key, when every one fits."""
+    out = []
+    turns = queue.in_order()
+    offer = next(turns, None)
+    while offer is not None:
+        out.append(offer[0])
+        queue.drop(offer[0])
+        try:
+            offer = turns.send(True)
+        except StopIteration:
+            offer = None
+    return out
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((0, 2, 10.0, None), (1, 1, 0.0, None)),  # the lower number is more urgent, whatever came first
+        ((-5, 9, 9.0, None), (0, 1, 0.0, None)),
+        ((3, 1, 9.0, None), (3, 2, 0.0, None)),  # equal ones: the order of the file
+        ((3, 1, 9.0, 9e9), (3, 2, 0.0, 1.0)),  # estimates do not count
+    ],
+)
+def test_fifo_is_priority_then_file_order(
+    first: tuple[int, int, float, float | None], second: tuple[int, int, float, float | None]
+) -> None:
+    """S3.12"""
+    assert Order().key(*first) < Order().key(*second)
+
+
+def test_short_lets_short_jobs_pass_by_a_bounded_amount() -> None:
+    short = Order("short")
+    assert short.key(0, 2, 100.0, 60.0) < short.key(0, 1, 0.0, 3600.0)
+    assert short.key(0, 2, 5 * 3600.0 + 1, 0.0) > short.key(0, 1, 0.0, 3600.0)
+    assert short.key(0, 1, 0.0, 9e9) == short.key(0, 1, 0.0, LONGEST_ESTIMATE_S)
+    assert short.key(0, 1, 7.0, None) == short.key(0, 1, 7.0, 0.0)
+    assert short.key(0, 1, 0.0, 9e9) < short.key(1, 2, 0.0, 0.0)
+
+
+def test_aging_lets_the_least_urgent_come_up_in_the_end() -> None:
+    aging = Order(aging_h=168.0)
+    week = 168 * 3600.0
+    assert aging.key(0, 2, week - 1, None) < aging.key(1, 1, 0.0, None)
+    assert aging.key(0, 2, week + 1, None) > aging.key(1, 1, 0.0, None)
+
+
+def test_jobs_come_by_key_over_all_classes() -> None:
+    queue = Queue()
+    for job, kind, key in [(1, WIDE, (5, 0)), (2, HALF, (0, 2)), (3, WIDE, (0, 1)), (4, HALF, (0, 3)), (5, WHOLE_GPU, (-1, 9))]:
+        queue.push(job, kind, key)
+    assert len(queue) == 5 and 3 in queue and 6 not in queue
+    assert set(queue.classes()) == {WIDE, HALF, WHOLE_GPU}
+    assert all_in_order(queue) == [5, 3, 2, 4, 1]
+    assert len(queue) == 0 and queue.classes() == []
+
+
+def test_what_does_not_fit_leaves_its_whole_class_out_of_the_pass() -> None:
+    queue = Queue()
+    for job, kind in enumerate([WIDE, WIDE, HALF, HALF]):
+        queue.push(job, kind, (0, job))
+    turns = queue.in_order()
+    assert next(turns) == (0, WIDE)
+    assert turns.send(False) == (2, HALF)
+    with pytest.raises(StopIteration):
+        turns.send(False)
+    assert len(queue) == 4
+
+
+def test_a_job_pushed_again_waits_only_in_its_new_place() -> None:
+    queue = Queue()
+    queue.push(1, WIDE, (0, 1))
+    queue.push(2, WIDE, (0, 2))
+    queue.push(1, HALF, (9, 1))
+    assert len(queue) == 2
+    assert all_in_order(queue) == [2, 1]
+
+
+def test_a_job_that_is_not_there_cannot_be_dropped() -> None:
+    queue = Queue()
+    assert queue.drop(1) is False
+    queue.push(1, WIDE, (0, 1))
+    assert queue.drop(1) is True
+    assert queue.drop(1) is False
+    assert queue.classes() == []
+
+
+STEP = st.tuples(st.integers(0, 12), st.sampled_from(KINDS), st.integers(-1, 1), st.integers(0, 3), st.integers(0, 3))
+
+
+@quick
+@given(st.lists(STEP, max_size=60), st.lists(st.booleans(), max_size=30))
+def test_a_pass_offers_what_sorting_would(
+    steps: list[tuple[int, JobClass, int, int, int]], answers: list[bool]
+) -> None:
+    queue = Queue()
+    waiting: dict[int, tuple[Key, JobClass]] = {}
+    for job, kind, priority, order, what in steps:
+        if what == 0:
+            assert queue.drop(job) == (waiting.pop(job, None) is not None)
+        else:
+            queue.push(job, kind, (priority, order))
+            waiting[job] = (priority, order), kind
+    assert len(queue) == len(waiting)
+    assert set(queue.classes()) == {kind for _, kind in waiting.values()}
+    for _ in range(2):  # what was not taken is offered again by the next pass
+        left_out: set[JobClass] = set()
+        turns = queue.in_order()
+        offer = next(turns, None)
+        for job, (_, kind) in sorted(waiting.items(), key=lambda item: (item[1][0], item[0])):
+            if kind in left_out:
+                continue
+            assert offer == (job, kind)
+            taken = answers.pop() if answers else True
+            if taken:
+                queue.drop(job)
+                del waiting[job]
+            else:
+                left_out.add(kind)
+            try:
+                offer = turns.send(taken)
+            except StopIteration:
+                offer = None
+        assert offer is None
+
+
+def test_a_long_queue_that_was_mostly_dropped_keeps_its_order() -> None:
+    queue = Queue()
+    for job in range(1000):
+        queue.push(job, HALF, (0, -job))
+    for job in range(1000):
+        if job % 10:
+            queue.drop(job)
+    assert all_in_order(queue) == list(range(990, -1, -10))

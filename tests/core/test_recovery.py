@@ -1,0 +1,87 @@
+"""What to make of an attempt found after a crash: all 108 cases, written out."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from scheduler.core.job import JobState
+from scheduler.core.recovery import HOLDING_STATES, TABLE, Found, Record, Verdict
+
+# Each line: state, record, and the verdicts for nothing · leader · others found — of this boot, then of another.
+EXPECTED = """
+starting none       requeue adopt watch_lost                     lost lost lost
+starting claimed    lost adopt watch_lost                        lost lost lost
+starting running    lost adopt watch_lost                        lost lost lost
+starting ended      finish finish_holding finish_holding         finish finish finish
+starting never_ran  not_started adopt watch_lost                 not_started not_started not_started
+starting broken     lost adopt watch_lost                        lost lost lost
+running  none       lost adopt watch_lost                        lost lost lost
+running  claimed    lost adopt watch_lost                        lost lost lost
+running  running    lost adopt watch_lost                        lost lost lost
+running  ended      finish finish_holding finish_holding         finish finish finish
+running  never_ran  not_started adopt watch_lost                 not_started not_started not_started
+running  broken     lost adopt watch_lost                        lost lost lost
+stopping none       requeue adopt watch_lost                     lost lost lost
+stopping claimed    lost adopt watch_lost                        lost lost lost
+stopping running    lost adopt watch_lost                        lost lost lost
+stopping ended      finish finish_holding finish_holding         finish finish finish
+stopping never_ran  not_started adopt watch_lost                 not_started not_started not_started
+stopping broken     lost adopt watch_lost                        lost lost lost
+"""
+
+
+def expected() -> dict[tuple[JobState, Record, bool, Found], Verdict]:
+    rows = {}
+    for line in EXPECTED.split("\n"):
+        if line:
+            state, record, *verdicts = line.split()
+            columns = product((True, False), (Found.NOTHING, Found.LEADER, Found.OTHERS))
+            for (same_boot, found), verdict in zip(columns, verdicts, strict=True):
+                rows[JobState(state), Record(record), same_boot, found] = Verdict(verdict)
+    return rows
+
+
+ROWS = expected()
+EVERYTHING = list(product(HOLDING_STATES, Record, (True, False), Found))
+
+
+def test_every_combination_has_a_row() -> None:
+    """S3.35"""
+    assert HOLDING_STATES == (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+    assert len(EVERYTHING) == 3 * 6 * 2 * 3
+    assert set(TABLE) == set(EVERYTHING) == set(ROWS)
+
+
+@pytest.mark.parametrize(
+    "row", EVERYTHING, ids=[f"{s.value}-{r.value}-{'same' if b else 'other'}-{f.value}" for s, r, b, f in EVERYTHING]
+)
+def test_the_verdict_is_the_one_written_here(row: tuple[JobState, Record, bool, Found]) -> None:
+    assert TABLE[row] is ROWS[row]
+
+
+def test_only_what_is_proven_never_to_have_run_is_run_again() -> None:
+    for (state, record, same_boot, found), verdict in TABLE.items():
+        if verdict is Verdict.REQUEUE:
+            assert record is Record.NONE and same_boot and found is Found.NOTHING
+            assert state is not JobState.RUNNING
+        if verdict is Verdict.NOT_STARTED:
+            assert record is Record.NEVER_RAN
+
+
+def test_only_a_written_ending_finishes_a_job_and_it_always_does() -> None:
+    for (_, record, _, _), verdict in TABLE.items():
+        assert (verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING)) == (record is Record.ENDED)
+
+
+def test_nothing_of_another_boot_lives() -> None:
+    for (_, _, same_boot, found), verdict in TABLE.items():
+        if verdict in (Verdict.ADOPT, Verdict.WATCH_LOST, Verdict.FINISH_HOLDING):
+            assert same_boot and found is not Found.NOTHING
+
+
+def test_what_lives_keeps_its_gpu() -> None:
+    for (_, _, same_boot, found), verdict in TABLE.items():
+        if same_boot and found is not Found.NOTHING:
+            assert verdict in (Verdict.ADOPT, Verdict.WATCH_LOST, Verdict.FINISH_HOLDING)

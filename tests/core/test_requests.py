@@ -1,0 +1,31 @@
+"""What people ask for survives the way through the store."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scheduler.core.errors import UsageError
+from scheduler.core.requests import KINDS, Cancel, Pause, PauseQueue, Request, Requeue, Resume, from_row, to_row
+
+EVERY: list[Request] = [Cancel((1, 2)), Requeue((3,)), Pause((0, 7)), Resume(()), PauseQueue(True), PauseQueue(False)]
+
+
+@pytest.mark.parametrize("request_", EVERY, ids=str)
+def test_a_request_reads_back_from_its_row(request_: Request) -> None:
+    kind, arguments = to_row(request_)
+    assert from_row(kind, json.loads(json.dumps(arguments))) == request_
+
+
+def test_every_kind_is_shown_here() -> None:
+    assert {type(each).__name__.lower() for each in EVERY} == set(KINDS)
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="unknown request 'preempt'; known: cancel, pause"):
+        from_row("preempt", {})
+
+
+def test_what_a_newer_version_added_is_left_out() -> None:
+    assert from_row("cancel", {"jobs": [1], "gently": True}) == Cancel((1,))

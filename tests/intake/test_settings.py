@@ -1,0 +1,404 @@
+"""Settings: where each value comes from, and what is said about those that cannot be read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.core.config import OPTIONS, PATHS, defaults, read_option
+from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.llm import ModelTable
+from scheduler.intake.settings import PREFIX, Settings, find_config, load, model_table
+
+OTHER = 65534  # nobody
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
+
+
+def given_by(
+    folder: Path, *, flags: dict[str, Any] | None = None, environ: dict[str, str] | None = None, config: str | None = None
+) -> Settings:
+    if config is not None:
+        (folder / "config.yaml").write_text(config)
+    return load(flags or {}, {"HOME": str(folder), **(environ or {})}, None, str(folder))
+
+
+def error_of(folder: Path, **values: Any) -> SchedulerError:
+    with pytest.raises(SchedulerError) as caught:
+        given_by(folder, **values)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+# -- order ------------------------------------------------------------------------------------------------
+
+
+def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    """Contract 2."""
+    config = "kill_grace: 1\n"
+    variables = {f"{PREFIX}KILL_GRACE": "2"}
+    for flags, environ, text, value, origin in (
+        ({}, {}, None, 15.0, "default"),
+        ({}, {}, config, 1.0, str(tmp_path / "config.yaml")),
+        ({}, variables, config, 2.0, f"{PREFIX}KILL_GRACE"),
+        ({"kill_grace": "3"}, variables, config, 3.0, "command line"),
+    ):
+        found = given_by(tmp_path, flags=flags, environ=environ, config=text)
+        assert found.config.kill_grace == value
+        assert found.origin["kill_grace"] == origin
+
+
+def test_every_setting_has_an_origin_and_a_meaning(tmp_path: Path) -> None:
+    """Contract 2: `config show --origin`."""
+    found = given_by(tmp_path)
+    assert set(found.origin) == set(OPTIONS) == set(found.config.policy_values())
+    assert set(found.origin.values()) == {"default"}
+    assert all(option.metadata["help"] for option in OPTIONS.values())
+
+
+def test_the_defaults_are_those_of_the_readme(tmp_path: Path) -> None:
+    """S3.1."""
+    config = given_by(tmp_path).config
+    assert config.jobs_file == str(tmp_path / "jobs.txt")
+    assert config.llm_config == str(tmp_path / "llm_config.json")
+    assert config.state_file == str(tmp_path / "gpu_scheduler_state.json")
+    assert config.log_file == str(tmp_path / "gpu_scheduler.log")
+    assert (config.monitor_interval, config.state_interval) == (30.0, 20.0)
+    assert (config.max_assign_attempts, config.assign_retry_wait) == (5, 5.0)
+    assert (config.oom_retries, config.kill_grace, config.cuda_ids) == (2, 15.0, "physical")
+    assert config.gpus is None and config.gpu_ids is None and config.commands_file == ""
+
+
+def test_the_state_file_variable_stands_between_the_flag_and_the_config(tmp_path: Path) -> None:
+    """Contract 2, finding it."""
+    environ = {"GPUJOB_STATE_FILE": "/v/s.json"}
+    found = given_by(tmp_path, environ=environ, config="state_file: c.json\n")
+    assert (found.config.state_file, found.origin["state_file"]) == ("/v/s.json", "GPUJOB_STATE_FILE")
+    found = given_by(tmp_path, environ=environ, flags={"state_file": "f.json"})
+    assert (found.config.state_file, found.origin["state_file"]) == (str(tmp_path / "f.json"), "command line")
+
+
+def test_relative_paths_are_of_the_current_folder_the_configs_folder_or_the_state_files(tmp_path: Path) -> None:
+    """Contract 3, settled details."""
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "c.yaml").write_text("jobs_file: in/config.txt\n")
+    found = load(
+        {"log_dir": "of/flag", "state_file": "s/state.json"},
+        {"HOME": "/h", f"{PREFIX}LLM_CONFIG": "of/env.json"},
+        str(there / "c.yaml"),
+        str(tmp_path),
+    ).config
+    assert found.jobs_file == str(there / "in/config.txt")
+    assert found.log_dir == str(tmp_path / "of/flag")
+    assert found.llm_config == str(tmp_path / "of/env.json")
+    assert found.log_file == str(tmp_path / "s/gpu_scheduler.log")
+    assert all(os.path.isabs(getattr(found, key)) for key in PATHS if getattr(found, key))
+
+
+def test_an_empty_jobs_file_watches_none(tmp_path: Path) -> None:
+    """S3.44."""
+    assert given_by(tmp_path, flags={"jobs_file": ""}).config.jobs_file == ""
+    assert given_by(tmp_path, environ={f"{PREFIX}JOBS_FILE": ""}).config.jobs_file == ""
+    assert given_by(tmp_path, config='jobs_file: ""\n').config.jobs_file == ""
+
+
+def test_a_leading_tilde_is_the_home_folder(tmp_path: Path) -> None:
+    """Contract 3."""
+    assert given_by(tmp_path, flags={"log_dir": "~/logs"}).config.log_dir == os.path.expanduser("~/logs")
+
+
+def test_the_config_is_named_or_here_or_the_users(tmp_path: Path) -> None:
+    """Contract 2: --config, GPUJOB_CONFIG, ./config.yaml, $XDG_CONFIG_HOME/gpujob/config.yaml."""
+    places = {name: tmp_path / name for name in ("flag", "variable", "here", "xdg/gpujob", "home/.config/gpujob")}
+    for place in places.values():
+        place.mkdir(parents=True)
+        (place / "config.yaml").touch()
+    environ = {
+        "GPUJOB_CONFIG": str(places["variable"] / "config.yaml"),
+        "XDG_CONFIG_HOME": str(tmp_path / "xdg"),
+        "HOME": str(tmp_path / "home"),
+    }
+    here = str(places["here"])
+    assert find_config(environ, str(places["flag"] / "config.yaml"), here) == str(places["flag"] / "config.yaml")
+    assert find_config(environ, None, here) == environ.pop("GPUJOB_CONFIG")
+    assert find_config(environ, None, here) == str(places["here"] / "config.yaml")
+    empty = str(tmp_path)
+    assert find_config(environ, None, empty) == str(places["xdg/gpujob"] / "config.yaml")
+    del environ["XDG_CONFIG_HOME"]
+    assert find_config(environ, None, empty) == str(places["home/.config/gpujob"] / "config.yaml")
+    assert find_config({"HOME": "/nowhere"}, None, empty) == ""
+
+
+def test_a_named_config_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    """P3."""
+    with pytest.raises(UsageError) as caught:
+        load({}, {"HOME": "/h"}, "nosuch.yaml", str(tmp_path))
+    assert str(tmp_path / "nosuch.yaml") in str(caught.value)
+
+
+# -- values -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("gpus", "4", 4), ("gpus", "", None), ("gpus", "auto", None), ("gpu_ids", "0,2", (0, 2)), ("gpu_ids", "0-3", (0, 1, 2, 3)),
+        ("monitor_interval", "5m", 300.0), ("monitor_interval", "1.5", 1.5), ("trust_group", "yes", True),
+        ("trust_group", "off", False), ("order", "short", "short"), ("aging", "0.5", 0.5), ("cpu_slots", "0", 0),
+    ],
+)  # fmt: skip
+def test_texts_are_read_as_what_they_mean(tmp_path: Path, key: str, text: str, value: object) -> None:
+    """Contract 2: the same from a flag, a variable and the file."""
+    assert getattr(given_by(tmp_path, flags={key: text}).config, key) == value
+    assert getattr(given_by(tmp_path, environ={PREFIX + key.upper(): text}).config, key) == value
+    assert getattr(given_by(tmp_path, config=f"{key}: '{text}'\n").config, key) == value
+
+
+def test_a_list_in_yaml_is_a_gpu_list(tmp_path: Path) -> None:
+    """Contract 4."""
+    assert given_by(tmp_path, config="gpu_ids: [2, 0, 2]\n").config.gpu_ids == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("gpus", "-1"), ("gpus", "1.5"), ("gpus", "many"), ("gpu_ids", "a"), ("gpu_ids", "3-1"), ("gpu_ids", "0-999999999"),
+        ("monitor_interval", "soon"), ("monitor_interval", "-1"), ("monitor_interval", ""), ("max_assign_attempts", "0"),
+        ("max_assign_attempts", "x"), ("cuda_ids", "physicla"), ("order", "lifo"), ("aging", "-1"), ("aging", "nan"),
+        ("trust_group", "perhaps"), ("watch", "always"), ("oom_retries", "-1"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_names_its_place_and_key(tmp_path: Path, key: str, text: str) -> None:
+    """P3; exit code 2."""
+    for place, values in (
+        (f"--{key.replace('_', '-')}", {"flags": {key: text}}),
+        (PREFIX + key.upper(), {"environ": {PREFIX + key.upper(): text}}),
+        ("config.yaml", {"config": f"{key}: '{text}'\n"}),
+    ):
+        error = error_of(tmp_path, **values)
+        assert error.exit_code == 2
+        assert place in error.where and key in error.what
+        (tmp_path / "config.yaml").unlink(missing_ok=True)
+
+
+def test_a_near_miss_is_named(tmp_path: Path) -> None:
+    """Contract 2."""
+    assert "physical" in error_of(tmp_path, flags={"cuda_ids": "physicla"}).do
+
+
+@pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "true", "[1]", "{a: 1}", "2024-01-01"])
+@pytest.mark.parametrize("key", ["monitor_interval", "aging", "log_dir", "order", "trust_group"])
+def test_yaml_values_of_a_wrong_kind_are_one_error(tmp_path: Path, key: str, text: str) -> None:
+    """P3."""
+    if (key, text) == ("trust_group", "true"):
+        assert given_by(tmp_path, config="trust_group: true\n").config.trust_group is True
+    elif key == "log_dir" and text in (".inf", "-.inf", ".nan"):
+        assert given_by(tmp_path, config=f"{key}: {text}\n").config.log_dir  # a text like any other
+    else:
+        assert error_of(tmp_path, config=f"{key}: {text}\n").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_assign_attempts: .inf\n", "gpus: .inf\n", "gpu_ids: [0, .inf]\n", "oom_retries: -.inf\n",
+        "log_dir: 2024-13-45\n", "[" * 20_000, f"monitor_interval: '{'9' * 400}:00'\n",
+    ],
+    ids=["inf attempts", "inf gpus", "inf in a list", "-inf retries", "impossible date", "deep nesting", "huge clock"],
+)  # fmt: skip
+@pytest.mark.xfail(strict=True, reason="bug: OverflowError, ValueError or RecursionError instead of one usage error")
+def test_a_config_that_no_reader_expects_is_still_one_error(tmp_path: Path, text: str) -> None:
+    """P3: no traceback."""
+    assert error_of(tmp_path, config=text).exit_code == 2
+
+
+@pytest.mark.parametrize("key", ["gpus", "max_assign_attempts", "aging", "monitor_interval", "cuda_ids", "trust_group", "python"])
+@given(text=st.text(max_size=20))
+@settings(deadline=None, derandomize=True, max_examples=60, database=None)
+def test_any_text_is_a_value_or_a_usage_error(key: str, text: str) -> None:
+    """P3."""
+    try:
+        read_option(key, text, "x")
+    except UsageError as error:
+        assert error.where == "x"
+
+
+# -- unknown keys -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("key", "near"), [("gpuz", "gpus"), ("job_file", "jobs_file"), ("kill-grace", "kill_grace")])
+def test_an_unknown_key_names_the_nearest_and_its_line(tmp_path: Path, key: str, near: str) -> None:
+    """Contract 2."""
+    error = error_of(tmp_path, config=f"# mine\ngpus: 2\n\n{key}: 3\n")
+    assert isinstance(error, UsageError)
+    assert error.where == f"{tmp_path / 'config.yaml'}:4"
+    assert near in error.do
+
+
+@pytest.mark.xfail(strict=True, reason="bug: an unknown key in quotes is said to stand in line 1")
+def test_an_unknown_key_in_quotes_names_its_line_too(tmp_path: Path) -> None:
+    """Contract 2."""
+    assert error_of(tmp_path, config='gpus: 2\n\n"gpuz": 3\n').where.endswith(":3")
+
+
+def test_an_unknown_variable_of_ours_names_the_nearest(tmp_path: Path) -> None:
+    """Contract 2."""
+    error = error_of(tmp_path, environ={f"{PREFIX}GPUZ": "1"})
+    assert f"{PREFIX}GPUZ" in error.where and "gpus" in error.do
+
+
+def test_a_key_like_no_other_lists_all(tmp_path: Path) -> None:
+    """Contract 2."""
+    do = error_of(tmp_path, config="xyzzy: 1\n").do
+    assert all(key in do for key in defaults())
+
+
+# -- what is no config ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("gpus: 2\na: b: c\n", 2), ("gpus: [1\n", 2), ("\tgpus: 1\n", 1), ("gpus: 1\n  x: 2\n", 2), ('a: "\n', 2)]
+)
+def test_text_that_is_no_yaml_names_its_line(tmp_path: Path, text: str, line: int) -> None:
+    """P3."""
+    error = error_of(tmp_path, config=text)
+    assert error.where == f"{tmp_path / 'config.yaml'}:{line}"
+    assert error.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["- gpus\n", "gpus\n", "42\n"])
+def test_yaml_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    """P3."""
+    assert "key: value" in error_of(tmp_path, config=text).what
+
+
+@pytest.mark.parametrize("text", ["", "# only this\n", "---\n", "\n\n"])
+def test_an_empty_config_changes_nothing(tmp_path: Path, text: str) -> None:
+    """P3."""
+    assert set(given_by(tmp_path, config=text).origin.values()) == {"default"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["!!python/object/apply:os.system ['touch PROOF']", "!!python/object:os.X {}", "!!python/name:os.system", "!x y"],
+)
+def test_yaml_cannot_make_objects(tmp_path: Path, value: str) -> None:
+    """P9: a config is data, never a program."""
+    error = error_of(tmp_path, config=f"log_dir: {value.replace('PROOF', str(tmp_path / 'proof'))}\n")
+    assert error.exit_code == 2
+    assert not (tmp_path / "proof").exists()
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    """P3."""
+    (tmp_path / "config.yaml").write_bytes(b"log_dir: \xff\xfe\n")
+    assert error_of(tmp_path).exit_code == 2
+
+
+def test_a_folder_as_config_is_refused(tmp_path: Path) -> None:
+    """P3."""
+    with pytest.raises(UsageError):
+        load({}, {"HOME": "/h"}, str(tmp_path), str(tmp_path))
+
+
+# -- whose config it is -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o646])
+def test_a_config_that_everybody_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    """C37, P9: exit code 1, not a spelling mistake."""
+    (tmp_path / "config.yaml").write_text("gpus: 2\n")
+    (tmp_path / "config.yaml").chmod(mode)
+    error = error_of(tmp_path)
+    assert error.exit_code == 1
+    assert "chmod o-w" in error.what
+    (tmp_path / "config.yaml").chmod(0o644)
+    assert given_by(tmp_path).config.gpus == 2
+
+
+@as_root
+def test_a_config_of_another_user_is_refused(tmp_path: Path) -> None:
+    """P9."""
+    (tmp_path / "config.yaml").write_text("trust_group: true\n")
+    os.chown(tmp_path / "config.yaml", OTHER, -1)
+    assert str(OTHER) in error_of(tmp_path).what
+
+
+@as_root
+def test_a_config_for_a_group_must_say_so(tmp_path: Path) -> None:
+    """Contract 3, settled details."""
+    path = tmp_path / "config.yaml"
+    path.write_text("gpus: 2\n")
+    path.chmod(0o664)
+    os.chown(path, 0, OTHER)
+    assert "trust_group" in error_of(tmp_path).what
+    path.write_text("gpus: 2\ntrust_group: true\n")
+    assert given_by(tmp_path).config.gpus == 2
+
+
+# -- the model table --------------------------------------------------------------------------------------
+
+
+def test_the_model_table_is_read(tmp_path: Path) -> None:
+    """S3.13."""
+    path = tmp_path / "m.json"
+    path.write_text('\ufeff{"default_requirement": 0.5, "models": {"a": 2, "b": "2x0.5", "c": 0}}')
+    assert model_table(str(path)) == ModelTable("0.5", {"a": "2", "b": "2x0.5", "c": "0"})
+
+
+def test_without_a_model_table_everything_needs_one_gpu(tmp_path: Path) -> None:
+    """S3.13."""
+    assert model_table(str(tmp_path / "nosuch.json")) == model_table("") == ModelTable("1", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [('{"models": {"a": 1}', ":1:20"), ("", ":1:1"), ('{\n "models": {\n "a": x}}', ":3:7"), ("[1,", ":1:4")]
+)
+def test_a_broken_model_table_names_line_and_column(tmp_path: Path, text: str, place: str) -> None:
+    """C31, P3."""
+    path = tmp_path / "m.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        model_table(str(path))
+    assert caught.value.where == f"{path}{place}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]", '"x"', '{"models": []}', '{"models": {"a": null}}', '{"models": {"a": true}}', '{"models": {"a": -1}}',
+        '{"models": {"a": "x"}}', '{"models": {"a": NaN}}', '{"models": {"a": 1e999}}', '{"model": {}}', "[" * 100_000,
+        '{"models": {"a": "2x1.5"}}', '{"default_requirement": []}',
+    ],
+    ids=range(13),
+)  # fmt: skip
+def test_a_model_table_of_another_shape_is_one_error(tmp_path: Path, text: str) -> None:
+    """C31, P3."""
+    path = tmp_path / "m.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        model_table(str(path))
+    assert str(path) in caught.value.where
+
+
+@pytest.mark.xfail(strict=True, reason="bug: ValueError (4300 digits) instead of one usage error")
+def test_a_number_of_5000_digits_in_the_model_table_is_one_error(tmp_path: Path) -> None:
+    """C31, P8: read again while running."""
+    path = tmp_path / "m.json"
+    path.write_text('{"models": {"a": ' + "9" * 5000 + "}}")
+    with pytest.raises(UsageError):
+        model_table(str(path))
+
+
+def test_a_model_table_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
+    """C31."""
+    with pytest.raises(UsageError):
+        model_table(str(tmp_path))
+    (tmp_path / "m.json").write_bytes(b"\xff\xfe{\0}\0")
+    with pytest.raises(UsageError):
+        model_table(str(tmp_path / "m.json"))

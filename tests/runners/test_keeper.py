@@ -1,0 +1,175 @@
+"""The keeper's traps, each as a test (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.gpu import Need
+from scheduler.core.job import Job, JobSpec
+from scheduler.runners import keeper as keeper_file
+from scheduler.runners import record
+from scheduler.runners.processes import boot_id
+
+LIMIT_S = 30.0
+
+
+class Desk:
+    """The daemon's end of a keeper's socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(LIMIT_S)
+        os.set_inheritable(theirs.fileno(), True)
+        with (folder / "keeper.err").open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", keeper_file.__file__, str(theirs.fileno()), boot_id(), "1024"],
+                pass_fds=[theirs.fileno()],
+                stderr=errors,
+                start_new_session=True,
+            )
+        theirs.close()
+
+    def start(self, number: int, *argv: str) -> tuple[object, ...]:
+        job = Job(id=number, spec=JobSpec(arguments=argv), need=Need(1, 1000), attempt=1)
+        log = str(self.folder / f"{number}.log")
+        return ("start", f"{number}.1", str(self.folder / f"{number}.1"), record.blank(job, boot_id()), log,
+                str(self.folder), None, argv, "", {"GPUJOB_ID": str(number)})  # fmt: skip
+
+    def send(self, *messages: tuple[object, ...]) -> None:
+        self.socket.send(marshal.dumps(list(messages)))
+
+    def ends(self, most: int) -> dict[str, tuple[str, int]]:
+        found: dict[str, tuple[str, int]] = {}
+        while len(found) < most:
+            for message in marshal.loads(self.socket.recv(1 << 20)):
+                if message[0] == "end":
+                    found[message[1]] = (message[3], message[4])
+        return found
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.socket.close()
+    try:
+        made.process.wait(LIMIT_S)
+    finally:
+        made.process.kill()
+    assert (tmp_path / "keeper.err").read_text() == ""
+
+
+def wait_ended(path: Path) -> record.Attempt:
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        found = record.read(str(path))
+        if found.how:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"{path}: {record.read(str(path))}")
+
+
+def test_reads_out_what_a_dead_daemon_had_sent(desk: Desk, tmp_path: Path) -> None:
+    """A daemon that dies with unread replies gives ECONNRESET, not an end; what it had sent is still carried out."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    desk.send(*(desk.start(n, "/bin/sh", "-c", f"exit {n}") for n in range(1, 40)))
+    desk.send(desk.start(50, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.02; done; exit 9"))
+    for n in range(60, 70):
+        desk.send(desk.start(n, "/bin/sh", "-c", f"exit {n}"))
+    desk.socket.close()
+    for n in (*range(1, 40), *range(60, 70)):
+        assert wait_ended(tmp_path / f"{n}.1").code == n
+    assert desk.process.poll() is None  # it has a job, so it lives
+    hold.unlink()
+    assert wait_ended(tmp_path / "50.1").code == 9
+    assert desk.process.wait(LIMIT_S) == 0
+
+
+def test_signals_do_not_end_it(desk: Desk, tmp_path: Path) -> None:
+    desk.send(desk.start(1, "/bin/sh", "-c", "sleep 0.3; exit 5"))
+    assert marshal.loads(desk.socket.recv(1 << 20))[0][0] == "up"
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(desk.process.pid, number)
+    assert desk.ends(1) == {"1.1": ("exit", 5)}
+
+
+def test_no_descriptor_is_left_over(desk: Desk, tmp_path: Path) -> None:
+    """F08: as many open files after 300 jobs and 100 failed starts as before."""
+    folder = f"/proc/{desk.process.pid}/fd"
+    desk.send(desk.start(1, "/bin/true"))
+    desk.ends(1)
+    before = len(os.listdir(folder))
+    for first in range(2, 302, 50):
+        desk.send(*(desk.start(n, "/bin/true") for n in range(first, first + 50)))
+    desk.send(*(desk.start(n, "/no/such/program") for n in range(1000, 1100)))
+    assert len(desk.ends(300)) == 300
+    desk.send(desk.start(2000, "/bin/true"))
+    desk.ends(1)
+    assert len(os.listdir(folder)) == before
+
+
+def test_many_jobs_need_no_descriptor_each(desk: Desk, tmp_path: Path) -> None:
+    """S2.3 in part: 300 running jobs, no open file for any of them."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    desk.send(desk.start(1000, "/bin/true"))
+    desk.ends(1)
+    before = len(os.listdir(f"/proc/{desk.process.pid}/fd"))
+    for first in range(1, 301, 50):
+        desk.send(*(desk.start(n, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.5; done") for n in range(first, first + 50)))
+    ups = 0
+    while ups < 300:
+        ups += sum(1 for message in marshal.loads(desk.socket.recv(1 << 20)) if message[0] == "up")
+    assert len(os.listdir(f"/proc/{desk.process.pid}/fd")) == before
+    hold.unlink()
+    assert len(desk.ends(300)) == 300
+
+
+def test_existing_record_is_taken(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "1.1").write_text("somebody's")
+    desk.send(desk.start(1, "/bin/sh", "-c", "touch ran"))
+    assert marshal.loads(desk.socket.recv(1 << 20)) == [("taken", "1.1")]
+    assert not (tmp_path / "ran").exists() and (tmp_path / "1.1").read_text() == "somebody's"
+
+
+def test_log_folder_is_made_again(desk: Desk, tmp_path: Path) -> None:
+    """F04."""
+    job = list(desk.start(1, "/bin/echo", "there"))
+    job[4] = str(tmp_path / "logs" / "1.log")
+    desk.send(tuple(job))
+    desk.ends(1)
+    assert (tmp_path / "logs" / "1.log").read_text() == "there\n"
+    assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_ending_fits_on_a_full_disk(desk: Desk, tmp_path: Path) -> None:
+    """F01: every byte of the ending is reserved before the command runs."""
+    desk.send(desk.start(1, "/bin/sh", "-c", "sleep 0.2; exit 44"))
+    end = time.monotonic() + LIMIT_S
+    while not (tmp_path / "1.1").exists() and time.monotonic() < end:
+        time.sleep(0.005)
+    size = (tmp_path / "1.1").stat().st_size
+    blocks = (tmp_path / "1.1").stat().st_blocks
+    assert size > record.SPEC_AT
+    assert desk.ends(1) == {"1.1": ("exit", 44)}
+    assert (tmp_path / "1.1").stat().st_size == size and (tmp_path / "1.1").stat().st_blocks >= blocks
+    assert record.read(str(tmp_path / "1.1")).code == 44
+    assert record.spec_of(str(tmp_path / "1.1"))["id"] == 1
+
+
+def test_checksum_is_the_same_on_both_sides() -> None:
+    for text in (b"", b"exit 0 at 1", b"signal 9 at 123456789"):
+        assert keeper_file.checksum(text) == record.checksum(text)
+    assert (keeper_file.PID_AT, keeper_file.END_AT) == (record.PID_AT, record.END_AT)

@@ -1,0 +1,419 @@
+"""The store: private, safe, written by one at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.errors import SchedulerError, StoreTrouble
+from scheduler.core.gpu import Need
+from scheduler.core.job import JobSpec
+from scheduler.store import jobs as rows
+from scheduler.store.database import VERSION, Database, open_for_reading
+from scheduler.store.places import Places, make_private_folder
+
+ROOT = str(Path(__file__).parents[2])
+OTHER = 65534  # nobody
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
+
+
+def python(code: str, *words: str) -> subprocess.Popen[str]:
+    """A process of its own that imports the scheduler."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def done(process: subprocess.Popen[str], limit: float = 60) -> str:
+    out, err = process.communicate(timeout=limit)
+    assert process.returncode == 0, err
+    return out
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(str(tmp_path / "gpu_scheduler_state.json"))
+
+
+@pytest.fixture
+def database(places: Places) -> Iterator[Database]:
+    made = Database(places)
+    yield made
+    made.close()
+
+
+def insert(database: Database, word: str = "x", identity: str = "") -> int:
+    with database.writing() as connection:
+        return rows.insert(connection, JobSpec(arguments=(word,)), Need(1, 1000), identity, (), 1.0).id
+
+
+# -- private ----------------------------------------------------------------------------------------------
+
+_MAKE = """
+import os, sys
+os.umask(int(sys.argv[2], 8))
+from scheduler.store.database import Database
+from scheduler.store.places import Places
+from scheduler.store.office import Office
+from scheduler.store import jobs as rows
+from scheduler.store.safely import replace_file
+from scheduler.core.job import JobSpec
+from scheduler.core.gpu import Need
+places = Places(sys.argv[1])
+office = Office(places)
+database = Database(places, checkpoints=True)
+office.take({"pid": os.getpid()})
+with database.writing() as connection:
+    rows.insert(connection, JobSpec(arguments=("x",)), Need(1, 1000), "", (), 1.0)
+replace_file(places.state_file, b"{}")
+for name in os.listdir(places.house):
+    print(oct(os.lstat(os.path.join(places.house, name)).st_mode & 0o777), name)
+print(oct(os.stat(places.house).st_mode & 0o777), ".")
+print(oct(os.stat(places.state_file).st_mode & 0o777), "state")
+"""
+
+
+@pytest.mark.parametrize("mask", ["0", "077", "022", "0777"])
+def test_everything_is_private_and_usable_at_any_umask(places: Places, mask: str) -> None:
+    """P9: folders 0700, files 0600, the write-ahead log too."""
+    places.house  # noqa: B018 - named by the state file alone
+    modes = dict(reversed(line.split(maxsplit=1)) for line in done(python(_MAKE, places.state_file, mask)).splitlines())
+    assert {"store.db", "store.db-wal", "store.db-shm", "store.lock", "daemon.lock", "daemon.json", "bell"} <= set(modes)
+    for name, mode in modes.items():
+        assert mode == ("0o700" if name in (".", "attempts", "env") else "0o600"), name
+
+
+@as_root
+def test_a_house_of_another_user_is_refused(places: Places) -> None:
+    """P9."""
+    os.mkdir(places.house, 0o700)
+    os.chown(places.house, OTHER, OTHER)
+    with pytest.raises(SchedulerError) as caught:
+        Database(places)
+    assert str(OTHER) in str(caught.value) and places.house in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["link", "file"])
+def test_a_house_that_is_a_link_or_a_file_is_refused(places: Places, tmp_path: Path, what: str) -> None:
+    """P9."""
+    if what == "link":
+        (tmp_path / "elsewhere").mkdir()
+        os.symlink(tmp_path / "elsewhere", places.house)
+    else:
+        Path(places.house).touch()
+    with pytest.raises(SchedulerError) as caught:
+        Database(places)
+    assert places.house in str(caught.value)
+    assert not (tmp_path / "elsewhere").is_dir() or not os.listdir(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("name", ["store.db", "store.lock", "bell"])
+def test_no_file_of_the_house_is_opened_through_a_link(places: Places, tmp_path: Path, name: str) -> None:
+    """P9."""
+    os.mkdir(places.house, 0o700)
+    os.symlink(tmp_path / "victim", os.path.join(places.house, name))
+    with pytest.raises(SchedulerError):
+        Database(places)
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_house_left_open_to_others_is_closed(places: Places) -> None:
+    """P9."""
+    os.mkdir(places.house)
+    os.chmod(places.house, 0o777)
+    Database(places).close()
+    assert stat.S_IMODE(os.stat(places.house).st_mode) == 0o700
+
+
+def test_making_a_private_folder_leaves_the_umask_alone(tmp_path: Path) -> None:
+    """P9."""
+    old = os.umask(0o027)
+    try:
+        make_private_folder(str(tmp_path / "a"))
+        make_private_folder(str(tmp_path / "a"))
+        (tmp_path / "file").touch()
+        with pytest.raises(SchedulerError):
+            make_private_folder(str(tmp_path / "file"))
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(old)
+
+
+# -- places -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state_file", "house"),
+    [
+        ("/x/gpu_scheduler_state.json", "/x/.gpujob"), ("/x/mine.json", "/x/.gpujob-mine"), ("/x/mine", "/x/.gpujob-mine"),
+        ("/x/gpu_scheduler_state", "/x/.gpujob"), ("/x/a.b.json", "/x/.gpujob-a.b"),
+    ],
+)  # fmt: skip
+def test_the_house_is_named_by_the_state_file(state_file: str, house: str) -> None:
+    """Contract 2: two schedulers can share a folder."""
+    assert Places(state_file).house == house
+
+
+# -- versions, damage -------------------------------------------------------------------------------------
+
+
+def _files(folder: str) -> dict[str, tuple[int, str]]:
+    return {
+        name: (os.stat(os.path.join(folder, name)).st_mtime_ns, _digest(os.path.join(folder, name)))
+        for name in os.listdir(folder)
+        if os.path.isfile(os.path.join(folder, name)) and name.startswith("store.db")
+    }
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def test_a_store_of_a_newer_version_is_refused_and_left_untouched(places: Places) -> None:
+    """E: an older program must not harm it."""
+    Database(places).close()
+    with sqlite3.connect(places.store) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE")
+        connection.execute(f"PRAGMA user_version={VERSION + 1}")
+    connection.close()
+    before = _files(places.house)
+    with pytest.raises(StoreTrouble) as caught:
+        Database(places, checkpoints=True)
+    assert "newer" in str(caught.value) and str(VERSION + 1) in str(caught.value) and caught.value.do
+    with pytest.raises(StoreTrouble):
+        open_for_reading(places)
+    assert _files(places.house) == before
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("data", [b"this is no database\n" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_file_that_is_no_store_is_refused_and_left_untouched(places: Places, data: bytes) -> None:
+    """E, P3."""
+    places.make()
+    Path(places.store).write_bytes(data)
+    with pytest.raises(StoreTrouble) as caught:
+        Database(places, checkpoints=True)
+    assert places.store in str(caught.value) and "backup" in caught.value.do
+    with pytest.raises(StoreTrouble):
+        open_for_reading(places)
+    assert Path(places.store).read_bytes() == data
+
+
+def test_an_empty_store_beside_attempt_records_is_refused(places: Places) -> None:
+    """E: a lost store must not start everything anew."""
+    places.make()
+    Path(places.attempts, "1.1").touch()
+    with pytest.raises(StoreTrouble) as caught:
+        Database(places)
+    assert "backup" in caught.value.do
+
+
+def test_reading_a_store_that_holds_nothing_says_how_to_begin(places: Places) -> None:
+    """P3."""
+    places.make()
+    with pytest.raises(StoreTrouble):
+        open_for_reading(places)
+    Path(places.store).touch()
+    with pytest.raises(StoreTrouble) as caught:
+        open_for_reading(places)
+    assert "gpujob start" in caught.value.do
+
+
+def test_a_refused_store_leaves_no_descriptors(places: Places) -> None:
+    """P8: no growth of descriptors while it is tried again."""
+    places.make()
+    Path(places.store).write_bytes(b"this is no database\n" * 100)
+
+    def tries() -> int:
+        for _ in range(5):
+            with pytest.raises(StoreTrouble):
+                Database(places)
+        return len(os.listdir("/proc/self/fd"))
+
+    first = tries()
+    assert tries() <= first
+
+
+@pytest.mark.parametrize("name", ["a b", "a%41b", "a?mode=rwc", "a#b", "é", "a'b"])
+def test_any_folder_name_can_hold_a_store(tmp_path: Path, name: str) -> None:
+    """Paths are no URIs."""
+    folder = tmp_path / name
+    folder.mkdir()
+    places = Places(str(folder / "gpu_scheduler_state.json"))
+    database = Database(places)
+    insert(database)
+    connection = open_for_reading(places)
+    assert rows.last_id(connection) == 1
+    connection.close()
+    database.close()
+
+
+# -- transactions -----------------------------------------------------------------------------------------
+
+
+def test_an_exception_leaves_nothing(database: Database) -> None:
+    """P4: all of it or nothing."""
+    with pytest.raises(RuntimeError):
+        with database.writing() as connection:
+            rows.insert(connection, JobSpec(arguments=("x",)), Need(1, 1000), "", (), 1.0)
+            rows.set_meta(connection, "k", "v")
+            raise RuntimeError
+    assert rows.counts(database.connection)["pending"] == 0
+    assert rows.meta(database.connection, "k") == ""
+    assert not database.connection.in_transaction
+    assert insert(database) == 1
+
+
+def test_a_broken_statement_is_store_trouble_and_leaves_nothing(database: Database) -> None:
+    """P4, P8."""
+    with pytest.raises(StoreTrouble):
+        with database.writing() as connection:
+            rows.set_meta(connection, "k", "v")
+            connection.execute("INSERT INTO nosuch VALUES (1)")
+    assert rows.meta(database.connection, "k") == ""
+    assert insert(database) == 1
+
+
+def test_what_is_committed_is_there_for_others_at_once(places: Places, database: Database) -> None:
+    """P4."""
+    reader = open_for_reading(places)
+    assert rows.last_id(reader) == 0
+    insert(database)
+    assert rows.last_id(reader) == 1
+    with pytest.raises(sqlite3.OperationalError):
+        reader.execute("DELETE FROM jobs")
+    reader.close()
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_commit_survives_the_death_of_its_process(places: Places, sync: bool) -> None:
+    """P4: kill -9 right after."""
+    code = """
+import os, signal, sys
+from scheduler.store.database import Database
+from scheduler.store.places import Places
+from scheduler.store import jobs as rows
+database = Database(Places(sys.argv[1]))
+with database.writing(sync=sys.argv[2] == "True") as connection:
+    rows.set_meta(connection, "k", "kept")
+database.connection.execute("BEGIN IMMEDIATE")
+rows.set_meta(database.connection, "k", "not committed")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = python(code, places.state_file, str(sync))
+    process.communicate(timeout=30)
+    assert process.returncode == -9
+    database = Database(places, checkpoints=True)
+    assert rows.meta(database.connection, "k") == "kept"
+    database.close()
+
+
+_INSERT = """
+import sys
+from scheduler.store.database import Database
+from scheduler.store.places import Places
+from scheduler.store import jobs as rows
+from scheduler.core.job import JobSpec
+from scheduler.core.gpu import Need
+database = Database(Places(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+for n in range(200):
+    with database.writing() as connection:
+        rows.insert(connection, JobSpec(arguments=(sys.argv[2], str(n))), Need(1, 1000), "", (), float(n))
+database.close()
+"""
+
+
+def test_two_processes_that_write_at_once_lose_nothing(places: Places) -> None:
+    """P2, P4: the lock is fair enough for both to get through."""
+    writers = [python(_INSERT, places.state_file, who) for who in ("a", "b")]
+    for writer in writers:
+        assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        done(writer)
+    database = Database(places)
+    jobs = list(rows.select(database.connection))
+    assert [job.id for job in jobs] == list(range(1, 401))
+    for who in ("a", "b"):
+        assert [job.spec.arguments[1] for job in jobs if job.spec.arguments[0] == who] == [str(n) for n in range(200)]
+    assert len({job.spec.arguments[0] for job in jobs[:399]}) == 2
+    database.close()
+
+
+def test_a_busy_lock_is_store_trouble_after_the_wait_and_no_sooner(places: Places) -> None:
+    """P3: named, and over when the other lets go."""
+    holding = threading.Event()
+    let_go = threading.Event()
+
+    def hold() -> None:
+        other = Database(places)
+        with other.writing():
+            holding.set()
+            let_go.wait(30)
+        other.close()
+
+    first = Database(places, lock_wait_s=0.3)
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert holding.wait(30)
+    begun = time.monotonic()
+    with pytest.raises(StoreTrouble) as caught:
+        insert(first)
+    assert time.monotonic() - begun >= 0.3
+    assert "locked" in str(caught.value) and places.store_lock in str(caught.value)
+    let_go.set()
+    thread.join(30)
+    assert insert(first) == 1
+    first.close()
+
+
+def test_a_lock_held_by_a_killed_process_is_free(places: Places) -> None:
+    """H: kernel locks are never stale."""
+    code = """
+import os, sys
+from scheduler.store.database import Database
+from scheduler.store.places import Places
+database = Database(Places(sys.argv[1]))
+with database.writing() as connection:
+    connection.execute("INSERT INTO meta VALUES ('k', 'v')")
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+    holder = python(code, places.state_file)
+    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    database = Database.__new__(Database)  # opening takes the lock as well
+    with pytest.raises(StoreTrouble):
+        database.__init__(places, lock_wait_s=0.2)  # type: ignore[misc]
+    holder.kill()
+    holder.communicate(timeout=30)
+    database = Database(places, lock_wait_s=5)
+    assert rows.meta(database.connection, "k") == ""
+    assert insert(database) == 1
+    database.close()
+
+
+def test_the_bell_is_one_byte_however_often_it_rings(places: Places, database: Database) -> None:
+    """Ringing wakes; it does not grow."""
+    for _ in range(100):
+        database.ring()
+    assert os.stat(places.bell).st_size == 1
