@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import sqlite3
@@ -11,15 +10,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.core.decide import Answer, class_of, reason_with_place
 from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, StoreTrouble, UsageError
 from scheduler.core.gpu import WHOLE, Gpu
 from scheduler.core.job import Event, Job, JobSpec, JobState
 from scheduler.core.launch import with_cuda
 from scheduler.core.lines import Refusal
 from scheduler.core.llm import ModelTable, need_of
-from scheduler.core.placement import Fleet, Reason
-from scheduler.core.requests import Request
+from scheduler.core.placement import Fleet, Reason, class_of, reason_with_place
+from scheduler.core.requests import Answer, Request
 from scheduler.intake.jobs_csv import check_words
 from scheduler.store import jobs as rows
 from scheduler.store import lines as kept
@@ -132,13 +130,14 @@ class Desk:
                 never = Fleet(gpus).can_ever_hold(class_of(job)) if gpus else ""
                 if never:
                     raise Refused(never, do="ask for less, or allow other GPUs")
-                rows.write_events(connection, [Event(job.id, job.submitted_at, "accepted", {"from": spec.source})])
             database.ring()
         finally:
             database.close()
         return job
 
     def _keep_environment(self, environment: Mapping[str, str]) -> str:
+        import hashlib
+
         data = b"\0".join(os.fsencode(f"{name}={value}") for name, value in sorted(environment.items()))
         path = os.path.join(self.places.environments, hashlib.blake2b(data, digest_size=16).hexdigest())
         try:
@@ -167,14 +166,20 @@ class Desk:
 
     # -- reading ------------------------------------------------------------------------------------------
 
-    def overview(self) -> Overview:
-        """What there is now: GPUs, live jobs with their reasons, the last ended, refused lines."""
+    def overview(self, most_waiting: int | None = None) -> Overview:
+        """What there is now: GPUs, live jobs with their reasons, the last ended, refused lines.
+
+        ``most_waiting``: only that many of the waiting jobs, those that come first.
+        """
         alive = self.alive()
         pid = holder(self.places).get("pid") if alive else None
         with self._reading() as connection:
             if connection is None:
                 return Overview(alive, pid, {s.value: 0 for s in JobState}, [], [], {}, [], 0, False, {})
-            live = list(rows.live(connection))
+            if most_waiting is None:
+                live = list(rows.live(connection))
+            else:
+                live = [*rows.in_hand(connection), *rows.first_pending(connection, most_waiting)]
             ended = rows.last_ended(connection, LAST_ENDED)
             paused = set(rows.paused_gpus(connection))
             queue_paused = bool(rows.meta(connection, "queue_paused"))

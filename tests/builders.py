@@ -149,7 +149,9 @@ class Play:
         return found.reason_code or self.world.class_reasons()[class_of(found).key].code
 
 
-def a_world(*servers: int, cpu_slots: int = 1 << 30, missing: Callable[[Job], str] | None = None, **policy: Any) -> Play:
+def a_world(
+    *servers: int, cpu_slots: int = 1 << 30, missing: Callable[[Job], str] | None = None, **policy: Any
+) -> Play:
     """A world with one server of one GPU, or with the servers given; ``policy`` by the names of Policy."""
     more = {"missing": missing} if missing else {}
     return Play(Fleet(some_gpus(*(servers or (1,))), cpu_slots), policy=Policy(**policy), **more)

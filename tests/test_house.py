@@ -232,7 +232,13 @@ def test_the_drawing_names_every_room() -> None:
 
 def test_the_product_stands_alone() -> None:
     elsewhere = re.compile("(?<![\\w-])" + "shared" + "/" + r"|\.\./" + "shared")
-    texts = [*FILES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "docs").rglob("*"), *ROOT.glob("*.md"), ROOT / "Makefile"]
+    texts = [
+        *FILES,
+        *(ROOT / "tests").rglob("*.py"),
+        *(ROOT / "docs").rglob("*"),
+        *ROOT.glob("*.md"),
+        ROOT / "Makefile",
+    ]
     texts = [path for path in texts if path.is_file()]
     found = [str(path) for path in texts if elsewhere.search(path.read_text("utf-8", "replace"))]
     assert not found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from scheduler.core.errors import SchedulerError
 from scheduler.core.estimate import Estimates
@@ -23,10 +23,10 @@ from scheduler.core.facts import (
 )
 from scheduler.core.failure import OUT_OF_MEMORY
 from scheduler.core.gpu import WHOLE, Need, gpu_ids_text, ids_of, mask_of
-from scheduler.core.job import Event, Job, JobState, Outcome, Process
-from scheduler.core.placement import Fleet, JobClass, Reason
+from scheduler.core.job import Event, Holding, Job, JobState, Outcome, Process
+from scheduler.core.placement import Fleet, Reason, class_of
 from scheduler.core.queue import Order, Queue
-from scheduler.core.requests import Cancel, Pause, PauseQueue, Requeue, Resume
+from scheduler.core.requests import Answer, Cancel, Pause, PauseQueue, Requeue, Resume
 from scheduler.core.retry import LONGEST_WAIT_S, backoff_s
 from scheduler.core.states import Move, move
 
@@ -43,27 +43,6 @@ class Policy:
     assign_retry_wait_s: float = 5.0
     oom_retries: int = 2
     kill_grace_s: float = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """GPUs still held by processes that outlived the end of their job."""
-
-    key: str
-    job: int
-    need: Need
-    gpus: tuple[int, ...]
-    vram_mib: int
-    processes: tuple[Process, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What to tell whoever asked: an exit code and one line for each thing asked."""
-
-    row: int
-    code: int
-    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +139,6 @@ class World:
         if job.spec.time_limit_s is not None and job.started_at is not None:
             ran = max(0.0, now.wall - job.started_at)
             self.at(now.mono + max(0.0, job.spec.time_limit_s - ran), "limit", job)
-
-
-def class_of(job: Job) -> JobClass:
-    """The placement class of a job."""
-    return JobClass(job.need, job.allowed if job.need.count else None, job.spec.vram_mib or 0)
 
 
 def decide(world: World, facts: Iterable[Fact], now: Now, jitter: float = 0.5) -> Plan:
@@ -597,13 +571,3 @@ class _Turn:
         self.plan.starts.append(job)
         self.plan.changed[job.id] = job
         self.plan.must_sync = True
-
-
-def reason_with_place(reason: Reason, before: int) -> Reason:
-    """The reason of a job that is not the first of its class: how many are before it, and why they wait."""
-    if before <= 0:
-        return reason
-    is_are = "is" if before == 1 else "are"
-    jobs = "job" if before == 1 else "jobs"
-    text = f"{before} {jobs} of the same kind {is_are} before it; the first of them: {reason.sentence}"
-    return replace(reason, code="behind", sentence=text)

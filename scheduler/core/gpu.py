@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class Need:
     parts: int
 
     @classmethod
+    @functools.lru_cache(maxsize=1024)
     def parse(cls, text: str) -> Need:
         """Read ``0.5``, ``2``, ``1.5`` (→ 2 whole) or ``2x0.5``. Raises UsageError, Refused."""
         match = re.fullmatch(r"\s*(\d{1,4})\s*[xX*]\s*(\S+)\s*", text)
@@ -81,6 +83,7 @@ class Need:
         return f"{decimal_text(self.parts)} of each of {self.count} GPUs of one server"
 
 
+@functools.lru_cache(maxsize=1024)
 def rounding_note(text: str) -> str:
     """What to say when a need such as 1.5 was rounded up to whole GPUs, else an empty text."""
     try:

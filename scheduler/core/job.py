@@ -182,3 +182,15 @@ class Event:
     at: float
     kind: str
     detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """GPUs still held by processes that outlived the end of their job."""
+
+    key: str
+    job: int
+    need: Need
+    gpus: tuple[int, ...]
+    vram_mib: int
+    processes: tuple[Process, ...]

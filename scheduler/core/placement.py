@@ -8,9 +8,10 @@ enough. All sets of GPUs are bit masks, so a look-up costs the number of distinc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.core.gpu import WHOLE, Gpu, Need, decimal_text, gpu_ids_text, ids_of, mask_of
+from scheduler.core.job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Fleet:
         self._by_whole: dict[int, int] = {}
         for server, count in self._whole.items():
             self._by_whole[count] = self._by_whole.get(count, 0) | self._server_mask[server]
+        self._ever: dict[JobClass, str] = {}
         self.widest_server = max(self._whole.values(), default=0)
 
     def manages(self, gpu: int) -> bool:
@@ -169,6 +171,14 @@ class Fleet:
 
     def can_ever_hold(self, kind: JobClass) -> str:
         """An empty text, or why no state of this machine could ever hold a job of ``kind``."""
+        known = self._ever.get(kind)
+        if known is None:
+            if len(self._ever) > 10_000:
+                self._ever.clear()
+            known = self._ever[kind] = self._can_ever_hold(kind)
+        return known
+
+    def _can_ever_hold(self, kind: JobClass) -> str:
         need = kind.need
         if need.count == 0:
             return ""
@@ -225,3 +235,18 @@ class Fleet:
             for m in self._server_mask.values()
         )
         return Reason("no-wide-room", f"needs {need.in_words()}; {best} {'is' if best == 1 else 'are'} free{tail}")
+
+
+def class_of(job: Job) -> JobClass:
+    """The placement class of a job."""
+    return JobClass(job.need, job.allowed if job.need.count else None, job.spec.vram_mib or 0)
+
+
+def reason_with_place(reason: Reason, before: int) -> Reason:
+    """The reason of a job that is not the first of its class: how many are before it, and why they wait."""
+    if before <= 0:
+        return reason
+    is_are = "is" if before == 1 else "are"
+    jobs = "job" if before == 1 else "jobs"
+    text = f"{before} {jobs} of the same kind {is_are} before it; the first of them: {reason.sentence}"
+    return replace(reason, code="behind", sentence=text)

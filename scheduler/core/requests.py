@@ -43,6 +43,15 @@ class PauseQueue:
     on: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What to tell whoever asked: an exit code and one line for each thing asked."""
+
+    row: int
+    code: int
+    lines: tuple[str, ...]
+
+
 Request = Union[Cancel, Requeue, Pause, Resume, PauseQueue]
 KINDS: dict[str, type[Any]] = {cls.__name__.lower(): cls for cls in (Cancel, Requeue, Pause, Resume, PauseQueue)}
 

@@ -17,8 +17,8 @@ from scheduler.core.errors import SchedulerError, StoreTrouble
 from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, Now, Started
 from scheduler.core.failure import failure_in
 from scheduler.core.gpu import Gpu, ids_of, mask_of
-from scheduler.core.job import Job
-from scheduler.core.launch import Launch, launch_of, log_name
+from scheduler.core.job import Job, JobState
+from scheduler.core.launch import Found, Launch, launch_of, log_name
 from scheduler.core.lines import Batch
 from scheduler.core.llm import ModelTable, need_of
 from scheduler.core.placement import Fleet
@@ -28,7 +28,7 @@ from scheduler.core.requests import Request
 from scheduler.crashpoints import crash_point
 from scheduler.engine.painting import StateFile, picture
 from scheduler.engine.reading import Gathered, Parser, Reader
-from scheduler.engine.telling import Said, harmless, sentence
+from scheduler.engine.telling import Said, accepted, harmless, sentence
 from scheduler.intake import commands, jobs_csv
 from scheduler.intake.environments import Environments, Missing, names_devices
 from scheduler.intake.files import FileTrouble, Follower
@@ -45,6 +45,8 @@ PAINT_S = 0.1
 QUIET_S = 0.02
 MISSING_AGAIN_S = 2.0
 STORE_AGAIN_S = 1.0
+MOST_KEPT = 2000
+MOST_NAMED = 20
 TAIL_BYTES = 16 * 1024
 
 
@@ -79,7 +81,9 @@ class House:
     state_file: StateFile = field(init=False)
     files: dict[str, Watched] = field(default_factory=dict)
     known_refusals: set[tuple[str, str]] = field(default_factory=set)
-    fresh: dict[int, Job] = field(default_factory=dict)
+    kept: dict[int, Job] = field(default_factory=dict)  # waiting jobs at hand, so that the head needs no look-up
+    found: dict[tuple[str, ...], Found | Missing] = field(default_factory=dict)  # of this turn
+    flush_log: Callable[[], None] = lambda: None
     lazy: list[Fact] = field(default_factory=list)
     lazy_due: float = 0.0
     changed: set[str] = field(default_factory=set)
@@ -120,7 +124,7 @@ class House:
         world = World(Fleet(self.gpus, slots, retired), self._fetch, self._policy(), self._missing)
         world.fleet.paused_mask = mask_of(rows.paused_gpus(connection)) & world.fleet.all_mask
         world.queue_paused = bool(rows.meta(connection, "queue_paused"))
-        self.world, self.lazy, self.fresh = world, [], {}
+        self.world, self.lazy, self.kept = world, [], {}
         for job in rows.last_ended(connection, 300)[::-1]:
             if job.succeeded and job.started_at and job.finished_at:
                 world.estimates.learn(job.spec, job.need, job.finished_at - job.started_at)
@@ -165,10 +169,19 @@ class House:
         )
 
     def _fetch(self, job_id: int) -> Job | None:
-        return self.fresh.get(job_id) or rows.get(self.db.connection, job_id)
+        return self.kept.get(job_id) or rows.get(self.db.connection, job_id)
+
+    def _found(self, job: Job) -> Found | Missing:
+        """What a job would run with: looked up once a turn."""
+        spec = job.spec
+        key = (spec.script, spec.conda_env, spec.cwd, spec.env_file, "" if spec.is_script else spec.arguments[0])
+        found = self.found.get(key)
+        if found is None:
+            found = self.found[key] = self.environments.find(job)
+        return found
 
     def _missing(self, job: Job) -> str:
-        found = self.environments.find(job)
+        found = self._found(job)
         return found.sentence if isinstance(found, Missing) else ""
 
     @staticmethod
@@ -243,7 +256,9 @@ class House:
                 arrived = [job for job in rows.new_pending(connection, self.last_id) if job.id not in known]
                 gathered.jobs += arrived
                 asked = [Asked(row, request) for row, request in rows.asked(connection)]
-            self.fresh = {job.id: job for job in gathered.jobs}
+            for job in (*gathered.jobs, *gathered.changed):
+                if len(self.kept) < MOST_KEPT or job.id in self.kept:
+                    self.kept[job.id] = job
             news = [Arrived(job) for job in (*gathered.jobs, *gathered.changed)]
             plan = decide(self.world, [*facts, *news, *asked], now, random.random())
             launches = self._prepare(plan, now)
@@ -269,7 +284,10 @@ class House:
         if len(plan.starts) >= 256:
             self.again = True
         self._tell(plan, gathered)
-        self.fresh = {}
+        for job_id, moved in plan.changed.items():
+            if moved.state is not JobState.PENDING:
+                self.kept.pop(job_id, None)
+        self.found.clear()
         self.last_move = now.mono
         if self.dirty_since is None:
             self.dirty_since = now.mono
@@ -280,7 +298,7 @@ class House:
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now.wall))
         boot = boot_id()
         for job in plan.starts:
-            found = self.environments.find(job)
+            found = self._found(job)
             if isinstance(found, Missing):  # gone since `decide` looked, a moment ago
                 raise StoreTrouble(f"job {job.id}: {found.sentence}", do="decided anew")
             job.log = os.path.join(self.config.log_dir, log_name(job, stamp))
@@ -306,6 +324,11 @@ class House:
                 self.runner.watch_leftovers(f"{fact.job}.{fact.attempt}", fact.job, fact.attempt, fact.leftovers)
 
     def _tell(self, plan: Plan, gathered: Gathered) -> None:
+        if len(gathered.jobs) > MOST_NAMED:
+            first, last = gathered.jobs[0], gathered.jobs[-1]
+            self.say(f"{len(gathered.jobs)} jobs accepted: {first.id} to {last.id}", kind="accepted")
+        for job in gathered.jobs if len(gathered.jobs) <= MOST_NAMED else ():
+            self.say(accepted(job), kind="accepted", job=job)
         told = {job.id: job for job in gathered.jobs}
         told.update((job.id, job) for job in gathered.changed)
         told.update(plan.changed)
@@ -320,6 +343,11 @@ class House:
         for refusal in gathered.refusals:
             name = os.path.basename(refusal.path)
             self.say(f"{name}:{refusal.number}: {harmless(refusal.reason)}", 30, kind="refused")
+        self._say_repeated(gathered)
+        with contextlib.suppress(OSError):  # a full disk: the records are lost, the jobs are not
+            self.flush_log()
+
+    def _say_repeated(self, gathered: Gathered) -> None:
         if gathered.repeated:
             path, number, blocker = gathered.repeated[0]
             lines = len(gathered.repeated)
@@ -420,6 +448,8 @@ class House:
             if need != job.need:
                 job.need = need
                 changed.append(job)
+                if job.id in self.kept:
+                    self.kept[job.id] = job
         if changed:
             with self.db.writing() as connection:
                 rows.save(connection, changed)
@@ -451,6 +481,7 @@ class House:
 
     def _missing_again(self, now: Now) -> list[Fact]:
         """Look again at scripts and environments that were missing."""
+        self.found.clear()
         if now.mono < self.missing_due:
             return []
         self.missing_due = now.mono + MISSING_AGAIN_S

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from scheduler.core.config import RELOADABLE, Config
 from scheduler.core.errors import NoGpuData, Refused, SchedulerError, StoreTrouble
 from scheduler.core.gpu import Gpu, gpu_ids_text
+from scheduler.core.placement import class_of
 from scheduler.engine.loop import PARSERS, House
-from scheduler.engine.telling import Listener, Said, open_log
+from scheduler.engine.telling import Listener, MainLog, Said
 from scheduler.intake.files import check_private
 from scheduler.intake.settings import Settings, load, model_table
 from scheduler.intake.watch import watcher
@@ -132,7 +133,7 @@ class Daemon:
         registered = ""
         try:
             make_private_folder(config.log_dir)
-            logger = self._open_log()
+            log = self._open_log()
             gpus = managed_gpus(config, lambda text: self.listener(Said(text, 30)))
             db = Database(self.places, checkpoints=True, lock_wait_s=2.0)
             try:
@@ -142,7 +143,7 @@ class Daemon:
                     rows.set_meta(connection, "jobs_file", config.jobs_file)
                     rows.set_meta(connection, "llm_config", config.llm_config)
                 registered = register(self.environ, config.state_file)
-                return self._serve(db, gpus, table, folder, drain, logger)
+                return self._serve(db, gpus, table, folder, drain, log)
             finally:
                 db.close()
         finally:
@@ -150,16 +151,15 @@ class Daemon:
                 os.unlink(registered)
             office.leave()
 
-    def _open_log(self) -> Listener:
+    def _open_log(self) -> MainLog:
         try:
-            logger = open_log(self.config.log_file)
+            return MainLog(self.config.log_file)
         except OSError as error:
             raise SchedulerError(
                 f"the main log cannot be opened: {error.strerror}", where=self.config.log_file
             ) from None
-        return lambda said: logger.log(said.level, said.text)
 
-    def _serve(self, db: Database, gpus: list[Gpu], table: object, folder: str, drain: bool, log: Listener) -> Ending:
+    def _serve(self, db: Database, gpus: list[Gpu], table: object, folder: str, drain: bool, log: MainLog) -> Ending:
         config = self.config
         paths = [path for path in (config.jobs_file, config.commands_file) if path]
         watching, note = watcher(config.watch, {os.path.dirname(path) for path in paths})
@@ -177,6 +177,7 @@ class Daemon:
             self.places, config, db, runner, watching, gpus, tell, self.environ, folder, self._again,
             self.settings.config_file,
         )  # fmt: skip
+        house.flush_log = log.flush
         house.table = table  # type: ignore[assignment]
         if note:
             tell(Said(note, 30))
@@ -204,6 +205,7 @@ class Daemon:
             epoll.close()
             watching.close()
             runner.close()
+            log.close()
 
     def _loop(self, house: House, epoll: select.epoll, wakeup: int, drain: bool, tell: Listener) -> Ending:
         while True:
@@ -239,8 +241,6 @@ class Daemon:
         reasons = house.world.class_reasons()
         left = []
         for job in rows.pending(house.db.connection):
-            from scheduler.core.decide import class_of
-
             why = job.reason or (reasons[class_of(job).key].sentence if class_of(job).key in reasons else "")
             left.append(f"job {job.id} ({job.spec.shown_name}) cannot start: {why}")
         return tuple(left)

@@ -6,11 +6,11 @@ import os
 import time
 
 from scheduler.core.config import Config
-from scheduler.core.decide import Answer, Policy, World, decide
+from scheduler.core.decide import Policy, World, decide
 from scheduler.core.facts import Asked, Now
 from scheduler.core.gpu import ids_of, mask_of
 from scheduler.core.placement import Fleet
-from scheduler.core.requests import Cancel, Request, Requeue
+from scheduler.core.requests import Answer, Cancel, Request, Requeue
 from scheduler.engine.painting import StateFile, picture
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.errors import SchedulerError, StoreTrouble, UsageError
 from scheduler.core.identity import identity_of
 from scheduler.core.job import Event, Job, JobSpec, JobState
 from scheduler.core.lines import Batch, LineRead, Refusal
@@ -17,7 +17,7 @@ from scheduler.intake.jobs_csv import Door, Parsed
 from scheduler.store import jobs as rows
 from scheduler.store import lines as kept
 
-Parser = Callable[[str, Door], Parsed | None]
+Parser = Callable[[str, Door, str], Parsed | None]
 
 
 @dataclass(slots=True)
@@ -50,6 +50,8 @@ class Reader:
         for line in batch.lines:
             try:
                 self._line(connection, path, line, replaying, now, out)
+            except StoreTrouble:
+                raise
             except SchedulerError as error:
                 refusal = Refusal(path, line.number, line.text, str(error), now)
                 kept.refuse(connection, refusal)
@@ -65,10 +67,10 @@ class Reader:
     ) -> None:
         if line.problem:
             raise UsageError(line.problem)
-        parsed = self.parse(line.text, self.door)
+        parsed = self.parse(line.text, self.door, f"{os.path.basename(path)}:{line.number}")
         if parsed is None:
             return
-        spec = replace(parsed.spec, origin=f"{os.path.basename(path)}:{line.number}")
+        spec = parsed.spec
         need, notes = need_of(spec, self.table)
         kind = JobClass(need, spec.allowed if need.count else None, spec.vram_mib or 0)
         never = self.fleet.can_ever_hold(kind)
@@ -80,21 +82,31 @@ class Reader:
         identity = identity_of(spec)
         count, before = kept.count_line(connection, path, identity)
         is_new = count > before if replaying else True
+        if is_new:
+            try:
+                job = rows.insert(connection, spec, need, identity, (*parsed.notes, *notes), now)
+            except sqlite3.IntegrityError:
+                out.repeated.append((path, line.number, self._blocker(connection, identity)))
+            else:
+                out.jobs.append(job)
+            return
+        blocker = rows.blocker_of(connection, identity)
+        if blocker is None or count != 1 or blocker.state is not JobState.PENDING or not _differs(blocker.spec, spec):
+            return
+        blocker.spec, blocker.need = spec, need
+        blocker.priority, blocker.allowed = spec.priority, spec.allowed
+        rows.respec(connection, blocker)
+        rows.save(connection, [blocker])
+        out.changed.append(blocker)
+        out.events.append(Event(blocker.id, now, "changed", {"by": spec.origin}))
+
+    @staticmethod
+    def _blocker(connection: sqlite3.Connection, identity: str) -> Job:
+        """The job that an equal line repeats: the store's own rule has just refused a second one."""
         blocker = rows.blocker_of(connection, identity)
         if blocker is None:
-            if is_new:
-                job = rows.insert(connection, spec, need, identity, (*parsed.notes, *notes), now)
-                out.jobs.append(job)
-                out.events.append(Event(job.id, now, "accepted", {"from": spec.origin}))
-        elif is_new:
-            out.repeated.append((path, line.number, blocker))
-        elif count == 1 and blocker.state is JobState.PENDING and _differs(blocker.spec, spec):
-            blocker.spec, blocker.need = spec, need
-            blocker.priority, blocker.allowed = spec.priority, spec.allowed
-            rows.respec(connection, blocker)
-            rows.save(connection, [blocker])
-            out.changed.append(blocker)
-            out.events.append(Event(blocker.id, now, "changed", {"by": spec.origin}))
+            raise StoreTrouble(f"identity {identity} blocks itself", do="decided anew")
+        return blocker
 
 
 def _differs(old: JobSpec, new: JobSpec) -> bool:

@@ -16,6 +16,7 @@ from scheduler.core.placement import Reason
 from scheduler.core.units import span_text
 from scheduler.desk import SCHEMA, Overview, words_run
 
+MOST_WAITING = 20
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -151,7 +152,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {state}" for state, number in counts.items() if number) or "none"
 
 
-def status_lines(view: Overview, state_file: str, now: float, most: int = 20) -> list[str]:
+def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
     """`status` for people."""
     daemon = f"running, pid {view.pid}" if view.alive else "not running"
     lines = [f"scheduler  {daemon}  ({safe(state_file)})", f"jobs       {counts_text(view.counts)}"]
@@ -176,11 +177,11 @@ def status_lines(view: Overview, state_file: str, now: float, most: int = 20) ->
         waiting.sort(key=lambda job: (job.priority, job.order))
         shown = [
             (job.id, job.priority, job.spec.shown_name, job.need, _allowed(job), _why(view.reasons.get(job.id)))
-            for job in waiting[:most]
+            for job in waiting
         ]
         lines += ["", *table(("WAITING", "PRIORITY", "NAME", "NEED", "ALLOWED", "REASON"), shown)]
-        if len(waiting) > most:
-            lines.append(f"… and {len(waiting) - most} more: gpujob jobs --state pending")
+        if view.counts["pending"] > len(waiting):
+            lines.append(f"… and {view.counts['pending'] - len(waiting)} more: gpujob jobs --state pending")
     ended = [job for job in view.jobs if job.state.ended][:10]
     if ended:
         rows_ = [

@@ -7,7 +7,7 @@ from scheduler.core.job import JobSpec
 from scheduler.intake.jobs_csv import LONGEST_LINE, LONGEST_WORD, Door, Parsed
 
 
-def parse(line: str, door: Door) -> Parsed | None:
+def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
     """One line → a job that runs it with `sh -c`; None for an empty line or a comment. Raises UsageError."""
     text = line.strip()
     if not text or text.startswith("#"):
@@ -16,4 +16,4 @@ def parse(line: str, door: Door) -> Parsed | None:
         raise UsageError(f"the command has {len(text)} characters", do=f"a command may have {LONGEST_WORD}")
     if "\0" in text:
         raise UsageError("the command holds a NUL byte", do="remove it")
-    return Parsed(JobSpec(source="commands", arguments=("sh", "-c", text)))
+    return Parsed(JobSpec(source="commands", arguments=("sh", "-c", text), origin=origin))

@@ -58,7 +58,11 @@ def check_private(path: str, status: os.stat_result, trust_group: bool = False) 
     problem = who_else_may_write(status, trust_group)
     if problem:
         raise FileTrouble(f"not read: {problem} {path}", where=path)
-    folder = os.path.dirname(os.path.realpath(path))
+    check_folder(path, os.path.dirname(os.path.realpath(path)), trust_group)
+
+
+def check_folder(path: str, folder: str, trust_group: bool) -> None:
+    """Raise FileTrouble when somebody else could put another file in the place of ``path``."""
     problem = who_else_may_write(os.stat(folder), trust_group)
     if problem:
         raise FileTrouble(f"not read: of its folder, {problem} {folder}", where=path)
@@ -76,6 +80,7 @@ class Follower:
         self.mark = mark if mark is not None else FileMark(path)
         self.trust_group = trust_group
         self._fd = -1
+        self._folder = ""
         self._seen: tuple[int, int] = (0, 0)  # size, mtime_ns at the last look
         self._changed_at = float("-inf")  # monotonic
         self._unsettled = False
@@ -121,11 +126,15 @@ class Follower:
             self.close()
             self._open(fresh)
             held = os.fstat(self._fd)
-        check_private(self.path, held, self.trust_group)
+        problem = who_else_may_write(held, self.trust_group)
+        if problem:
+            raise FileTrouble(f"not read: {problem} {self.path}", where=self.path)
+        check_folder(self.path, self._folder, self.trust_group)
         return self._look_at(held, now)
 
     def _open(self, fresh: os.stat_result) -> None:
         """Open the file at the path; before that, an older one of ours that was renamed in the same folder."""
+        self._folder = os.path.dirname(os.path.realpath(self.path))
         if self.mark.inode and (fresh.st_dev, fresh.st_ino) != (self.mark.device, self.mark.inode):
             renamed = self._renamed()
             if renamed:

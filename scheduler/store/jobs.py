@@ -7,11 +7,10 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from scheduler.core.decide import Answer, Holding
 from scheduler.core.gpu import Gpu, Need, gpu_ids_text, parse_gpu_ids
-from scheduler.core.job import Event, Failure, Job, JobSpec, JobState, Outcome, Process
+from scheduler.core.job import Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process
 from scheduler.core.placement import Reason
-from scheduler.core.requests import Request, from_row, to_row
+from scheduler.core.requests import Answer, Request, from_row, to_row
 
 _COLUMNS = (
     "id state spec identity need_count need_parts priority place allowed submitted_at started_at finished_at attempt "
@@ -112,14 +111,17 @@ def respec(connection: sqlite3.Connection, job: Job) -> None:
 def write_events(connection: sqlite3.Connection, events: Iterable[Event]) -> None:
     """Append to the story of the jobs."""
     connection.executemany(
-        "INSERT INTO events (job, at, kind, detail) VALUES (?,?,?,?)",
-        [(e.job, e.at, e.kind, json.dumps(e.detail) if e.detail else "") for e in events],
+        "INSERT OR REPLACE INTO events (job, n, at, kind, detail) VALUES (?,?,?,?,?)",
+        [
+            (e.job, int(e.at * 1e6) + place, e.at, e.kind, json.dumps(e.detail) if e.detail else "")
+            for place, e in enumerate(events)
+        ],
     )
 
 
 def events_of(connection: sqlite3.Connection, job: int) -> list[Event]:
     """The story of one job, oldest first."""
-    rows = connection.execute("SELECT job, at, kind, detail FROM events WHERE job=? ORDER BY id", (job,))
+    rows = connection.execute("SELECT job, at, kind, detail FROM events WHERE job=? ORDER BY n", (job,))
     return [Event(row[0], row[1], row[2], json.loads(row[3]) if row[3] else {}) for row in rows]
 
 
@@ -144,7 +146,7 @@ def live(connection: sqlite3.Connection) -> Iterator[Job]:
 def in_hand(connection: sqlite3.Connection) -> Iterator[Job]:
     """Jobs that are STARTING, RUNNING or STOPPING."""
     rows = connection.execute(f"{_SELECT} WHERE state IN ('starting','running','stopping') ORDER BY id").fetchall()
-    yield from map(job_of, rows)
+    return map(job_of, rows)
 
 
 def pending(connection: sqlite3.Connection, after: int = 0) -> Iterator[Job]:
@@ -163,13 +165,22 @@ def new_pending(connection: sqlite3.Connection, after: int) -> Iterator[Job]:
 
 def last_id(connection: sqlite3.Connection) -> int:
     """The highest id ever given out."""
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name='jobs'").fetchone()
-    return int(row[0]) if row else 0
+    return int(connection.execute("SELECT coalesce(max(id), 0) FROM jobs").fetchone()[0])
 
 
 def last_ended(connection: sqlite3.Connection, most: int) -> list[Job]:
     """The jobs that ended last, newest first."""
     rows = connection.execute(f"{_SELECT} WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?", (most,))
+    return [job_of(row) for row in rows]
+
+
+def first_pending(connection: sqlite3.Connection, most: int) -> list[Job]:
+    """The waiting jobs that come first by priority and place."""
+    rows = connection.execute(
+        f"{_SELECT} WHERE finished_at IS NULL AND state='pending' ORDER BY priority, CASE place WHEN 0 THEN id ELSE place END"
+        " LIMIT ?",
+        (most,),
+    )
     return [job_of(row) for row in rows]
 
 

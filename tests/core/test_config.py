@@ -41,7 +41,12 @@ def test_the_defaults_are_those_people_know() -> None:
 
 @pytest.mark.parametrize(
     ("written", "nearest"),
-    [("job_file", "jobs_file"), ("monitor-interval", "monitor_interval"), ("Gpus", "gpus"), ("kill_graze", "kill_grace")],
+    [
+        ("job_file", "jobs_file"),
+        ("monitor-interval", "monitor_interval"),
+        ("Gpus", "gpus"),
+        ("kill_graze", "kill_grace"),
+    ],
 )
 def test_an_unknown_key_names_the_nearest(written: str, nearest: str) -> None:
     with pytest.raises(UsageError, match=f"^config.yaml: unknown key '{written}'; did you mean {nearest}\\?$"):
@@ -134,7 +139,9 @@ def test_a_wrong_value_is_refused_naming_where_and_which_key(name: str, value: A
         ("gpus", 10**9),
     ],
 )
-@pytest.mark.xfail(strict=True, reason="bug: read_option crashes on .inf and giant clock times, takes GPU ids above 4095")
+@pytest.mark.xfail(
+    strict=True, reason="bug: read_option crashes on .inf and giant clock times, takes GPU ids above 4095"
+)
 def test_a_value_beyond_all_bounds_is_refused_not_a_crash(name: str, value: Any) -> None:
     with pytest.raises(SchedulerError):
         read_option(name, value, "config.yaml")

@@ -42,7 +42,9 @@ def test_the_most_urgent_starts_first_and_equal_ones_in_file_order() -> None:
     """S3.12 S2.7"""
     play = a_world(1)
     play.run(a_job(9))
-    play.arrive(a_job(1, priority=5), a_job(2, priority=-1, order=8), a_job(3, priority=-1, order=7), a_job(4, priority=0))
+    play.arrive(
+        a_job(1, priority=5), a_job(2, priority=-1, order=8), a_job(3, priority=-1, order=7), a_job(4, priority=0)
+    )
     for _ in range(4):
         play.tell(play.ended(play.started[-1]))
         play.tell(play.began(play.started[-1]))
@@ -190,7 +192,13 @@ def test_a_job_ends_as_its_exit_says(code: int | None, signal: int | None, state
     play.run(a_job(1))
     plan = play.tell(play.ended(1, code, signal=signal, at=T0 + 7), after=8)
     job = play.job(1)
-    assert (job.state, job.outcome, job.exit_code, job.signal, job.finished_at) == (state, outcome, code, signal, T0 + 7)
+    assert (job.state, job.outcome, job.exit_code, job.signal, job.finished_at) == (
+        state,
+        outcome,
+        code,
+        signal,
+        T0 + 7,
+    )
     assert plan.must_sync and plan.events[-1].kind == state.value
     assert play.world.fleet.free[0] == WHOLE and not play.world.live
 
@@ -388,7 +396,9 @@ def test_the_last_pause_or_resume_of_a_turn_holds() -> None:
     """S3.31"""
     play = a_world(1)
     for last in (Pause((0,)), Resume((0,))):
-        plan = play.tell(*(Asked(row, Resume((0,)) if row % 2 else Pause((0,))) for row in range(1000)), Asked(1000, last))
+        plan = play.tell(
+            *(Asked(row, Resume((0,)) if row % 2 else Pause((0,))) for row in range(1000)), Asked(1000, last)
+        )
         assert [answer.row for answer in plan.answers] == list(range(1001))
         assert bool(play.world.fleet.paused_mask) == isinstance(last, Pause)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.core.facts import Gone, Unclaimed
+from scheduler.core.facts import Arrived, Asked, Gone, Unclaimed
 from scheduler.core.gpu import WHOLE
 from scheduler.core.job import JobState, Outcome, Process
 from scheduler.core.requests import Cancel, Requeue
@@ -53,8 +53,6 @@ def test_a_job_that_waits_for_something_else_is_cancelled_at_once_too(changes: d
 
 
 def test_a_job_cancelled_in_the_turn_it_arrives_never_starts() -> None:
-    from scheduler.core.facts import Arrived, Asked
-
     play = a_world(1)
     plan = play.tell(Arrived(a_job(1)), Asked(1, Cancel((1,))))
     assert play.state(1) is S.CANCELLED and not plan.starts
@@ -212,7 +210,9 @@ def test_a_job_that_passed_its_limit_is_tried_again_if_it_asked_for_that() -> No
     assert (play.state(1), play.job(1).attempt, play.job(1).stop_why) == (S.STARTING, 2, "")
 
 
-@pytest.mark.xfail(strict=True, reason="bug: cancel of a job that is stopped for its time limit is not noted: it runs again")
+@pytest.mark.xfail(
+    strict=True, reason="bug: cancel of a job that is stopped for its time limit is not noted: it runs again"
+)
 def test_a_job_that_is_cancelled_while_its_time_limit_ends_it_is_not_run_again() -> None:
     play = a_world(1, assign_retry_wait_s=0.0)
     play.run(a_job(1, time_limit_s=60.0, retries=1))
@@ -277,8 +277,6 @@ def test_a_job_that_has_not_ended_cannot_be_run_again() -> None:
 
 
 def test_cancel_after_requeue_in_one_turn_leaves_the_job_cancelled() -> None:
-    from scheduler.core.facts import Asked
-
     play = a_world(1)
     play.run(a_job(1))
     play.tell(play.ended(1, 1))

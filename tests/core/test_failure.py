@@ -25,7 +25,9 @@ def test_a_known_cause_is_named_with_its_line_and_a_hint(tail: str, kind: str) -
     assert failure.hint
 
 
-@pytest.mark.parametrize("tail", ["", "\n\n", "Traceback…\nKeyError: 'x'", "MemoryError", "the device ordinal is valid"])
+@pytest.mark.parametrize(
+    "tail", ["", "\n\n", "Traceback…\nKeyError: 'x'", "MemoryError", "the device ordinal is valid"]
+)
 def test_an_unknown_cause_is_not_guessed(tail: str) -> None:
     assert failure_in(tail) is None
 

@@ -114,7 +114,9 @@ def test_a_need_is_so_many_gpus_and_parts_of_each(text: str, need: tuple[int, in
     assert Need.parse(text) == Need(*need)
 
 
-@pytest.mark.parametrize("text", ["", " ", "half", "nan", "inf", "-inf", "0,5", "1/2", "x0.5", "2x", "2xhalf", "2x0.5x2"])
+@pytest.mark.parametrize(
+    "text", ["", " ", "half", "nan", "inf", "-inf", "0,5", "1/2", "x0.5", "2x", "2xhalf", "2x0.5x2"]
+)
 def test_a_need_that_is_no_number_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"must be a number.*write 0\.5, 1, 2 or 2x0\.5"):
         Need.parse(text)
@@ -241,7 +243,8 @@ def test_what_is_no_gpu_list_is_refused(text: str, error: type[SchedulerError], 
 
 
 @pytest.mark.parametrize(
-    ("ids", "text"), [((), ""), ((0,), "0"), ((0, 1), "0,1"), ((0, 1, 2), "0-2"), ((5, 0, 1, 2), "0-2,5"), ((0, 2), "0,2")]
+    ("ids", "text"),
+    [((), ""), ((0,), "0"), ((0, 1), "0,1"), ((0, 1, 2), "0-2"), ((5, 0, 1, 2), "0-2,5"), ((0, 2), "0,2")],
 )
 def test_ids_as_the_shortest_list(ids: tuple[int, ...], text: str) -> None:
     assert gpu_ids_text(ids) == text

@@ -81,7 +81,11 @@ def test_a_need_that_was_rounded_up_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("text", "need"),
-    [("python t.py --llm qwen2.5-3b-inst", "0.5"), ("python t.py --llm 'qwen2.5-3b-inst'", "0.5"), ("it's --llm odd", "2")],
+    [
+        ("python t.py --llm qwen2.5-3b-inst", "0.5"),
+        ("python t.py --llm 'qwen2.5-3b-inst'", "0.5"),
+        ("it's --llm odd", "2"),
+    ],
 )
 def test_the_model_of_a_shell_command_is_found_in_its_text(text: str, need: str) -> None:
     assert need_of(JobSpec(source="commands", arguments=("sh", "-c", text)), TABLE)[0] == Need.parse(need)
@@ -114,6 +118,6 @@ def test_a_table_keeps_its_needs_as_written(data: Any, table: ModelTable) -> Non
     ],
 )
 def test_a_wrong_table_is_refused_naming_file_and_key(data: Any, says: str) -> None:
-    with pytest.raises(UsageError, match="^llm_config.json: ") as caught:
+    with pytest.raises(UsageError, match=r"^llm_config\.json: ") as caught:
         table_from(data, "llm_config.json")
     assert says in str(caught.value)

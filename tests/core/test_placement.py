@@ -264,7 +264,9 @@ def test_more_memory_than_any_allowed_card_has_is_known_at_once() -> None:
     assert "30000 MiB" in fleet.can_ever_hold(a_kind("1", (0,), vram_mib=30_000))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: can_ever_hold asks for one card that is large enough, not for k of a server")
+@pytest.mark.xfail(
+    strict=True, reason="bug: can_ever_hold asks for one card that is large enough, not for k of a server"
+)
 def test_a_wide_job_for_which_too_few_cards_are_large_enough_is_known_at_once() -> None:
     gpus = [replace(gpu, memory_mib=size) for gpu, size in zip(some_gpus(2), (24_000, 80_000), strict=True)]
     fleet = Fleet(gpus)

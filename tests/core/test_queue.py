@@ -63,7 +63,13 @@ def test_aging_lets_the_least_urgent_come_up_in_the_end() -> None:
 
 def test_jobs_come_by_key_over_all_classes() -> None:
     queue = Queue()
-    for job, kind, key in [(1, WIDE, (5, 0)), (2, HALF, (0, 2)), (3, WIDE, (0, 1)), (4, HALF, (0, 3)), (5, WHOLE_GPU, (-1, 9))]:
+    for job, kind, key in [
+        (1, WIDE, (5, 0)),
+        (2, HALF, (0, 2)),
+        (3, WIDE, (0, 1)),
+        (4, HALF, (0, 3)),
+        (5, WHOLE_GPU, (-1, 9)),
+    ]:
         queue.push(job, kind, key)
     assert len(queue) == 5 and 3 in queue and 6 not in queue
     assert set(queue.classes()) == {WIDE, HALF, WHOLE_GPU}

@@ -465,15 +465,21 @@ sys.exit(0 if tried else 77)
 """
 
 
-@pytest.mark.xfail(strict=True, reason="bug: an equal ctime is taken for proof that nothing was written since the last look")
+@pytest.mark.xfail(
+    strict=True, reason="bug: an equal ctime is taken for proof that nothing was written since the last look"
+)
 def test_a_rewrite_within_the_same_clock_tick_as_the_last_look_is_found(tmp_path: Path) -> None:
     """C06, C39: file times are as coarse as the kernel's tick (4 ms; ext4 and xfs before Linux 6.13, ramfs always)."""
     place = tmp_path / "coarse"
     place.mkdir(mode=0o700)
-    mounted = f"mount -t ramfs none {place} && chmod 700 {place} && exec {sys.executable} -c \"$CODE\" {place}/jobs.txt"
+    mounted = f'mount -t ramfs none {place} && chmod 700 {place} && exec {sys.executable} -c "$CODE" {place}/jobs.txt'
     environment = dict(os.environ, CODE=_SAME_TICK, PYTHONPATH=str(Path(__file__).parents[2]))
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mounted + " || exit $?"], env=environment, capture_output=True, text=True, timeout=60
+        ["unshare", "-m", "sh", "-c", mounted + " || exit $?"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     if "AssertionError" not in done.stderr and done.returncode not in (0,):
         pytest.skip("no file system with coarse times can be mounted here")
@@ -590,7 +596,9 @@ def test_a_utf16_file_is_trouble_and_not_eaten(jobs: Path, reading: Reading, enc
     assert reading.texts == ["0,/a.py"]
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a UTF-16 text written into an empty, known file is stuck to even after it was replaced")
+@pytest.mark.xfail(
+    strict=True, reason="bug: a UTF-16 text written into an empty, known file is stuck to even after it was replaced"
+)
 def test_a_utf16_file_that_was_replaced_by_a_good_one_is_forgotten(jobs: Path, reading: Reading) -> None:
     """C11, P8: recovers by itself when the cause is gone."""
     jobs.touch()
@@ -651,7 +659,12 @@ def test_a_ten_megabyte_line_costs_itself_and_little_memory(jobs: Path, reading:
     finally:
         tracemalloc.stop()
     assert peak < 8 << 20
-    assert [(line.number, bool(line.problem)) for line in reading.lines] == [(1, False), (2, True), (3, False), (4, False)]
+    assert [(line.number, bool(line.problem)) for line in reading.lines] == [
+        (1, False),
+        (2, True),
+        (3, False),
+        (4, False),
+    ]
     assert str(LONGEST_LINE) in reading.lines[1].problem
     assert len(reading.lines[1].text) <= 200
     assert reading.texts[2:] == ["b", "c"]

@@ -135,7 +135,7 @@ def test_two_to_five_fields_with_spaces_around_them_are_a_job(line: str, expecte
     assert spec_of(line) == expected
 
 
-@pytest.mark.parametrize("line", ["", " ", "\t", "\r", "#", "# 0,/a.py", "  # 0,/a.py", "\t#x", "#0,/a.py,,\"open"])
+@pytest.mark.parametrize("line", ["", " ", "\t", "\r", "#", "# 0,/a.py", "  # 0,/a.py", "\t#x", '#0,/a.py,,"open'])
 def test_empty_lines_and_comments_are_nothing(line: str) -> None:
     """S3.4, C24."""
     assert parse(line, DOOR) is None
@@ -167,7 +167,21 @@ def test_priorities_are_whole_numbers_and_may_be_negative(text: str, value: int)
 
 @pytest.mark.parametrize(
     "text",
-    ["abc", "1.5", "1e3", "", "--1", "1 2", "0x10", str(10**30), str(10**31), "-" + str(10**30), "1000000001", "½", "1_0"],
+    [
+        "abc",
+        "1.5",
+        "1e3",
+        "",
+        "--1",
+        "1 2",
+        "0x10",
+        str(10**30),
+        str(10**31),
+        "-" + str(10**30),
+        "1000000001",
+        "½",
+        "1_0",
+    ],
 )
 def test_a_bad_priority_is_refused_with_the_spelling_that_would_be_right(text: str) -> None:
     """C25."""
@@ -202,11 +216,18 @@ def test_a_fifth_part_that_is_no_clean_gpu_list_is_refused_with_the_quoted_spell
     assert '0,/a.py,e,"--x y,' in error.do
 
 
-@pytest.mark.parametrize(("text", "hint"), [("3-1", "1-3"), ("0,3-1", "1-3")])
-def test_a_backward_range_is_refused(text: str, hint: str) -> None:
+@pytest.mark.parametrize("text", ["3-1", "0,3-1"])
+def test_a_backward_range_is_refused(text: str) -> None:
     """S3.8, C26."""
     error = error_of(f"0,/a.py,,--x y,{text}")
     assert "backwards" in error.what
+
+
+@pytest.mark.xfail(strict=True, reason="bug: the advice for a backward range is to quote `,3-1` into the arguments")
+@pytest.mark.parametrize("line", ["0,/a.py,,--x y,3-1", "0,/a.py,,,3-1"])
+def test_a_backward_range_is_refused_with_the_range_that_would_be_right(line: str) -> None:
+    """S3.8, contract 3: `write:` the spelling that would be right."""
+    assert "1-3" in error_of(line).do
 
 
 @pytest.mark.parametrize("text", ["0-999999999", "4096", "0-4096", "999999999"])
@@ -255,7 +276,7 @@ def test_gpu_lists_survive_writing_and_reading(ids: set[int]) -> None:
         ('--name "a,b"', ["--name", "a,b"]),
         ('"--layers 1,2,3"', ["--layers", "1,2,3"]),
         ('"--x ""a,b"""', ["--x", "a,b"]),
-        ('"--x \'a, b\'"', ["--x", "a, b"]),
+        ("\"--x 'a, b'\"", ["--x", "a, b"]),
         ('--x "a,b" --y "c,d"', ["--x", "a,b", "--y", "c,d"]),
         ('--json "{""a"": 1}"', ["--json", "{a: 1}"]),  # outside a CSV field "" is an empty shell word
         ('"--json \'{""a"": [1,2]}\'"', ["--json", '{"a": [1,2]}']),
@@ -378,7 +399,9 @@ def test_all_options_together() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("field", ['--m "a;label=b"', '"--m a;label=b"', '--m "x;y=1" "z;w=2"', "a;b", "a;", ";;", "--q ;x"])
+@pytest.mark.parametrize(
+    "field", ['--m "a;label=b"', '"--m a;label=b"', '--m "x;y=1" "z;w=2"', "a;b", "a;", ";;", "--q ;x"]
+)
 def test_a_semicolon_that_is_quoted_or_begins_no_pair_belongs_to_the_arguments(field: str) -> None:
     """Contract 3: outside quotes only."""
     spec = spec_of(f"0,/a.py,,{field},1")
@@ -389,7 +412,14 @@ def test_a_semicolon_that_is_quoted_or_begins_no_pair_belongs_to_the_arguments(f
 
 @pytest.mark.parametrize(
     ("key", "near"),
-    [("gpu", "gpus"), ("lable", "label"), ("afterok", "after_ok"), ("retry", "retries"), ("vran", "vram"), ("tim", "time")],
+    [
+        ("gpu", "gpus"),
+        ("lable", "label"),
+        ("afterok", "after_ok"),
+        ("retry", "retries"),
+        ("vran", "vram"),
+        ("tim", "time"),
+    ],
 )
 def test_an_unknown_key_names_the_nearest_known_one(key: str, near: str) -> None:
     """Contract 3: unknown keys are refused."""
@@ -503,7 +533,14 @@ def test_a_script_that_looks_like_an_option_is_refused_with_the_spelling_that_wo
 
 @pytest.mark.parametrize(
     ("written", "env"),
-    [("e", "e"), ("/opt/e", "/opt/e"), ("~/e", "/home/u/e"), ("sub/e", "/jobs/sub/e"), ("my env", "my env"), ("~", "~")],
+    [
+        ("e", "e"),
+        ("/opt/e", "/opt/e"),
+        ("~/e", "/home/u/e"),
+        ("sub/e", "/jobs/sub/e"),
+        ("my env", "my env"),
+        ("~", "~"),
+    ],
 )
 def test_an_environment_is_a_name_or_a_folder(written: str, env: str) -> None:
     """Contract 3."""
@@ -519,7 +556,8 @@ def test_an_environment_that_looks_like_an_option_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["$(id)", "`id`", "|", "&&", "a;b", ">", "<", "$HOME", "*", "~", "!!", "${X}", "?", "[a]", "{a}", "&", "(x)", "%s"]
+    "word",
+    ["$(id)", "`id`", "|", "&&", "a;b", ">", "<", "$HOME", "*", "~", "!!", "${X}", "?", "[a]", "{a}", "&", "(x)", "%s"],
 )
 def test_no_shell_sees_what_stands_in_a_line(word: str) -> None:
     """C32: the words are passed as they stand."""
@@ -534,13 +572,17 @@ def test_what_a_shell_would_expand_is_said_once_to_be_literal(word: str) -> None
     assert word in parsed.notes[0] and "as it stands" in parsed.notes[0]
 
 
-@pytest.mark.parametrize("line", ["a\0b", "0,/a\0.py", "0,/a.py,e\0", "0,/a.py,,x\0y", "0,/a.py,,x,0\0", "0,/a.py,,x;cwd=/x\0"])
+@pytest.mark.parametrize(
+    "line", ["a\0b", "0,/a\0.py", "0,/a.py,e\0", "0,/a.py,,x\0y", "0,/a.py,,x,0\0", "0,/a.py,,x;cwd=/x\0"]
+)
 def test_a_nul_byte_anywhere_costs_its_line(line: str) -> None:
     """C12."""
     assert "NUL" in error_of(line).what
 
 
-@pytest.mark.xfail(strict=True, reason="bug: only the first control character of a line is looked at; a NUL behind it passes")
+@pytest.mark.xfail(
+    strict=True, reason="bug: only the first control character of a line is looked at; a NUL behind it passes"
+)
 @pytest.mark.parametrize("line", ["0,/\x1ba\0.py", "0,/\x07a.py,e\0", "0,/a.py,,x;cwd=\x1b\0"])
 def test_a_nul_byte_behind_another_control_character_costs_its_line_too(line: str) -> None:
     """C12, C14."""
@@ -618,7 +660,9 @@ def test_a_line_without_a_script_is_not_written(script: str) -> None:
 
 
 PRINTABLE = st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"])
-NASTY = st.sampled_from([",", '"', "'", ";", "\\", "#", "-", "--", "=", ";label=x", " ", "\t", '""', "é", "\u3000", "0", "1,2", "$(x)"])
+NASTY = st.sampled_from(
+    [",", '"', "'", ";", "\\", "#", "-", "--", "=", ";label=x", " ", "\t", '""', "é", "\u3000", "0", "1,2", "$(x)"]
+)
 TEXT = st.lists(st.one_of(NASTY, st.text(PRINTABLE, max_size=4)), max_size=6).map("".join)
 
 
@@ -639,9 +683,7 @@ def test_what_is_written_is_read_back_word_for_word(
     """S3.6, S3.7, C22."""
     path = "/" + script
     assume(not conda.startswith("-") and "/" not in conda)
-    line = write_line(
-        path, priority=priority, conda=conda, arguments=shlex.join(words), gpus=gpu_ids_text(gpus)
-    )
+    line = write_line(path, priority=priority, conda=conda, arguments=shlex.join(words), gpus=gpu_ids_text(gpus))
     assert "\n" not in line and "\r" not in line
     spec = spec_of(line)
     assert list(spec.arguments) == words

@@ -20,7 +20,11 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
 
 
 def given_by(
-    folder: Path, *, flags: dict[str, Any] | None = None, environ: dict[str, str] | None = None, config: str | None = None
+    folder: Path,
+    *,
+    flags: dict[str, Any] | None = None,
+    environ: dict[str, str] | None = None,
+    config: str | None = None,
 ) -> Settings:
     if config is not None:
         (folder / "config.yaml").write_text(config)
@@ -217,7 +221,9 @@ def test_a_config_that_no_reader_expects_is_still_one_error(tmp_path: Path, text
     assert error_of(tmp_path, config=text).exit_code == 2
 
 
-@pytest.mark.parametrize("key", ["gpus", "max_assign_attempts", "aging", "monitor_interval", "cuda_ids", "trust_group", "python"])
+@pytest.mark.parametrize(
+    "key", ["gpus", "max_assign_attempts", "aging", "monitor_interval", "cuda_ids", "trust_group", "python"]
+)
 @given(text=st.text(max_size=20))
 @settings(deadline=None, derandomize=True, max_examples=60, database=None)
 def test_any_text_is_a_value_or_a_usage_error(key: str, text: str) -> None:
@@ -262,7 +268,8 @@ def test_a_key_like_no_other_lists_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [("gpus: 2\na: b: c\n", 2), ("gpus: [1\n", 2), ("\tgpus: 1\n", 1), ("gpus: 1\n  x: 2\n", 2), ('a: "\n', 2)]
+    ("text", "line"),
+    [("gpus: 2\na: b: c\n", 2), ("gpus: [1\n", 2), ("\tgpus: 1\n", 1), ("gpus: 1\n  x: 2\n", 2), ('a: "\n', 2)],
 )
 def test_text_that_is_no_yaml_names_its_line(tmp_path: Path, text: str, line: int) -> None:
     """P3."""
@@ -357,7 +364,8 @@ def test_without_a_model_table_everything_needs_one_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place"), [('{"models": {"a": 1}', ":1:20"), ("", ":1:1"), ('{\n "models": {\n "a": x}}', ":3:7"), ("[1,", ":1:4")]
+    ("text", "place"),
+    [('{"models": {"a": 1}', ":1:20"), ("", ":1:1"), ('{\n "models": {\n "a": x}}', ":3:7"), ("[1,", ":1:4")],
 )
 def test_a_broken_model_table_names_line_and_column(tmp_path: Path, text: str, place: str) -> None:
     """C31, P3."""

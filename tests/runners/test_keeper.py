@@ -128,7 +128,12 @@ def test_many_jobs_need_no_descriptor_each(desk: Desk, tmp_path: Path) -> None:
     desk.ends(1)
     before = len(os.listdir(f"/proc/{desk.process.pid}/fd"))
     for first in range(1, 301, 50):
-        desk.send(*(desk.start(n, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.5; done") for n in range(first, first + 50)))
+        desk.send(
+            *(
+                desk.start(n, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.5; done")
+                for n in range(first, first + 50)
+            )
+        )
     ups = 0
     while ups < 300:
         ups += sum(1 for message in marshal.loads(desk.socket.recv(1 << 20)) if message[0] == "up")

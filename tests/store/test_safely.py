@@ -120,7 +120,15 @@ def test_a_reader_sees_the_old_or_the_new_file_and_never_a_part(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(None, "x\n"), ("", "x\n"), ("a\n", "a\nx\n"), ("a", "a\nx\n"), ("a\nb", "a\nb\nx\n"), ("\n", "\nx\n"), ("a\r\n", "a\r\nx\n")],
+    [
+        (None, "x\n"),
+        ("", "x\n"),
+        ("a\n", "a\nx\n"),
+        ("a", "a\nx\n"),
+        ("a\nb", "a\nb\nx\n"),
+        ("\n", "\nx\n"),
+        ("a\r\n", "a\r\nx\n"),
+    ],
 )
 def test_an_appended_line_closes_an_unfinished_one_first(tmp_path: Path, before: str | None, after: str) -> None:
     """S3.40, C20: it never becomes part of somebody's half line."""

@@ -220,7 +220,9 @@ class Scheduler:
 
     # -- jobs -----------------------------------------------------------------------------------------
 
-    def line(self, key: str, code: object = 0, seconds: float = 0.0, *, priority: int = 0, more: str = "", gpus: str = "") -> str:
+    def line(
+        self, key: str, code: object = 0, seconds: float = 0.0, *, priority: int = 0, more: str = "", gpus: str = ""
+    ) -> str:
         """A jobs line of the ledger job."""
         return f"{priority},{self.script},,{self.folder} {key} {code} {seconds} {more},{gpus}"
 

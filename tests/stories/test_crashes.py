@@ -298,10 +298,12 @@ def test_hundred_jobs_twenty_daemon_kills_five_keeper_kills(scheduler):
             os.kill(keeper, signal.SIGKILL)
             # Both at once would be another promise (lost): let the daemon notice before it is killed in its turn.
             wait_for(lambda k=keeper: s.keeper_pid() != k, "another keeper")
-            inherited = [e for e in s.rows("SELECT id FROM jobs WHERE state IN ('starting','running','stopping')")]
+            inherited = list(s.rows("SELECT id FROM jobs WHERE state IN ('starting','running','stopping')"))
             wait_for(
-                lambda ids=inherited: not s.rows(
-                    f"SELECT 1 FROM jobs WHERE state IN ('starting','running') AND id IN ({','.join(str(i[0]) for i in ids) or 0})"
+                lambda ids=inherited: (
+                    not s.rows(
+                        f"SELECT 1 FROM jobs WHERE state IN ('starting','running') AND id IN ({','.join(str(i[0]) for i in ids) or 0})"
+                    )
                 ),
                 "the inherited jobs' ends",
             )
@@ -330,7 +332,7 @@ def _no_gpu_above_1000(s) -> None:
     """At every instant of the jobs' own ledger no GPU is promised beyond 1000 parts."""
     load: dict[str, float] = {}
     open_: dict[str, list[str]] = {}
-    for what, key, _, gpus, share, _, _, _ in sorted(s.ledger(), key=lambda e: float(e[6])):
+    for what, _key, _, gpus, share, _, _, _ in sorted(s.ledger(), key=lambda e: float(e[6])):
         for gpu in gpus.split(","):
             load[gpu] = load.get(gpu, 0.0) + (float(share) if what == "start" else -float(share))
             assert load[gpu] <= 1.0001, (gpu, load[gpu], open_)

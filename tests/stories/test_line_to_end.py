@@ -83,7 +83,7 @@ def test_bad_lines_cost_only_themselves_and_are_said_once(scheduler):
         stream.write(s.line("torn")[:-3])
         stream.flush()
         stream.write(s.line("torn")[-3:] + "\n")
-    s.append('0,job.py,,"%s csv 0 0 --layers 1,2","0,1"' % s.folder)
+    s.append(f'0,job.py,,"{s.folder} csv 0 0 --layers 1,2","0,1"')
     s.wait_ended(3)
     assert s.starts("torn") == 1 and s.starts("good") == 1 and s.starts("csv") == 1
     assert s.job(3)["arguments"][-2:] == ["--layers", "1,2"] and s.job(3)["allowed_gpus"] == [0, 1]
@@ -183,7 +183,9 @@ def test_running_out_of_gpu_memory_raises_the_share(scheduler):
     """A job that ran out of GPU memory is tried with a larger share, at most oom_retries times."""
     s = scheduler(gpus=1)
     script = s.folder / "oom.py"
-    script.write_text("import os,sys\nprint('torch.OutOfMemoryError: CUDA out of memory. Tried', os.environ['GPUJOB_SHARE'])\nsys.exit(1)\n")
+    script.write_text(
+        "import os,sys\nprint('torch.OutOfMemoryError: CUDA out of memory. Tried', os.environ['GPUJOB_SHARE'])\nsys.exit(1)\n"
+    )
     s.append("0,oom.py,,;gpus=0.25")
     s.start()
     s.wait_ended(1)
@@ -196,7 +198,7 @@ def test_all_exit_codes_and_signals_are_exact(scheduler, part):
     """All 256 exit codes and signals 1, 6, 9, 11, 15; a real exit 137 is not SIGKILL."""
     s = scheduler(gpus=4)
     program = s.folder / "end"
-    program.write_text('#!/bin/sh\ncase $1 in s*) kill -${1#s} $$; sleep 30;; *) exit $1;; esac\n')
+    program.write_text("#!/bin/sh\ncase $1 in s*) kill -${1#s} $$; sleep 30;; *) exit $1;; esac\n")
     program.chmod(0o755)
     codes = [str(n) for n in range(256)] if part == 0 else ["s1", "s6", "s9", "s11", "s15", "129", "137", "143"]
     s.append(*(f"0,end,,{code}" for code in codes))
@@ -275,7 +277,9 @@ def test_no_gpu_is_exit_4_and_bad_settings_exit_2(scheduler):
     """S3.2 in part: none seen and none declared."""
     s = scheduler()
     words = [sys.executable, "-m", "scheduler", "start"]
-    done = subprocess.run(words, cwd=s.folder, env={**s.environ, "PATH": "/nonexistent"}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        words, cwd=s.folder, env={**s.environ, "PATH": "/nonexistent"}, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 4 and "--gpus N" in done.stderr
     assert s.cli("start", "--gpus", "two", code=2).stderr.count("\n") == 1
     (s.folder / "config.yaml").write_text("mem: 3\nkill_grce: 4\n")

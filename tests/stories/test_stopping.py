@@ -100,7 +100,9 @@ def test_cancel_goes_on_after_the_daemon_was_killed(scheduler):
     """A14, A15: killed between the mark and the signals: the next one carries the cancel out."""
     s = scheduler(gpus=1, kill_grace="1")
     script = s.folder / "deaf.py"
-    script.write_text("import signal,time,os\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('up','w').close()\ntime.sleep(600)\n")
+    script.write_text(
+        "import signal,time,os\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('up','w').close()\ntime.sleep(600)\n"
+    )
     s.append("0,deaf.py,,;cwd=.")
     s.start(GPUJOB_CRASH_AT="cancel.term_sent")
     wait_for(lambda: (s.folder / "up").exists(), "the job")

@@ -38,7 +38,9 @@ def test_submit_keeps_folder_environment_and_words(scheduler):
     inner = s.folder / "a folder"
     inner.mkdir()
     words = [sys.executable, "-m", "scheduler", "submit", "--state-file", str(s.folder / "gpu_scheduler_state.json")]
-    job = "import os,sys;print(os.getcwd(), os.environ.get('MI'+'NE'), os.environ['CUDA_VISIBLE_DEVICES'], sys.argv[1:])"
+    job = (
+        "import os,sys;print(os.getcwd(), os.environ.get('MI'+'NE'), os.environ['CUDA_VISIBLE_DEVICES'], sys.argv[1:])"
+    )
     done = subprocess.run(
         [*words, "--env", "MINE=yes=1", "--label", "here", "--", sys.executable, "-c", job, "a b", "$HOME", "--cuda"],
         cwd=inner, env=s.environ, capture_output=True, text=True, timeout=60,
@@ -56,9 +58,9 @@ def test_submit_keeps_folder_environment_and_words(scheduler):
     s.cli("submit", "--gpus", "much", "--", "true", code=2)
     s.cli("submit", "--after", "99", "--", "true", code=6)
     s.cli("submit", code=2)
-    env = [f for f in os.listdir(s.folder / ".gpujob" / "env")]
+    env = list(os.listdir(s.folder / ".gpujob" / "env"))
     assert env and all(os.stat(s.folder / ".gpujob" / "env" / f).st_mode & 0o777 == 0o600 for f in env)
-    assert "MINE" not in s.cli("show", "1").stdout + s.cli("jobs", "--json").stdout+ s.said()
+    assert "MINE" not in s.cli("show", "1").stdout + s.cli("jobs", "--json").stdout + s.said()
 
 
 def test_submit_without_a_daemon_waits_for_one(scheduler):
@@ -78,7 +80,9 @@ def test_dependencies(scheduler):
     s.append(s.line("a", code=1))
     s.start()
     s.wait_state(1, "running")
-    s.append(s.line("b") + ";after=1", s.line("c") + ";after_ok=1", s.line("d") + ";after_ok=3", s.line("e") + ";after=4")
+    s.append(
+        s.line("b") + ";after=1", s.line("c") + ";after_ok=1", s.line("d") + ";after_ok=3", s.line("e") + ";after=4"
+    )
     wait_for(lambda: len(s.states()) == 5, "five jobs")
     assert s.job(2)["reason_code"] == "depends"
     s.release("a")
@@ -90,7 +94,9 @@ def test_status_jobs_show_why_and_logs(scheduler):
     """S3.38 in part: GPUs, running, waiting with reasons, ended; JSON with the documented keys."""
     s = scheduler(gpus=2)
     s.hold("run")
-    s.append(s.line("run", gpus="0") + ";label=base", s.line("wait", gpus="0"), s.line("bad", code=2, gpus="1"), "broken")
+    s.append(
+        s.line("run", gpus="0") + ";label=base", s.line("wait", gpus="0"), s.line("bad", code=2, gpus="1"), "broken"
+    )
     s.start()
     s.wait_state(1, "running")
     s.wait_state(3, "failed")

@@ -6,11 +6,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from scheduler.core.decide import Answer
 from scheduler.core.errors import NoDaemon, UsageError
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import Job, Outcome
-from scheduler.core.requests import Cancel, Pause, PauseQueue, Request, Requeue, Resume
+from scheduler.core.requests import Answer, Cancel, Pause, PauseQueue, Request, Requeue, Resume
 from scheduler.core.units import seconds_of
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, state_file_for

@@ -34,10 +34,10 @@ def status(
     desk = _desk(state_file, config)
     if watch is not None:
         return _watch(desk, seconds_of(watch) if watch else 2.0)
-    view = desk.overview()
     if json:
-        render.print_json(render.status_json(view))
+        render.print_json(render.status_json(desk.overview()))
     else:
+        view = desk.overview(render.MOST_WAITING)
         print("\n".join(render.status_lines(view, desk.places.state_file, time.time())))
     return 0
 
@@ -51,7 +51,7 @@ def _watch(desk: Desk, every: float) -> int:
     console = Console()
 
     def text() -> Text:
-        lines = render.status_lines(desk.overview(), desk.places.state_file, time.time())
+        lines = render.status_lines(desk.overview(render.MOST_WAITING), desk.places.state_file, time.time())
         return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
     try:
