@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from scheduler.core.errors import SchedulerError, UsageError
-from scheduler.core.gpu import parse_gpu_ids
+from scheduler.core.gpu import HIGHEST_GPU_ID, parse_gpu_ids
 from scheduler.core.launch import CUDA_MODES
 from scheduler.core.units import seconds_of
 
@@ -36,7 +36,7 @@ def _whole(low: int) -> Callable[[Any], int]:
             if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
                 raise ValueError
             number = int(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise UsageError(f"must be a whole number, not {value!r}") from None
         if number < low:
             raise UsageError(f"must be {low} or more, not {number}")
@@ -78,14 +78,19 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
 
 
 def _gpu_count(value: Any) -> int | None:
-    return None if value in (None, "", "auto") else _whole(0)(value)
+    if value in (None, "", "auto"):
+        return None
+    number = _whole(0)(value)
+    if number > HIGHEST_GPU_ID:
+        raise UsageError(f"must be {HIGHEST_GPU_ID} or less, not {number}")
+    return number
 
 
 def _gpu_ids(value: Any) -> tuple[int, ...] | None:
     if value is None:
         return None
     if isinstance(value, (list, tuple)):
-        return tuple(sorted({_whole(0)(item) for item in value}))
+        return parse_gpu_ids(",".join(str(_whole(0)(item)) for item in value))
     return parse_gpu_ids(str(value))
 
 

@@ -476,6 +476,9 @@ class _Turn:
         if job.state.ended:
             return f"job {job.id} has ended already ({job.state.value})"
         if job.state is JobState.STOPPING:
+            if job.stop_why != "cancelled":  # its time limit was first; it must not be tried again all the same
+                job.stop_why = "cancelled"
+                self._changed(job, "stopping", why=job.stop_why)
             return f"job {job.id} is being stopped already"
         job.stop_why, job.stop_at = "cancelled", now.wall
         if job.state is JobState.PENDING:
@@ -508,6 +511,8 @@ class _Turn:
         job.not_before = job.failure = None
         self._changed(job, "requeued", before=before)
         self._enqueue(job)
+        if job.state is not JobState.PENDING:
+            return f"job {job.id} is {job.state.value} again: a job that it needs has not ended well"
         return f"job {job.id} waits again (it was {before})"
 
     # -- time and room ------------------------------------------------------------------------------------
@@ -520,7 +525,7 @@ class _Turn:
             if kind == "retry":
                 if self.world.parked.get(job_id) == "backoff":
                     job = self._find(job_id)
-                    if job is not None and job.state is JobState.PENDING:
+                    if job is not None and job.state is JobState.PENDING and job.attempt == attempt:
                         job.not_before = None
                         self._enqueue(job)
                 continue
@@ -565,7 +570,7 @@ class _Turn:
         job.attempt += 1
         move(job, Move.PLACED, self.now.wall)
         job.gpus = gpus
-        job.process = job.started_at = job.not_before = None
+        job.process = job.started_at = job.not_before = job.failure = None
         job.reason_code = job.reason = ""
         self.world.live[job.id] = job
         self.plan.starts.append(job)

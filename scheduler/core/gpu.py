@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from decimal import ROUND_CEILING, Decimal, InvalidOperation, localcontext
 
 from scheduler.core.errors import Refused, UsageError
 
@@ -29,7 +29,9 @@ def parts_of(text: str) -> int:
         raise Refused(f"a GPU need cannot be below 0: {text}", do="write 0.5, 1, 2 or 2x0.5")
     if number > HIGHEST_GPU_ID:
         raise Refused(f"no server has {text} GPUs", do="write 0.5, 1, 2 or 2x0.5")
-    return int((number * WHOLE).to_integral_value(rounding=ROUND_CEILING))
+    with localcontext() as exact:
+        exact.prec = len(text) + 10
+        return int((number * WHOLE).to_integral_value(rounding=ROUND_CEILING))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,6 +48,8 @@ class Need:
         match = re.fullmatch(r"\s*(\d{1,4})\s*[xX*]\s*(\S+)\s*", text)
         if match:
             count, parts = int(match.group(1)), parts_of(match.group(2))
+            if not count:
+                raise UsageError(f"{text.strip()!r} asks for 0 GPUs", do="write 0, 0.5, 1, 2 or 2x0.5")
             if parts > WHOLE:
                 raise Refused(f"a part of one GPU cannot be above 1: {text}", do="write 2x0.5")
             return cls(count, parts) if count and parts else cls(0, 0)

@@ -194,9 +194,11 @@ class Fleet:
                 return f"needs {asked}, but only {gpu_ids_text(kind.allowed)} are allowed"
             return f"needs {asked}, but a server here has only {fitting}"
         if kind.vram_mib:
-            sizes = [g.memory_mib for i, g in self.gpus.items() if allowed >> i & 1]
-            if sizes and all(size is not None and size < kind.vram_mib for size in sizes):
-                return f"needs {kind.vram_mib} MiB on a GPU, more than any allowed GPU has"
+            large = mask_of(i for i, g in self.gpus.items() if g.memory_mib is None or g.memory_mib >= kind.vram_mib)
+            fitting = max(((allowed & large & mask).bit_count() for mask in self._server_mask.values()), default=0)
+            if need.count > fitting:
+                of_one = "a GPU" if need.count == 1 else f"each of {need.count} GPUs of one server"
+                return f"needs {kind.vram_mib} MiB on {of_one}, more than the allowed GPUs have"
         return ""
 
     def why_not(self, kind: JobClass) -> Reason:
@@ -230,10 +232,11 @@ class Fleet:
             if self.free[most] >= need.parts:
                 text = f"needs {kind.vram_mib} MiB of GPU memory; no usable GPU has that much unpromised"
             return Reason("no-room", text + tail)
-        best = max(
-            (mask_of(i for i in ids_of(usable & m) if self.free[i] >= need.parts).bit_count())
-            for m in self._server_mask.values()
-        )
+        fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
+        best = max((fitting & mask).bit_count() for mask in self._server_mask.values())
+        if best >= need.count:
+            text = f"needs {kind.vram_mib} MiB on each of {need.count} GPUs of one server; too few have that much unpromised"
+            return Reason("no-wide-room", text + tail)
         return Reason("no-wide-room", f"needs {need.in_words()}; {best} {'is' if best == 1 else 'are'} free{tail}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from scheduler.core.errors import UsageError
@@ -10,31 +11,43 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _SIZES = {"": 1, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 
+LONGEST_S = 10**9  # some 30 years: more is a slip of the pen
+LARGEST_MIB = 1 << 40
+
+
 def seconds_of(text: str) -> float:
     """Read ``90``, ``4s``, ``30m``, ``4h``, ``2d``, ``1h30m`` or ``1-12:00:00`` as seconds. Raises UsageError."""
     bare = text.strip().lower()
+    wrong = UsageError(f"{text[:40]!r} is not a duration", do="write 90, 4s, 30m, 4h, 2d or 1-12:00:00")
+    if len(bare) > 40 or not bare.isascii():
+        raise wrong
     clock = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d{2})(?::(\d{2}))?", bare)
     if clock:
         days, first, second, third = (int(part) if part else 0 for part in clock.groups())
         if clock.group(4) is None and clock.group(1) is None:
-            return float(first * 60 + second)  # as Slurm reads it: minutes:seconds
-        return float(days * 86400 + first * 3600 + second * 60 + third)
-    pieces = re.findall(r"(\d+(?:\.\d+)?)([smhdw]?)", bare)
-    if (
-        not pieces
-        or "".join(number + unit for number, unit in pieces) != bare
-        or (len(pieces) > 1 and any(not unit for _, unit in pieces))
-    ):
-        raise UsageError(f"{text!r} is not a duration", do="write 90, 4s, 30m, 4h, 2d or 1-12:00:00")
-    return float(sum(float(number) * _UNITS[unit] for number, unit in pieces))
+            seconds = float(first * 60 + second)  # as Slurm reads it: minutes:seconds
+        else:
+            seconds = float(days * 86400 + first * 3600 + second * 60 + third)
+    else:
+        pieces = re.findall(r"(\d+(?:\.\d+)?)([smhdw]?)", bare)
+        whole = "".join(number + unit for number, unit in pieces) == bare
+        if not pieces or not whole or (len(pieces) > 1 and any(not unit for _, unit in pieces)):
+            raise wrong
+        seconds = float(sum(float(number) * _UNITS[unit] for number, unit in pieces))
+    if seconds > LONGEST_S:
+        raise UsageError(f"{text.strip()!r} is more than 30 years", do="write 90, 4s, 30m, 4h, 2d or 1-12:00:00")
+    return seconds
 
 
 def mib_of(text: str) -> int:
-    """Read ``18G``, ``512M`` or a bare number of MiB. Raises UsageError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(?:i?[bB])?\s*", text)
+    """Read ``18G``, ``512M`` or a bare number of MiB, rounded up to whole MiB. Raises UsageError."""
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kKmMgGtT]?)(?:i?[bB])?\s*", text, re.ASCII)
     if not match:
-        raise UsageError(f"{text!r} is not a size", do="write 18G or 512M")
-    return int(float(match.group(1)) * _SIZES[match.group(2).upper()] + 0.999)
+        raise UsageError(f"{text[:40]!r} is not a size", do="write 18G or 512M")
+    mib = math.ceil(float(match.group(1)) * _SIZES[match.group(2).upper()])
+    if mib > LARGEST_MIB:
+        raise UsageError(f"no GPU has {text.strip()} of memory", do="write 18G or 512M")
+    return mib
 
 
 def span_text(seconds: float) -> str:

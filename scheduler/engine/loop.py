@@ -333,13 +333,13 @@ class House:
         told.update((job.id, job) for job in gathered.changed)
         told.update(plan.changed)
         for event in (*gathered.events, *plan.events):
-            job = told.get(event.job) or self.world.live.get(event.job) or self._fetch(event.job)
-            if job is None:
+            about = told.get(event.job) or self.world.live.get(event.job) or self._fetch(event.job)
+            if about is None:
                 continue
             if event.kind == "failed":
                 self.ended_badly += 1
-            text, level = sentence(event, job)
-            self.say(text, level, kind=event.kind, job=job)
+            text, level = sentence(event, about)
+            self.say(text, level, kind=event.kind, job=about)
         for refusal in gathered.refusals:
             name = os.path.basename(refusal.path)
             self.say(f"{name}:{refusal.number}: {harmless(refusal.reason)}", 30, kind="refused")

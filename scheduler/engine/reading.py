@@ -50,10 +50,11 @@ class Reader:
         for line in batch.lines:
             try:
                 self._line(connection, path, line, replaying, now, out)
-            except StoreTrouble:
+            except (StoreTrouble, sqlite3.Error):
                 raise
-            except SchedulerError as error:
-                refusal = Refusal(path, line.number, line.text, str(error), now)
+            except Exception as error:  # noqa: BLE001  whatever is wrong with a line costs only that line
+                reason = str(error) if isinstance(error, SchedulerError) else f"cannot be read ({error!r})"
+                refusal = Refusal(path, line.number, line.text, reason, now)
                 kept.refuse(connection, refusal)
                 if (line.text, refusal.reason) not in self.known_refusals:
                     self.known_refusals.add((line.text, refusal.reason))

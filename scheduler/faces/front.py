@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -130,6 +131,9 @@ def main(words: list[str] | None = None) -> int:
     from scheduler.core.errors import SchedulerError
 
     words = sys.argv[1:] if words is None else words
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows only ASCII is no reason to fail
     try:
         code = _run(words)
         sys.stdout.flush()

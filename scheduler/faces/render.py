@@ -17,7 +17,7 @@ from scheduler.core.units import span_text
 from scheduler.desk import SCHEMA, Overview, words_run
 
 MOST_WAITING = 20
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def safe(text: object) -> str:
@@ -199,7 +199,7 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
         lines += ["", *table(("ENDED", "STATE", "HOW", "NAME", "GPU", "TIME", "LOG"), rows_)]
     if view.refused:
         lines += ["", "refused lines"]
-        lines += [f"  {os.path.basename(r.path)}:{r.number}: {safe(r.reason)}" for r in view.refused]
+        lines += [f"  {safe(os.path.basename(r.path))}:{r.number}: {safe(r.reason)}" for r in view.refused]
     if view.repeated:
         lines += ["", f"{view.repeated} line(s) repeat another and are not run again"]
     return lines

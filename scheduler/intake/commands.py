@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 from scheduler.core.errors import UsageError
 from scheduler.core.job import JobSpec
-from scheduler.intake.jobs_csv import LONGEST_LINE, LONGEST_WORD, Door, Parsed
+from scheduler.intake.jobs_csv import LONGEST_WORD, Door, Parsed
 
 
 def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
@@ -12,8 +14,8 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
     text = line.strip()
     if not text or text.startswith("#"):
         return None
-    if len(text) > min(LONGEST_LINE, LONGEST_WORD):
-        raise UsageError(f"the command has {len(text)} characters", do=f"a command may have {LONGEST_WORD}")
+    if len(os.fsencode(text)) > LONGEST_WORD:
+        raise UsageError(f"the command has {len(text)} characters", do=f"a command may have {LONGEST_WORD} bytes")
     if "\0" in text:
         raise UsageError("the command holds a NUL byte", do="remove it")
     return Parsed(JobSpec(source="commands", arguments=("sh", "-c", text), origin=origin))

@@ -95,7 +95,8 @@ class Environments:
         folders = [part for part in self.environ.get("CONDA_ENVS_PATH", "").split(os.pathsep) if part]
         folders += [os.path.join(root, "envs") for root in self._roots()]
         try:
-            with open(os.path.join(self.home, ".conda", "environments.txt"), encoding="utf-8") as known:
+            with open(os.path.join(self.home, ".conda", "environments.txt"), "rb") as stream:
+                known = os.fsdecode(stream.read()).splitlines()
                 folders += [os.path.dirname(line.strip()) for line in known if line.strip()]
         except OSError:
             return list(dict.fromkeys(folders))  # the list is optional: conda makes it with its first environment

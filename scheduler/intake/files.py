@@ -7,6 +7,7 @@ import grp
 import os
 import pwd
 import stat
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ LONGEST_LINE = 1 << 20
 CHECKED_WHOLE = 64 * 1024  # a prefix up to this size is compared at every look
 TAIL = 4096
 OPEN_LINE_S = 2.0  # a last line without newline counts when it has stood this long
+CLOCK_TICK_NS = 50_000_000  # two writes within a tick of the kernel's clock leave the same time on a file
 SETTLE_S = 1.0  # a file that shrank or was replaced is read when it has stood this long
 
 
@@ -172,7 +174,10 @@ class Follower:
             return None
         if not self._prefix_stands(held, whole=True):
             return None
-        batch = self._take(mark, held.st_size, last=True)
+        try:
+            batch = self._take(mark, held.st_size, last=True)
+        except FileTrouble:
+            return None  # it never was a file of ours to read
         return batch if batch.mark != mark else None
 
     def _look_at(self, held: os.stat_result, now: float) -> Batch | None:
@@ -225,7 +230,8 @@ class Follower:
                 return False
             start = max(0, mark.offset - TAIL)
             self._tail, self._tail_for = os.pread(self._fd, mark.offset - start, start), mark.offset
-            self._checked_ctime = self._whole_ctime = held.st_ctime_ns
+            if time.time_ns() - held.st_ctime_ns > CLOCK_TICK_NS:
+                self._checked_ctime = self._whole_ctime = held.st_ctime_ns
             return True
         return os.pread(self._fd, len(self._tail), mark.offset - len(self._tail)) == self._tail
 

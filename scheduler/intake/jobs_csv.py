@@ -58,8 +58,7 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
         return None
     if len(text) > LONGEST_LINE:
         raise UsageError(f"the line has {len(text)} characters", do=f"a line may have {LONGEST_LINE}")
-    control = _CONTROL.search(text)
-    if control and control.group() in "\x00\n":
+    if "\0" in text:
         raise UsageError("the line holds a NUL byte", do="remove it")
     fields, rest, options = _split(text)
     if len(fields) < 2:
@@ -74,6 +73,8 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
     except Refused:
         raise
     except UsageError as error:
+        if "runs backwards" in error.what:
+            raise  # a list with a slip in it, not arguments with a comma
         quoted = _quoted_spelling(fields, rest)
         raise UsageError(
             f"the fifth part is not a GPU list ({error.what})",
@@ -129,8 +130,8 @@ def _split(text: str) -> tuple[list[_Field], _Field | None, list[tuple[str, str]
             return fields, None, options
         position += 1  # the comma
     if options and re.search(r"\d$", options[-1][1]) and options[-1][0].startswith("after"):
-        tail = text[position:]
-        if re.fullmatch(r"\s*\d[\d,\s-]*", tail):
+        tail = text[position:].split(";", 1)[0]
+        if re.fullmatch(r"\s*\d[\d,\s-]*", tail) and text[position - 2] != '"':
             key, value = options[-1]
             raise UsageError(
                 f";{key}={value},{tail} can be read as more jobs or as a GPU list",
@@ -227,7 +228,7 @@ def _take_options(text: str, position: int, options: list[tuple[str, str]], *, s
 
 
 def _priority(text: str) -> int:
-    if not re.fullmatch(r"[+-]?\d{1,30}", text):
+    if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
         raise UsageError(f"the priority must be a whole number, not {text!r}", do=f"write {FORMAT}")
     value = int(text)
     if value not in PRIORITIES:

@@ -58,6 +58,7 @@ def load(
     for key in PATHS:
         if values[key]:
             values[key] = _absolute(values[key], beside)
+            _check_encoding(key, values[key])
     return Settings(config_from(values), origin, path)
 
 
@@ -87,6 +88,10 @@ def read_config(path: str, trust_group: bool) -> dict[str, Any]:
         data = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot be read: {error}", where=path) from None
+    except RecursionError:
+        raise UsageError("nested too deeply", where=path) from None
+    except (ValueError, OverflowError) as error:  # a date such as 2024-13-45
+        raise UsageError(f"holds a value that cannot be read: {error}", where=path, do="quote it") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else path
@@ -110,10 +115,18 @@ def read_config(path: str, trust_group: bool) -> dict[str, Any]:
 def _lines_of(text: str) -> dict[str, int]:
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        key = line.split(":", 1)[0].strip()
+        key = line.split(":", 1)[0].strip().strip("'\"")
         if key and not line[:1].isspace():
             lines.setdefault(key, number)
     return lines
+
+
+def _check_encoding(key: str, path: str) -> None:
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise UsageError(f"{key}: the path {shown} is not UTF-8", do="use another folder or name") from None
 
 
 def _absolute(path: str, folder: str) -> str:
@@ -140,4 +153,6 @@ def model_table(path: str) -> ModelTable:
         raise UsageError(f"not JSON: {error.msg}", where=f"{path}:{error.lineno}:{error.colno}") from None
     except RecursionError:
         raise UsageError("nested too deeply", where=path) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise UsageError(f"holds a value that cannot be read: {error}", where=path) from None
     return table_from(data, path)

@@ -51,10 +51,16 @@ class InotifyWatcher:
                 names.add(path)
             if os.path.exists(real):
                 wanted.setdefault(real, (_OF_FILE, set()))[1].add(path)
+        current: dict[str, int] = {}
         for place, (mask, _) in wanted.items():
             watch = self._libc.inotify_add_watch(self.fd, os.fsencode(place), mask)
             if watch >= 0:
                 self._of[watch] = place
+                current[place] = watch
+        for watch, place in list(self._of.items()):
+            if current.get(place) != watch:  # what stood there before, moved away or no longer asked for
+                self._libc.inotify_rm_watch(self.fd, watch)
+                self._of.pop(watch, None)
         self._files = {place: names for place, (_, names) in wanted.items()}
 
     def changed(self) -> set[str]:
@@ -75,8 +81,7 @@ class InotifyWatcher:
                     found.update(self._paths)
                     continue
                 if mask & IN_IGNORED:
-                    self._of.pop(watch, None)
-                    renew = True
+                    renew = renew or self._of.pop(watch, None) is not None
                     continue
                 place = self._of.get(watch)
                 if place is None:

@@ -120,10 +120,18 @@ class Database:
             os.close(_open_private(places.store))
         try:
             self.connection = sqlite3.connect(places.store, isolation_level=None, timeout=5.0, cached_statements=256)
+        except sqlite3.Error as error:
+            self._let_go()
+            raise _trouble(error, places.store) from error
+        try:
             with self._locked():
                 self._prepare(checkpoints)
         except sqlite3.Error as error:
+            self.close()
             raise _trouble(error, places.store) from error
+        except BaseException:
+            self.close()
+            raise
         self._synced = True
 
     def _prepare(self, checkpoints: bool) -> None:
@@ -236,6 +244,9 @@ class Database:
         """Close the connection and the lock."""
         with contextlib.suppress(sqlite3.Error):
             self.connection.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         os.close(self._lock_fd)
         os.close(self._bell_fd)
 

@@ -111,11 +111,9 @@ def respec(connection: sqlite3.Connection, job: Job) -> None:
 def write_events(connection: sqlite3.Connection, events: Iterable[Event]) -> None:
     """Append to the story of the jobs."""
     connection.executemany(
-        "INSERT OR REPLACE INTO events (job, n, at, kind, detail) VALUES (?,?,?,?,?)",
-        [
-            (e.job, int(e.at * 1e6) + place, e.at, e.kind, json.dumps(e.detail) if e.detail else "")
-            for place, e in enumerate(events)
-        ],
+        "INSERT INTO events (job, n, at, kind, detail)"
+        " SELECT ?1, coalesce(max(n), 0) + 1, ?2, ?3, ?4 FROM events WHERE job=?1",
+        [(e.job, e.at, e.kind, json.dumps(e.detail) if e.detail else "") for e in events],
     )
 
 

@@ -156,7 +156,7 @@ def test_long_words_and_environments_arrive_whole(bench: Bench) -> None:
     bench.start(1, sys.executable, "-c", program, *words, environment={"BIG": "y" * 120_000})
     assert bench.until(Ended).exit_code == 0
     text = (bench.folder / "logs" / "1.1.log").read_text()
-    assert text == f"100000 {ascii(words[1:])} 120000\n"
+    assert text == f"100000 {words[1:]!a} 120000\n"
 
 
 def test_own_folder_umask_and_environment_file(bench: Bench) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from scheduler.core.decide import MOST_STARTS_A_TURN, Policy, World, class_of, decide, reason_with_place
+from scheduler.core.decide import MOST_STARTS_A_TURN, Policy, World, decide
 from scheduler.core.facts import Arrived, Asked, Ended, Gone, Missing, Now, Started, Unclaimed
 from scheduler.core.gpu import WHOLE, Need
 from scheduler.core.job import Failure, Job, JobState, Outcome, Process
-from scheduler.core.placement import Fleet, Reason
+from scheduler.core.placement import Fleet, Reason, class_of, reason_with_place
 from scheduler.core.queue import Order
 from scheduler.core.requests import Pause, PauseQueue, Resume
 from tests.builders import M0, T0, Play, a_job, a_world, check_ledger, some_gpus
@@ -140,6 +142,17 @@ def test_a_waiting_job_that_changed_waits_in_its_new_place() -> None:
     play.arrive(a_job(2, priority=-1))
     play.tell(play.ended(9))
     assert play.started == [9, 2]
+
+
+@pytest.mark.parametrize("wish", [{"held": True}, {"not_before": T0 + 60}, {"after": (9,)}])
+def test_a_waiting_job_that_is_to_wait_for_something_else_leaves_the_queue(wish: dict[str, Any]) -> None:
+    play = a_world(2)
+    play.run(a_job(9, "2"))
+    play.arrive(a_job(1))
+    play.arrive(a_job(1, **wish))
+    assert len(play.world.queue) == 0 and play.world.waiting() == 1
+    play.run(a_job(8, "0"))
+    assert play.state(1) is S.PENDING
 
 
 def test_short_jobs_pass_long_ones_when_asked_to() -> None:

@@ -148,6 +148,23 @@ def test_a_run_that_went_well_ends_the_tries() -> None:
     assert play.job(1).not_before is None
 
 
+def test_a_job_that_is_run_again_on_request_has_all_its_tries_anew() -> None:
+    play = a_world(1, assign_retry_wait_s=0.0, oom_retries=1)
+    play.run(a_job(1, "0.2", retries=1))
+    for failure in (None, OOM, OOM):
+        play.tell(play.ended(1, 1, failure=failure))
+        if play.state(1) is S.STARTING:
+            play.tell(play.began(1))
+    job = play.job(1)
+    assert (job.state, job.runs_failed, job.oom_retries, job.attempt) == (S.FAILED, 1, 1, 3)
+    play.ask(Requeue((1,)))
+    assert (play.job(1).runs_failed, play.job(1).oom_retries) == (0, 0)
+    for _ in range(2):
+        play.tell(play.began(1))
+        play.tell(play.ended(1, 1, failure=OOM))
+    assert (play.state(1), play.job(1).runs_failed, play.job(1).oom_retries) == (S.STARTING, 1, 1)
+
+
 # -- out of GPU memory -------------------------------------------------------------------------------------
 
 
@@ -157,6 +174,7 @@ def test_a_job_that_ran_out_of_gpu_memory_is_tried_again_at_once_with_twice_the_
     play.tell(play.ended(1, 1, failure=OOM))
     job = play.job(1)
     assert (job.state, job.need, job.oom_retries, job.attempt) == (S.STARTING, Need(1, 600), 1, 2)
+    assert (job.not_before, job.reason) == (None, "")
     assert job.notes == ("ran out of GPU memory with a need of 0.3; tried again with 0.6",)
     play.tell(play.began(1))
     play.tell(play.ended(1, 1, failure=OOM))

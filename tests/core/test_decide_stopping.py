@@ -191,6 +191,16 @@ def test_a_job_that_ended_in_time_is_left_alone() -> None:
     assert stops(play) == [] and (play.state(1), play.state(2)) == (S.DONE, S.RUNNING)
 
 
+def test_a_cancelled_job_that_passes_its_limit_meanwhile_is_still_a_cancelled_one() -> None:
+    play = a_world(1, kill_grace_s=15.0)
+    play.run(a_job(1, time_limit_s=60.0))
+    play.ask(Cancel((1,)), after=55)
+    play.tell(after=6)
+    assert (play.state(1), play.job(1).stop_why, stops(play)) == (S.STOPPING, "cancelled", [])
+    play.tell(play.ended(1, None, signal=15))
+    assert play.job(1).outcome is Outcome.CANCELLED
+
+
 def test_the_limit_of_one_attempt_does_not_end_the_next() -> None:
     play = a_world(1, assign_retry_wait_s=0.0)
     play.run(a_job(1, time_limit_s=60.0, retries=1))

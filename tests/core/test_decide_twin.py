@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.decide import class_of
 from scheduler.core.facts import Arrived, Asked, Fact, Gone, Unclaimed
 from scheduler.core.gpu import WHOLE, ids_of
 from scheduler.core.job import Job, JobState, Process
-from scheduler.core.placement import Fleet
+from scheduler.core.placement import Fleet, class_of
 from scheduler.core.requests import Cancel, Pause, PauseQueue, Requeue, Resume
 from tests.builders import OOM, Play, a_job, quick, some_gpus
 from tests.core.slow_twin import SlowFleet, SlowScheduler

@@ -105,7 +105,6 @@ def test_ten_tenths_are_exactly_one_gpu() -> None:
         ("3x0.3334", (3, 334)),
         ("0", (0, 0)),
         ("0.0", (0, 0)),
-        ("0x0.5", (0, 0)),
         ("2x0", (0, 0)),
     ],
 )
@@ -120,6 +119,11 @@ def test_a_need_is_so_many_gpus_and_parts_of_each(text: str, need: tuple[int, in
 def test_a_need_that_is_no_number_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"must be a number.*write 0\.5, 1, 2 or 2x0\.5"):
         Need.parse(text)
+
+
+def test_parts_of_no_gpu_are_a_slip_of_the_pen() -> None:
+    with pytest.raises(UsageError, match="asks for 0 GPUs"):
+        Need.parse("0x0.5")
 
 
 @pytest.mark.parametrize("text", ["-1", "-0.001", "2x-0.5", "2x1.5", "4096", "1e9", "1e999999999"])

@@ -98,6 +98,28 @@ def test_a_job_pushed_again_waits_only_in_its_new_place() -> None:
     assert all_in_order(queue) == [2, 1]
 
 
+def test_a_job_that_changed_its_class_is_offered_once_and_in_the_new_one() -> None:
+    queue = Queue()
+    queue.push(1, WIDE, (0, 1))
+    queue.push(2, WIDE, (0, 2))
+    queue.push(1, HALF, (0, 1))
+    turns = queue.in_order()
+    assert next(turns) == (1, HALF)
+    assert turns.send(False) == (2, WIDE)
+    with pytest.raises(StopIteration):
+        turns.send(False)
+
+
+def test_a_pass_ends_even_if_a_job_that_was_taken_stays() -> None:
+    queue = Queue()
+    queue.push(1, WIDE, (0, 1))
+    queue.push(2, WIDE, (0, 2))
+    turns = queue.in_order()
+    assert next(turns) == (1, WIDE)
+    with pytest.raises(StopIteration):
+        turns.send(True)
+
+
 def test_a_job_that_is_not_there_cannot_be_dropped() -> None:
     queue = Queue()
     assert queue.drop(1) is False

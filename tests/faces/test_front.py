@@ -393,7 +393,6 @@ def test_submit_prints_the_id_and_reading_verbs_need_no_daemon(tmp_path: Path) -
         assert "1" in ran.stdout
 
 
-@pytest.mark.xfail(strict=True, reason="bug: UnicodeEncodeError traceback when a word is not UTF-8 and the locale is")
 @pytest.mark.parametrize("verb", ["status", "jobs", "show", "add"])
 def test_words_that_are_no_utf8_are_shown_somehow(tmp_path: Path, verb: str) -> None:
     """P3, P8: file names are bytes; in a UTF-8 locale (en_US.UTF-8) stdout is strict."""

@@ -92,7 +92,6 @@ def test_an_environment_is_found_by_name_in_condas_own_list(tmp_path: Path, home
     assert answer.prefix == str(prefix)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: UnicodeDecodeError when conda's list holds a path that is not UTF-8")
 def test_a_path_in_condas_list_that_is_no_utf8_does_no_harm(tmp_path: Path, home: Path, script: str) -> None:
     """P8: file names are bytes."""
     (home / ".conda").mkdir()

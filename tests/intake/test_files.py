@@ -465,9 +465,6 @@ sys.exit(0 if tried else 77)
 """
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: an equal ctime is taken for proof that nothing was written since the last look"
-)
 def test_a_rewrite_within_the_same_clock_tick_as_the_last_look_is_found(tmp_path: Path) -> None:
     """C06, C39: file times are as coarse as the kernel's tick (4 ms; ext4 and xfs before Linux 6.13, ramfs always)."""
     place = tmp_path / "coarse"
@@ -596,9 +593,6 @@ def test_a_utf16_file_is_trouble_and_not_eaten(jobs: Path, reading: Reading, enc
     assert reading.texts == ["0,/a.py"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: a UTF-16 text written into an empty, known file is stuck to even after it was replaced"
-)
 def test_a_utf16_file_that_was_replaced_by_a_good_one_is_forgotten(jobs: Path, reading: Reading) -> None:
     """C11, P8: recovers by itself when the cause is gone."""
     jobs.touch()

@@ -215,7 +215,6 @@ def test_yaml_values_of_a_wrong_kind_are_one_error(tmp_path: Path, key: str, tex
     ],
     ids=["inf attempts", "inf gpus", "inf in a list", "-inf retries", "impossible date", "deep nesting", "huge clock"],
 )  # fmt: skip
-@pytest.mark.xfail(strict=True, reason="bug: OverflowError, ValueError or RecursionError instead of one usage error")
 def test_a_config_that_no_reader_expects_is_still_one_error(tmp_path: Path, text: str) -> None:
     """P3: no traceback."""
     assert error_of(tmp_path, config=text).exit_code == 2
@@ -246,7 +245,6 @@ def test_an_unknown_key_names_the_nearest_and_its_line(tmp_path: Path, key: str,
     assert near in error.do
 
 
-@pytest.mark.xfail(strict=True, reason="bug: an unknown key in quotes is said to stand in line 1")
 def test_an_unknown_key_in_quotes_names_its_line_too(tmp_path: Path) -> None:
     """Contract 2."""
     assert error_of(tmp_path, config='gpus: 2\n\n"gpuz": 3\n').where.endswith(":3")
@@ -394,7 +392,6 @@ def test_a_model_table_of_another_shape_is_one_error(tmp_path: Path, text: str) 
     assert str(path) in caught.value.where
 
 
-@pytest.mark.xfail(strict=True, reason="bug: ValueError (4300 digits) instead of one usage error")
 def test_a_number_of_5000_digits_in_the_model_table_is_one_error(tmp_path: Path) -> None:
     """C31, P8: read again while running."""
     path = tmp_path / "m.json"
@@ -410,3 +407,9 @@ def test_a_model_table_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "m.json").write_bytes(b"\xff\xfe{\0}\0")
     with pytest.raises(UsageError):
         model_table(str(tmp_path / "m.json"))
+
+
+def test_paths_that_are_not_utf8_are_one_usage_error(tmp_path: Path) -> None:
+    """F15: the store keeps text; a path that is none is refused at the door."""
+    with pytest.raises(UsageError, match="not UTF-8"):
+        load({"log_dir": "/home/jos\udce9/logs"}, {"HOME": str(tmp_path)}, None, str(tmp_path))

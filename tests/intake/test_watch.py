@@ -198,7 +198,6 @@ def test_renaming_over_many_times_keeps_working_and_leaves_no_watches(kernel: In
     assert watches_of(kernel) == 2
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the watch on a file that was moved away is never taken off")
 def test_rotating_many_times_leaves_no_watches(kernel: InotifyWatcher, jobs: Path) -> None:
     """C04: files that were moved away and kept are not watched for ever."""
     kernel.watch([str(jobs)])

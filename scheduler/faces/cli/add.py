@@ -62,7 +62,8 @@ def add(
             append_line(path, line)
         except OSError as error:
             raise SchedulerError(f"cannot be written: {error.strerror}", where=path) from None
-    print(line)
+    sys.stdout.flush()
+    sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # the very bytes of the line, whatever the terminal's encoding
     return 0
 
 

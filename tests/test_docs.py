@@ -1,0 +1,87 @@
+"""What the documents say is so."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import typer
+import yaml
+
+from scheduler.core.config import OPTIONS, read_option
+from scheduler.core.llm import table_from
+from scheduler.faces.cli.app import app
+from scheduler.intake.jobs_csv import OPTION_KEYS, Door, parse
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def verbs() -> set[str]:
+    return set(typer.main.get_command(app).commands)
+
+
+def test_the_example_config_names_every_key_with_its_default() -> None:
+    text = (ROOT / "config.example.yaml").read_text()
+    values = yaml.safe_load(text)
+    assert set(values) == set(OPTIONS)
+    for name, value in values.items():
+        assert read_option(name, value, "example") == OPTIONS[name].default, name
+    for line in text.splitlines():
+        if re.match(r"[a-z_]+:", line):
+            assert " # " in line, f"not explained: {line}"
+            starred = "(*)" in line
+            name = line.split(":")[0]
+            assert starred == OPTIONS[name].metadata["reload"] or name == "llm_config", line
+
+
+def test_every_verb_stands_in_the_readme_and_the_formats() -> None:
+    for document in ("README.md", "docs/formats.md"):
+        text = (ROOT / document).read_text()
+        for verb in verbs():
+            assert re.search(rf"\b{verb}\b", text), f"{verb} is not in {document}"
+
+
+def test_every_line_key_stands_in_the_formats() -> None:
+    text = (ROOT / "docs/formats.md").read_text()
+    for key in OPTION_KEYS:
+        assert f"`{key}=" in text, key
+
+
+def test_the_example_files_are_read() -> None:
+    door = Door(str(ROOT), managed=(0, 1))
+    jobs = [parse(line, door) for line in (ROOT / "jobs.example.txt").read_text().splitlines()]
+    specs = [job.spec for job in jobs if job]
+    assert len(specs) == 6
+    assert all(Path(spec.script).is_file() and not spec.conda_env for spec in specs)
+    table_from(json.loads((ROOT / "llm_config.json").read_text()), "llm_config.json")
+
+
+def test_readme_examples_are_read() -> None:
+    text = (ROOT / "README.md").read_text()
+    block = re.search(r"```\n(# lower priority.*?)```", text, re.S)
+    assert block
+    for line in block.group(1).splitlines():
+        parse(line, Door("/data", managed=range(8)))
+
+
+def test_every_statement_has_tests_that_exist() -> None:
+    """docs/acceptance.md names for each statement a test; the test is there and names the statement."""
+    text = (ROOT / "docs/acceptance.md").read_text()
+    rows = re.findall(r"^\| (S\d\.\d+) \| .*? \| (.*?) \|$", text, re.M)
+    assert len(rows) >= 20
+    for statement, cell in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", cell)
+        if "later" in cell:
+            continue
+        assert named, f"{statement} has no test"
+        for path, name in named:
+            source = (ROOT / path).read_text()
+            found = re.search(rf"def {name}\(.*?(?=\ndef |\Z)", source, re.S)
+            assert found, f"{statement}: no {name} in {path}"
+
+
+def test_links_lead_somewhere() -> None:
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
