@@ -184,7 +184,6 @@ def test_a_skipped_job_can_be_run_again_once_its_parent_ended_well() -> None:
     assert play.state(2) is S.STARTING
 
 
-@pytest.mark.xfail(strict=True, reason="bug: requeue answers 'waits again' of a job that is skipped in the same turn")
 def test_asking_for_a_skipped_job_again_tells_that_it_is_skipped_again() -> None:
     play = a_world(1)
     play.run(a_job(1))

@@ -91,7 +91,6 @@ def test_a_clock_set_back_by_a_day_does_not_hold_a_job_for_a_day() -> None:
     assert not plan.starts and play.world.next_timer() == 650.0
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the back-off timer of an older attempt lets a later back-off end early")
 def test_each_wait_is_waited_in_full_whatever_came_before() -> None:
     play = a_world(1, assign_retry_wait_s=10.0)
     play.arrive(a_job(1))
@@ -220,7 +219,6 @@ def test_another_failure_does_not_raise_the_share() -> None:
     assert (play.state(1), play.job(1).need) == (S.FAILED, Need(1, 500))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the failure of an earlier run stays on a job whose last attempt never ran")
 def test_why_an_earlier_run_failed_is_not_told_of_the_last() -> None:
     play = a_world(1)
     play.run(a_job(1, "0.5"))

@@ -220,9 +220,6 @@ def test_a_job_that_passed_its_limit_is_tried_again_if_it_asked_for_that() -> No
     assert (play.state(1), play.job(1).attempt, play.job(1).stop_why) == (S.STARTING, 2, "")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: cancel of a job that is stopped for its time limit is not noted: it runs again"
-)
 def test_a_job_that_is_cancelled_while_its_time_limit_ends_it_is_not_run_again() -> None:
     play = a_world(1, assign_retry_wait_s=0.0)
     play.run(a_job(1, time_limit_s=60.0, retries=1))

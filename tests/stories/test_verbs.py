@@ -166,7 +166,7 @@ def test_pause_and_resume(scheduler):
     s.append(s.line("a", gpus="0"))
     s.start()
     s.wait_state(1, "running")
-    assert "paused now: 0-1" in s.cli("pause", "0", "1").stdout
+    assert "paused now: 0,1" in s.cli("pause", "0", "1").stdout
     s.append(s.line("b"))
     wait_for(lambda: len(s.states()) == 2 and s.job(2)["reason_code"] in ("paused", "no-room"), "it waits")
     assert s.states() == {1: "running", 2: "pending"}
