@@ -124,6 +124,7 @@ class World:
         if job.state is JobState.STOPPING:
             asked = job.stop_at if job.stop_at is not None else now.wall
             left = min(self.policy.kill_grace_s, max(0.0, asked + self.policy.kill_grace_s - now.wall))
+            self.at(now.mono, "term", job)  # whoever was killed before it may not have sent the SIGTERM
             self.at(now.mono + left, "kill", job)
 
     def hold(self, holding: Holding) -> None:
@@ -535,6 +536,8 @@ class _Turn:
             if kind == "limit" and job.state is JobState.RUNNING:
                 job.stop_why = "time_limit"
                 self._stop(job)
+            elif kind == "term" and job.state is JobState.STOPPING:
+                self.plan.stops.append(Stop(job, hard=False))
             elif kind == "kill" and job.state is JobState.STOPPING:
                 if job.process is not None or job.id in self.world.leader_ended:
                     self.plan.stops.append(Stop(job, hard=True))

@@ -229,6 +229,8 @@ class Fleet:
         if need.count == 1:
             most = max(ids_of(usable), key=lambda i: (self.free[i], -i))
             text = f"needs {need.in_words()}; the most free on an allowed GPU is {decimal_text(self.free[most])} (GPU {most})"
+            if self.free[most] >= need.parts and not kind.vram_mib:
+                return Reason("no-room", f"fits on GPU {most}; it is started in a moment")
             if self.free[most] >= need.parts:
                 text = f"needs {kind.vram_mib} MiB of GPU memory; no usable GPU has that much unpromised"
             return Reason("no-room", text + tail)
