@@ -14,13 +14,13 @@ from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, S
 from scheduler.core.gpu import WHOLE, Gpu
 from scheduler.core.job import Event, Job, JobSpec, JobState
 from scheduler.core.launch import with_cuda
-from scheduler.core.lines import Refusal
 from scheduler.core.llm import ModelTable, need_of
+from scheduler.core.marks import Refusal
 from scheduler.core.placement import Fleet, Reason, class_of, reason_with_place
 from scheduler.core.requests import Answer, Request
 from scheduler.intake.jobs_csv import check_words
 from scheduler.store import jobs as rows
-from scheduler.store import lines as kept
+from scheduler.store import marks as kept
 from scheduler.store.database import Database, open_for_reading
 from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places

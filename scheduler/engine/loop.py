@@ -19,8 +19,8 @@ from scheduler.core.failure import failure_in
 from scheduler.core.gpu import Gpu, ids_of, mask_of
 from scheduler.core.job import Job, JobState
 from scheduler.core.launch import Found, Launch, launch_of, log_name
-from scheduler.core.lines import Batch
 from scheduler.core.llm import ModelTable, need_of
+from scheduler.core.marks import Batch
 from scheduler.core.placement import Fleet
 from scheduler.core.ports import Runner
 from scheduler.core.queue import Order
@@ -36,7 +36,7 @@ from scheduler.intake.settings import model_table
 from scheduler.intake.watch import InotifyWatcher, PollingWatcher
 from scheduler.runners.processes import boot_id
 from scheduler.store import jobs as rows
-from scheduler.store import lines as kept
+from scheduler.store import marks as kept
 from scheduler.store.database import Database
 from scheduler.store.places import Places
 

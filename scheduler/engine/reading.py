@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from scheduler.core.errors import SchedulerError, StoreTrouble, UsageError
 from scheduler.core.identity import identity_of
 from scheduler.core.job import Event, Job, JobSpec, JobState
-from scheduler.core.lines import Batch, LineRead, Refusal
 from scheduler.core.llm import ModelTable, need_of
+from scheduler.core.marks import Batch, LineRead, Refusal
 from scheduler.core.placement import Fleet, JobClass
 from scheduler.intake.jobs_csv import Door, Parsed
 from scheduler.store import jobs as rows
-from scheduler.store import lines as kept
+from scheduler.store import marks as kept
 
 Parser = Callable[[str, Door, str], Parsed | None]
 

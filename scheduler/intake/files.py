@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from scheduler.core.errors import SchedulerError
-from scheduler.core.lines import Batch, FileMark, LineRead
+from scheduler.core.marks import Batch, FileMark, LineRead
 
 MOST_LINES = 256
 CHUNK = 256 * 1024

@@ -250,9 +250,12 @@ def test_the_grace_goes_on_counting_over_a_restart(asked_ago: float, left: float
     )  # fmt: skip
     play.rows[1] = job
     play.world.adopt(job, play.now)
-    assert play.world.next_timer() == play.mono + left
-    play.tell(after=left)
-    assert stops(play) == [(1, True)]
+    play.tell()  # SIGTERM again: whoever was killed may not have sent it
+    assert (1, False) in stops(play)
+    if left:
+        assert play.world.next_timer() == play.mono + left
+        play.tell(after=left)
+    assert (1, True) in stops(play)
 
 
 # -- again -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.lines import Batch, FileMark, LineRead
+from scheduler.core.marks import Batch, FileMark, LineRead
 from scheduler.intake.files import (
     CHECKED_WHOLE,
     LONGEST_LINE,

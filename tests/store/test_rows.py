@@ -15,11 +15,11 @@ from scheduler.core.decide import Answer, Holding
 from scheduler.core.errors import UsageError
 from scheduler.core.gpu import Gpu, Need
 from scheduler.core.job import Event, Failure, Job, JobSpec, JobState, Outcome, Process
-from scheduler.core.lines import FileMark, Refusal
+from scheduler.core.marks import FileMark, Refusal
 from scheduler.core.placement import Reason
 from scheduler.core.requests import Cancel, Pause, PauseQueue, Request, Requeue, Resume
 from scheduler.store import jobs as rows
-from scheduler.store import lines as kept
+from scheduler.store import marks as kept
 from scheduler.store.database import Database
 from scheduler.store.places import Places
 

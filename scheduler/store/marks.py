@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from scheduler.core.lines import FileMark, Refusal
+from scheduler.core.marks import FileMark, Refusal
 
 
 def mark_of(connection: sqlite3.Connection, path: str) -> FileMark | None:
