@@ -77,6 +77,7 @@ class House:
     config_file: str = ""
     table: ModelTable = field(default_factory=ModelTable)
     world: World = field(init=False)
+    bell: str = field(init=False)
     environments: Environments = field(init=False)
     state_file: StateFile = field(init=False)
     files: dict[str, Watched] = field(default_factory=dict)
@@ -102,6 +103,7 @@ class House:
 
     def __post_init__(self) -> None:
         self.environments = Environments(self.environ, self.config.python)
+        self.bell = self.places.bell
         self.state_file = StateFile(self.config.state_file)
 
     # -- building the world -------------------------------------------------------------------------------
@@ -387,7 +389,7 @@ class House:
                 self.changed.add(path)
             self.changed |= {self.config.llm_config, self.config_file} - {""}
             self.rung = True
-        if self.places.bell in self.changed:
+        if self.bell in self.changed:
             self.rung = True
         if self.config.llm_config in self.changed:
             self._reload_table(now)

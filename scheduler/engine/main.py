@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import select
@@ -199,6 +200,8 @@ class Daemon:
             gpus_text = gpu_ids_text(gpu.index for gpu in gpus) or "none"
             tell(Said(f"scheduler started, pid {os.getpid()}, GPUs {gpus_text}, state file {config.state_file}"))
             house.tick()
+            gc.freeze()  # what was imported stays for good: the collector need not look at it between two jobs
+            gc.set_threshold(20_000, 20, 50)
             self.ready()
             return self._loop(house, epoll, wakeup, drain, tell)
         finally:
