@@ -257,15 +257,22 @@ def open_for_reading(places: Places) -> sqlite3.Connection:
         connection = sqlite3.connect(
             f"file:{_quoted(places.store)}?mode=ro", uri=True, isolation_level=None, timeout=5.0
         )
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
     except sqlite3.Error as error:
         raise _trouble(error, places.store) from error
-    if version > VERSION:
-        raise StoreTrouble(
-            f"was written by a newer gpujob (version {version})", where=places.store, do="use that version"
-        )
-    if version == 0:
-        raise StoreTrouble("holds nothing yet", where=places.store, do="start the scheduler: gpujob start")
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > VERSION:
+            raise StoreTrouble(
+                f"was written by a newer gpujob (version {version})", where=places.store, do="use that version"
+            )
+        if version == 0:
+            raise StoreTrouble("holds nothing yet", where=places.store, do="start the scheduler: gpujob start")
+    except sqlite3.Error as error:
+        connection.close()
+        raise _trouble(error, places.store) from error
+    except StoreTrouble:
+        connection.close()
+        raise
     return connection
 
 
