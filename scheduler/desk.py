@@ -311,7 +311,7 @@ def words_run(job: Job) -> list[str]:
     if not spec.script.endswith(".py"):
         return [spec.script, *spec.arguments]
     arguments = spec.arguments
-    if job.gpus:
+    if job.gpus and spec.cuda != "none":
         ids = range(len(job.gpus)) if spec.cuda == "local" else job.gpus
         arguments = with_cuda(arguments, ",".join(map(str, ids)))
     return ["python", "-u", spec.script, *arguments]

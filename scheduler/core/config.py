@@ -130,7 +130,7 @@ class Config:
     cuda_ids: str = _option(
         "physical",
         _one_of(*CUDA_MODES),
-        "what --cuda and CUDA_VISIBLE_DEVICES hold: physical, local, unset, auto",
+        "what --cuda and CUDA_VISIBLE_DEVICES hold: physical, local, unset, auto, none",
         reload=True,
     )
     python: str = _option(

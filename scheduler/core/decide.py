@@ -327,7 +327,7 @@ class _Turn:
         how = f"exit code {job.exit_code}" if job.exit_code is not None else f"signal {job.signal}"
         if job.runs_failed < job.spec.retries:
             job.runs_failed += 1
-            left = f"run {job.runs_failed + 1} of {job.spec.retries + 1}"
+            left = f"run {job.runs_failed} of {job.spec.retries + 1}"
             wait = backoff_s(job.runs_failed, self.world.policy.assign_retry_wait_s, self.jitter)
             self._fall_back(job, leftovers, f"ended with {how}; {left}", wait)
             return

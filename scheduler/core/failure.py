@@ -21,6 +21,11 @@ _SIGNS = (
         "the script counts GPUs from 0 among those it is shown: set cuda_ids: local (or ;cuda=local on the line), "
         "so that --cuda is 0 and not the server's GPU number",
     ),
+    (
+        "cuda_option",
+        re.compile(r"(unrecognized arguments|no such option|unknown option|unrecognized option).*--cuda", re.I),
+        "the script does not know --cuda, which is added to .py lines: set cuda_ids: none (or ;cuda=none on the line)",
+    ),
     ("import", re.compile(r"ModuleNotFoundError: No module named"), "a module is missing: is it the right conda_env?"),
 )
 

@@ -85,6 +85,12 @@ class JobSpec:
         first = self.script or (self.arguments[0] if self.arguments else "")
         return first.rsplit("/", 1)[-1]
 
+    def shown_words(self, most: int = 48) -> str:
+        """The name with its arguments, shortened in the middle: what tells the jobs of a sweep apart."""
+        words = self.arguments if self.script else self.arguments[1:]
+        text = " ".join([self.shown_name, *words])
+        return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
+
     def as_dict(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as plain values for JSON."""
         out: dict[str, Any] = {}

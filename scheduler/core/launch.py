@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from scheduler.core.gpu import decimal_text
 from scheduler.core.job import Job
 
-CUDA_MODES = ("physical", "local", "unset", "auto")
+CUDA_MODES = ("physical", "local", "unset", "auto", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Launch:
 
 
 def launch_of(job: Job, found: Found, *, mode: str, state_file: str, cwd: str) -> Launch:
-    """Words and environment of an attempt. ``mode``: physical, local or unset, by the table in docs/formats.md."""
+    """Words and environment of an attempt. ``mode``: physical, local, unset or none, by the table in docs/formats.md."""
     physical = ",".join(str(gpu) for gpu in job.gpus)
     environment: dict[str, str | None] = dict(found.environment)
     environment.update(
@@ -54,7 +54,7 @@ def launch_of(job: Job, found: Found, *, mode: str, state_file: str, cwd: str) -
     elif found.runs_by_itself:
         argv = (found.program, *arguments)
     else:
-        if job.gpus:
+        if job.gpus and mode != "none":
             ids = ",".join(str(n) for n in range(len(job.gpus))) if mode == "local" else physical
             arguments = with_cuda(arguments, ids)
         argv = (found.program, "-u", job.spec.script, *arguments)

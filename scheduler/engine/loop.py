@@ -17,7 +17,7 @@ from scheduler.core.errors import SchedulerError, StoreTrouble
 from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, Now, Started
 from scheduler.core.failure import failure_in
 from scheduler.core.gpu import Gpu, ids_of, mask_of
-from scheduler.core.job import Job, JobState
+from scheduler.core.job import Event, Job, JobState
 from scheduler.core.launch import Found, Launch, launch_of, log_name
 from scheduler.core.llm import ModelTable, need_of
 from scheduler.core.marks import Batch
@@ -100,6 +100,7 @@ class House:
     again: bool = True
     told_reasons: dict[str, object] = field(default_factory=dict)
     ended_badly: int = 0
+    told_running: set[int] = field(default_factory=set)  # jobs of which it was said that they run
 
     def __post_init__(self) -> None:
         self.environments = Environments(self.environ, self.config.python)
@@ -158,6 +159,12 @@ class House:
                 rows.save_holdings(writing, [], stale, this_boot)
         self.rung = True
         self._turn(facts, [], now, sync=True)
+        for job in self.world.live.values():
+            if job.process is not None and job.state is JobState.RUNNING and job.id not in self.told_running:
+                detail = {"gpus": list(job.gpus), "pid": job.process.pid, "attempt": job.attempt}
+                text, level = sentence(Event(job.id, now.wall, "adopted", detail), job)
+                self.say(text, level, kind="adopted", job=job)
+                self.told_running.add(job.id)
         crash_point("adopt.committed")
 
     def _policy(self) -> Policy:
@@ -340,6 +347,12 @@ class House:
                 continue
             if event.kind == "failed":
                 self.ended_badly += 1
+            if event.kind == "started":
+                if about.id in self.told_running:
+                    continue  # taken over, which is said in other words
+                self.told_running.add(about.id)
+            elif event.kind in ("done", "failed", "cancelled", "fell", "unclaimed"):
+                self.told_running.discard(about.id)
             text, level = sentence(event, about)
             self.say(text, level, kind=event.kind, job=about)
         for refusal in gathered.refusals:
@@ -355,6 +368,8 @@ class House:
             lines = len(gathered.repeated)
             state = blocker.state.value
             which = f"line {number} says what job {blocker.id} ({state}) says"
+            if state == "done":
+                which += f" (to run it again: gpujob retry {blocker.id})"
             if lines > 1:
                 which = f"{lines} lines repeat jobs that wait, run or have succeeded (line {number}: job {blocker.id}, {state})"
             self.say(f"{os.path.basename(path)}: {which}; not run again", 20, kind="repeated")
@@ -420,7 +435,7 @@ class House:
             return None
         if watched.trouble:
             watched.trouble = ""
-            self.say(f"{path}: is read again", 20, kind="file")
+            self.say(f"{path}: can be read now", 20, kind="file")
         if watched.follower.look_again_at is not None:
             watched.due = watched.follower.look_again_at
         return batch
@@ -473,11 +488,12 @@ class House:
         if self.config.state_file not in self.changed and now.mono < self.state_due:
             return []
         wishes = self.state_file.edits(ids_of(self.world.fleet.all_mask), now.mono)
+        heard = bool(self.state_file.said)
         for text in self.state_file.said:
             self.say(text, 30, kind="state")
         self.state_file.said.clear()
         self.state_due = now.mono + (0.25 if self.state_file.broken_since is not None else self.config.state_interval)
-        if wishes and self.dirty_since is None:
+        if (wishes or heard) and self.dirty_since is None:
             self.dirty_since = now.mono
         return wishes
 

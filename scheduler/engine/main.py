@@ -227,8 +227,9 @@ class Daemon:
                     return Ending(1, self._left(house))
         self._last_words(house)
         left = len(house.world.live)
-        goes_on = f"; {left} running jobs go on" if left else ""
-        tell(Said(f"scheduler ended by signal {self.stop_signal}{goes_on}"))
+        goes_on = f"; {left} running job{'s go' if left > 1 else ' goes'} on" if left else ""
+        how = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[signal.Signals(self.stop_signal)]
+        tell(Said(f"scheduler ended by {how}{goes_on}"))
         return Ending(130 if self.stop_signal == signal.SIGINT else 0)
 
     def _last_words(self, house: House) -> None:

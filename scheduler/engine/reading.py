@@ -87,6 +87,7 @@ class Reader:
             try:
                 job = rows.insert(connection, spec, need, identity, (*parsed.notes, *notes), now)
             except sqlite3.IntegrityError:
+                kept.count_repeated(connection, path, identity)
                 out.repeated.append((path, line.number, self._blocker(connection, identity)))
             else:
                 out.jobs.append(job)

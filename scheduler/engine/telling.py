@@ -62,10 +62,12 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     if event.kind == "skipped":
         return f"{name} skipped: {detail.get('why')}", logging.WARNING
     if event.kind == "fell":
-        return (
-            f"{name}: {harmless(str(detail.get('why')))}; tried again in {detail.get('wait', 0):.0f} s",
-            logging.WARNING,
-        )
+        when = f"in {detail['wait']:.0f} s" if detail.get("wait") else "at once"
+        return f"{name}: {harmless(str(detail.get('why')))}; tried again {when}", logging.WARNING
+    if event.kind == "adopted":
+        return f"{name} goes on, on {gpus}, pid {detail['pid']}{attempt}", logging.INFO
+    if event.kind == "leader_ended":
+        return f"{name}: its first process ended, others of it are still being ended", logging.INFO
     if event.kind == "leftovers":
         return f"{name} left processes {detail.get('pids')} behind: {gpus} stays taken until they end", logging.WARNING
     if event.kind == "missing":

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from scheduler.core.errors import UsageError
 from scheduler.intake.settings import Settings, find_config, load
 from scheduler.store.office import registered
 from scheduler.store.places import Places
@@ -36,4 +37,8 @@ def state_file_for(state_file: str | None, config_file: str | None = None) -> st
     if len(alive) == 1:
         print(f"gpujob: using the scheduler of {alive[0]}", file=sys.stderr)
         return alive[0]
+    if alive:
+        raise UsageError(
+            f"{len(alive)} schedulers of yours are running: {', '.join(alive)}", do="name one with --state-file"
+        )
     return default

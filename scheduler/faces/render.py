@@ -121,6 +121,14 @@ def run_time(job: Job, now: float) -> str:
     return span_text(end - job.started_at)
 
 
+def near(path: str) -> str:
+    """A path as it is reached from here, if that is shorter."""
+    if not path:
+        return path
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(path) and not relative.startswith("../..") else path
+
+
 def gpus_text(job: Job) -> str:
     """The GPUs a job has or had."""
     return gpu_ids_text(job.gpus) or "-"
@@ -168,15 +176,15 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
     running = [job for job in view.jobs if job.state.holds_gpus]
     if running:
         rows_ = [
-            (job.id, job.state.value, job.spec.shown_name, gpus_text(job), job.process.pid if job.process else "-",
-             run_time(job, now), job.log) for job in running
+            (job.id, job.state.value, job.spec.shown_words(), gpus_text(job), job.process.pid if job.process else "-",
+             run_time(job, now), near(job.log)) for job in running
         ]  # fmt: skip
         lines += ["", *table(("RUNNING", "STATE", "NAME", "GPU", "PID", "TIME", "LOG"), rows_)]
     waiting = [job for job in view.jobs if job.state is JobState.PENDING]
     if waiting:
         waiting.sort(key=lambda job: (job.priority, job.order))
         shown = [
-            (job.id, job.priority, job.spec.shown_name, job.need, _allowed(job), _why(view.reasons.get(job.id)))
+            (job.id, job.priority, job.spec.shown_words(), job.need, _allowed(job), _why(view.reasons.get(job.id)))
             for job in waiting
         ]
         lines += ["", *table(("WAITING", "PRIORITY", "NAME", "NEED", "ALLOWED", "REASON"), shown)]
@@ -189,10 +197,10 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
                 job.id,
                 job.state.value,
                 how_it_ended(job),
-                job.spec.shown_name,
+                job.spec.shown_words(),
                 gpus_text(job),
                 run_time(job, now),
-                job.log,
+                near(job.log),
             )
             for job in ended
         ]

@@ -72,8 +72,12 @@ class Stream:
             self._print_log(log, last=True)
 
     def _take(self, said: Said) -> None:
-        if said.job and said.kind == "started" and said.log and self._follow:
-            self._logs[said.job] = _Log(said.job, said.log)
+        if said.job and said.kind in ("started", "adopted") and said.log and self._follow:
+            self._logs[said.job] = log = _Log(said.job, said.log)
+            if said.kind == "adopted":  # what it printed before was shown by the scheduler before us
+                with contextlib.suppress(OSError):
+                    log.fd = os.open(log.path, os.O_RDONLY | os.O_CLOEXEC)
+                    os.lseek(log.fd, 0, os.SEEK_END)
         ended = said.kind in ("done", "failed", "cancelled", "fell")
         if ended and said.job in self._logs:
             log = self._logs.pop(said.job)

@@ -63,6 +63,13 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
     fields, rest, options = _split(text)
     if len(fields) < 2:
         raise UsageError("a job needs at least a priority and a script", do=f"write {FORMAT}")
+    for at, early in enumerate(fields[:3]):
+        ahead = _OPTION_AHEAD.search(early.text)
+        if ahead and ahead.group(1).lower() in OPTION_KEYS and not early.quoted:
+            head, tail = [field.text for field in fields], early.text[ahead.start() :]
+            head[at] = early.text[: ahead.start()].strip()
+            right = ",".join([*head, "", "", ""][:4]) + tail
+            raise UsageError(f"options such as {tail} stand after the fourth field", do=f"write {right}")
     priority = _priority(fields[0].text)
     script = _script(fields[1].text, door)
     env = fields[2].text if len(fields) > 2 else ""
@@ -86,7 +93,14 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
                 f"read as GPUs {gpu_ids_text(allowed or ())}, arguments ending in "
                 f"{arguments_field.text.split()[-1]}; quote the arguments if the list belongs to them"
             )
-    _check_managed(allowed, door.managed)
+    try:
+        _check_managed(allowed, door.managed)
+    except Refused as error:
+        if notes and rest is not None:  # more likely an argument with commas than GPUs that are not there
+            raise Refused(
+                error.what, do=f"{error.do}; or, if it is an argument: {_quoted_spelling(fields, rest)}"
+            ) from None
+        raise
     words = _words(arguments_field.text)
     notes += _literals(words)
     values = _options(options, door)

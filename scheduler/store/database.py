@@ -79,7 +79,8 @@ CREATE TABLE files (
     replaying INTEGER, open_line INTEGER, skipping INTEGER, trouble TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 CREATE TABLE line_counts (
-    path TEXT, identity TEXT, n INTEGER NOT NULL, before INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (path, identity)
+    path TEXT, identity TEXT, n INTEGER NOT NULL, before INTEGER NOT NULL DEFAULT 0,
+    repeated INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (path, identity)
 ) WITHOUT ROWID;
 CREATE TABLE refused (
     path TEXT, number INTEGER, text TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (path, number)
@@ -153,6 +154,7 @@ class Database:
         run("PRAGMA synchronous=FULL")
         run(f"PRAGMA wal_autocheckpoint={LOG_PAGES if checkpoints else 0}")
         run("PRAGMA temp_store=MEMORY")
+        run("PRAGMA cache_size=-16384")  # 16 MiB at most: indexes over 10,000 jobs do not fit the usual 2
         if version < VERSION:
             self._migrate(version)
         if checkpoints:

@@ -40,7 +40,10 @@ def start_recount(connection: sqlite3.Connection, path: str) -> None:
 def end_recount(connection: sqlite3.Connection, path: str) -> None:
     """The replaced file is read to its end: forget what no longer stands there."""
     connection.execute("DELETE FROM line_counts WHERE path=? AND n=0", (path,))
-    connection.execute("UPDATE line_counts SET before=0 WHERE path=? AND before<>0", (path,))
+    connection.execute(
+        "UPDATE line_counts SET before=0, repeated=min(repeated, n-1) WHERE path=? AND (before<>0 OR repeated>=n)",
+        (path,),
+    )
 
 
 def count_line(connection: sqlite3.Connection, path: str, identity: str) -> tuple[int, int]:
@@ -54,8 +57,13 @@ def count_line(connection: sqlite3.Connection, path: str, identity: str) -> tupl
 
 
 def duplicates(connection: sqlite3.Connection) -> int:
-    """How many lines stand in the files that say what another says."""
-    return int(connection.execute("SELECT coalesce(sum(n-1), 0) FROM line_counts WHERE n>1").fetchone()[0])
+    """How many lines stand in the files that were not run because a job says the same."""
+    return int(connection.execute("SELECT coalesce(sum(repeated), 0) FROM line_counts").fetchone()[0])
+
+
+def count_repeated(connection: sqlite3.Connection, path: str, identity: str) -> None:
+    """One more line that says what a waiting, running or succeeded job says."""
+    connection.execute("UPDATE line_counts SET repeated=repeated+1 WHERE path=? AND identity=?", (path, identity))
 
 
 def refuse(connection: sqlite3.Connection, refusal: Refusal) -> None:

@@ -65,7 +65,7 @@ def test_giving_cuda_twice_is_giving_it_once(words: list[str]) -> None:
 
 def test_there_are_four_modes_and_the_default_is_one_of_them() -> None:
     """S3.19"""
-    assert CUDA_MODES == ("physical", "local", "unset", "auto")
+    assert CUDA_MODES == ("physical", "local", "unset", "auto", "none")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,12 @@ def add(
         level = int(priority)
     except ValueError:
         raise UsageError(f"the priority must be a whole number, not {priority!r}", where="--priority") from None
+    try:
+        parse_gpu_ids(gpus)
+    except UsageError as error:
+        raise UsageError(f"{error.what}: --gpus of add names the allowed GPUs", do=error.do) from None
+    if "," in script and not os.path.exists(script):
+        raise UsageError(f"there is no script {script}", do=f"a whole line is appended by: echo '{script}' >> {path}")
     line = write_line(script, priority=level, conda=conda, arguments=args, gpus=gpus)
     managed = desk.managed()
     parsed = parse(line, Door(folder, os.path.expanduser("~"), managed))
@@ -99,7 +105,11 @@ def submit(
         ("gpus", "0" if cpu else gpus), ("label", label), ("after", after), ("after_ok", after_ok), ("vram", vram),
         ("time", time_limit), ("retries", retries), ("cuda", cuda),
     ]  # fmt: skip
-    values = read_options([(key, text) for key, text in pairs if text])
+    try:
+        values = read_options([(key, text) for key, text in pairs if text])
+    except SchedulerError as error:
+        key, _, what = error.what.partition("=: ")
+        raise type(error)(f"--{key.strip(';').replace('_', '-')}: {what}", do=error.do) from None
     try:
         level = int(priority)
     except ValueError:

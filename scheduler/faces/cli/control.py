@@ -15,6 +15,16 @@ from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, state_file_for
 
 TIMED_OUT = 124
+SAY_WHY_S = 2.0
+STUCK = ("missing", "paused", "never", "hold-user")
+
+
+def _say_why(desk: Desk, waiting: Sequence[int]) -> None:
+    """Name the jobs that will not start by themselves."""
+    for number in waiting[:20]:
+        _, reason, _ = desk.job(number)
+        if reason is not None and reason.code in STUCK:
+            print(f"gpujob: job {number} waits ({reason.code}): {reason.sentence}", file=sys.stderr)
 
 
 def _ask(found: str, config: str | None, request: Request) -> int:
@@ -32,7 +42,7 @@ def _ask(found: str, config: str | None, request: Request) -> int:
 
 def _show(answer: Answer) -> int:
     for line in answer.lines:
-        print(line, file=sys.stderr if answer.code else sys.stdout)
+        print(f"gpujob: {line}" if answer.code else line, file=sys.stderr if answer.code else sys.stdout)
     return answer.code
 
 
@@ -99,6 +109,7 @@ def wait(jobs: Sequence[str], *, timeout: str = "", state_file: str | None = Non
 def wait_for(desk: Desk, ids: tuple[int, ...] | None, limit: float | None, since: float) -> int:
     """The work of `wait`: looks at the store until all have ended. Raises NoDaemon when nobody could end them."""
     pause_s = 0.01
+    said = False
     seen: set[int] = set(ids or ())
     while True:
         if ids is None:
@@ -116,6 +127,9 @@ def wait_for(desk: Desk, ids: tuple[int, ...] | None, limit: float | None, since
         if limit is not None and time.monotonic() - since >= limit:
             print(f"gpujob: {len(live)} job(s) have not ended within {limit:g} s", file=sys.stderr)
             return TIMED_OUT
+        if time.monotonic() - since > SAY_WHY_S and not said:
+            said = True
+            _say_why(desk, [job.id for job in live])
         time.sleep(pause_s)
         pause_s = min(0.1, pause_s * 1.3)
     ended = desk.states(tuple(sorted(seen)))

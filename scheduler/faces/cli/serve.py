@@ -72,7 +72,7 @@ def _detached(flags: dict[str, Any], config: str | None, drain: bool) -> int:
         told += piece
     os.close(read)
     if told == b"ready":
-        print(f"scheduler started, pid {pid}")
+        print(f"it runs in the background; to end it (jobs go on): kill {pid}")
         return 0
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import time
 
@@ -81,7 +82,7 @@ def jobs(*, state: str = "", json: bool = False, state_file: str | None = None, 
     now = time.time()
     rows = [
         (
-            job.id, job.state.value, render.how_it_ended(job), job.priority, job.spec.shown_name, job.need,
+            job.id, job.state.value, render.how_it_ended(job), job.priority, job.spec.shown_words(), job.need,
             render.gpus_text(job), render.run_time(job, now), _reason_text(reasons.get(job.id)),
         )
         for job in found
@@ -107,7 +108,7 @@ def show(job: str, *, json: bool = False, state_file: str | None = None, config:
             continue
         print("\n".join(_facts(found, reason)))
         for event in events:
-            detail = ", ".join(f"{k} {v}" for k, v in event.detail.items() if v is not None)
+            detail = ", ".join(f"{k} {_plain(v)}" for k, v in event.detail.items() if v not in (None, []))
             print(f"  {render.utc(event.at)}  {event.kind}  {render.safe(detail)}".rstrip())
     return 0
 
@@ -118,7 +119,7 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
         ("state", job.state.value),
         ("ended", render.how_it_ended(job)),
         ("waits", _reason_text(reason)),
-        ("command", " ".join(words_run(job))),
+        ("command", shlex.join(words_run(job))),
         ("environment", job.spec.conda_env),
         ("from", job.spec.origin or job.spec.source),
         ("priority", job.priority),
@@ -139,6 +140,12 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
     return [f"{name:<13} {render.safe(value)}" for name, value in facts if value not in ("", None)]
 
 
+def _plain(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def why(job: str, *, state_file: str | None = None, config: str | None = None) -> int:
     """Why a job waits, or how it ended."""
     desk = _desk(state_file, config)
@@ -153,7 +160,23 @@ def why(job: str, *, state_file: str | None = None, config: str | None = None) -
             print(f"job {number} is {found.state.value} on GPU {gpu_ids_text(found.gpus) or 'none'}")
         for note in found.notes:
             print(f"  {render.safe(note)}")
+        if found.state.ended and not found.succeeded and found.log:
+            _print_tail(found.log)
     return 0
+
+
+def _print_tail(path: str, most: int = 5) -> None:
+    """The last lines of a failed job's log, and where the rest stands."""
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 8192))
+            lines = stream.read().decode("utf-8", "replace").splitlines()[-most:]
+    except OSError as error:
+        print(f"  its log cannot be read: {error.strerror}: {path}")
+        return
+    print(f"  last lines of {render.near(path)}:" if lines else f"  its log is empty: {render.near(path)}")
+    for line in lines:
+        print(f"    {render.safe(line)}")
 
 
 def logs(
@@ -184,7 +207,7 @@ def logs(
         _print_from(fd, most)
         while follow:
             found = desk.states([number])[0]
-            over = found.state.ended or (not desk.alive() and not follow)
+            over = found.state.ended or not desk.alive()
             _print_from(fd, None)
             if over:
                 break
