@@ -306,6 +306,8 @@ def _reasons(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, R
 def words_run(job: Job) -> list[str]:
     """The command of a job as it is run: with its `--cuda`, once it has GPUs."""
     spec = job.spec
+    if job.argv:
+        return list(job.argv)
     if not spec.is_script:
         return list(spec.arguments)
     if not spec.script.endswith(".py"):

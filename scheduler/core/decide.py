@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from scheduler.core.errors import SchedulerError
+from scheduler.core.errors import Refused, SchedulerError
 from scheduler.core.estimate import Estimates
 from scheduler.core.facts import (
     Arrived,
@@ -32,6 +32,7 @@ from scheduler.core.states import Move, move
 
 MOST_STARTS_A_TURN = 256  # so that one paste of 10,000 lines does not hold up everything else
 KILL_AGAIN_S = 1.0
+LEAST_GRACE_S = 3.0  # after a restart, when the SIGTERM may never have been sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,11 @@ def never_missing(job: Job) -> str:
     return ""
 
 
+def no_blocker(identity: str) -> Job | None:
+    """No job is the same wish as another (for worlds without a store)."""
+    return None
+
+
 @dataclass(slots=True)
 class World:
     """All that decisions are made from. Only ``decide`` changes it.
@@ -90,6 +96,7 @@ class World:
     fetch: Callable[[int], Job | None]
     policy: Policy = Policy()
     missing: Callable[[Job], str] = never_missing
+    blocker: Callable[[str], Job | None] = no_blocker
     queue: Queue = field(default_factory=Queue)
     live: dict[int, Job] = field(default_factory=dict)
     holdings: dict[str, Holding] = field(default_factory=dict)
@@ -123,7 +130,7 @@ class World:
         self._watch_limit(job, now)
         if job.state is JobState.STOPPING:
             asked = job.stop_at if job.stop_at is not None else now.wall
-            left = min(self.policy.kill_grace_s, max(0.0, asked + self.policy.kill_grace_s - now.wall))
+            left = min(self.policy.kill_grace_s, max(LEAST_GRACE_S, asked + self.policy.kill_grace_s - now.wall))
             self.at(now.mono, "term", job)  # whoever was killed before it may not have sent the SIGTERM
             self.at(now.mono + left, "kill", job)
 
@@ -506,6 +513,12 @@ class _Turn:
     def _requeue(self, job: Job) -> str:
         if not job.state.ended:
             return f"job {job.id} is {job.state.value} already"
+        equal = self._equal(job)
+        if equal is not None:
+            raise Refused(
+                f"job {job.id} cannot run again: job {equal.id} ({equal.state.value}) is the same script, arguments and environment",
+                do=f"gpujob retry {equal.id}" if equal.state.ended else f"see gpujob why {equal.id}",
+            )
         before = job.state.value
         move(job, Move.REQUEUED, self.now.wall)
         job.start_failures = job.runs_failed = job.oom_retries = 0
@@ -515,6 +528,17 @@ class _Turn:
         if job.state is not JobState.PENDING:
             return f"job {job.id} is {job.state.value} again: a job that it needs has not ended well"
         return f"job {job.id} waits again (it was {before})"
+
+    def _equal(self, job: Job) -> Job | None:
+        """Another job with this one's identity that waits, runs or has succeeded."""
+        if not job.identity:
+            return None
+        for other in (*self.plan.changed.values(), self.world.blocker(job.identity)):
+            if other is not None and other.id != job.id and other.identity == job.identity:
+                if self._find(other.id) is other or other.id not in self.plan.changed:
+                    if other.state is JobState.DONE or not other.state.ended:
+                        return other
+        return None
 
     # -- time and room ------------------------------------------------------------------------------------
 

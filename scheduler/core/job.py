@@ -156,6 +156,7 @@ class Job:
     boot: str = ""
     runner: str = "direct"
     session: str | None = None
+    argv: tuple[str, ...] = ()  # the words of the last attempt, as they were run
     log: str = ""
     outcome: Outcome | None = None
     exit_code: int | None = None
@@ -165,7 +166,6 @@ class Job:
     stop_why: str = ""  # cancelled, time_limit
     stop_at: float | None = None
     held: bool = False
-    leftovers: tuple[Process, ...] = ()
     notes: tuple[str, ...] = ()
     failure: Failure | None = None
 

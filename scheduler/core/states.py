@@ -56,5 +56,4 @@ def move(job: Job, what: Move, now: float) -> JobState:
         job.gpus = ()
         job.stop_why = ""
         job.outcome = job.exit_code = job.signal = None
-        job.leftovers = ()
     return before

@@ -8,6 +8,7 @@ import random
 import select
 import sqlite3
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +25,7 @@ from scheduler.core.marks import Batch
 from scheduler.core.placement import Fleet
 from scheduler.core.ports import Runner
 from scheduler.core.queue import Order
-from scheduler.core.requests import Request
+from scheduler.core.requests import Answer, Request
 from scheduler.crashpoints import crash_point
 from scheduler.engine.painting import StateFile, picture
 from scheduler.engine.reading import Gathered, Parser, Reader
@@ -44,7 +45,9 @@ LAZY_S = 0.03  # a pid may wait this long to be written down: its record has it 
 PAINT_S = 0.1
 QUIET_S = 0.02
 MISSING_AGAIN_S = 2.0
-STORE_AGAIN_S = 1.0
+LONGEST_BREAK_S = 8.0
+REFUSED_AFTER = 3  # vain tries, after which open requests are refused
+MISSING_A_ROUND = 200
 MOST_KEPT = 2000
 MOST_NAMED = 20
 TAIL_BYTES = 16 * 1024
@@ -92,6 +95,8 @@ class House:
     last_id: int = 0
     broken_until: float = 0.0
     broken_said: str = ""
+    broken_times: int = 0
+    missing_from: int = 0
     dirty_since: float | None = None
     last_move: float = 0.0
     missing_due: float = 0.0
@@ -124,7 +129,7 @@ class House:
         busy = {gpu for job in in_hand for gpu in job.gpus} | {gpu for holding, _ in held for gpu in holding.gpus}
         slots = self.config.cpu_slots if self.config.cpu_slots is not None else os.cpu_count() or 1
         retired = busy - {gpu.index for gpu in self.gpus}
-        world = World(Fleet(self.gpus, slots, retired), self._fetch, self._policy(), self._missing)
+        world = World(Fleet(self.gpus, slots, retired), self._fetch, self._policy(), self._missing, self._blocker)
         world.fleet.paused_mask = mask_of(rows.paused_gpus(connection)) & world.fleet.all_mask
         world.queue_paused = bool(rows.meta(connection, "queue_paused"))
         self.world, self.lazy, self.kept = world, [], {}
@@ -180,6 +185,9 @@ class House:
     def _fetch(self, job_id: int) -> Job | None:
         return self.kept.get(job_id) or rows.get(self.db.connection, job_id)
 
+    def _blocker(self, identity: str) -> Job | None:
+        return rows.blocker_of(self.db.connection, identity)
+
     def _found(self, job: Job) -> Found | Missing:
         """What a job would run with: looked up once a turn."""
         spec = job.spec
@@ -214,8 +222,16 @@ class House:
             if self.broken_until:
                 self._mend()
             self._tick(now)
+            self.broken_times = 0
         except StoreTrouble as error:
-            self._store_broke(error)
+            self._broke(error)
+        except sqlite3.Error as error:
+            self._broke(StoreTrouble(f"cannot be used: {error}", where=self.places.store))
+        except Exception as error:  # noqa: BLE001  a defect of ours must not end the daemon: the jobs need it
+            where = traceback.format_exc().strip().replace("\n", " | ")
+            self._broke(StoreTrouble(f"a defect of gpujob, please report it: {error!r} ({where})"))
+        with contextlib.suppress(OSError):  # a full disk: the records are lost, the jobs are not
+            self.flush_log()
 
     def _tick(self, now: Now) -> None:
         facts = self._with_failures(self.runner.look())
@@ -316,6 +332,7 @@ class House:
             if mode == "auto":
                 mode = "physical" if names_devices(job.spec.script) else "local"
             launch = launch_of(job, found, mode=mode, state_file=self.config.state_file, cwd=self.folder)
+            job.argv = launch.argv
             launches.append((job, launch))
         return launches
 
@@ -359,8 +376,6 @@ class House:
             name = os.path.basename(refusal.path)
             self.say(f"{name}:{refusal.number}: {harmless(refusal.reason)}", 30, kind="refused")
         self._say_repeated(gathered)
-        with contextlib.suppress(OSError):  # a full disk: the records are lost, the jobs are not
-            self.flush_log()
 
     def _say_repeated(self, gathered: Gathered) -> None:
         if gathered.repeated:
@@ -399,6 +414,7 @@ class House:
         if now.mono >= self.scan_due:
             self.scan_due = now.mono + self.config.monitor_interval
             self.watcher.rearm()
+            self.db.check_in_place()
             for path, watched in self.files.items():
                 watched.follower.check_whole()
                 self.changed.add(path)
@@ -503,13 +519,14 @@ class House:
         if now.mono < self.missing_due:
             return []
         self.missing_due = now.mono + MISSING_AGAIN_S
-        back: list[Fact] = []
-        for job_id, code in self.world.parked.items():
-            if code == "missing":
-                job = self._fetch(job_id)
-                if job is not None and not self._missing(job):
-                    back.append(Arrived(job))
-        return back
+        missing = sorted(job_id for job_id, code in self.world.parked.items() if code == "missing")
+        # A few a round, in turn: ten thousand lines of a wrong folder must not keep a core busy.
+        round_ = [job_id for job_id in missing if job_id > self.missing_from][:MISSING_A_ROUND] or missing[
+            :MISSING_A_ROUND
+        ]
+        self.missing_from = round_[-1] if round_ else 0
+        jobs = [job for job in map(self._fetch, round_) if job is not None]
+        return [Arrived(job) for job in jobs if not self._missing(job)]
 
     # -- the state file and the reasons -------------------------------------------------------------------
 
@@ -553,20 +570,31 @@ class House:
 
     # -- when the store cannot be used --------------------------------------------------------------------
 
-    def _store_broke(self, error: StoreTrouble) -> None:
+    def _broke(self, error: StoreTrouble) -> None:
         """Nothing was recorded: do nothing, try again soon, then build the world anew from what the store holds."""
-        if str(error) != self.broken_said:
+        self.broken_times += 1
+        wait = 0.01 if error.do == "decided anew" else min(LONGEST_BREAK_S, 2.0 ** (self.broken_times - 1))
+        self.broken_until = time.monotonic() + wait
+        if error.do != "decided anew" and str(error) != self.broken_said:
             self.broken_said = str(error)
-            with contextlib.suppress(OSError):  # the disk may be full for the log as well
-                self.say(f"{error}; running jobs go on, nothing is started until then", 40, kind="store")
-        self.broken_until = time.monotonic() + (STORE_AGAIN_S if error.do != "decided anew" else 0.01)
+            self.say(f"{error}; running jobs go on, nothing is started until then", 40, kind="store")
 
     def _mend(self) -> None:
+        if self.broken_times >= REFUSED_AFTER:
+            self._refuse_requests()
         self.open()
         self.broken_until = 0.0
         if self.broken_said:
             self.say("the store can be used again", 20, kind="store")
         self.broken_said = ""
+
+    def _refuse_requests(self) -> None:
+        """Answer what was asked with a refusal: a wish that cannot be carried out must not come back for ever."""
+        with self.db.writing() as connection:
+            answers = [
+                Answer(row, 1, (f"could not be carried out: {self.broken_said}",)) for row, _ in rows.asked(connection)
+            ]
+            rows.answer(connection, answers)
 
     # -- waiting ------------------------------------------------------------------------------------------
 
@@ -602,12 +630,14 @@ class House:
             return False
         return "backoff" not in world.parked.values()
 
-    def wait(self, epoll: select.epoll) -> None:
+    def wait(self, epoll: select.epoll, wakeup: int) -> None:
         """Sleep until something happens."""
-        limit = self.timeout()
-        if limit > 0:
+        limit = min(self.timeout() + 0.001, 3600.0)
+        if self.broken_until:
+            select.select([wakeup], [], [], limit)  # the others stay readable until the world is built anew
+        elif limit > 0.001:
             # Rounded up to a whole millisecond, which is what epoll can wait for: else the end would be a busy loop.
-            epoll.poll(min(limit + 0.001, 3600.0))
+            epoll.poll(limit)
 
 
 def _tail(path: str) -> str:

@@ -214,7 +214,7 @@ class Daemon:
         while True:
             if self.stop_signal:
                 break
-            house.wait(epoll)
+            house.wait(epoll, wakeup)
             _empty(wakeup)
             house.tick()
             if drain and not house.broken_until and not self.stop_signal:

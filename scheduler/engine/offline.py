@@ -37,6 +37,7 @@ def _carry_out(database: Database, config: Config, request: Request) -> Answer:
     connection = database.connection
     now = Now(time.time(), time.monotonic())
     world = World(Fleet(rows.gpus(connection)), lambda job: rows.get(connection, job), Policy(), may_start=False)
+    world.blocker = lambda identity: rows.blocker_of(connection, identity)
     world.fleet.paused_mask = mask_of(rows.paused_gpus(connection))
     world.queue_paused = bool(rows.meta(connection, "queue_paused"))
     in_hand = {job.id: job for job in rows.in_hand(connection)}

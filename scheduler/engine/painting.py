@@ -13,6 +13,7 @@ from scheduler.core.decide import World
 from scheduler.core.gpu import WHOLE, ids_of
 from scheduler.core.job import JobState
 from scheduler.core.requests import Pause, PauseQueue, Request, Resume
+from scheduler.intake.files import read_plain
 from scheduler.store.safely import replace_file
 
 LARGEST = 1 << 20
@@ -72,12 +73,12 @@ class StateFile:
     shown_paused: bool = False
     broken_since: float | None = None
     said: list[str] = field(default_factory=list)
+    trouble: str = ""
 
     def edits(self, managed: Iterable[int], now: float) -> list[Request]:
         """What a person changed since the last paint. A file that stays unreadable for 1 s is set aside."""
         try:
-            with open(self.path, "rb") as stream:
-                data = stream.read(LARGEST)
+            data = read_plain(self.path, LARGEST)
         except FileNotFoundError:
             if not self.painted:
                 return []
@@ -88,15 +89,19 @@ class StateFile:
             self.said.append("the state file was deleted: pauses are reset")
             return gone
         except OSError as error:
-            self.said.append(f"{self.path} cannot be read: {error.strerror}")
+            text = f"{self.path} cannot be read: {error.strerror}"
+            if text != self.trouble:
+                self.trouble = text
+                self.said.append(text)
             return []
+        self.trouble = ""
         if data == self.painted:
             self.broken_since = None
             return []
         try:
             document = json.loads(data)
             gpus, paused = _wishes(document)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return self._broken(str(error), now)
         self.broken_since = None
         self.painted = data  # taken in; painted over at the next paint
@@ -119,7 +124,12 @@ class StateFile:
             self.broken_since = now
         if now - self.broken_since >= HALF_SAVED_S:
             aside = f"{self.path}.bad-{time.strftime('%Y%m%d-%H%M%S')}"
-            os.rename(self.path, aside)
+            try:
+                os.rename(self.path, aside)
+            except OSError as error:
+                self.said.append(f"{self.path}: not a state file ({why}), and cannot be set aside: {error.strerror}")
+                self.broken_since = now
+                return []
             self.said.append(f"{self.path}: not a state file ({why}); set aside as {aside}, pauses stay in force")
             self.broken_since, self.painted = None, b""
         return []

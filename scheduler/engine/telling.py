@@ -114,14 +114,18 @@ class MainLog:
         """Open ``path``. Raises OSError."""
         self.path, self.most_bytes, self.kept = path, most_bytes, kept
         self._lines: list[str] = []
+        self._fd = -1
         self._open()
 
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(self.path, flags, 0o600)
-        if os.fstat(self._fd).st_mode & 0o777 != 0o600:
-            os.fchmod(self._fd, 0o600)
-        self._size = os.fstat(self._fd).st_size
+        fd = os.open(self.path, flags, 0o600)
+        status = os.fstat(fd)
+        if status.st_mode & 0o777 != 0o600:
+            os.fchmod(fd, 0o600)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._size, self._inode = fd, status.st_size, status.st_ino
 
     def __call__(self, said: Said) -> None:
         """Keep a record for the next ``flush``."""
@@ -136,15 +140,22 @@ class MainLog:
         self._lines.clear()
         if self._size + len(data) > self.most_bytes:
             self._rotate()
-        os.write(self._fd, data)
-        self._size += len(data)
+        elif not self._in_place():
+            self._open()
+        self._size += os.write(self._fd, data)
+
+    def _in_place(self) -> bool:
+        try:
+            return os.stat(self.path).st_ino == self._inode
+        except FileNotFoundError:
+            return False
 
     def _rotate(self) -> None:
-        os.close(self._fd)
         for number in range(self.kept - 1, 0, -1):
-            if os.path.exists(f"{self.path}.{number}"):
+            with contextlib.suppress(FileNotFoundError):
                 os.replace(f"{self.path}.{number}", f"{self.path}.{number + 1}")
-        os.replace(self.path, f"{self.path}.1")
+        with contextlib.suppress(FileNotFoundError):  # somebody removed it: there is nothing to keep
+            os.replace(self.path, f"{self.path}.1")
         self._open()
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from scheduler.engine.telling import Said
 
 EVERY_S = 0.05
 MOST_BYTES = 1 << 18
+MOST_BEHIND = 1 << 22
 LONGEST_LINE = 1 << 16
 
 
@@ -92,24 +93,31 @@ class Stream:
             self._print_log(log, last=False)
 
     def _print_log(self, log: _Log, last: bool) -> None:
-        if log.fd < 0:
-            try:
+        """Print what is new, at most MOST_BYTES a round; of a log that runs ahead too far, only its end."""
+        try:
+            if log.fd < 0:
                 log.fd = os.open(log.path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                return  # not there (yet, or any more): `gpujob logs` says so when asked
-        while data := os.read(log.fd, MOST_BYTES):
-            text = log.rest + data
-            lines = text.split(b"\n")
-            log.rest = lines.pop()
-            if len(log.rest) > LONGEST_LINE:
-                lines.append(log.rest)
+            behind = os.fstat(log.fd).st_size - os.lseek(log.fd, 0, os.SEEK_CUR)
+            if behind > MOST_BEHIND:
+                os.lseek(log.fd, -MOST_BYTES, os.SEEK_END)
                 log.rest = b""
-            self._write("".join(f"[{log.job}] {_line(line)}\n" for line in lines))
-        if last:
-            if log.rest:
-                self._write(f"[{log.job}] {_line(log.rest)}\n")
-            os.close(log.fd)
-            log.fd = -1
+                self._write(f"[{log.job}] … {behind >> 20} MB skipped here; all of it: gpujob logs {log.job}\n")
+            left = MOST_BEHIND if last else MOST_BYTES
+            while left > 0 and (data := os.read(log.fd, MOST_BYTES)):
+                left -= len(data)
+                lines = (log.rest + data).split(b"\n")
+                log.rest = lines.pop()
+                if len(log.rest) > LONGEST_LINE:
+                    lines.append(log.rest)
+                    log.rest = b""
+                self._write("".join(f"[{log.job}] {_line(line)}\n" for line in lines))
+            if last:
+                if log.rest:
+                    self._write(f"[{log.job}] {_line(log.rest)}\n")
+                os.close(log.fd)
+                log.fd = -1
+        except OSError:
+            return  # not there (yet, or any more): `gpujob logs` says so when asked
 
 
 def _line(raw: bytes) -> str:

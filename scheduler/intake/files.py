@@ -29,6 +29,15 @@ class FileTrouble(SchedulerError):
     """The file cannot be read now; it is looked at again."""
 
 
+def read_plain(path: str, most: int) -> bytes:
+    """At most ``most`` bytes of a plain file. Raises OSError; a FIFO or device never holds us up."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", path)
+        return stream.read(most)
+
+
 def who_else_may_write(status: os.stat_result, trust_group: bool = False) -> str:
     """Empty, or who besides us could write a file (or folder) of this status, and the command that mends it."""
     me = os.getuid()
@@ -206,7 +215,8 @@ class Follower:
         stood = now - self._changed_at >= OPEN_LINE_S
         batch = self._take(mark, held.st_size, last=stood)
         if batch.mark == mark:
-            self.look_again_at = self._changed_at + OPEN_LINE_S
+            due = self._changed_at + OPEN_LINE_S
+            self.look_again_at = due if due > now else None
             return None
         return batch
 
@@ -279,8 +289,11 @@ class Follower:
         if len(lines) < MOST_LINES and rest:
             if skipping:
                 position = len(data)
-            elif len(rest) > LONGEST_LINE and not open_line:
-                number += 1
+            elif open_line and not rest.strip():
+                position = len(data)  # blanks behind a line that was taken: nothing changed
+            elif len(rest) > LONGEST_LINE:
+                number += 0 if open_line else 1
+                open_line = False
                 lines.append(LineRead(number, _shown(rest[:80]), f"longer than {LONGEST_LINE} bytes"))
                 position, skipping = len(data), True
             elif last and whole_rest and not open_line:

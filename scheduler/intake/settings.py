@@ -11,7 +11,7 @@ from typing import Any
 from scheduler.core.config import OPTIONS, PATHS, Config, config_from, defaults, read_option
 from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.core.llm import ModelTable, table_from
-from scheduler.intake.files import check_private
+from scheduler.intake.files import check_private, read_plain
 
 PREFIX = "GPUJOB_SET_"
 LARGEST = 4 << 20
@@ -82,9 +82,8 @@ def read_config(path: str, trust_group: bool) -> dict[str, Any]:
     import yaml
 
     try:
-        with open(path, encoding="utf-8") as stream:
-            text = stream.read(LARGEST)
-            status = os.fstat(stream.fileno())
+        status = os.stat(path)
+        text = read_plain(path, LARGEST).decode("utf-8")
         data = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot be read: {error}", where=path) from None
@@ -141,8 +140,7 @@ def model_table(path: str) -> ModelTable:
     if not path:
         return ModelTable()
     try:
-        with open(path, encoding="utf-8-sig") as stream:
-            text = stream.read(LARGEST)
+        text = read_plain(path, LARGEST).decode("utf-8-sig")
     except FileNotFoundError:
         return ModelTable()
     except (OSError, UnicodeDecodeError) as error:

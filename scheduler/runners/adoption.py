@@ -9,7 +9,7 @@ from scheduler.core.facts import Ended, Fact, Lost, NeverRan, Started, Unclaimed
 from scheduler.core.job import Job, Process
 from scheduler.core.recovery import TABLE, Found, Record, Verdict
 from scheduler.runners import record
-from scheduler.runners.processes import Mark, boot_id, lives, members
+from scheduler.runners.processes import Mark, boot_id, lives, members, stands
 
 # Reasons that pass by themselves; any other errno of a start lasts (not executable, bad interpreter…).
 PASSING = frozenset(
@@ -37,7 +37,8 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
     text = os.strerror(number) if number else "not started"
     if stage in where:
         text = f"{where[stage]}: {text}"
-    return NeverRan(job, attempt, text, number not in PASSING, at)
+    lasting = stage in ("", "program") and number not in PASSING
+    return NeverRan(job, attempt, text, lasting, at)
 
 
 def settle(path: str, job: Job, state_file: str, now: float) -> tuple[Verdict, list[Fact], Process | None]:
@@ -55,8 +56,8 @@ def settle(path: str, job: Job, state_file: str, now: float) -> tuple[Verdict, l
         others: list[Process] = []
         living = Found.NOTHING
         if same_boot:
-            if process is not None and lives(process):
-                living = Found.LEADER
+            if process is not None and (stands(process) if found.kind is not Record.ENDED else lives(process)):
+                living = Found.LEADER  # a zombie too: its keeper is about to write its ending down
             else:
                 others = members(mark, process)
                 living = Found.OTHERS if others else Found.NOTHING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import marshal
 import os
 import select
@@ -22,6 +23,7 @@ from scheduler.runners import record
 from scheduler.runners.adoption import settle, start_trouble, why_lost
 from scheduler.runners.processes import (
     Mark,
+    Seen,
     become_subreaper,
     boot_id,
     carries,
@@ -31,6 +33,8 @@ from scheduler.runners.processes import (
     own_children,
     seen,
     signal_all,
+    stands,
+    zombie_status,
 )
 
 PACKET = 1 << 20
@@ -87,6 +91,7 @@ class DirectRunner:
         self._zombies: list[_Zombie] = []
         self._leftovers: dict[int, tuple[str, Mark, Process]] = {}  # pidfd → whose
         self._held: dict[str, Mark] = {}
+        self._unsure: set[Process] = set()  # orphans that more than one job may have made: hold GPUs, are never ended
         self._facts: list[Fact] = []
         become_subreaper()
         self._spawn_keeper()
@@ -123,7 +128,8 @@ class DirectRunner:
         self._socket = ours
         self._keeper_since = time.monotonic()
         self._epoll.register(ours.fileno(), select.EPOLLIN)
-        self._outbox = [marshal.dumps([("env", self.environ)])]
+        self._outbox = []
+        self._pack([("env", self.environ)])
 
     @property
     def keeper_pid(self) -> int:
@@ -173,21 +179,28 @@ class DirectRunner:
 
     def _pack(self, messages: list[tuple[Any, ...]]) -> None:
         data = marshal.dumps(messages)
-        if len(data) > 2 * MOST_PACKED:  # one start with a very long command or environment
-            path = os.path.join(self.attempts, f"packet-{os.getpid()}-{time.monotonic_ns()}")
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb") as stream:
-                stream.write(data)
-            data = marshal.dumps([("file", path)])
+        if len(data) > 2 * MOST_PACKED:  # a very long command or environment
+            data = self._as_file(data)
         self._outbox.append(data)
+
+    def _as_file(self, data: bytes) -> bytes:
+        """A packet that names a file in which the real one stands; the keeper removes it."""
+        path = os.path.join(self.attempts, f"packet-{os.getpid()}-{time.monotonic_ns()}")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as stream:
+            stream.write(data)
+        return marshal.dumps([("file", path)])
 
     def _send(self) -> None:
         while self._outbox and self._socket is not None:
             try:
                 self._socket.send(self._outbox[0])
-            except BlockingIOError:
+            except (BlockingIOError, InterruptedError):
                 return  # sent at the next look
-            except OSError:
+            except OSError as error:
+                if error.errno in (errno.EMSGSIZE, errno.ENOBUFS) and len(self._outbox[0]) > 4096:
+                    self._outbox[0] = self._as_file(self._outbox[0])
+                    continue
                 return  # the keeper is dead; `look` finds out and settles what it was sent
             del self._outbox[0]
 
@@ -278,29 +291,39 @@ class DirectRunner:
         """Processes of an attempt whose leader has ended.
 
         Whatever lives of it hangs below a process whose parent died, and such a one is our child: so one look at
-        our own children tells that there is nothing, and only else all processes are searched.
+        our own children tells that there is nothing, and only else all processes are searched. An orphan that
+        shows no owner (another session, no mark) holds the GPUs of every job that may have made it.
         """
-        known = {self._keeper, *self._inherited, *(p.pid for _, _, p in self._leftovers.values())}
+        known = {self._keeper, *self._inherited}
         orphans = []
         for pid in own_children():
             if pid in known:
                 continue
             found = seen(pid)
-            if found is not None and found.alive and not self._of_another(found.pid, found.session, attempt):
+            if found is not None and found.alive and self._may_be_of(attempt, found):
                 orphans.append(Process(pid, found.ticks))
         if not orphans:
             return ()
         return tuple(members(self._mark(attempt), attempt.process, orphans))
 
-    def _of_another(self, pid: int, session: int, attempt: _Attempt) -> bool:
-        if attempt.process is not None and session == attempt.process.pid:
+    def _may_be_of(self, attempt: _Attempt, orphan: Seen) -> bool:
+        mark, leader = self._mark(attempt), attempt.process
+        if (leader is not None and orphan.session == leader.pid) or carries(orphan.pid, mark):
+            return True
+        if any(held != f"{attempt.job}.{attempt.attempt}" and p.pid == orphan.pid and carries(orphan.pid, m)
+               for held, m, p in self._leftovers.values()):  # fmt: skip
             return False
-        if carries(pid, self._mark(attempt)):
-            return False
-        for other in (*self._running.values(), *self._adopted.values()):
-            if (other.process is not None and session == other.process.pid) or carries(pid, self._mark(other)):
-                return True
-        return False
+        others = (*self._running.values(), *self._adopted.values())
+        for other in others:
+            if (other.process is not None and orphan.session == other.process.pid) or carries(
+                orphan.pid, self._mark(other)
+            ):
+                return False
+        own = leader is None or orphan.ticks >= leader.ticks
+        makers = [o for o in others if o.process is not None and o.process.ticks <= orphan.ticks]
+        if own and makers:
+            self._unsure.add(Process(orphan.pid, orphan.ticks))
+        return own
 
     def _reap(self) -> None:
         """Children of ours that ended: orphans of jobs, and leaders inherited from a dead keeper."""
@@ -428,8 +451,7 @@ class DirectRunner:
                 continue
             attempt = zombie.attempt
             found = record.read(attempt.path)
-            still = attempt.process is not None and (s := seen(attempt.process.pid)) is not None
-            still = still and s is not None and attempt.process is not None and s.ticks == attempt.process.ticks
+            still = attempt.process is not None and stands(attempt.process)
             if found.kind is not Record.ENDED and not still:
                 found = record.read(attempt.path)  # written between the two looks
             if found.kind is Record.ENDED:
@@ -438,7 +460,15 @@ class DirectRunner:
                 self._facts.append(
                     Ended(attempt.job, attempt.attempt, code, number, found.ended_at or time.time(), left)
                 )
-            elif not still or now - zombie.since > ZOMBIE_PATIENCE_S:
+            elif still and attempt.process is not None and now - zombie.since > ZOMBIE_PATIENCE_S:
+                status = zombie_status(attempt.process)  # its keeper is stopped or stuck: the kernel still knows
+                if status is None:
+                    zombie.due = now + zombie.wait
+                    waiting.append(zombie)
+                    continue
+                ended = os.waitstatus_to_exitcode(status)
+                self._ended(attempt, "exit" if ended >= 0 else "signal", abs(ended), time.time())
+            elif not still:
                 left = tuple(members(self._mark(attempt), attempt.process))
                 self._facts.append(Lost(attempt.job, attempt.attempt, why_lost(found.kind, True), time.time(), left))
             else:
@@ -488,7 +518,7 @@ class DirectRunner:
 
     def stop(self, job: Job, hard: bool) -> None:
         """SIGTERM or SIGKILL to the whole tree."""
-        known = [p for held, _, p in self._leftovers.values() if held == job.attempt_key]
+        known = [p for held, _, p in self._leftovers.values() if held == job.attempt_key and p not in self._unsure]
         signal_all(Mark(job.id, job.attempt, self.state_file), job.process, known, hard)
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:

@@ -110,16 +110,20 @@ class Keeper:
             elif message[0] == "env":
                 self.base = message[1]
             elif message[0] == "file":
-                with open(message[1], "rb") as stream:
-                    data = stream.read()
-                os.unlink(message[1])
-                self.handle(marshal.loads(data))
+                try:
+                    with open(message[1], "rb") as stream:
+                        data = stream.read()
+                    os.unlink(message[1])
+                except OSError as error:
+                    self.out.append(("note", "", f"packet not read: {error}"))
+                else:
+                    self.handle(marshal.loads(data))
 
     def start(self, key, path, record, log, cwd, umask, argv, env_file, changes):
         self.crash_point("keeper.before_claim")
         os.umask(0o077)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fd = self.claim(path)
         except FileExistsError:
             self.out.append(("taken", key))
             return
@@ -157,7 +161,8 @@ class Keeper:
             )
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", None) or 22
-            self.write_end(fd, "never", number)
+            # Only what is wrong with the program itself is remembered; the rest may pass, and is tried again.
+            self.write_end(fd, "never", number if stage == "program" else 0)
             if log_fd >= 0:
                 self.say(log_fd, f"gpujob: cannot start {argv[0]}: {os.strerror(number)} ({stage})\n")
             os.close(fd)
@@ -178,6 +183,14 @@ class Keeper:
         os.close(fd)
         self.crash_point("keeper.pid_written")
         self.out.append(("up", key, pid, ticks, at))
+
+    def claim(self, path):
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            return os.open(path, flags, 0o600)
 
     def open_log(self, log):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -53,6 +53,25 @@ def seen(pid: int) -> Seen | None:
     return Seen(pid, int(fields[19]), fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
 
 
+def stands(process: Process) -> bool:
+    """Whether this very process is still there, if only as a zombie that nobody has reaped."""
+    found = seen(process.pid)
+    return found is not None and found.ticks == process.ticks
+
+
+def zombie_status(process: Process) -> int | None:
+    """The wait status of a zombie of ours, from field 52 of its stat; None if it is none or may not be read."""
+    try:
+        with open(f"/proc/{process.pid}/stat", "rb") as stream:
+            data = stream.read()
+    except OSError:
+        return None
+    fields = data[data.rindex(b")") + 2 :].split()
+    if int(fields[19]) != process.ticks or fields[0] != b"Z" or len(fields) < 50:
+        return None
+    return int(fields[49])
+
+
 def lives(process: Process) -> bool:
     """Whether this very process (not another with its number) still runs."""
     found = seen(process.pid)
@@ -150,22 +169,26 @@ def carries(pid: int, mark: Mark) -> bool:
     return bool(entries) and all(line in entries for line in mark.lines())
 
 
-def members(mark: Mark, leader: Process | None, known: Iterable[Process] = ()) -> list[Process]:
+def members(mark: Mark, leader: Process | None, known: Iterable[Process] = (), *, sure: bool = False) -> list[Process]:
     """All live processes of an attempt: its leader, its session, its descendants, whoever carries its mark.
 
-    Zombies do not count. The sweep reads /proc once; ``environ`` only of what no other rule claimed.
+    Zombies do not count. A session or group number proves something only while the leader of that number is the
+    recorded one; with the leader gone the number may be a stranger's, so then a process counts by it only when
+    nobody has the number as pid and, if ``sure`` (for signals), never without the mark.
     """
     table: dict[int, Seen] = {}
     for pid in _all_pids():
         found = seen(pid)
         if found is not None:
             table[pid] = found
-    mine: set[int] = set()
-    roots = {process.pid for process in (*known, *((leader,) if leader else ())) if _is(table, process)}
-    leader_sid = leader.pid if leader else -1
-    for pid, found in table.items():
-        if pid in roots or found.session == leader_sid or found.group == leader_sid:
-            mine.add(pid)
+    mine = {process.pid for process in (*known, *((leader,) if leader else ())) if _is(table, process)}
+    if leader is not None:
+        number = leader.pid
+        led = number in mine
+        for pid, found in table.items():
+            if (found.session == number or found.group == number) and found.ticks >= leader.ticks:
+                if led or (number not in table and (not sure or carries(pid, mark))):
+                    mine.add(pid)
     grew = True
     while grew:
         grew = False
@@ -194,7 +217,7 @@ def signal_all(mark: Mark, leader: Process | None, known: Iterable[Process], har
     told: set[Process] = set()
     known = tuple(known)
     for _ in range(MOST_SWEEPS):
-        found = [process for process in members(mark, leader, known) if process not in told]
+        found = [process for process in members(mark, leader, known, sure=True) if process not in told]
         if not found:
             break
         for process in found:

@@ -44,6 +44,7 @@ CREATE TABLE jobs (
     boot TEXT NOT NULL DEFAULT '',
     runner TEXT NOT NULL DEFAULT 'direct',
     session TEXT,
+    argv TEXT NOT NULL DEFAULT '',  -- the words as they were run
     log TEXT NOT NULL DEFAULT '',
     outcome TEXT,
     exit_code INTEGER,
@@ -134,6 +135,7 @@ class Database:
             self.close()
             raise
         self._synced = True
+        self._inode = os.stat(places.store).st_ino
 
     def _prepare(self, checkpoints: bool) -> None:
         run = self.connection.execute
@@ -237,6 +239,17 @@ class Database:
                     raise
             except sqlite3.Error as error:
                 raise _trouble(error, self.places.store) from error
+
+    def check_in_place(self) -> None:
+        """Raise StoreTrouble when the file was removed or replaced while it was open."""
+        try:
+            there = os.stat(self.places.store).st_ino
+        except OSError:
+            there = 0
+        if there != self._inode:
+            raise StoreTrouble(
+                "was removed or replaced while in use", where=self.places.store, do="put it back, and start again"
+            )
 
     def ring(self) -> None:
         """Wake the daemon: one byte into the bell, after the commit."""

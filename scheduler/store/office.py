@@ -61,7 +61,7 @@ def daemon_alive(places: Places) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who only ask do not see each other
         fcntl.flock(fd, fcntl.LOCK_UN)
         return False
     except OSError:

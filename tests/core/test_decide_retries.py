@@ -125,7 +125,7 @@ def test_a_job_with_retries_is_run_again_as_often_as_it_asks() -> None:
         plan = play.tell(play.ended(1, 7))
         job = play.job(1)
         assert (job.state, job.runs_failed, job.exit_code, job.gpus) == (S.PENDING, run, None, ())
-        assert job.reason == f"ended with exit code 7; run {run + 1} of 3; tried again in {wait} s"
+        assert job.reason == f"ended with exit code 7; run {run} of 3; tried again in {wait} s"
         fell = next(event for event in plan.events if event.kind == "fell")
         assert (fell.detail["exit_code"], fell.detail["attempt"]) == (7, run)
         play.tell(after=wait - 0.5)

@@ -56,7 +56,6 @@ def a_worn_job(state: JobState) -> Job:
         reason="again soon",
         stop_why="cancelled",
         stop_at=T0 + 1.5,
-        leftovers=(Process(4712, 6),),
     )
 
 
@@ -87,7 +86,6 @@ def test_a_job_that_waits_again_holds_nothing_of_its_last_run(state: JobState, w
     job = a_worn_job(state)
     move(job, what, T0 + 9)
     assert (job.gpus, job.process, job.started_at, job.finished_at, job.stop_at) == ((), None, None, None, None)
-    assert (job.outcome, job.exit_code, job.signal, job.stop_why, job.leftovers) == (None, None, None, "", ())
     assert (job.id, job.attempt, job.submitted_at) == (12, 3, T0)
 
 

@@ -120,6 +120,11 @@ def submit(
         if not equals or not name:
             raise UsageError(f"{item!r} is not NAME=VALUE", where="--env")
         environment[name] = value
+    for name, text in (("--label", label), ("--conda", conda), ("--cwd", cwd)):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UsageError("not UTF-8", where=name) from None
     mask = os.umask(0)
     os.umask(mask)
     folder = os.path.abspath(os.path.expanduser(cwd)) if cwd else os.getcwd()

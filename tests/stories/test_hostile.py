@@ -1,0 +1,217 @@
+"""Odd and hostile surroundings: each of these once ended the daemon, made it spin, or lost something."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.job import Process
+from scheduler.runners.processes import Mark, members, seen
+from tests.stories.harness import alive, wait_for
+
+
+def ticks_of(pid: int) -> int:
+    """CPU that a process has used, in clock ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_a_reused_number_leads_to_no_stranger():
+    """H02: session and group of a number that is another process's now prove nothing."""
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    try:
+        found = seen(stranger.pid)
+        assert found is not None
+        gone = Process(stranger.pid, found.ticks - 100)
+        mark = Mark(1, 1, "/nowhere/state.json")
+        assert members(mark, gone) == [] and members(mark, gone, sure=True) == []
+        assert Process(stranger.pid, found.ticks) in members(mark, Process(stranger.pid, found.ticks))
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_retry_of_a_job_whose_equal_has_succeeded_is_refused(scheduler):
+    """One plain refusal; the store's rule on equal lines must not break the loop."""
+    s = scheduler(gpus=1)
+    flip = s.folder / "flip"
+    flip.write_text("#!/bin/sh\n[ -e ok ] && exit 0; exit 3\n")
+    flip.chmod(0o755)
+    s.append("0,flip")
+    s.start()
+    s.wait_state(1, "failed")
+    (s.folder / "ok").touch()
+    s.append("0,flip")
+    s.wait_state(2, "done")
+    for _ in range(2):  # with a daemon, and without
+        assert "job 2 (done) is the same" in s.cli("retry", "1", code=3).stderr
+        s.stop()
+    s.start()
+    s.append("0,flip,,next")
+    s.wait_state(3, "done")
+
+
+def test_odd_files_in_place_of_ours(scheduler):
+    """Deep JSON, FIFOs, folders: said, and the loop goes on and ends when told."""
+    s = scheduler(gpus=1, state_interval=1)
+    s.start()
+    state = s.folder / "gpu_scheduler_state.json"
+    wait_for(state.exists, "the state file")
+    state.write_text("[" * 200_000)
+    wait_for(lambda: "set aside" in s.said(), "the report")
+    state.unlink(missing_ok=True)
+    os.mkfifo(state)
+    os.mkfifo(s.folder / "llm_config.json")
+    s.append(s.line("a"))
+    s.wait_ended(1)
+    assert s.stop() == 0
+    state.unlink()
+    (s.folder / "llm_config.json").unlink()
+    state.mkdir()
+    s.start()
+    s.append(s.line("b"))
+    s.wait_ended(2)
+    assert s.said().count("Is a directory") <= 3
+
+
+def test_words_that_are_no_utf8(scheduler):
+    """Refused where the store would have to keep them, passed on where they are a job's own."""
+    s = scheduler(gpus=1)
+    s.start()
+    words = [os.fsencode(w) for w in (sys.executable, "-m", "scheduler", "submit")]
+    done = subprocess.run(
+        [*words, b"--conda", b"b\xff", b"--", b"true"], cwd=s.folder, env=s.environ, capture_output=True
+    )
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
+    done = subprocess.run(
+        [*words, b"--wait", b"--", b"echo", b"b\xff"], cwd=s.folder, env=s.environ, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    log = s.rows("SELECT log FROM jobs")[0][0]
+    assert Path(log).read_bytes() == b"b\xff\n"
+
+
+def test_a_large_environment(scheduler):
+    """300 KB of environment do not fit a packet."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a"))
+    s.start(A="a" * 100_000, B="b" * 100_000, C="c" * 100_000)
+    s.wait_ended(1)
+    assert s.starts("a") == 1
+
+
+def test_attempts_folder_removed(scheduler):
+    """A missing folder of ours is made again; it is no fault of the jobs."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a"))
+    s.start()
+    s.wait_ended(1)
+    subprocess.run(
+        ["rm", "-r", str(s.folder / ".gpujob" / "attempts"), str(s.folder / "gpu_scheduler_logs")], check=True
+    )
+    s.append(s.line("b", code=4))
+    s.wait_ended(2)
+    assert s.job(2)["exit_code"] == 4
+
+
+def test_ended_but_not_reaped_is_not_lost(scheduler):
+    """A stopped keeper has not written the ending yet: the next daemon waits for it."""
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a", code=7))
+    s.start()
+    s.wait_state(1, "running")
+    keeper = s.keeper_pid()
+    pid = int(wait_for(s.ledger, "the start")[0][2])
+    os.kill(keeper, signal.SIGSTOP)
+    s.kill()
+    s.release("a")
+    wait_for(lambda: not alive(pid), "the job's end")
+    s.start()
+    time.sleep(0.3)  # long enough for a hasty verdict; what counts is the one below
+    os.kill(keeper, signal.SIGCONT)
+    s.wait_ended(1)
+    job = s.job(1)
+    assert (job["outcome"], job["exit_code"]) == ("exit", 7)
+
+
+def test_a_child_that_hides_holds_a_gpu_until_it_ends(scheduler):
+    """No owner to be seen: no GPU of a job that may have made it is given out, and it is not ended for another's sake."""
+    s = scheduler(gpus=1)
+    script = s.folder / "hide"
+    script.write_text("#!/bin/sh\nenv -i setsid /bin/sh -c 'echo $$ > hidden; exec /bin/sleep 600' &\nsleep 0.3\n")
+    script.chmod(0o755)
+    s.append("0,hide", s.line("next"))
+    s.start()
+    s.wait_state(1, "done")
+    hidden = int(wait_for(lambda: (s.folder / "hidden").exists() and (s.folder / "hidden").read_text(), "its pid"))
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    assert s.states()[2] == "pending" and alive(hidden)
+    os.kill(hidden, signal.SIGKILL)
+    s.wait_ended(3)
+
+
+@pytest.mark.parametrize("tail", [" ", "x" * 1_500_000], ids=["blank", "long"])
+def test_what_follows_an_open_line_makes_no_busy_loop(scheduler, tail):
+    """A line without newline that was taken, and then something behind it: idle, and later lines are read."""
+    s = scheduler(gpus=1)
+    s.start()
+    with s.jobs_file.open("a") as stream:
+        stream.write(s.line("a"))
+    s.wait_ended(1)
+    with s.jobs_file.open("a") as stream:
+        stream.write(tail)
+    time.sleep(2.5)  # past the time after which an open line counts
+    before = ticks_of(s.pid)
+    time.sleep(1.0)
+    assert ticks_of(s.pid) - before < 30
+    s.append("", s.line("b"))
+    s.wait_ended(2)
+    assert s.starts("b") == 1
+
+
+def test_a_broken_store_makes_no_busy_loop(scheduler):
+    """E12: the store is removed while in use: said, no start, no spin; SIGTERM still works."""
+    s = scheduler(gpus=1, monitor_interval=1)
+    s.start()
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    os.rename(s.folder / ".gpujob" / "store.db", s.folder / "away")
+    wait_for(lambda: "removed or replaced" in s.said(), "the report")
+    s.append(s.line("a"))
+    before = ticks_of(s.pid)
+    time.sleep(1.0)
+    assert ticks_of(s.pid) - before < 30 and s.ledger() == []
+    os.rename(s.folder / "away", s.folder / ".gpujob" / "store.db")
+    s.wait_ended(2)
+
+
+def test_a_chatty_job_does_not_hide_the_others(scheduler):
+    """Output of one job at full speed: what others do is still shown, and its own end too."""
+    s = scheduler(gpus=2)
+    script = s.folder / "loud"
+    script.write_text("#!/bin/sh\nyes 'a line of some length to be written' | head -c 60000000\n")
+    script.chmod(0o755)
+    s.append("0,loud", s.line("quiet"))
+    s.start()
+    s.wait_ended(2)
+    wait_for(lambda: "job 2 (job.py) done" in s.said() and "job 1 (loud) done" in s.said(), "both ends are shown")
+    assert len(s.log(1)) == 60_000_000
+
+
+def test_job_killed_with_its_group_and_parent(scheduler):
+    """A job that kills its parent (the keeper) and its own group: told from each other, nothing invented."""
+    s = scheduler(gpus=1)
+    for name, text in (("parent", "kill -9 $PPID; exit 6"), ("group", "kill -9 0")):
+        path = s.folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    s.append("0,parent", "0,group", s.line("after"))
+    s.start()
+    s.wait_ended(3)
+    assert s.job(1)["exit_code"] == 6 and s.job(2)["signal"] == 9 and s.starts("after") == 1
