@@ -43,6 +43,7 @@ from scheduler.store.places import Places
 
 LAZY_S = 0.03  # a pid may wait this long to be written down: its record has it already
 PAINT_S = 0.1
+BUSY_PAINT_S = 0.5
 QUIET_S = 0.02
 MISSING_AGAIN_S = 2.0
 LONGEST_BREAK_S = 8.0
@@ -533,7 +534,8 @@ class House:
     def _paint_if_due(self, now: Now) -> None:
         if self.dirty_since is None:
             return
-        if now.mono < self.dirty_since + PAINT_S and now.mono < self.last_move + QUIET_S:
+        wait = BUSY_PAINT_S if self.again else PAINT_S  # in the midst of a long paste counting all jobs would cost most
+        if now.mono < self.dirty_since + wait and now.mono < self.last_move + QUIET_S:
             return
         self.paint(now)
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 from scheduler.core.errors import SchedulerError
 from scheduler.core.marks import Batch, FileMark, LineRead
 
-MOST_LINES = 256
-CHUNK = 256 * 1024
+MOST_LINES = 512
+CHUNK = 64 * 1024
 LONGEST_LINE = 1 << 20
 CHECKED_WHOLE = 64 * 1024  # a prefix up to this size is compared at every look
 TAIL = 4096

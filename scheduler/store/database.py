@@ -102,7 +102,10 @@ def _script(text: str) -> Callable[[sqlite3.Connection], None]:
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_script(_FIRST),)
 VERSION = len(MIGRATIONS)
 LOCK_POLL_S = 0.002
-LOG_PAGES = 1000  # pages in the write-ahead log before they are copied back; 4 MB
+LOG_PAGES = 1000  # size that the write-ahead log is given at the start; 4 MB
+CHECKPOINT_PAGES = (
+    4000  # pages in it before they are copied back: a paste of 10,000 lines touches most index pages again and again
+)
 PAGE = 4096
 
 
@@ -154,7 +157,7 @@ class Database:
             )
         run("PRAGMA journal_mode=WAL")
         run("PRAGMA synchronous=FULL")
-        run(f"PRAGMA wal_autocheckpoint={LOG_PAGES if checkpoints else 0}")
+        run(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES if checkpoints else 0}")
         run("PRAGMA temp_store=MEMORY")
         run("PRAGMA cache_size=-16384")  # 16 MiB at most: indexes over 10,000 jobs do not fit the usual 2
         if version < VERSION:

@@ -86,6 +86,7 @@ def test_a_job_that_waits_again_holds_nothing_of_its_last_run(state: JobState, w
     job = a_worn_job(state)
     move(job, what, T0 + 9)
     assert (job.gpus, job.process, job.started_at, job.finished_at, job.stop_at) == ((), None, None, None, None)
+    assert (job.outcome, job.exit_code, job.signal, job.stop_why) == (None, None, None, "")
     assert (job.id, job.attempt, job.submitted_at) == (12, 3, T0)
 
 
