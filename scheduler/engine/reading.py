@@ -31,6 +31,14 @@ class Gathered:
     changed: list[Job] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Tally:
+    """Identities of a batch's lines, to be counted in one go."""
+
+    counted: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Reads batches of one file into the store. ``table`` and ``fleet`` are those in force now."""
@@ -47,9 +55,10 @@ class Reader:
         if batch.restart:
             kept.start_recount(connection, path)
         replaying = batch.restart or batch.mark.replaying
+        tally = Tally()
         for line in batch.lines:
             try:
-                self._line(connection, path, line, replaying, now, out)
+                self._line(connection, path, line, replaying, now, out, tally)
             except (StoreTrouble, sqlite3.Error):
                 raise
             except Exception as error:  # noqa: BLE001  whatever is wrong with a line costs only that line
@@ -59,12 +68,21 @@ class Reader:
                 if (line.text, refusal.reason) not in self.known_refusals:
                     self.known_refusals.add((line.text, refusal.reason))
                     out.refusals.append(refusal)
+        kept.count_lines(connection, path, tally.counted)
+        kept.count_repeated(connection, path, tally.repeated)
         if batch.settled:
             kept.end_recount(connection, path)
         kept.save_mark(connection, batch.mark)
 
     def _line(
-        self, connection: sqlite3.Connection, path: str, line: LineRead, replaying: bool, now: float, out: Gathered
+        self,
+        connection: sqlite3.Connection,
+        path: str,
+        line: LineRead,
+        replaying: bool,
+        now: float,
+        out: Gathered,
+        tally: Tally,
     ) -> None:
         if line.problem:
             raise UsageError(line.problem)
@@ -81,13 +99,17 @@ class Reader:
             if rows.get(connection, parent) is None:
                 raise UsageError(f"there is no job {parent} to wait for", do="see gpujob jobs")
         identity = identity_of(spec)
-        count, before = kept.count_line(connection, path, identity)
-        is_new = count > before if replaying else True
+        count, is_new = 1, True
+        if replaying:
+            count, before = kept.count_line(connection, path, identity)
+            is_new = count > before
+        else:
+            tally.counted.append(identity)
         if is_new:
             try:
                 job = rows.insert(connection, spec, need, identity, (*parsed.notes, *notes), now)
             except sqlite3.IntegrityError:
-                kept.count_repeated(connection, path, identity)
+                tally.repeated.append(identity)
                 out.repeated.append((path, line.number, self._blocker(connection, identity)))
             else:
                 out.jobs.append(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 
 from scheduler.core.marks import FileMark, Refusal
 
@@ -61,9 +62,20 @@ def duplicates(connection: sqlite3.Connection) -> int:
     return int(connection.execute("SELECT coalesce(sum(repeated), 0) FROM line_counts").fetchone()[0])
 
 
-def count_repeated(connection: sqlite3.Connection, path: str, identity: str) -> None:
-    """One more line that says what a waiting, running or succeeded job says."""
-    connection.execute("UPDATE line_counts SET repeated=repeated+1 WHERE path=? AND identity=?", (path, identity))
+def count_lines(connection: sqlite3.Connection, path: str, identities: Sequence[str]) -> None:
+    """Count one more line for each of these (in a file that is not being read anew)."""
+    connection.executemany(
+        "INSERT INTO line_counts (path, identity, n) VALUES (?,?,1) ON CONFLICT (path, identity) DO UPDATE SET n=n+1",
+        [(path, identity) for identity in identities],
+    )
+
+
+def count_repeated(connection: sqlite3.Connection, path: str, identities: Sequence[str]) -> None:
+    """Lines that say what a waiting, running or succeeded job says."""
+    connection.executemany(
+        "UPDATE line_counts SET repeated=repeated+1 WHERE path=? AND identity=?",
+        [(path, identity) for identity in identities],
+    )
 
 
 def refuse(connection: sqlite3.Connection, refusal: Refusal) -> None:

@@ -343,8 +343,7 @@ def test_equal_lines_are_counted_anew_when_the_file_was_replaced(database: Datab
         assert kept.count_line(connection, "f", "b") == (1, 0)
         assert kept.count_line(connection, "g", "a") == (1, 0)
         assert kept.duplicates(connection) == 0, "a line that ran again after a failure is no repetition"
-        kept.count_repeated(connection, "f", "a")
-        kept.count_repeated(connection, "f", "a")
+        kept.count_repeated(connection, "f", ["a", "a"])
         assert kept.duplicates(connection) == 2
         kept.start_recount(connection, "f")
         assert [kept.count_line(connection, "f", "a") for _ in range(2)] == [(1, 3), (2, 3)]
