@@ -64,7 +64,6 @@ class Fleet:
         for server, count in self._whole.items():
             self._by_whole[count] = self._by_whole.get(count, 0) | self._server_mask[server]
         self._ever: dict[JobClass, str] = {}
-        self.widest_server = max(self._whole.values(), default=0)
 
     def manages(self, gpu: int) -> bool:
         """Whether this GPU id is one that jobs may be put on."""

@@ -69,8 +69,6 @@ class DirectRunner:
     what a dying keeper says; ``descriptors``: soft limit on open files that the jobs get (the daemon's own is higher).
     """
 
-    owns_gpus = True
-
     def __init__(
         self, attempts: str, state_file: str, environ: Mapping[str, str], errors: str, descriptors: int = 1024
     ) -> None:
@@ -508,11 +506,6 @@ class DirectRunner:
                 self._adopted[fd] = attempt
                 self._epoll.register(fd, select.EPOLLIN)
         return facts
-
-    def forget(self, key: str) -> None:
-        """The store knows this attempt's ending: nothing more is said of it."""
-        self._sent.pop(key, None)
-        self._running.pop(key, None)
 
     # -- ending -------------------------------------------------------------------------------------------
 
