@@ -32,6 +32,7 @@ class Started:
     attempt: int
     process: Process
     at: float
+    session: str | None = None  # "PID.NAME" of its terminal session
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Ended:
     at: float
     leftovers: tuple[Process, ...] = ()
     failure: Failure | None = None
+    note: str = ""  # what else is to be said about it
 
 
 @dataclass(frozen=True, slots=True)

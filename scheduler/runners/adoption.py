@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+from collections.abc import Callable, Sequence
 
 from scheduler.core.facts import Ended, Fact, Lost, NeverRan, Started, Unclaimed
 from scheduler.core.job import Job, Process
@@ -28,17 +30,39 @@ PASSING = frozenset(
 
 
 def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "") -> NeverRan:
-    """The fact for a start that failed with this errno."""
+    """The fact for a start that failed with this errno at this stage (one of `record.STAGES`)."""
     where = {
         "log": "its log cannot be opened",
         "record": "its record cannot be written",
         "folder": "its working folder",
+        "environment": "its environment cannot be read",
     }
     text = os.strerror(number) if number else "not started"
     if stage in where:
         text = f"{where[stage]}: {text}"
     lasting = stage in ("", "program") and number not in PASSING
     return NeverRan(job, attempt, text, lasting, at)
+
+
+def not_started(job: int, attempt: int, found: record.Attempt, now: float) -> NeverRan | Unclaimed:
+    """The fact for a record that says "never"."""
+    if not found.code:
+        return Unclaimed(job, attempt)
+    stage = record.STAGES[min(found.code // record.A_STAGE, len(record.STAGES) - 1)]
+    return start_trouble(job, attempt, found.code % record.A_STAGE, found.ended_at or now, stage)
+
+
+def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequence[Process]) -> Ended:
+    """The fact for what stands in a record's END field (see `record.py` for ``how`` and ``code``)."""
+    note = ""
+    if how == "hangup":
+        note = "its screen session was ended from outside"
+        how, code = ("exit", code) if code < record.BY_SIGNAL else ("signal", code - record.BY_SIGNAL)
+        if (how, code) == ("exit", 0):  # it took the end of its terminal well: that is no success all the same
+            note += "; the command then ended with exit code 0"
+            how, code = "signal", signal.SIGHUP
+    exit_code, number = (code, None) if how == "exit" else (None, code)
+    return Ended(job, attempt, exit_code, number, at, tuple(left), note=note)
 
 
 def settle(path: str, job: Job, state_file: str, now: float) -> tuple[Verdict, list[Fact], Process | None]:
@@ -62,8 +86,10 @@ def settle(path: str, job: Job, state_file: str, now: float) -> tuple[Verdict, l
                 others = members(mark, process)
                 living = Found.OTHERS if others else Found.NOTHING
             if living is Found.OTHERS and process is None and found.kind is Record.CLAIMED:
-                # Claimed, started, killed before the pid was written: the session leader is the command itself.
-                leaders = [p for p in others if os.getsid(p.pid) == p.pid]
+                # Claimed, started, killed before the pid was written: who leads its session (in a terminal: its
+                # process group) is the command itself.
+                number_of = os.getpgid if job.runner == "screen" else os.getsid
+                leaders = [p for p in others if _leads(p, number_of)]
                 if len(leaders) == 1:
                     process, living = leaders[0], Found.LEADER
         verdict = TABLE[job.state, found.kind, same_boot, living]
@@ -77,17 +103,20 @@ def settle(path: str, job: Job, state_file: str, now: float) -> tuple[Verdict, l
     if verdict is Verdict.REQUEUE:
         facts.append(Unclaimed(job.id, job.attempt))
     elif verdict is Verdict.NOT_STARTED:
-        if found.code:
-            facts.append(start_trouble(job.id, job.attempt, found.code, found.ended_at or now))
-        else:
-            facts.append(Unclaimed(job.id, job.attempt))
+        facts.append(not_started(job.id, job.attempt, found, now))
     elif verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING):
-        code, number = (found.code, None) if found.how == "exit" else (None, found.code)
         left = members(mark, process, others) if verdict is Verdict.FINISH_HOLDING else ()
-        facts.append(Ended(job.id, job.attempt, code, number, found.ended_at or now, tuple(left)))
+        facts.append(ending(job.id, job.attempt, found.how, found.code, found.ended_at or now, left))
     elif verdict in (Verdict.LOST, Verdict.WATCH_LOST):
         facts.append(Lost(job.id, job.attempt, why_lost(found.kind, same_boot), now, tuple(others)))
     return verdict, facts, process
+
+
+def _leads(process: Process, number_of: Callable[[int], int]) -> bool:
+    try:
+        return number_of(process.pid) == process.pid
+    except ProcessLookupError:
+        return False
 
 
 def why_lost(kind: Record, same_boot: bool) -> str:
@@ -99,7 +128,7 @@ def why_lost(kind: Record, same_boot: bool) -> str:
     return {
         Record.NONE: "its record was removed",
         Record.CLAIMED: "its start was not proven before the scheduler was killed",
-        Record.RUNNING: "scheduler and keeper were both killed while it ran, so nobody learned its exit code",
+        Record.RUNNING: "whoever supervised it was killed while it ran, so nobody learned its exit code",
         Record.BROKEN: "its record cannot be read",
         Record.NEVER_RAN: "its starter says that it never ran, but processes of it were found",
         Record.ENDED: "its ending was overwritten",

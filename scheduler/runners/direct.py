@@ -10,59 +10,25 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scheduler.core.facts import Ended, Fact, Gone, Lost, Started, Unclaimed
+from scheduler.core.facts import Fact, Started, Unclaimed
 from scheduler.core.job import Job, Process
 from scheduler.core.launch import Launch
 from scheduler.core.recovery import Record
 from scheduler.runners import keeper as keeper_file
 from scheduler.runners import record
-from scheduler.runners.adoption import settle, start_trouble, why_lost
-from scheduler.runners.processes import (
-    Mark,
-    Seen,
-    become_subreaper,
-    boot_id,
-    carries,
-    environment_of,
-    members,
-    open_pidfd,
-    own_children,
-    seen,
-    signal_all,
-    stands,
-    zombie_status,
-)
+from scheduler.runners.adoption import not_started, start_trouble
+from scheduler.runners.processes import environment_of, own_children, seen
+from scheduler.runners.watching import LOOK_AGAIN_S, Attempt, Watching
 
 PACKET = 1 << 20
 MOST_PACKED = 60_000  # bytes in one packet; wmem_max is 212,992 on a common kernel
-ZOMBIE_PATIENCE_S = 10.0
-LOOK_AGAIN_S = 0.005
 KEEPER_FD = 3
 
 
-@dataclass(slots=True)
-class _Attempt:
-    job: int
-    attempt: int
-    path: str
-    process: Process | None = None
-
-
-@dataclass(slots=True)
-class _Zombie:
-    """An adopted leader that has ended, but whose record is not whole yet."""
-
-    attempt: _Attempt
-    since: float
-    wait: float = LOOK_AGAIN_S
-    due: float = 0.0
-
-
-class DirectRunner:
+class DirectRunner(Watching):
     """Runs attempts through one keeper; see `core.ports.Runner` and docs/architecture.md.
 
     ``attempts``: folder of the records; ``environ``: base environment of the jobs; ``errors``: file that takes
@@ -72,26 +38,17 @@ class DirectRunner:
     def __init__(
         self, attempts: str, state_file: str, environ: Mapping[str, str], errors: str, descriptors: int = 1024
     ) -> None:
-        self.attempts, self.state_file, self.errors = attempts, state_file, errors
-        self.environ = {name: value for name, value in environ.items() if name != "GPUJOB_CRASH_AT"}
-        self.boot = boot_id()
+        super().__init__(attempts, state_file, environ)
+        self.errors = errors
         self._soft_limit = descriptors
-        self._epoll = select.epoll()
         self._socket: socket.socket | None = None
         self._keeper = 0
         self._keeper_since = 0.0
         self._outbox: list[bytes] = []
         self._starts: list[tuple[Any, ...]] = []
-        self._sent: dict[str, _Attempt] = {}
-        self._running: dict[str, _Attempt] = {}
+        self._sent: dict[str, Attempt] = {}
+        self._running: dict[str, Attempt] = {}  # children of the keeper, or inherited from a dead one
         self._inherited: dict[int, str] = {}
-        self._adopted: dict[int, _Attempt] = {}  # pidfd → attempt of an earlier keeper
-        self._zombies: list[_Zombie] = []
-        self._leftovers: dict[int, tuple[str, Mark, Process]] = {}  # pidfd → whose
-        self._held: dict[str, Mark] = {}
-        self._unsure: set[Process] = set()  # orphans that more than one job may have made: hold GPUs, are never ended
-        self._facts: list[Fact] = []
-        become_subreaper()
         self._spawn_keeper()
 
     # -- the keeper ---------------------------------------------------------------------------------------
@@ -134,14 +91,10 @@ class DirectRunner:
         """Pid of the keeper in office."""
         return self._keeper
 
-    def path_of(self, key: str) -> str:
-        """Where the record of an attempt stands."""
-        return os.path.join(self.attempts, key)
-
     def start(self, job: Job, launch: Launch) -> None:
         """Queue a start for the next flush."""
         path = self.path_of(launch.key)
-        self._sent[launch.key] = _Attempt(job.id, job.attempt, path)
+        self._sent[launch.key] = Attempt(job.id, job.attempt, path, ours=True)
         data = record.blank(job, self.boot)
         changes = dict(launch.environment)
         self._starts.append(
@@ -204,13 +157,9 @@ class DirectRunner:
 
     # -- looking ------------------------------------------------------------------------------------------
 
-    def descriptors(self) -> list[int]:
-        """One descriptor that stands for all."""
-        return [self._epoll.fileno()]
-
     def next_look(self) -> float | None:
         """When to look again without a readable descriptor."""
-        due = [zombie.due for zombie in self._zombies]
+        due = self._due()
         if self._outbox:
             due.append(time.monotonic() + LOOK_AGAIN_S)
         return min(due, default=None)
@@ -218,21 +167,20 @@ class DirectRunner:
     def look(self) -> list[Fact]:
         """All facts since the last look."""
         dead = self._receive()
-        for fd, _ in self._epoll.poll(0):
-            if fd in self._adopted:
-                self._epoll.unregister(fd)
-                os.close(fd)
-                attempt = self._adopted.pop(fd)
-                self._zombies.append(_Zombie(attempt, time.monotonic()))
-            elif fd in self._leftovers:
-                self._leftover_ended(fd)
+        self._look_at_descriptors()
         self._reap()
         if dead:
             self._keeper_died()
+        self._look_at_claims()
         self._look_at_zombies()
         self._send()
-        facts, self._facts = self._facts, []
-        return facts
+        return self._take_facts()
+
+    def _servants(self) -> Iterable[int]:
+        return (self._keeper, *self._inherited)
+
+    def _in_hand(self) -> Iterable[Attempt]:
+        return (*self._sent.values(), *self._running.values(), *self._adopted.values())
 
     def _receive(self) -> bool:
         """Read the keeper's packets; True when it is dead."""
@@ -277,52 +225,6 @@ class DirectRunner:
         elif kind == "taken":
             self._sent.pop(key, None)  # settled already by whoever claimed it
 
-    def _ended(self, attempt: _Attempt, how: str, code: int, at: float) -> None:
-        left = self._left_behind(attempt)
-        exit_code, number = (code, None) if how == "exit" else (None, code)
-        self._facts.append(Ended(attempt.job, attempt.attempt, exit_code, number, at, left))
-
-    def _mark(self, attempt: _Attempt) -> Mark:
-        return Mark(attempt.job, attempt.attempt, self.state_file)
-
-    def _left_behind(self, attempt: _Attempt) -> tuple[Process, ...]:
-        """Processes of an attempt whose leader has ended.
-
-        Whatever lives of it hangs below a process whose parent died, and such a one is our child: so one look at
-        our own children tells that there is nothing, and only else all processes are searched. An orphan that
-        shows no owner (another session, no mark) holds the GPUs of every job that may have made it.
-        """
-        known = {self._keeper, *self._inherited}
-        orphans = []
-        for pid in own_children():
-            if pid in known:
-                continue
-            found = seen(pid)
-            if found is not None and found.alive and self._may_be_of(attempt, found):
-                orphans.append(Process(pid, found.ticks))
-        if not orphans:
-            return ()
-        return tuple(members(self._mark(attempt), attempt.process, orphans))
-
-    def _may_be_of(self, attempt: _Attempt, orphan: Seen) -> bool:
-        mark, leader = self._mark(attempt), attempt.process
-        if (leader is not None and orphan.session == leader.pid) or carries(orphan.pid, mark):
-            return True
-        if any(held != f"{attempt.job}.{attempt.attempt}" and p.pid == orphan.pid and carries(orphan.pid, m)
-               for held, m, p in self._leftovers.values()):  # fmt: skip
-            return False
-        others = (*self._running.values(), *self._adopted.values())
-        for other in others:
-            if (other.process is not None and orphan.session == other.process.pid) or carries(
-                orphan.pid, self._mark(other)
-            ):
-                return False
-        own = leader is None or orphan.ticks >= leader.ticks
-        makers = [o for o in others if o.process is not None and o.process.ticks <= orphan.ticks]
-        if own and makers:
-            self._unsure.add(Process(orphan.pid, orphan.ticks))
-        return own
-
     def _reap(self) -> None:
         """Children of ours that ended: orphans of jobs, and leaders inherited from a dead keeper."""
         while True:
@@ -335,22 +237,17 @@ class DirectRunner:
             key = self._inherited.pop(found.si_pid, None)
             if key is None and found.si_pid not in (self._keeper,) and self._socket_is_dead():
                 return  # perhaps a leader of the keeper that just died: `_keeper_died` tells them apart
+            exited = found.si_code == os.CLD_EXITED
             if key is not None:
-                attempt = self._running.pop(key)
-                self._end_of_child(attempt, found.si_code == os.CLD_EXITED, found.si_status)
+                self._end_of_child(self._running.pop(key), exited, found.si_status)
+            else:
+                self._orphan_ended(found.si_pid, exited, found.si_status)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(found.si_pid, os.WNOHANG)
 
     def _socket_is_dead(self) -> bool:
         found = seen(self._keeper)
         return found is None or not found.alive
-
-    def _end_of_child(self, attempt: _Attempt, exited: bool, code: int) -> None:
-        """What the keeper would have done: write the ending down before it is taken from the kernel."""
-        how, at = "exit" if exited else "signal", time.time_ns()
-        with contextlib.suppress(OSError):  # the commit of this very fact keeps the code as well
-            record.write_end(attempt.path, how, code, at, sync=False)
-        self._ended(attempt, how, code, at / 1e9)
 
     def _keeper_died(self) -> None:
         """Take over the dead keeper's jobs (they are our children now) and have another one."""
@@ -380,15 +277,7 @@ class DirectRunner:
         self._spawn_keeper()
         self._reap()
 
-    def _settle_from_record(self, attempt: _Attempt, now: float) -> None:
-        found = record.read(attempt.path)
-        if found.kind is Record.ENDED:
-            self._ended(attempt, found.how, found.code, found.ended_at or now)
-        else:
-            left = tuple(members(self._mark(attempt), attempt.process))
-            self._facts.append(Lost(attempt.job, attempt.attempt, why_lost(found.kind, True), now, left))
-
-    def _settle_sent(self, key: str, attempt: _Attempt, unknown: set[int], now: float) -> None:
+    def _settle_sent(self, key: str, attempt: Attempt, unknown: set[int], now: float) -> None:
         """An attempt that the dead keeper was told to start and never spoke of."""
         found = record.read(attempt.path)
         if found.kind is Record.NONE:
@@ -398,7 +287,7 @@ class DirectRunner:
                 self._facts.append(Unclaimed(attempt.job, attempt.attempt))
                 return
         if found.kind is Record.NEVER_RAN:
-            self._facts.append(start_trouble(attempt.job, attempt.attempt, found.code, now))
+            self._facts.append(not_started(attempt.job, attempt.attempt, found, now))
             return
         process = found.process
         if process is None and found.kind is Record.CLAIMED:
@@ -420,7 +309,7 @@ class DirectRunner:
         else:
             self._settle_from_record(attempt, now)
 
-    def _child_of_claim(self, attempt: _Attempt, unknown: set[int]) -> Process | None:
+    def _child_of_claim(self, attempt: Attempt, unknown: set[int]) -> Process | None:
         """The one child of the dead keeper that no record names: it leads its session and is the newest such child.
 
         Its mark is not asked for: a zombie has none to show, nor has a process in the midst of its exec. What
@@ -439,125 +328,14 @@ class DirectRunner:
                 newest = Process(pid, found.ticks)
         return newest
 
-    def _look_at_zombies(self) -> None:
-        """Adopted leaders that ended: their own keeper writes the record before it reaps them."""
-        now = time.monotonic()
-        waiting = []
-        for zombie in self._zombies:
-            if zombie.due > now:
-                waiting.append(zombie)
-                continue
-            attempt = zombie.attempt
-            found = record.read(attempt.path)
-            still = attempt.process is not None and stands(attempt.process)
-            if found.kind is not Record.ENDED and not still:
-                found = record.read(attempt.path)  # written between the two looks
-            if found.kind is Record.ENDED:
-                left = tuple(members(self._mark(attempt), attempt.process))
-                code, number = (found.code, None) if found.how == "exit" else (None, found.code)
-                self._facts.append(
-                    Ended(attempt.job, attempt.attempt, code, number, found.ended_at or time.time(), left)
-                )
-            elif still and attempt.process is not None and now - zombie.since > ZOMBIE_PATIENCE_S:
-                status = zombie_status(attempt.process)  # its keeper is stopped or stuck: the kernel still knows
-                if status is None:
-                    zombie.due = now + zombie.wait
-                    waiting.append(zombie)
-                    continue
-                ended = os.waitstatus_to_exitcode(status)
-                self._ended(attempt, "exit" if ended >= 0 else "signal", abs(ended), time.time())
-            elif not still:
-                left = tuple(members(self._mark(attempt), attempt.process))
-                self._facts.append(Lost(attempt.job, attempt.attempt, why_lost(found.kind, True), time.time(), left))
-            else:
-                zombie.wait = min(0.5, zombie.wait * 2)
-                zombie.due = now + zombie.wait
-                waiting.append(zombie)
-        self._zombies = waiting
-
-    # -- after a restart ----------------------------------------------------------------------------------
-
-    def adopt(self, job: Job) -> list[Fact]:
-        """Settle an attempt found in the store; facts, after which it is watched if it still lives.
-
-        An attempt that this very runner has in hand is left as it is.
-        """
-        key = job.attempt_key
-        if (
-            key in self._sent
-            or key in self._running
-            or any(a.path == self.path_of(key) for a in self._adopted.values())
-        ):
-            attempt = self._running.get(key)
-            if attempt is not None and attempt.process is not None:
-                return [Started(job.id, job.attempt, attempt.process, job.started_at or time.time())]
-            return []
-        if any(zombie.attempt.path == self.path_of(key) for zombie in self._zombies):
-            return []
-        path = self.path_of(key)
-        _, facts, process = settle(path, job, self.state_file, time.time())
-        settled = any(not isinstance(fact, Started) for fact in facts)
-        if not settled and process is not None:
-            attempt = _Attempt(job.id, job.attempt, path, process)
-            fd = open_pidfd(process)
-            if fd < 0:
-                self._zombies.append(_Zombie(attempt, time.monotonic()))
-            else:
-                self._adopted[fd] = attempt
-                self._epoll.register(fd, select.EPOLLIN)
-        return facts
-
-    # -- ending -------------------------------------------------------------------------------------------
-
-    def stop(self, job: Job, hard: bool) -> None:
-        """SIGTERM or SIGKILL to the whole tree."""
-        known = [p for held, _, p in self._leftovers.values() if held == job.attempt_key and p not in self._unsure]
-        signal_all(Mark(job.id, job.attempt, self.state_file), job.process, known, hard)
-
-    def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
-        """Report Gone(key) when none of these lives, nor any other of the attempt."""
-        mark = Mark(job, attempt, self.state_file)
-        self._held[key] = mark
-        watched = {process for held, _, process in self._leftovers.values() if held == key}
-        for process in processes:
-            if process in watched:
-                continue
-            fd = open_pidfd(process)
-            if fd >= 0:
-                self._leftovers[fd] = (key, mark, process)
-                self._epoll.register(fd, select.EPOLLIN)
-        self._check_held(key)
-
-    def _leftover_ended(self, fd: int) -> None:
-        key, _mark, process = self._leftovers.pop(fd)
-        self._epoll.unregister(fd)
-        os.close(fd)
-        if any(held == key for held, _, _ in self._leftovers.values()):
-            return
-        self._check_held(key, process)
-
-    def _check_held(self, key: str, last: Process | None = None) -> None:
-        if key not in self._held or any(held == key for held, _, _ in self._leftovers.values()):
-            return
-        mark = self._held[key]
-        found = record.read(self.path_of(key))
-        left = members(mark, found.process, [last] if last else [])
-        if left:
-            self.watch_leftovers(key, mark.job, mark.attempt, left)
-        else:
-            del self._held[key]
-            self._facts.append(Gone(key))
-
     def close(self) -> None:
         """Let go of everything; the keeper drains, the jobs live on."""
-        for fd in (*self._adopted, *self._leftovers):
-            os.close(fd)
         if self._socket is not None:
             self._socket.close()
-        self._epoll.close()
+        super().close()
 
 
-def _bare(attempt: _Attempt) -> Job:
+def _bare(attempt: Attempt) -> Job:
     """The little that a record taken only to be given up has to say."""
     from scheduler.core.gpu import Need
     from scheduler.core.job import JobSpec

@@ -23,6 +23,7 @@ PID_AT, PID_SIZE = 16, 160
 END_AT, END_SIZE = 176, 96
 PACKET = 1 << 20
 MOST_PACKED = 60000
+STAGES = ("program", "record", "log", "environment", "folder")  # as in record.py
 
 
 def checksum(text):
@@ -161,8 +162,7 @@ class Keeper:
             )
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", None) or 22
-            # Only what is wrong with the program itself is remembered; the rest may pass, and is tried again.
-            self.write_end(fd, "never", number if stage == "program" else 0)
+            self.write_end(fd, "never", 1000 * STAGES.index(stage) + number)
             if log_fd >= 0:
                 self.say(log_fd, f"gpujob: cannot start {argv[0]}: {os.strerror(number)} ({stage})\n")
             os.close(fd)

@@ -5,8 +5,11 @@ the ending)::
 
     0     HEAD    "gpujob record 1\\n"                                    16
     16    PID     "pid P ticks T at NS keeper K boot B\\n", blank until known   160
-    176   END     "exit C at NS sum S\\n" or "signal N …" or "never N …"   96
+    176   END     "exit C at NS sum S\\n" or "signal N …", "hangup N …", "never N …"   96
     272   SPEC    one line of JSON: what was asked, enough to rebuild the store
+
+"hangup N": the terminal was taken away first; N is the exit code, or 1000 + the signal. "never N": it could not
+be started; N is 1000 * stage + errno, the stage an index of STAGES; 0: not begun at all.
 """
 
 from __future__ import annotations
@@ -25,21 +28,24 @@ HEAD = b"gpujob record 1\n"
 PID_AT, PID_SIZE = 16, 160
 END_AT, END_SIZE = 176, 96
 SPEC_AT = 272
+STAGES = ("program", "record", "log", "environment", "folder")
+A_STAGE = 1000
+BY_SIGNAL = 1000
 LONGEST_SPEC = 64 << 20
 
 _PID = re.compile(rb"pid (\d+) ticks (\d+) at (\d+) keeper (\d+) boot (\S+)")
-_END = re.compile(rb"(exit|signal|never) (\d+) at (\d+) sum (\d+)")
+_END = re.compile(rb"(exit|signal|hangup|never) (\d+) at (\d+) sum (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What a record says. ``code`` is the exit code, the signal, or the errno of a start that failed."""
+    """What a record says. ``code`` goes with ``how``, as the layout above tells."""
 
     kind: Record
     process: Process | None = None
     boot: str = ""
     started_at: float | None = None
-    how: str = ""  # exit, signal, never
+    how: str = ""  # exit, signal, hangup, never
     code: int = 0
     ended_at: float | None = None
 

@@ -1,0 +1,343 @@
+"""Attempts that run without our help: adopted after a restart, ended but not yet settled, or outlived by processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduler.core.facts import Fact, Gone, Lost, Started
+from scheduler.core.job import Job, JobState, Process
+from scheduler.core.recovery import Record
+from scheduler.runners import record
+from scheduler.runners.adoption import ending, settle, why_lost
+from scheduler.runners.processes import (
+    Mark,
+    Seen,
+    become_subreaper,
+    boot_id,
+    carries,
+    members,
+    open_pidfd,
+    own_children,
+    seen,
+    signal_all,
+    stands,
+    zombie_status,
+)
+
+ZOMBIE_PATIENCE_S = 10.0
+CLAIM_PATIENCE_S = 2.0  # for a starter that was in the midst of its work when the daemon before us died
+LOOK_AGAIN_S = 0.005
+LONGEST_LOOK_S = 0.5
+
+
+@dataclass(slots=True)
+class Attempt:
+    """An attempt in hand. ``ours``: started below this very daemon, so that its orphans become our children."""
+
+    job: int
+    attempt: int
+    path: str
+    process: Process | None = None
+    ours: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name of its record."""
+        return f"{self.job}.{self.attempt}"
+
+
+@dataclass(slots=True)
+class _Zombie:
+    """A watched leader that has ended, but whose record is not whole yet."""
+
+    attempt: Attempt
+    since: float
+    wait: float = LOOK_AGAIN_S
+    due: float = 0.0
+
+
+@dataclass(slots=True)
+class _Claim:
+    """An adopted attempt whose record is claimed, but holds no pid yet."""
+
+    job: Job
+    until: float
+    due: float
+
+
+class Watching:
+    """What all runners of this machine share: watching, adopting, ending attempts, and what these leave behind.
+
+    ``attempts``: folder of the records; ``environ``: base environment of the jobs.
+    """
+
+    def __init__(self, attempts: str, state_file: str, environ: Mapping[str, str]) -> None:
+        self.attempts, self.state_file = attempts, state_file
+        self.environ = {name: value for name, value in environ.items() if name != "GPUJOB_CRASH_AT"}
+        self.boot = boot_id()
+        self._epoll = select.epoll()
+        self._adopted: dict[int, Attempt] = {}  # pidfd of the leader → attempt that is no child of our keeper
+        self._zombies: list[_Zombie] = []
+        self._claims: list[_Claim] = []
+        self._leftovers: dict[int, tuple[str, Mark, Process]] = {}  # pidfd → whose
+        self._held: dict[str, Mark] = {}
+        self._unsure: set[Process] = set()  # orphans that more than one job may have made: hold GPUs, are never ended
+        self._facts: list[Fact] = []
+        become_subreaper()
+
+    def path_of(self, key: str) -> str:
+        """Where the record of an attempt stands."""
+        return os.path.join(self.attempts, key)
+
+    def descriptors(self) -> list[int]:
+        """One descriptor that stands for all."""
+        return [self._epoll.fileno()]
+
+    def _due(self) -> list[float]:
+        return [zombie.due for zombie in self._zombies] + [claim.due for claim in self._claims]
+
+    def _servants(self) -> Iterable[int]:
+        """Children of ours that belong to no job."""
+        return ()
+
+    def _in_hand(self) -> Iterable[Attempt]:
+        """Attempts whose leader runs."""
+        return self._adopted.values()
+
+    def _take_facts(self) -> list[Fact]:
+        facts, self._facts = self._facts, []
+        return facts
+
+    # -- looking ------------------------------------------------------------------------------------------
+
+    def _watch(self, attempt: Attempt) -> None:
+        """Be told when the leader ends; an ended one is settled from its record at the next look."""
+        fd = open_pidfd(attempt.process) if attempt.process is not None else -1
+        if fd < 0:
+            self._zombies.append(_Zombie(attempt, time.monotonic()))
+        else:
+            self._adopted[fd] = attempt
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def _look_at_descriptors(self) -> None:
+        for fd, _ in self._epoll.poll(0):
+            if fd in self._adopted:
+                self._epoll.unregister(fd)
+                os.close(fd)
+                self._zombies.append(_Zombie(self._adopted.pop(fd), time.monotonic()))
+            elif fd in self._leftovers:
+                self._leftover_ended(fd)
+
+    def _ended(self, attempt: Attempt, how: str, code: int, at: float) -> None:
+        self._facts.append(ending(attempt.job, attempt.attempt, how, code, at, self._left_behind(attempt)))
+
+    def _mark(self, attempt: Attempt) -> Mark:
+        return Mark(attempt.job, attempt.attempt, self.state_file)
+
+    def _left_behind(self, attempt: Attempt) -> tuple[Process, ...]:
+        """Processes of an attempt whose leader has ended.
+
+        Whatever lives of it hangs below a process whose parent died, and such a one is our child: so one look at
+        our own children tells that there is nothing, and only else all processes are searched. An orphan that
+        shows no owner (another session, no mark) holds the GPUs of every job that may have made it.
+        """
+        if not attempt.ours:
+            return tuple(members(self._mark(attempt), attempt.process))
+        known = set(self._servants())
+        orphans = []
+        for pid in own_children():
+            if pid in known:
+                continue
+            found = seen(pid)
+            if found is not None and found.alive and self._may_be_of(attempt, found):
+                orphans.append(Process(pid, found.ticks))
+        if not orphans:
+            return ()
+        return tuple(members(self._mark(attempt), attempt.process, orphans))
+
+    def _may_be_of(self, attempt: Attempt, orphan: Seen) -> bool:
+        mark, leader = self._mark(attempt), attempt.process
+        if (leader is not None and orphan.session == leader.pid) or carries(orphan.pid, mark):
+            return True
+        if any(held != f"{attempt.job}.{attempt.attempt}" and p.pid == orphan.pid and carries(orphan.pid, m)
+               for held, m, p in self._leftovers.values()):  # fmt: skip
+            return False
+        others = [other for other in self._in_hand() if other is not attempt]
+        for other in others:
+            if (other.process is not None and orphan.session == other.process.pid) or carries(
+                orphan.pid, self._mark(other)
+            ):
+                return False
+        own = leader is None or orphan.ticks >= leader.ticks
+        makers = [o for o in others if o.process is not None and o.process.ticks <= orphan.ticks]
+        if own and makers:
+            self._unsure.add(Process(orphan.pid, orphan.ticks))
+        return own
+
+    def _orphan_ended(self, pid: int, exited: bool, code: int) -> None:
+        """A child of ours ended: if it led a watched attempt, its supervisor is dead and we were given it."""
+        for fd, attempt in self._adopted.items():
+            if attempt.process is not None and attempt.process.pid == pid:
+                self._epoll.unregister(fd)
+                os.close(fd)
+                del self._adopted[fd]
+                break
+        else:
+            mine = [z for z in self._zombies if z.attempt.process is not None and z.attempt.process.pid == pid]
+            if not mine:
+                return
+            self._zombies.remove(mine[0])
+            attempt = mine[0].attempt
+        if record.read(attempt.path).kind is Record.ENDED:  # its supervisor still wrote it down before it was killed
+            self._zombies.append(_Zombie(attempt, time.monotonic()))
+        else:
+            self._end_of_child(attempt, exited, code)
+
+    def _end_of_child(self, attempt: Attempt, exited: bool, code: int) -> None:
+        """What the supervisor would have done: write the ending down before it is taken from the kernel."""
+        how, at = "exit" if exited else "signal", time.time_ns()
+        with contextlib.suppress(OSError):  # the commit of this very fact keeps the code as well
+            record.write_end(attempt.path, how, code, at, sync=False)
+        self._ended(attempt, how, code, at / 1e9)
+
+    def _settle_from_record(self, attempt: Attempt, now: float) -> None:
+        found = record.read(attempt.path)
+        if found.kind is Record.ENDED:
+            self._ended(attempt, found.how, found.code, found.ended_at or now)
+        else:
+            left = tuple(members(self._mark(attempt), attempt.process))
+            self._facts.append(Lost(attempt.job, attempt.attempt, why_lost(found.kind, True), now, left))
+
+    def _look_at_zombies(self) -> None:
+        """Watched leaders that ended: their own keeper or shim writes the record before it reaps them."""
+        now = time.monotonic()
+        waiting = []
+        for zombie in self._zombies:
+            if zombie.due > now:
+                waiting.append(zombie)
+                continue
+            attempt = zombie.attempt
+            found = record.read(attempt.path)
+            still = attempt.process is not None and stands(attempt.process)
+            if found.kind is not Record.ENDED and not still:
+                found = record.read(attempt.path)  # written between the two looks
+            if found.kind is Record.ENDED:
+                self._ended(attempt, found.how, found.code, found.ended_at or time.time())
+            elif still and attempt.process is not None and now - zombie.since > ZOMBIE_PATIENCE_S:
+                status = zombie_status(attempt.process)  # its keeper is stopped or stuck: the kernel still knows
+                if status is None:
+                    zombie.due = now + zombie.wait
+                    waiting.append(zombie)
+                    continue
+                ended = os.waitstatus_to_exitcode(status)
+                self._ended(attempt, "exit" if ended >= 0 else "signal", abs(ended), time.time())
+            elif not still:
+                left = tuple(members(self._mark(attempt), attempt.process))
+                self._facts.append(Lost(attempt.job, attempt.attempt, why_lost(found.kind, True), time.time(), left))
+            else:
+                zombie.wait = min(LONGEST_LOOK_S, zombie.wait * 2)
+                zombie.due = now + zombie.wait
+                waiting.append(zombie)
+        self._zombies = waiting
+
+    # -- after a restart ----------------------------------------------------------------------------------
+
+    def adopt(self, job: Job) -> list[Fact]:
+        """Settle an attempt found in the store; facts, after which it is watched if it still lives.
+
+        An attempt that this very runner has in hand is left as it is. One that is claimed, but shows no process
+        yet, may have been in the midst of its start: it is given a moment, its facts come by ``look``.
+        """
+        key = job.attempt_key
+        for attempt in self._in_hand():
+            if attempt.key == key:
+                if attempt.process is not None:
+                    return [Started(job.id, job.attempt, attempt.process, job.started_at or time.time())]
+                return []
+        if any(zombie.attempt.key == key for zombie in self._zombies):
+            return []
+        if any(claim.job.attempt_key == key for claim in self._claims):
+            return []
+        now = time.monotonic()
+        if job.state is not JobState.RUNNING and self._is_starting(job):
+            self._claims.append(_Claim(job, now + CLAIM_PATIENCE_S, now + LOOK_AGAIN_S))
+            return []
+        return self._settle(job)
+
+    def _is_starting(self, job: Job) -> bool:
+        if job.boot not in ("", self.boot) or job.process is not None:
+            return False
+        return record.read(self.path_of(job.attempt_key)).kind is Record.CLAIMED
+
+    def _settle(self, job: Job) -> list[Fact]:
+        path = self.path_of(job.attempt_key)
+        _, facts, process = settle(path, job, self.state_file, time.time())
+        settled = any(not isinstance(fact, Started) for fact in facts)
+        if not settled and process is not None:
+            self._watch(Attempt(job.id, job.attempt, path, process))
+        return facts
+
+    def _look_at_claims(self) -> None:
+        now = time.monotonic()
+        waiting = []
+        for claim in self._claims:
+            if claim.due > now:
+                waiting.append(claim)
+            elif claim.until > now and self._is_starting(claim.job):
+                claim.due = now + 10 * LOOK_AGAIN_S
+                waiting.append(claim)
+            else:
+                self._facts += self._settle(claim.job)
+        self._claims = waiting
+
+    # -- ending -------------------------------------------------------------------------------------------
+
+    def stop(self, job: Job, hard: bool) -> None:
+        """SIGTERM or SIGKILL to the whole tree."""
+        known = [p for held, _, p in self._leftovers.values() if held == job.attempt_key and p not in self._unsure]
+        signal_all(Mark(job.id, job.attempt, self.state_file), job.process, known, hard)
+
+    def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
+        """Report Gone(key) when none of these lives, nor any other of the attempt."""
+        mark = Mark(job, attempt, self.state_file)
+        self._held[key] = mark
+        watched = {process for held, _, process in self._leftovers.values() if held == key}
+        for process in processes:
+            if process in watched:
+                continue
+            fd = open_pidfd(process)
+            if fd >= 0:
+                self._leftovers[fd] = (key, mark, process)
+                self._epoll.register(fd, select.EPOLLIN)
+        self._check_held(key)
+
+    def _leftover_ended(self, fd: int) -> None:
+        key, _mark, process = self._leftovers.pop(fd)
+        self._epoll.unregister(fd)
+        os.close(fd)
+        if any(held == key for held, _, _ in self._leftovers.values()):
+            return
+        self._check_held(key, process)
+
+    def _check_held(self, key: str, last: Process | None = None) -> None:
+        if key not in self._held or any(held == key for held, _, _ in self._leftovers.values()):
+            return
+        mark = self._held[key]
+        found = record.read(self.path_of(key))
+        left = members(mark, found.process, [last] if last else [])
+        if left:
+            self.watch_leftovers(key, mark.job, mark.attempt, left)
+        else:
+            del self._held[key]
+            self._facts.append(Gone(key))
+
+    def close(self) -> None:
+        """Let go of everything; the jobs live on."""
+        for fd in (*self._adopted, *self._leftovers):
+            os.close(fd)
+        self._epoll.close()
