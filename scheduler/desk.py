@@ -228,6 +228,12 @@ class Desk:
                 raise NotFound(f"no job {number}", where=self.places.state_file, do="see gpujob jobs")
         return [job for job in found if job is not None]
 
+    def sessions(self) -> list[Job]:
+        """Running jobs that have a terminal session."""
+        with self._reading() as connection:
+            live = list(rows.in_hand(connection)) if connection is not None else []
+        return [job for job in live if job.session and job.process is not None]
+
     def select(self, words: Sequence[str]) -> tuple[int, ...]:
         """Job ids from ``12``, ``3-9``, a label, or ``@`` (the last). Raises NotFound, UsageError."""
         chosen: list[int] = []

@@ -113,6 +113,7 @@ class Config:
     gpus: int | None = _option(None, _gpu_count, "manage GPUs 0..N-1; empty: all that are seen")
     gpu_ids: tuple[int, ...] | None = _option(None, _gpu_ids, "manage just these GPUs, say [0, 2]; empty: as gpus says")
     cpu_slots: int | None = _option(None, _gpu_count, "how many jobs with need 0 run at once; empty: one per CPU core")
+    screen: bool = _option(False, _flag, "run each job in a GNU screen session of its own")
     monitor_interval: float = _option(
         30.0, _seconds, "safety net: look at the jobs file at least this often", reload=True
     )

@@ -292,6 +292,7 @@ class _Turn:
         if job is None or job.process is not None:
             return
         job.process, job.started_at = fact.process, fact.at
+        job.session = fact.session or job.session
         if job.state is JobState.STARTING:
             move(job, Move.STARTED, self.now.wall)
             job.start_failures = 0
@@ -311,6 +312,8 @@ class _Turn:
             job.started_at = fact.at
         job.exit_code, job.signal = fact.exit_code, fact.signal
         job.finished_at, job.failure = fact.at, fact.failure
+        if fact.note:
+            job.notes = (*job.notes, fact.note)
         self.plan.must_sync = True
         if job.state is JobState.STOPPING and fact.leftovers:
             self.world.leader_ended.add(job.id)  # its GPUs are given back when all of it is gone

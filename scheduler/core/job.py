@@ -155,7 +155,7 @@ class Job:
     process: Process | None = None
     boot: str = ""
     runner: str = "direct"
-    session: str | None = None
+    session: str | None = None  # "PID.NAME" of its terminal session; NAME alone until it was seen to start
     argv: tuple[str, ...] = ()  # the words of the last attempt, as they were run
     log: str = ""
     outcome: Outcome | None = None
@@ -173,6 +173,14 @@ class Job:
     def attempt_key(self) -> str:
         """Name of this attempt's record: ``12.1``."""
         return f"{self.id}.{self.attempt}"
+
+    @property
+    def session_name(self) -> str | None:
+        """The session's name without the number before it."""
+        if self.session is None:
+            return None
+        number, dot, name = self.session.partition(".")
+        return name if dot and number.isdigit() else self.session
 
     @property
     def succeeded(self) -> bool:

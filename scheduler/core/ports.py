@@ -18,6 +18,8 @@ class Runner(Protocol):
     event loop has to wait on. Nothing here may block for longer than it takes to write to a pipe.
     """
 
+    name: str  # what the store keeps beside each attempt: direct, screen
+
     def start(self, job: Job, launch: Launch) -> None:
         """Have the attempt started; what came of it is reported by ``look``. Never raises for a bad command."""
 

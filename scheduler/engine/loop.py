@@ -26,6 +26,7 @@ from scheduler.core.placement import Fleet
 from scheduler.core.ports import Runner
 from scheduler.core.queue import Order
 from scheduler.core.requests import Answer, Request
+from scheduler.core.session import session_name
 from scheduler.crashpoints import crash_point
 from scheduler.engine.painting import StateFile, picture
 from scheduler.engine.reading import Gathered, Parser, Reader
@@ -334,6 +335,8 @@ class House:
                 mode = "physical" if names_devices(job.spec.script) else "local"
             launch = launch_of(job, found, mode=mode, state_file=self.config.state_file, cwd=self.folder)
             job.argv = launch.argv
+            job.runner = self.runner.name
+            job.session = session_name(job.id, job.gpus, job.argv) if job.runner == "screen" else None
             launches.append((job, launch))
         return launches
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
 import os
 import resource
 import select
@@ -26,6 +27,7 @@ from scheduler.probes.fixed import FixedProbe
 from scheduler.probes.nvidia import NvidiaProbe
 from scheduler.runners.direct import DirectRunner
 from scheduler.runners.processes import boot_id, seen
+from scheduler.runners.screen import ScreenRunner
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
 from scheduler.store.office import Office, register
@@ -163,7 +165,6 @@ class Daemon:
     def _serve(self, db: Database, gpus: list[Gpu], table: object, folder: str, drain: bool, log: MainLog) -> Ending:
         config = self.config
         paths = [path for path in (config.jobs_file, config.commands_file) if path]
-        watching, note = watcher(config.watch, {os.path.dirname(path) for path in paths})
 
         def tell(said: Said) -> None:
             log(said)
@@ -171,9 +172,11 @@ class Daemon:
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
-        runner = DirectRunner(
-            self.places.attempts, config.state_file, self.environ, os.path.join(self.places.house, "keeper.err"), soft
-        )
+        runner = self._runner(soft)
+        if config.screen:
+            with db.writing() as connection:
+                rows.set_meta(connection, "screen_folder", self.environ.get("SCREENDIR", ""))
+        watching, note = watcher(config.watch, {os.path.dirname(path) for path in paths})
         house = House(
             self.places, config, db, runner, watching, gpus, tell, self.environ, folder, self._again,
             self.settings.config_file,
@@ -209,6 +212,15 @@ class Daemon:
             watching.close()
             runner.close()
             log.close()
+
+    def _runner(self, descriptors: int) -> DirectRunner | ScreenRunner:
+        """What starts the jobs. Raises SchedulerError when it cannot: the mode is never changed silently."""
+        places, state_file = self.places, self.config.state_file
+        if self.config.screen:
+            short_id = hashlib.blake2b(os.fsencode(state_file), digest_size=2).hexdigest()
+            return ScreenRunner(places.attempts, state_file, self.environ, places.sessions, short_id, descriptors)
+        errors = os.path.join(places.house, "keeper.err")
+        return DirectRunner(places.attempts, state_file, self.environ, errors, descriptors)
 
     def _loop(self, house: House, epoll: select.epoll, wakeup: int, drain: bool, tell: Listener) -> Ending:
         while True:

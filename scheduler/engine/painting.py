@@ -53,7 +53,7 @@ def picture(world: World, counts: dict[str, int], now: float) -> dict[str, Any]:
                 "id": job.id,
                 "gpus": list(job.gpus),
                 "pid": job.process.pid if job.process else None,
-                "session": job.session,
+                "session": job.session_name,
                 "log": job.log,
             }
             for job in sorted(world.live.values(), key=lambda job: job.id)

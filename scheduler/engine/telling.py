@@ -46,14 +46,15 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     gpus = f"GPU {gpu_ids_text(detail['gpus'])}" if detail.get("gpus") else "no GPU"
     attempt = f", attempt {detail['attempt']}" if detail.get("attempt", 1) != 1 else ""
     if event.kind == "started":
-        return f"{name} runs on {gpus}, pid {detail['pid']}{attempt}", logging.INFO
+        session = f"; gpujob attach {job.id}, or screen -r {job.session_name}" if job.session else ""
+        return f"{name} runs on {gpus}, pid {detail['pid']}{attempt}{session}", logging.INFO
     if event.kind == "done":
         return f"{name} done: exit code 0{attempt}", logging.INFO
     if event.kind == "failed":
         hint = f"; hint: {job.failure.hint}" if job.failure else ""
         note = (
             f" ({harmless(job.notes[-1])})"
-            if job.notes and detail.get("outcome") in ("could_not_start", "lost")
+            if job.notes and detail.get("outcome") in ("could_not_start", "lost", "signal")
             else ""
         )
         return f"{name} failed: {ending(detail)}{note}{attempt}{hint}", logging.WARNING

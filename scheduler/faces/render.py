@@ -50,7 +50,7 @@ def job_json(job: Job, reason: Reason | None = None) -> dict[str, Any]:
         "need": job.need.total / 1000,
         "gpus": list(job.gpus),
         "pid": job.process.pid if job.process and job.state.holds_gpus else None,
-        "session": job.session,
+        "session": job.session_name,
         "attempt": job.attempt,
         "label": job.spec.label or None,
         "reason": reason.sentence if reason else None,

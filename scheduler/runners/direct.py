@@ -35,6 +35,8 @@ class DirectRunner(Watching):
     what a dying keeper says; ``descriptors``: soft limit on open files that the jobs get (the daemon's own is higher).
     """
 
+    name = "direct"
+
     def __init__(
         self, attempts: str, state_file: str, environ: Mapping[str, str], errors: str, descriptors: int = 1024
     ) -> None:

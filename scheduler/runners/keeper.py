@@ -33,6 +33,40 @@ def checksum(text):
     return total
 
 
+def end_bytes(how, code):
+    body = f"{how} {code} at {time.time_ns()}".encode()
+    return (body + b" sum %d" % checksum(body)).ljust(END_SIZE - 1) + b"\n"
+
+
+def ticks(pid):
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            data = stream.read()
+        return int(data[data.rindex(b")") + 2 :].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def environment(base, env_file, changes):
+    """The whole environment of a job: the base one, or the file's; ``changes`` laid over it, None takes away."""
+    made = base
+    if env_file:
+        with open(env_file, "rb") as stream:
+            items = stream.read().split(b"\0")
+        made = {}
+        for item in items:
+            name, equals, value = item.partition(b"=")
+            if equals:
+                made[os.fsdecode(name)] = os.fsdecode(value)
+    made = dict(made)
+    for name, value in changes.items():
+        if value is None:
+            made.pop(name, None)
+        else:
+            made[name] = value
+    return made
+
+
 class Keeper:
     def __init__(self, fd, boot):
         self.fd = fd
@@ -140,7 +174,7 @@ class Keeper:
             stage = "log"
             log_fd = self.open_log(log)
             stage = "environment"
-            environment = self.environment(env_file, changes)
+            made = environment(self.base, env_file, changes)
             stage = "folder"
             if cwd != self.folder:
                 os.chdir(cwd)
@@ -150,7 +184,7 @@ class Keeper:
             pid = os.posix_spawn(
                 argv[0],
                 argv,
-                environment,
+                made,
                 file_actions=(
                     (os.POSIX_SPAWN_DUP2, self.devnull, 0),
                     (os.POSIX_SPAWN_DUP2, log_fd, 1),
@@ -173,16 +207,16 @@ class Keeper:
                 os.close(log_fd)
         at = time.time_ns()
         self.crash_point("keeper.spawned")
-        ticks = self.ticks(pid)
+        since = ticks(pid)
         self.jobs[pid] = (key, path)
-        text = f"pid {pid} ticks {ticks} at {at} keeper {os.getpid()} boot {self.boot}".encode()
+        text = f"pid {pid} ticks {since} at {at} keeper {os.getpid()} boot {self.boot}".encode()
         try:
             os.pwrite(fd, text.ljust(PID_SIZE - 1) + b"\n", PID_AT)
         except OSError:
             self.out.append(("note", key, "pid not written"))
         os.close(fd)
         self.crash_point("keeper.pid_written")
-        self.out.append(("up", key, pid, ticks, at))
+        self.out.append(("up", key, pid, since, at))
 
     def claim(self, path):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -200,32 +234,6 @@ class Keeper:
             os.makedirs(os.path.dirname(log), 0o700, exist_ok=True)
             return os.open(log, flags, 0o600)
 
-    def environment(self, env_file, changes):
-        environment = self.base
-        if env_file:
-            with open(env_file, "rb") as stream:
-                items = stream.read().split(b"\0")
-            environment = {}
-            for item in items:
-                name, equals, value = item.partition(b"=")
-                if equals:
-                    environment[os.fsdecode(name)] = os.fsdecode(value)
-        environment = dict(environment)
-        for name, value in changes.items():
-            if value is None:
-                environment.pop(name, None)
-            else:
-                environment[name] = value
-        return environment
-
-    def ticks(self, pid):
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as stream:
-                data = stream.read()
-            return int(data[data.rindex(b")") + 2 :].split()[19])
-        except (OSError, ValueError, IndexError):
-            return 0
-
     def say(self, fd, text):
         try:
             os.write(fd, text.encode())
@@ -233,9 +241,8 @@ class Keeper:
             self.out.append(("note", "", "log not written"))
 
     def write_end(self, fd, how, code):
-        body = f"{how} {code} at {time.time_ns()}".encode()
         try:
-            os.pwrite(fd, (body + b" sum %d" % checksum(body)).ljust(END_SIZE - 1) + b"\n", END_AT)
+            os.pwrite(fd, end_bytes(how, code), END_AT)
             if self.alone:
                 os.fdatasync(fd)
         except OSError:

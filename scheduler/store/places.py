@@ -49,6 +49,10 @@ class Places:
         return os.path.join(self.house, "attempts")
 
     @property
+    def sessions(self) -> str:
+        return os.path.join(self.house, "sessions")
+
+    @property
     def environments(self) -> str:
         return os.path.join(self.house, "env")
 
@@ -58,7 +62,7 @@ class Places:
 
     def make(self) -> None:
         """Make the private folders. Raises SchedulerError when one is a link or somebody else's."""
-        for folder in (self.house, self.attempts, self.environments):
+        for folder in (self.house, self.attempts, self.environments, self.sessions):
             make_private_folder(folder)
 
 

@@ -9,7 +9,7 @@ import typer
 from scheduler import __version__
 from scheduler.core.config import OPTIONS
 from scheduler.faces.cli import add as adding
-from scheduler.faces.cli import control, show
+from scheduler.faces.cli import control, sessions, show
 
 app = typer.Typer(
     name="gpujob",
@@ -83,6 +83,7 @@ def start(
     log_dir: Annotated[Optional[str], _setting("--log-dir", "log_dir", "PATH")] = None,
     log_file: Annotated[Optional[str], _setting("--log-file", "log_file", "PATH")] = None,
     cpu_slots: Annotated[Optional[str], _setting("--cpu-slots", "cpu_slots", "N")] = None,
+    screen: Annotated[Optional[bool], typer.Option("--screen", help=_help("screen"), show_default=False)] = None,
     monitor_interval: Annotated[Optional[str], _setting("--monitor-interval", "monitor_interval", "S")] = None,
     state_interval: Annotated[Optional[str], _setting("--state-interval", "state_interval", "S")] = None,
     max_assign_attempts: Annotated[Optional[str], _setting("--max-assign-attempts", "max_assign_attempts", "N")] = None,
@@ -258,6 +259,18 @@ def queue(
 ) -> None:
     """Pause or resume the whole queue."""
     raise typer.Exit(control.queue(what, **_which(state_file, config)))
+
+
+@app.command("screens")
+def screens(json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """List the screen sessions of running jobs, each with the command that attaches to it."""
+    raise typer.Exit(sessions.screens(json=json, **_which(state_file, config)))
+
+
+@app.command("attach")
+def attach(job: OneJob, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Attach this terminal to a job's screen session (Ctrl-a d leaves it running)."""
+    raise typer.Exit(sessions.attach(job, **_which(state_file, config)))
 
 
 @app.command("recover")

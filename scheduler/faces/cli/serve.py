@@ -51,7 +51,8 @@ def _detached(flags: dict[str, Any], config: str | None, drain: bool) -> int:
     """Start the same command in a session of its own and wait until it is in office."""
     words = [sys.executable, "-m", "scheduler", "start"]
     for name, value in flags.items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag] if value is True else [flag, str(value)]
     if config:
         words += ["--config", os.path.abspath(config)]
     if drain:

@@ -1,0 +1,361 @@
+"""Screen mode: each attempt runs in a GNU screen session of its own, under a shim that writes its record.
+
+The scheduler starts ``screen -D -m``, which stays its child, so the number before the session's name is known at
+once. Whether the job really started is told by its record alone, never by screen's exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from scheduler.core.errors import SchedulerError
+from scheduler.core.facts import Fact, Started
+from scheduler.core.job import Job, Process
+from scheduler.core.launch import Launch
+from scheduler.core.recovery import Record
+from scheduler.core.session import free_name
+from scheduler.crashpoints import crash_point
+from scheduler.runners import record
+from scheduler.runners import shim as shim_file
+from scheduler.runners.adoption import not_started, settle, start_trouble
+from scheduler.runners.watching import LOOK_AGAIN_S, Attempt, Watching
+
+START_LIMIT_S = 30.0
+LIST_LIMIT_S = 10.0
+SLOWEST_LOOK_S = 0.05
+MOST_SAID = 300
+_FOLDER = re.compile(r"(?:Sockets? in|No Sockets found in) (.+?)\.\s*$", re.MULTILINE)
+_TERMINFO = ("/etc/terminfo", "/lib/terminfo", "/usr/share/terminfo", "/usr/local/share/terminfo")
+
+# Ours alone: the user's own ~/.screenrc may hold `zombie`, a log of its own, or another shell.
+SCREENRC = """\
+startup_message off
+vbell off
+zombie
+defzombie
+autodetach on
+deflogin off
+defflow off
+# A terminal that hangs (a lost ssh connection) must not hold up the job's output.
+defnonblock on
+defutf8 on
+defscrollback 10000
+term {term}
+hardstatus alwayslastline "$GPUJOB_SESSION   leave it running: Ctrl-a d   end the job: Ctrl-c"
+chdir $GPUJOB_LOG_DIR
+logfile $GPUJOB_LOG
+logfile flush 0
+deflog on
+screen -t job $GPUJOB_PYTHON -I -S $GPUJOB_SHIM
+# Windows that a user opens beside the job's are not part of its log.
+deflog off
+"""
+
+
+@dataclass(slots=True)
+class _Session:
+    """A session that was started, and whose job has not been seen yet."""
+
+    job: Job
+    attempt: Attempt
+    server: int
+    name: str
+    until: float
+    wait: float = LOOK_AGAIN_S
+    due: float = 0.0
+    over: bool = False  # its server has ended
+
+
+class ScreenRunner(Watching):
+    """Runs attempts in screen sessions; see `core.ports.Runner` and docs/architecture.md.
+
+    ``folder``: private folder for the screenrc and what is handed to each session; ``short_id``: tells the
+    sessions of this scheduler from another's of the same name; ``descriptors``: soft limit on open files that the
+    jobs get. Raises SchedulerError when there is no screen, or it cannot use its socket folder.
+    """
+
+    name = "screen"
+
+    def __init__(
+        self,
+        attempts: str,
+        state_file: str,
+        environ: Mapping[str, str],
+        folder: str,
+        short_id: str,
+        descriptors: int = 1024,
+    ) -> None:
+        self.folder, self.short_id, self._soft_limit = folder, short_id, descriptors
+        self.screen = shutil.which("screen", path=environ.get("PATH", os.defpath)) or ""
+        if not self.screen:
+            raise SchedulerError(
+                "GNU Screen command not found", do="install it (sudo apt-get install screen), or start without --screen"
+            )
+        super().__init__(attempts, state_file, environ)
+        self._server_environ = _server_environ(self.environ)
+        self.sockets = self._socket_folder()
+        self._screenrc = os.path.join(folder, "screenrc")
+        self._write_private(self._screenrc, SCREENRC.format(term=_term()).encode())
+        self._sessions: dict[str, _Session] = {}
+        self._servers: dict[int, str] = {}  # pid of a session's server, our child → key
+        self._crash = (
+            environ.get("GPUJOB_CRASH_AT", "") if environ.get("GPUJOB_CRASH_AT", "").startswith("shim.") else ""
+        )
+
+    def _socket_folder(self) -> str:
+        """Where screen keeps its sockets for this user, by its own word. Raises SchedulerError with what it says."""
+        try:
+            done = subprocess.run(
+                [self.screen, "-ls"], capture_output=True, env=self._server_environ, timeout=LIST_LIMIT_S,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SchedulerError(f"screen cannot be run: {error}", where=self.screen) from None
+        text = (done.stdout + done.stderr).decode("utf-8", "replace")
+        found = _FOLDER.search(text)
+        if found is None:
+            raise SchedulerError(
+                f"screen cannot keep sessions here: {_one_line(text) or f'exit code {done.returncode}'}",
+                where=self.screen,
+                do="mend its socket folder, or set SCREENDIR to a folder of yours (mode 700)",
+            )
+        return found.group(1)
+
+    def _write_private(self, path: str, data: bytes) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as stream:
+            stream.write(data)
+
+    # -- starting -----------------------------------------------------------------------------------------
+
+    def start(self, job: Job, launch: Launch) -> None:
+        """Start the session; whether the job runs is told by `look`."""
+        path = self.path_of(launch.key)
+        stage = "log"
+        try:
+            self._make_log(launch.log)
+            stage = "record"
+            handed = os.path.join(self.folder, f"{launch.key}.launch")
+            self._write_private(
+                handed,
+                marshal.dumps(
+                    {
+                        "record": path,
+                        "data": record.blank(job, self.boot),
+                        "boot": self.boot,
+                        "argv": launch.argv,
+                        "cwd": launch.cwd,
+                        "umask": launch.umask,
+                        "base": self.environ,
+                        "env_file": launch.env_file,
+                        "changes": dict(launch.environment),
+                        "files": self._soft_limit,
+                        "crash": self._crash,
+                    }
+                ),
+            )
+            stage = "session"
+            name = free_name(job.session or f"gpujob_{job.id}", self.short_id, job.attempt, self._taken())
+            server = self._spawn(name, handed, launch)
+        except OSError as error:
+            self._forget(launch.key)
+            why = start_trouble(job.id, job.attempt, error.errno or 0, time.time(), stage)
+            if record.give_up(path, job, self.boot, time.time_ns()):
+                self._facts.append(why)
+            return
+        crash_point("screen.created")
+        now = time.monotonic()
+        attempt = Attempt(job.id, job.attempt, path, ours=True)
+        self._servers[server] = launch.key
+        self._sessions[launch.key] = _Session(
+            job, attempt, server, name, now + START_LIMIT_S, due=now + 2 * LOOK_AGAIN_S
+        )
+
+    def flush(self) -> None:
+        """Nothing is kept back: each session is started at once."""
+
+    def _make_log(self, log: str) -> None:
+        """Screen would make it readable for others."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            os.close(os.open(log, flags, 0o600))
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(log), 0o700, exist_ok=True)
+            os.close(os.open(log, flags, 0o600))
+
+    def _taken(self) -> set[str]:
+        """Names of all sessions of this user, dead ones too."""
+        try:
+            return {entry.partition(".")[2] for entry in os.listdir(self.sockets)}
+        except OSError:
+            return set()  # no folder yet: screen makes it, or says what is wrong with it
+
+    def _spawn(self, name: str, handed: str, launch: Launch) -> int:
+        environ = {
+            **self._server_environ,
+            "GPUJOB_SESSION": name,
+            "GPUJOB_LOG_DIR": os.path.dirname(launch.log),
+            "GPUJOB_LOG": os.path.basename(launch.log),
+            "GPUJOB_PYTHON": sys.executable,
+            "GPUJOB_SHIM": shim_file.__file__,
+            "GPUJOB_LAUNCH": handed,
+        }
+        said = os.path.join(self.folder, f"{launch.key}.said")
+        self._write_private(said, b"")
+        server = os.posix_spawn(
+            self.screen,
+            [self.screen, "-c", self._screenrc, "-D", "-m", "-S", name],
+            environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, said, os.O_WRONLY | os.O_APPEND, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=[n for n in range(1, 32) if n not in (signal.SIGKILL, signal.SIGSTOP)],
+        )
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with contextlib.suppress(OSError):  # it walks through all descriptors it might have: ours are many
+            resource.prlimit(server, resource.RLIMIT_NOFILE, (self._soft_limit, hard))
+        return server
+
+    def _forget(self, key: str) -> None:
+        """Remove what was handed to a session."""
+        for ending in ("launch", "said"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.folder, f"{key}.{ending}"))
+
+    # -- looking ------------------------------------------------------------------------------------------
+
+    def next_look(self) -> float | None:
+        """When to look again without a readable descriptor."""
+        return min([*self._due(), *(session.due for session in self._sessions.values())], default=None)
+
+    def look(self) -> list[Fact]:
+        """All facts since the last look."""
+        self._look_at_descriptors()
+        self._reap()
+        self._look_at_sessions()
+        self._look_at_claims()
+        self._look_at_zombies()
+        return self._take_facts()
+
+    def _servants(self) -> Iterable[int]:
+        return self._servers
+
+    def _in_hand(self) -> Iterable[Attempt]:
+        return (*(session.attempt for session in self._sessions.values()), *self._adopted.values())
+
+    def _reap(self) -> None:
+        """Children of ours that ended: servers of sessions, orphans of jobs, jobs whose shim was killed."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            key = self._servers.pop(found.si_pid, None)
+            if key is None:
+                self._orphan_ended(found.si_pid, found.si_code == os.CLD_EXITED, found.si_status)
+            elif key in self._sessions:
+                self._sessions[key].over = True
+                self._sessions[key].due = 0.0
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(found.si_pid, os.WNOHANG)
+
+    def _look_at_sessions(self) -> None:
+        now = time.monotonic()
+        for key, session in list(self._sessions.items()):
+            if session.due <= now and self._look_at(session, now):
+                del self._sessions[key]
+                self._forget(key)
+
+    def _look_at(self, session: _Session, now: float) -> bool:
+        """True when it is known whether the job started."""
+        attempt = session.attempt
+        found = record.read(attempt.path)
+        if found.kind is Record.NEVER_RAN:
+            self._facts.append(not_started(attempt.job, attempt.attempt, found, time.time()))
+            return True
+        if found.process is not None:
+            self._started(session, found.process, found.started_at or time.time())
+            return True
+        if session.over:
+            self._settle_over(session)
+            return True
+        if now >= session.until and found.kind is Record.NONE and self._give_up(session, "no job within 30 s"):
+            os.kill(session.server, signal.SIGTERM)  # our child, not reaped yet: the number is still its own
+            return True
+        session.wait = min(SLOWEST_LOOK_S, session.wait * 1.5)
+        session.due = now + session.wait
+        return False
+
+    def _started(self, session: _Session, process: Process, at: float) -> None:
+        attempt = session.attempt
+        attempt.process = process
+        self._facts.append(Started(attempt.job, attempt.attempt, process, at, f"{session.server}.{session.name}"))
+        self._watch(attempt)
+
+    def _give_up(self, session: _Session, why: str) -> bool:
+        """Make sure that nobody can start the attempt any more; False when somebody just claimed it."""
+        attempt = session.attempt
+        if not record.give_up(attempt.path, session.job, self.boot, time.time_ns()):
+            return False
+        said = self._said(attempt.key)
+        fact = start_trouble(attempt.job, attempt.attempt, 0, time.time(), "session")
+        self._facts.append(replace(fact, why=f"screen refused the session: {said or why}"))
+        return True
+
+    def _settle_over(self, session: _Session) -> None:
+        """The session ended before its job was seen: it never began, or its shim was killed at a bad moment."""
+        if self._give_up(session, "it ended before the job began"):
+            return
+        job = replace(session.job, boot=self.boot, runner="screen")
+        _, facts, process = settle(session.attempt.path, job, self.state_file, time.time())
+        if process is not None and all(isinstance(fact, Started) for fact in facts):
+            self._started(session, process, time.time())
+        else:
+            self._facts += facts
+
+    def _said(self, key: str) -> str:
+        try:
+            with open(os.path.join(self.folder, f"{key}.said"), "rb") as stream:
+                return _one_line(stream.read(4096).decode("utf-8", "replace"))
+        except OSError:
+            return ""  # no word of screen's; the fact that it ended stands
+
+
+def _server_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """What screen itself runs with: no mark of a job, no other rc file, a character set."""
+    drop = ("STY", "WINDOW", "TERMCAP", "COLUMNS", "LINES")
+    made = {name: value for name, value in environ.items() if not name.startswith("GPUJOB_") and name not in drop}
+    made["SYSSCREENRC"] = os.devnull
+    made.setdefault("TERM", "screen")
+    if not any(made.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG")):
+        made["LC_ALL"] = "C.UTF-8"
+    return made
+
+
+def _term() -> str:
+    """A terminal with 256 colours where the machine knows it."""
+    known = any(os.path.exists(os.path.join(folder, "s", "screen-256color")) for folder in _TERMINFO)
+    return "screen-256color" if known else "screen"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:MOST_SAID].rstrip(".")

@@ -1,0 +1,189 @@
+"""Parent of one job inside a screen session: claims the record, gives the job the terminal, writes its ending down.
+
+Run by screen as ``python -I -S shim.py`` with GPUJOB_LAUNCH naming a private file, a marshalled dict of
+``record`` (path), ``data`` (its first bytes), ``boot``, ``argv``, ``cwd``, ``umask``, ``base`` (environment), ``env_file``,
+``changes`` (name → value or None), ``files`` (soft limit on open files), ``crash``. Imports nothing of ours but its
+neighbour, so it runs on unharmed while the program around it is upgraded.
+"""
+
+import errno
+import marshal
+import os
+import resource
+import signal
+import sys
+import termios
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import keeper
+
+END_AT, END_SIZE = keeper.END_AT, keeper.END_SIZE
+PID_AT, PID_SIZE = keeper.PID_AT, keeper.PID_SIZE
+BY_SIGNAL = 1000  # as in record.py
+FROM_SCREEN = ("TERM", "STY", "WINDOW")
+NOT_FROM_OUTSIDE = ("COLUMNS", "LINES", "TERMCAP")
+KEYBOARD_STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+
+
+class Shim:
+    def __init__(self, launch):
+        self.launch = launch
+        self.server = os.getppid()
+        self.hung_up = False
+        self.fd = -1
+
+    def crash_point(self, name):
+        if self.launch["crash"] == name:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def run(self):
+        """The exit code of this process, which nobody goes by."""
+        # It ends when its job has ended, not when somebody types Ctrl-C or takes the terminal away.
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE, *KEYBOARD_STOPS):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, self.on_hangup)
+        self.crash_point("shim.before_claim")
+        try:
+            self.fd = os.open(self.launch["record"], os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            return 0  # somebody gave this attempt up: it must not run any more
+        if os.write(self.fd, self.launch["data"]) != len(self.launch["data"]):
+            return 1  # a full disk: claimed, and never begun
+        self.crash_point("shim.claimed")
+        pid = self.start()
+        if not pid:
+            return 1
+        at = time.time_ns()
+        self.crash_point("shim.spawned")
+        ticks = keeper.ticks(pid)
+        text = f"pid {pid} ticks {ticks} at {at} keeper {os.getpid()} boot {self.launch['boot']}".encode()
+        try:
+            os.pwrite(self.fd, text.ljust(PID_SIZE - 1) + b"\n", PID_AT)
+        except OSError as error:
+            self.say(f"gpujob: the record cannot be written: {error.strerror}")
+        os.close(self.fd)
+        self.crash_point("shim.pid_written")
+        self.wait(pid)
+        return 0
+
+    def on_hangup(self, *_):
+        self.hung_up = True
+
+    def start(self):
+        """Pid of the job, which leads a process group of its own, in the foreground of the terminal; 0 if it failed."""
+        stage = "environment"
+        try:
+            environment = keeper.environment(self.launch["base"], self.launch["env_file"], self.launch["changes"])
+            for name in NOT_FROM_OUTSIDE:
+                environment.pop(name, None)
+            environment.update((name, os.environ[name]) for name in FROM_SCREEN if name in os.environ)
+            stage = "folder"
+            os.chdir(self.launch["cwd"])
+            self.no_traps()
+            stage = "program"
+            return self.fork(environment)
+        except (OSError, ValueError) as error:
+            number = getattr(error, "errno", None) or errno.EINVAL
+            self.say(f"gpujob: cannot start {self.launch['argv'][0]}: {os.strerror(number)} ({stage})")
+            self.write_end(self.fd, "never", 1000 * keeper.STAGES.index(stage) + number)
+            os.close(self.fd)
+            return 0
+
+    def no_traps(self):
+        """Ctrl-S and Ctrl-Z, typed by mistake, would hold up a job for a whole night."""
+        try:
+            settings = termios.tcgetattr(0)
+            settings[0] &= ~termios.IXON
+            settings[6][termios.VSUSP] = b"\0"
+            termios.tcsetattr(0, termios.TCSANOW, settings)
+        except termios.error as error:
+            self.say(f"gpujob: the terminal cannot be set: {error}")
+
+    def fork(self, environment):
+        argv = self.launch["argv"]
+        read, write = os.pipe()  # both close when the program begins; what does not arrive, went well
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setpgid(0, 0)
+                if os.isatty(0):
+                    os.tcsetpgrp(0, os.getpid())
+                hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+                resource.setrlimit(resource.RLIMIT_NOFILE, (self.launch["files"], hard))
+                old = os.umask(0o077)
+                os.umask(old if self.launch["umask"] is None else self.launch["umask"])
+                for number in range(1, signal.NSIG):
+                    if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not None:
+                        signal.signal(number, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_SETMASK, ())
+                os.execve(argv[0], argv, environment)
+            except (OSError, ValueError) as error:
+                os.write(write, str(getattr(error, "errno", None) or errno.EINVAL).encode())
+            finally:
+                os._exit(127)
+        os.close(write)
+        told = os.read(read, 16)
+        os.close(read)
+        if told:
+            os.waitpid(pid, 0)
+            raise OSError(int(told), os.strerror(int(told)))
+        return pid
+
+    def wait(self, pid):
+        """Write the ending down first, take it from the kernel after."""
+        while True:
+            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+            if found.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
+                break
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG)  # takes the news away, so that it is not told for ever
+            if found.si_code == os.CLD_STOPPED and found.si_status in KEYBOARD_STOPS:
+                self.say(
+                    "gpujob: stopped from the keyboard; continued, for a stopped job would hold its GPU for nothing"
+                )
+                os.killpg(pid, signal.SIGCONT)
+        exited = found.si_code == os.CLD_EXITED
+        code = found.si_status
+        self.crash_point("shim.before_record")
+        if self.hung_up or os.getppid() != self.server:
+            how, code = "hangup", code if exited else BY_SIGNAL + code
+        else:
+            how = "exit" if exited else "signal"
+        try:
+            fd = os.open(self.launch["record"], os.O_WRONLY | os.O_CLOEXEC)
+        except OSError as error:
+            self.say(f"gpujob: the record is gone: {error.strerror}")
+        else:
+            self.write_end(fd, how, code)
+            os.close(fd)
+        self.crash_point("shim.recorded")
+        os.waitpid(pid, 0)
+
+    def write_end(self, fd, how, code):
+        try:
+            os.pwrite(fd, keeper.end_bytes(how, code), END_AT)
+            os.fdatasync(fd)
+        except OSError as error:
+            self.say(f"gpujob: the ending cannot be written: {error.strerror}")
+
+    def say(self, text):
+        """Onto the terminal, and so into the log."""
+        try:
+            os.write(1, text.encode(errors="replace") + b"\n")
+        except OSError:
+            self.hung_up = True  # no terminal any more
+
+
+def main():
+    path = os.environ["GPUJOB_LAUNCH"]
+    try:
+        with open(path, "rb") as stream:
+            launch = marshal.loads(stream.read())
+        os.unlink(path)
+    except FileNotFoundError:
+        return 0  # the scheduler thought better of it
+    return Shim(launch).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
