@@ -57,6 +57,20 @@ def _number(value: Any) -> float:
     return number
 
 
+def _share(value: Any) -> float:
+    number = _number(value)
+    if number > 1:
+        raise UsageError(f"must be a share between 0 and 1, not {value!r}", do="write 0.8 for 80 %")
+    return number
+
+
+def _interval(value: Any) -> float:
+    number = _seconds(value)
+    if number < 0.05:
+        raise UsageError(f"must be 0.05 s or more, not {value!r}")
+    return number
+
+
 def _flag(value: Any) -> bool:
     if isinstance(value, bool):
         return value
@@ -116,6 +130,28 @@ class Config:
     screen: bool = _option(False, _flag, "run each job in a GNU screen session of its own")
     monitor_interval: float = _option(
         30.0, _seconds, "safety net: look at the jobs file at least this often", reload=True
+    )
+    mem_threshold: float = _option(
+        0.8, _share, "a GPU gets no new job while others use this share of its memory", reload=True
+    )
+    load_threshold: float = _option(
+        0.8, _share, "a GPU gets no new job while processes of others keep it this busy", reload=True
+    )
+    whole_gpu_tolerance: float = _option(
+        0.02, _share, "share of memory that others may use on a GPU given out as a whole", reload=True
+    )
+    gpu_interval: float = _option(5.0, _interval, "between two readings of the GPUs", reload=True)
+    settle: float = _option(
+        120.0, _seconds, "after a start, new processes of ours on its GPU count as the job's for this long", reload=True
+    )
+    release: float = _option(
+        30.0,
+        _seconds,
+        "after an end, memory may take this long to come back before it counts as somebody else's",
+        reload=True,
+    )
+    hold_on_errors: bool = _option(
+        False, _flag, "give a GPU no new job once it reports an uncorrected memory error or a fatal XID", reload=True
     )
     state_interval: float = _option(
         20.0, _seconds, "safety net: look at the state file at least this often", reload=True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
+from scheduler.core.gpu import GpuReading
 from scheduler.core.job import Failure, Job, Process
 from scheduler.core.requests import Request
 
@@ -102,4 +103,13 @@ class Asked:
     request: Request
 
 
-Fact = Union[Arrived, Started, Ended, NeverRan, Unclaimed, Lost, Gone, Missing, Asked]
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What the GPUs said at one moment, or why they said nothing."""
+
+    at: float  # when they were asked, ``mono``
+    gpus: tuple[GpuReading, ...] = ()
+    problem: str = ""
+
+
+Fact = Union[Arrived, Started, Ended, NeverRan, Unclaimed, Lost, Gone, Missing, Asked, Readings]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from scheduler.core.gpu import WHOLE, Gpu, Need, decimal_text, gpu_ids_text, ids_of, mask_of
 from scheduler.core.job import Job
+from scheduler.core.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Fleet:
         for index in retired:
             self.gpus.setdefault(index, Gpu(index, f"retired:{index}", "retired", server=-1 - index))
         self.paused_mask = 0
+        self.telemetry = Telemetry()
         self.cpu_slots = self.cpu_free = cpu_slots
         self.free: dict[int, int] = dict.fromkeys(self.gpus, WHOLE)
         self.memory_free: dict[int, int] = {i: g.memory_mib for i, g in self.gpus.items() if g.memory_mib is not None}
@@ -71,8 +73,8 @@ class Fleet:
 
     @property
     def usable_mask(self) -> int:
-        """GPUs that may take a job at all (later rules, such as telemetry, take their bits away here)."""
-        return self.all_mask & ~self.paused_mask
+        """GPUs that may take a job at all."""
+        return self.all_mask & ~self.paused_mask & ~self.telemetry.blocked_mask
 
     def allowed_mask(self, allowed: tuple[int, ...] | None) -> int:
         """The managed GPUs among ``allowed`` (None: all)."""
@@ -84,6 +86,10 @@ class Fleet:
         if need.count == 0:
             return () if self.cpu_free > 0 else None
         usable = self.usable_mask & self.allowed_mask(kind.allowed)
+        if need.parts == WHOLE:
+            usable &= ~self.telemetry.whole_blocked_mask
+        if usable & self.telemetry.tight_mask:
+            usable = self._with_slack(usable, need.parts)
         if kind.vram_mib:
             usable = self._with_memory(usable, kind.vram_mib)
         if not usable:
@@ -125,7 +131,16 @@ class Fleet:
         return None
 
     def _with_memory(self, mask: int, mib: int) -> int:
-        return mask_of(i for i in ids_of(mask) if self.memory_free.get(i, mib) >= mib)
+        cards = self.telemetry.cards
+        return mask_of(
+            i for i in ids_of(mask) if self.memory_free.get(i, mib) - (cards[i].excess_mib if i in cards else 0) >= mib
+        )
+
+    def _with_slack(self, mask: int, parts: int) -> int:
+        """Without the GPUs on which memory beyond the promised shares leaves too little."""
+        cards = self.telemetry.cards
+        tight = (i for i in ids_of(mask & self.telemetry.tight_mask) if parts + cards[i].excess > self.free[i])
+        return mask & ~mask_of(tight)
 
     def take(self, need: Need, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
         """Book ``need`` on ``gpus``. Raises ValueError, and books nothing, when it does not fit."""
@@ -214,6 +229,10 @@ class Fleet:
             ids = ids_of(allowed)
             are = "is" if len(ids) == 1 else "are"
             return Reason("paused", f"its GPU{'s' * (len(ids) > 1)} {gpu_ids_text(ids)} {are} paused")
+        forbidden = self._forbidden(need, usable)
+        if forbidden is not None:
+            return forbidden
+        usable = usable & self.usable_mask or usable
         if kind.allowed is not None:
             elsewhere = self.find(JobClass(need, None, kind.vram_mib))
             if elsewhere is not None:
@@ -239,6 +258,30 @@ class Fleet:
             text = f"needs {kind.vram_mib} MiB on each of {need.count} GPUs of one server; too few have that much unpromised"
             return Reason("no-wide-room", text + tail)
         return Reason("no-wide-room", f"needs {need.in_words()}; {best} {'is' if best == 1 else 'are'} free{tail}")
+
+    def _forbidden(self, need: Need, usable: int) -> Reason | None:
+        """Why GPUs whose ledger has room must not be used now, where that is what the job waits for."""
+        verdicts = {}
+        room: dict[int, int] = {}
+        for i in ids_of(usable):
+            if self.free[i] < need.parts:
+                continue
+            server = self.gpus[i].server
+            verdict = self.telemetry.forbids(i, need.parts, self.free[i])
+            if verdict.code:
+                verdicts[i] = verdict
+            else:
+                room[server] = room.get(server, 0) + 1
+        if not verdicts or max(room.values(), default=0) >= need.count:
+            return None
+        together: dict[int, int] = dict(room)
+        for i in verdicts:
+            together[self.gpus[i].server] = together.get(self.gpus[i].server, 0) + 1
+        if max(together.values()) < need.count:
+            return None  # it would not fit without them either
+        first, *others = verdicts
+        like = f"; GPU {gpu_ids_text(others)} cannot be used either" if others else ""
+        return Reason(verdicts[first].code, verdicts[first].sentence + like)
 
 
 def class_of(job: Job) -> JobClass:

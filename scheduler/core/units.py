@@ -60,3 +60,10 @@ def span_text(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def mib_text(mib: float) -> str:
+    """A size for people: ``512 MiB``, ``31 GiB``, ``1.5 GiB``."""
+    if mib < 1024:
+        return f"{mib:.0f} MiB"
+    return f"{mib / 1024:.1f}".removesuffix(".0") + " GiB"

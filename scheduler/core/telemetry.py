@@ -1,0 +1,398 @@
+"""What the GPUs' own readings forbid: foreign use, shares outgrown, GPUs that are gone or not heard of.
+
+The ledger decides for our own jobs; readings only guard against what it cannot know. So thresholds are held
+against the part of memory and load that is not ours (else a job that works its half hard would lock out the other half), and
+each of our jobs counts with at least its promised share from the moment it is chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from scheduler.core.facts import Now, Readings
+from scheduler.core.gpu import WHOLE, Gpu, GpuProcess, GpuReading
+from scheduler.core.units import mib_text
+
+BLOCK_AFTER = 2  # samples above the limit
+UNBLOCK_AFTER = 3  # samples below it, by
+HYSTERESIS = 0.05
+STALE_AFTER = 3  # intervals without a reading
+OUTGROWN = 1.1  # a job above its share by a tenth is counted as it is
+LOAD_WINDOW_S = 2.0  # the load counter looks back about a second: right after an end it still shows the job
+MOST_BASELINE = 0.05  # of the card: what nobody owns while it is empty (driver, display); more is somebody's
+LEAST_BASELINE_MIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings that readings are judged by; shares 0 to 1, durations in seconds."""
+
+    memory: float = 0.8
+    load: float = 0.8
+    tolerance: float = 0.02
+    interval_s: float = 5.0
+    settle_s: float = 120.0
+    release_s: float = 30.0
+    hold_on_errors: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """An attempt of ours that has parts of a GPU: ``parts`` of 1000, started at ``started_at`` (seconds since 1970)."""
+
+    key: str
+    job: int
+    parts: int
+    vram_mib: int = 0
+    started_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the readings say of a GPU: ``code`` is empty when they forbid nothing."""
+
+    code: str = ""  # stale, gone, unhealthy, foreign, over-share, releasing
+    sentence: str = ""
+
+
+NOTHING_FORBIDDEN = Verdict()
+
+
+@dataclass(slots=True)
+class Card:
+    """One GPU that is read. Memory in MiB."""
+
+    gpu: Gpu
+    reading: GpuReading | None = None
+    read_at: float = -math.inf
+    verdict: Verdict = NOTHING_FORBIDDEN  # for every job
+    whole: Verdict = NOTHING_FORBIDDEN  # for jobs that need the whole of it
+    excess: int = 0  # parts that memory beyond the promised shares takes from the ledger's free ones
+    excess_mib: int = 0
+    why_excess: Verdict = NOTHING_FORBIDDEN
+    own_mib: int = 0
+    foreign_mib: int = 0
+    baseline_mib: int | None = None
+    blocked: bool = False
+    whole_blocked: bool = False
+    above: int = 0
+    below: int = 0
+    clean: int = 0
+    freed_at: float | None = None  # a job of ours left it; until it is read again nobody knows what it left
+    before_mib: int = 0  # foreign memory at that time
+
+    @property
+    def state(self) -> str:
+        """A word for tables, or an empty text when there is nothing to say."""
+        words = {
+            "stale": "STALE",
+            "gone": "GONE",
+            "unhealthy": "UNHEALTHY",
+            "releasing": "DRAINING",
+            "foreign": "FOREIGN",
+        }
+        return words.get(self.verdict.code, "")
+
+
+def _nobody(gpu: int) -> Sequence[Tenant]:
+    return ()
+
+
+@dataclass(slots=True)
+class Telemetry:
+    """All GPUs that are read, by index; empty without telemetry (declared GPUs), when nothing is forbidden."""
+
+    cards: dict[int, Card] = field(default_factory=dict)
+    limits: Limits = Limits()
+    tenants: Callable[[int], Sequence[Tenant]] = _nobody
+    trouble: str = ""
+    blocked_mask: int = 0
+    whole_blocked_mask: int = 0
+    tight_mask: int = 0
+
+    @classmethod
+    def of(cls, gpus: Iterable[Gpu], limits: Limits, now: Now) -> Telemetry:
+        """Telemetry for these GPUs, none of which was read yet."""
+        made = cls({gpu.index: Card(gpu) for gpu in gpus}, limits)
+        made.judge(now)
+        return made
+
+    # -- taking in ----------------------------------------------------------------------------------------
+
+    def take(self, readings: Readings, now: Now) -> None:
+        """Take in what was read, and judge."""
+        self.trouble = readings.problem
+        if not readings.problem:
+            found = {reading.uuid: reading for reading in readings.gpus}
+            for card in self.cards.values():
+                reading = found.get(card.gpu.uuid)
+                first = card.reading is None
+                card.read_at = readings.at
+                card.reading = reading
+                if reading is not None and not reading.lost:
+                    self._measure(card, reading, now, first)
+                else:
+                    card.above = card.below = card.clean = 0
+        self.judge(now)
+
+    def left(self, gpus: Iterable[int], now: Now) -> bool:
+        """A job left these GPUs: they are read again before anybody gets them. True if any of them is read at all."""
+        mine = [self.cards[gpu] for gpu in gpus if gpu in self.cards]
+        for card in mine:
+            card.freed_at = now.mono
+            card.before_mib = card.foreign_mib
+        if mine:
+            self.judge(now)
+        return bool(mine)
+
+    def accept(self, gpus: Iterable[int], now: Now) -> None:
+        """Somebody says that what is on these GPUs now may stay: it blocks nobody any more."""
+        for gpu in gpus:
+            card = self.cards.get(gpu)
+            if card is not None:
+                card.baseline_mib = (card.baseline_mib or 0) + card.foreign_mib
+                card.foreign_mib = card.excess = card.excess_mib = 0
+                card.blocked = card.whole_blocked = False
+                card.why_excess = NOTHING_FORBIDDEN
+                card.freed_at = None
+        self.judge(now)
+
+    def next_look(self, now: Now) -> float | None:
+        """The ``mono`` time at which a GPU becomes stale, or the patience for its memory ends."""
+        due = []
+        for card in self.cards.values():
+            if card.verdict.code != "stale" and card.read_at > -math.inf:
+                due.append(card.read_at + STALE_AFTER * self.limits.interval_s)
+            if card.verdict.code == "releasing" and card.freed_at is not None:
+                due.append(card.freed_at + self.limits.release_s)
+        return min((moment for moment in due if moment > now.mono), default=None)
+
+    # -- measuring ----------------------------------------------------------------------------------------
+
+    def _measure(self, card: Card, reading: GpuReading, now: Now, first: bool) -> None:
+        total, used = reading.memory_total_mib or 0, reading.memory_used_mib
+        tenants = self.tenants(card.gpu.index)
+        if used is None or not total:
+            card.own_mib = card.foreign_mib = 0
+            return
+        own, foreign_processes = self._split(reading, tenants, used, total, now)
+        rest = max(0.0, used - sum(own.values()))
+        if not tenants:
+            self._learn_baseline(card, rest, foreign_processes, total)
+        foreign = int(max(0.0, rest - (card.baseline_mib or 0)))
+        capacity = max(1, total - (card.baseline_mib or 0))
+        outgrown = {t: own[t.key] for t in tenants if t.key in own and own[t.key] > OUTGROWN * _promised(t, capacity)}
+        beyond = sum(used_by - _promised(t, capacity) for t, used_by in outgrown.items())
+        card.own_mib, card.foreign_mib = int(sum(own.values())), foreign
+        card.excess_mib = int(foreign + beyond)
+        slack = self.limits.tolerance * capacity
+        card.excess = math.ceil(WHOLE * max(0.0, foreign + beyond - slack) / capacity)
+        card.why_excess = NOTHING_FORBIDDEN
+        if outgrown and beyond >= foreign:
+            worst = max(outgrown, key=lambda t: outgrown[t])
+            card.why_excess = Verdict(
+                "over-share",
+                f"job {worst.job} uses {mib_text(outgrown[worst])} of its {mib_text(int(_promised(worst, capacity)))} share on "
+                f"GPU {card.gpu.index}",
+            )
+        elif card.excess:
+            card.why_excess = Verdict("foreign", _in_use(card.gpu.index, foreign, foreign_processes))
+        self._hysteresis(card, reading, tenants, foreign_processes, foreign / total, first, now)
+        self._whole(card, foreign_processes, total, first)
+
+    def _split(
+        self, reading: GpuReading, tenants: Sequence[Tenant], used: int, total: int, now: Now
+    ) -> tuple[dict[str, float], list[GpuProcess]]:
+        """Memory of each attempt of ours, and the processes that are not ours.
+
+        Where the driver does not tell (no list, numbers of another container, no figures), our jobs count with what
+        they were promised, as far as that much is used at all.
+        """
+        own: dict[str, float] = {}
+        foreign: list[GpuProcess] = []
+        hidden: list[GpuProcess] = []
+        silent: set[str] = set()
+        known = {tenant.key for tenant in tenants}
+        for process in reading.processes or ():
+            key = process.owner or self._settling(process, tenants, now)
+            if key in known:
+                own[key] = own.get(key, 0.0) + (process.memory_mib or 0)
+                if process.memory_mib is None:
+                    silent.add(key)
+            elif not process.visible and process.compute:
+                hidden.append(process)
+            else:
+                foreign.append(process)
+        rest = max(0.0, used - sum(own.values()))
+        # An empty list beside memory in use is what a container shows: as good as no list.
+        blind = reading.processes is None or (not reading.processes and rest > _most_baseline(total))
+        pool = rest
+        if not (blind or silent or any(process.memory_mib is None for process in hidden)):
+            pool = min(rest, sum(process.memory_mib or 0 for process in hidden))
+        unseen = [t for t in tenants if t.key in silent or (t.key not in own and (blind or hidden))]
+        for tenant in unseen:
+            share = min(pool, _promised(tenant, total))
+            own[tenant.key] = own.get(tenant.key, 0.0) + share
+            pool -= share
+        if hidden and (not unseen or pool > self.limits.tolerance * total):
+            foreign += hidden
+        return own, foreign
+
+    def _settling(self, process: GpuProcess, tenants: Sequence[Tenant], now: Now) -> str:
+        """The attempt that an unknown process of our own user may belong to: one that started shortly before it."""
+        if not process.ours or not process.visible:
+            return ""
+        for tenant in sorted(tenants, key=lambda t: -(t.started_at or now.wall)):
+            since = tenant.started_at if tenant.started_at is not None else now.wall
+            if now.wall - since <= self.limits.settle_s and process.started_at >= since - 1.0:
+                return tenant.key
+        return ""
+
+    def _learn_baseline(self, card: Card, rest: float, foreign: Sequence[GpuProcess], total: int) -> None:
+        """What is in use on a card that nobody computes on: the driver's own, a display's; never more than a little."""
+        working = [process for process in foreign if process.compute]
+        if any(process.memory_mib is None for process in working):
+            return
+        nobodys = max(0, int(rest) - sum(process.memory_mib or 0 for process in working))
+        if nobodys <= _most_baseline(total):  # a card that is full when first seen teaches nothing
+            card.baseline_mib = nobodys if card.baseline_mib is None else min(card.baseline_mib, nobodys)
+
+    def _hysteresis(
+        self,
+        card: Card,
+        reading: GpuReading,
+        tenants: Sequence[Tenant],
+        foreign: Sequence[GpuProcess],
+        memory: float,
+        first: bool,
+        now: Now,
+    ) -> None:
+        load = self._foreign_load(card, reading, tenants, foreign, now)
+        limits = self.limits
+        if memory >= limits.memory or load >= limits.load:
+            card.above, card.below = card.above + 1, 0
+            if first or card.above >= BLOCK_AFTER:
+                card.blocked = True
+        elif memory < limits.memory - HYSTERESIS and load < limits.load - HYSTERESIS:
+            card.above, card.below = 0, card.below + 1
+            if card.below >= UNBLOCK_AFTER:
+                card.blocked = False
+        else:
+            card.above = card.below = 0
+
+    def _foreign_load(
+        self, card: Card, reading: GpuReading, tenants: Sequence[Tenant], foreign: Sequence[GpuProcess], now: Now
+    ) -> float:
+        if reading.load is None:
+            return 0.0
+        if card.freed_at is not None and now.mono - card.freed_at < LOAD_WINDOW_S:
+            return 0.0
+        if not tenants:
+            return reading.load
+        working = [process for process in foreign if process.compute]
+        if not working:
+            return 0.0
+        known = [process.load for process in working if process.load is not None]
+        return min(reading.load, sum(known)) if len(known) == len(working) else reading.load
+
+    def _whole(self, card: Card, foreign: Sequence[GpuProcess], total: int, first: bool) -> None:
+        """A job that was promised the whole card is kept from one on which somebody computes."""
+        working = [process for process in foreign if process.compute]
+        memory = sum(process.memory_mib or 0 for process in working)
+        if any(process.memory_mib is None for process in working) or memory > self.limits.tolerance * total:
+            card.whole_blocked, card.clean = True, 0
+            card.whole = Verdict("foreign", _in_use(card.gpu.index, memory, working))
+            return
+        card.clean += 1
+        if first or card.clean >= UNBLOCK_AFTER:
+            card.whole_blocked = False
+
+    # -- judging ------------------------------------------------------------------------------------------
+
+    def judge(self, now: Now) -> None:
+        """Say anew what each GPU may be given, as of now."""
+        self.blocked_mask = self.whole_blocked_mask = self.tight_mask = 0
+        for index, card in self.cards.items():
+            card.verdict = self._verdict(card, now)
+            if card.verdict.code:
+                self.blocked_mask |= 1 << index
+            if card.whole_blocked:
+                self.whole_blocked_mask |= 1 << index
+            if card.excess or card.excess_mib:
+                self.tight_mask |= 1 << index
+
+    def _verdict(self, card: Card, now: Now) -> Verdict:
+        index, reading = card.gpu.index, card.reading
+        if self.trouble:
+            return Verdict("stale", f"no telemetry from GPU {index}: {self.trouble}")
+        if card.read_at == -math.inf:
+            return Verdict("stale", f"GPU {index} has not been read yet")
+        age = now.mono - card.read_at
+        if age > STALE_AFTER * self.limits.interval_s:
+            return Verdict("stale", f"no telemetry from GPU {index} for {age:.0f} s")
+        if reading is None or reading.lost:
+            why = f": {reading.problem}" if reading is not None and reading.problem else ""
+            return Verdict("gone", f"GPU {index} ({card.gpu.uuid}) is gone{why}")
+        if reading.problem:
+            return Verdict("unhealthy", f"GPU {index}: {reading.problem}")
+        if reading.memory_used_mib is None or not reading.memory_total_mib:
+            return Verdict("unhealthy", f"the driver does not tell how much memory of GPU {index} is in use")
+        if card.freed_at is not None:
+            if card.read_at < card.freed_at:
+                return Verdict("releasing", f"GPU {index} was just left by a job; it is read again first")
+            grown = card.foreign_mib - card.before_mib
+            if (
+                grown > self.limits.tolerance * reading.memory_total_mib
+                and now.mono - card.freed_at < self.limits.release_s
+            ):
+                who = _who(reading.processes or ())
+                return Verdict("releasing", f"GPU {index}: {mib_text(grown)} not yet released after a job's end{who}")
+            if grown <= self.limits.tolerance * reading.memory_total_mib and now.mono - card.freed_at >= LOAD_WINDOW_S:
+                card.freed_at = None
+        if card.blocked:
+            foreign = [process for process in reading.processes or () if not process.owner]
+            if card.foreign_mib >= (self.limits.memory - HYSTERESIS) * reading.memory_total_mib:
+                return Verdict("foreign", _in_use(index, card.foreign_mib, foreign))
+            busy = f"{100 * (reading.load or 0):.0f} % busy"
+            return Verdict(
+                "foreign",
+                f"GPU {index} is {busy} with work that is not ours{_who(foreign)}; limit {100 * self.limits.load:g} %",
+            )
+        return NOTHING_FORBIDDEN
+
+    def forbids(self, index: int, parts: int, free: int) -> Verdict:
+        """Why a job that needs ``parts`` of GPU ``index``, of which the ledger has ``free``, must not go there."""
+        card = self.cards.get(index)
+        if card is None:
+            return NOTHING_FORBIDDEN
+        if card.verdict.code:
+            return card.verdict
+        if parts == WHOLE and card.whole_blocked:
+            return card.whole
+        if parts + card.excess > free:
+            return card.why_excess
+        return NOTHING_FORBIDDEN
+
+
+def _most_baseline(total: int) -> int:
+    return min(total // 4, max(LEAST_BASELINE_MIB, int(MOST_BASELINE * total)))
+
+
+def _promised(tenant: Tenant, capacity: float) -> float:
+    return max(tenant.vram_mib, capacity * tenant.parts / WHOLE)
+
+
+def _in_use(index: int, mib: float, processes: Sequence[GpuProcess]) -> str:
+    return f"GPU {index} has {mib_text(int(mib))} in use by processes that are not ours{_who(processes)}"
+
+
+def _who(processes: Sequence[GpuProcess]) -> str:
+    """The largest of them, by number and user."""
+    if not processes:
+        return ""
+    largest = max(processes, key=lambda process: (process.memory_mib or 0, -process.pid))
+    user = f", user {largest.user}" if largest.user else ""
+    more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
+    return f" (pid {largest.pid}{user}{more})"
