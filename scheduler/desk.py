@@ -24,6 +24,8 @@ from scheduler.store import marks as kept
 from scheduler.store.database import Database, open_for_reading
 from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places
+from scheduler.store.readings import LastReading
+from scheduler.store.readings import readings as last_readings
 
 ANSWER_S = 5.0
 LAST_ENDED = 100
@@ -39,6 +41,7 @@ class GpuView:
     allocated: float
     jobs: tuple[int, ...]
     paused: bool
+    reading: LastReading | None = None  # None: declared, or no scheduler is running
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +192,17 @@ class Desk:
                 for gpu in holding.gpus
             }
             booked = _booked(connection, live)
+            read = last_readings(connection) if alive else {}
             views = []
             for gpu in rows.gpus(connection):
                 parts, on_it = booked.get(gpu.index, (0, ()))
-                state = "PAUSED" if gpu.index in paused else "BUSY" if parts else "AVAILABLE"
-                views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused))
+                reading = read.get(gpu.index)
+                state = "BUSY" if parts else "AVAILABLE"
+                if gpu.index in paused:
+                    state = "PAUSED"
+                elif reading is not None and reading.state:
+                    state = reading.state
+                views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused, reading))
             return Overview(
                 alive, pid, rows.counts(connection), views, [*live, *ended], _reasons(connection, live),
                 kept.refused(connection), kept.duplicates(connection), queue_paused, held,

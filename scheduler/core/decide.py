@@ -18,6 +18,7 @@ from scheduler.core.facts import (
     Missing,
     NeverRan,
     Now,
+    Readings,
     Started,
     Unclaimed,
 )
@@ -29,6 +30,7 @@ from scheduler.core.queue import Order, Queue
 from scheduler.core.requests import Answer, Cancel, Pause, PauseQueue, Requeue, Resume
 from scheduler.core.retry import LONGEST_WAIT_S, backoff_s
 from scheduler.core.states import Move, move
+from scheduler.core.telemetry import Limits, Tenant, Verdict
 
 MOST_STARTS_A_TURN = 256  # so that one paste of 10,000 lines does not hold up everything else
 KILL_AGAIN_S = 1.0
@@ -44,6 +46,7 @@ class Policy:
     assign_retry_wait_s: float = 5.0
     oom_retries: int = 2
     kill_grace_s: float = 15.0
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class Plan:
     freed: list[str] = field(default_factory=list)
     pauses_changed: bool = False
     must_sync: bool = False
+    notices: list[tuple[str, bool]] = field(default_factory=list)  # about no job: a sentence, and whether it warns
+    read_gpus: bool = False  # a GPU is waited for that has to be read first
 
     @property
     def empty(self) -> bool:
@@ -107,10 +112,30 @@ class World:
     estimates: Estimates = field(default_factory=Estimates)
     timers: list[tuple[float, str, int, int]] = field(default_factory=list)
     leader_ended: set[int] = field(default_factory=set)  # STOPPING jobs whose leader is gone, others not
+    told: dict[int, Verdict] = field(default_factory=dict)  # what was last said of each GPU
+
+    def __post_init__(self) -> None:
+        self.fleet.telemetry.tenants = self.tenants
+
+    def tenants(self, gpu: int) -> list[Tenant]:
+        """The attempts of ours that have parts of a GPU, also those whose leader has ended."""
+        found = [
+            Tenant(job.attempt_key, job.id, job.need.parts, job.spec.vram_mib or 0, job.started_at)
+            for job in self.live.values()
+            if gpu in job.gpus
+        ]
+        found += [
+            Tenant(held.key, held.job, held.need.parts, held.vram_mib, 0.0)
+            for held in self.holdings.values()
+            if gpu in held.gpus
+        ]
+        return found
 
     def next_timer(self) -> float | None:
         """The ``mono`` time at which something falls due by itself."""
-        return self.timers[0][0] if self.timers else None
+        due = [self.timers[0][0]] if self.timers else []
+        look = self.fleet.telemetry.next_look
+        return min([*due, look], default=None) if look is not None else (due[0] if due else None)
 
     def waiting(self) -> int:
         """How many jobs wait, for whatever reason."""
@@ -191,6 +216,8 @@ class _Turn:
                 self._park_missing(job, fact.sentence)
         elif isinstance(fact, Asked):
             self._asked(fact)
+        elif isinstance(fact, Readings):
+            self.world.fleet.telemetry.take(fact, self.now)
 
     def _find(self, job_id: int) -> Job | None:
         """A job as it is in this turn: what the turn changed, what is in hand, else the store's row."""
@@ -383,6 +410,7 @@ class _Turn:
         world.leader_ended.discard(job.id)
         vram = job.spec.vram_mib or 0
         world.fleet.give_back(job.need, job.gpus, vram)
+        self.plan.read_gpus |= world.fleet.telemetry.left(job.gpus, self.now)
         if leftovers and job.gpus:
             holding = Holding(job.attempt_key, job.id, job.need, job.gpus, vram, leftovers)
             world.hold(holding)
@@ -394,6 +422,7 @@ class _Turn:
         holding = self.world.holdings.pop(key, None)
         if holding is not None:
             self.world.fleet.give_back(holding.need, holding.gpus, holding.vram_mib)
+            self.plan.read_gpus |= self.world.fleet.telemetry.left(holding.gpus, self.now)
             self.plan.freed.append(key)
             return
         job_id, _, attempt = key.partition(".")
@@ -476,6 +505,8 @@ class _Turn:
             fleet.paused_mask |= mask_of(known)
         else:
             fleet.paused_mask &= ~mask_of(known)
+            if request.force:
+                fleet.telemetry.accept(known, self.now)
         self.plan.pauses_changed = True
         paused = gpu_ids_text(ids_of(fleet.paused_mask)) or "none"
         for gpu in known:
@@ -546,7 +577,8 @@ class _Turn:
     # -- time and room ------------------------------------------------------------------------------------
 
     def fall_due(self) -> None:
-        """Timers: back-off over, time limit reached, grace over."""
+        """Timers: back-off over, time limit reached, grace over; and what the GPUs' readings have come to say."""
+        self._judge_gpus()
         timers = self.world.timers
         while timers and timers[0][0] <= self.now.mono:
             _, kind, job_id, attempt = heapq.heappop(timers)
@@ -569,6 +601,42 @@ class _Turn:
                 if job.process is not None or job.id in self.world.leader_ended:
                     self.plan.stops.append(Stop(job, hard=True))
                 self.world.at(self.now.mono + KILL_AGAIN_S, "kill", job)
+
+    def _judge_gpus(self) -> None:
+        """Let time pass over the readings, and say what changed."""
+        world, telemetry = self.world, self.world.fleet.telemetry
+        if not telemetry.cards:
+            return
+        telemetry.limits = world.policy.limits
+        telemetry.judge(self.now)
+        silent, free_again = [], []
+        for index, card in telemetry.cards.items():
+            before, after = world.told.get(index), card.verdict
+            if (
+                after.code == "releasing"
+                or (before.code if before else "") == after.code
+                or not card.heard_of(telemetry)
+            ):
+                continue
+            world.told[index] = after
+            if after.code == "stale" and telemetry.trouble:
+                silent.append(index)
+            elif after.code:
+                self.plan.notices.append((f"{after.sentence}; no new job goes there", True))
+            elif before is not None:
+                free_again.append(index)
+            if after.code == "gone":
+                for job in world.live.values():
+                    if index in job.gpus:
+                        job.notes = (*job.notes, f"{after.sentence} while it ran")
+                        self._changed(job, "gpu_gone", gpu=index)
+        if free_again:
+            self.plan.notices.append((f"GPU {gpu_ids_text(free_again)} can be given jobs again", False))
+        if silent:
+            gpus = gpu_ids_text(silent)
+            self.plan.notices.append(
+                (f"no telemetry from GPU {gpus}: {telemetry.trouble}; no new job goes there, running jobs go on", True)
+            )
 
     def place(self) -> None:
         """Start each waiting job that fits, in order; skip those that do not."""

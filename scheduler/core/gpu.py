@@ -201,3 +201,4 @@ class GpuReading:
     processes: tuple[GpuProcess, ...] | None = None
     lost: bool = False  # the driver lists it, but cannot talk to it
     problem: str = ""  # why it must not be given jobs
+    errors: str = ""  # uncorrected memory errors, fatal XIDs

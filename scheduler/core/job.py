@@ -156,6 +156,7 @@ class Job:
     boot: str = ""
     runner: str = "direct"
     session: str | None = None  # "PID.NAME" of its terminal session; NAME alone until it was seen to start
+    interpreter: str = ""  # what ran a script, with its version as far as known
     argv: tuple[str, ...] = ()  # the words of the last attempt, as they were run
     log: str = ""
     outcome: Outcome | None = None

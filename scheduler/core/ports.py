@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Protocol
 
-from scheduler.core.facts import Fact
-from scheduler.core.gpu import Gpu
+from scheduler.core.facts import Fact, Readings
 from scheduler.core.job import Job, Process
 from scheduler.core.launch import Launch
 
@@ -38,6 +37,9 @@ class Runner(Protocol):
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
         """Report Gone(key) once none of these, nor any other process of the attempt, lives."""
 
+    def leave_alone(self, sessions: Set[int]) -> None:
+        """Processes of these sessions belong to no job, though they may become our children."""
+
     def descriptors(self) -> list[int]:
         """File descriptors that become readable when ``look`` has something to say."""
 
@@ -49,7 +51,25 @@ class Runner(Protocol):
 
 
 class Probe(Protocol):
-    """Says which GPUs there are."""
+    """Says which GPUs there are and what is on them. Asking never blocks; an error is never read as "none"."""
 
-    def gpus(self) -> list[Gpu]:
-        """The GPUs seen. Raises NoGpuData when none can be seen: an error is never read as "none"."""
+    def first(self) -> Readings:
+        """The first reading, waited for at the start. Raises NoGpuData when no GPU can be seen."""
+
+    def ask(self) -> None:
+        """Begin a reading, unless one is under way."""
+
+    def look(self) -> Readings | None:
+        """The reading that was asked for, once it is there or has failed."""
+
+    def sessions(self) -> set[int]:
+        """Sessions of the probe's own processes, which belong to no job."""
+
+    def descriptors(self) -> list[int]:
+        """File descriptors that become readable when ``look`` has something to say."""
+
+    def next_look(self) -> float | None:
+        """A monotonic time at which to look again even without a readable descriptor."""
+
+    def close(self) -> None:
+        """Let go."""

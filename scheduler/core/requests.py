@@ -31,9 +31,10 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """These GPUs take jobs again."""
+    """These GPUs take jobs again; ``force``: also beside what others have on them now."""
 
     gpus: tuple[int, ...]
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)

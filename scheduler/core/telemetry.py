@@ -83,6 +83,10 @@ class Card:
     freed_at: float | None = None  # a job of ours left it; until it is read again nobody knows what it left
     before_mib: int = 0  # foreign memory at that time
 
+    def heard_of(self, telemetry: Telemetry) -> bool:
+        """Whether it was ever read, or reading it failed."""
+        return self.read_at > -math.inf or bool(telemetry.trouble)
+
     @property
     def state(self) -> str:
         """A word for tables, or an empty text when there is nothing to say."""
@@ -111,6 +115,7 @@ class Telemetry:
     blocked_mask: int = 0
     whole_blocked_mask: int = 0
     tight_mask: int = 0
+    next_look: float | None = None  # the ``mono`` time at which a GPU becomes stale, or the patience for memory ends
 
     @classmethod
     def of(cls, gpus: Iterable[Gpu], limits: Limits, now: Now) -> Telemetry:
@@ -158,16 +163,6 @@ class Telemetry:
                 card.why_excess = NOTHING_FORBIDDEN
                 card.freed_at = None
         self.judge(now)
-
-    def next_look(self, now: Now) -> float | None:
-        """The ``mono`` time at which a GPU becomes stale, or the patience for its memory ends."""
-        due = []
-        for card in self.cards.values():
-            if card.verdict.code != "stale" and card.read_at > -math.inf:
-                due.append(card.read_at + STALE_AFTER * self.limits.interval_s)
-            if card.verdict.code == "releasing" and card.freed_at is not None:
-                due.append(card.freed_at + self.limits.release_s)
-        return min((moment for moment in due if moment > now.mono), default=None)
 
     # -- measuring ----------------------------------------------------------------------------------------
 
@@ -314,6 +309,7 @@ class Telemetry:
     def judge(self, now: Now) -> None:
         """Say anew what each GPU may be given, as of now."""
         self.blocked_mask = self.whole_blocked_mask = self.tight_mask = 0
+        due = []
         for index, card in self.cards.items():
             card.verdict = self._verdict(card, now)
             if card.verdict.code:
@@ -322,6 +318,11 @@ class Telemetry:
                 self.whole_blocked_mask |= 1 << index
             if card.excess or card.excess_mib:
                 self.tight_mask |= 1 << index
+            if card.verdict.code != "stale" and card.read_at > -math.inf:
+                due.append(card.read_at + STALE_AFTER * self.limits.interval_s + 0.001)
+            if card.verdict.code == "releasing" and card.freed_at is not None:
+                due.append(card.freed_at + self.limits.release_s + 0.001)
+        self.next_look = min((moment for moment in due if moment > now.mono), default=None)
 
     def _verdict(self, card: Card, now: Now) -> Verdict:
         index, reading = card.gpu.index, card.reading
@@ -337,6 +338,8 @@ class Telemetry:
             return Verdict("gone", f"GPU {index} ({card.gpu.uuid}) is gone{why}")
         if reading.problem:
             return Verdict("unhealthy", f"GPU {index}: {reading.problem}")
+        if reading.errors and self.limits.hold_on_errors:
+            return Verdict("unhealthy", f"GPU {index} reported {reading.errors}")
         if reading.memory_used_mib is None or not reading.memory_total_mib:
             return Verdict("unhealthy", f"the driver does not tell how much memory of GPU {index} is in use")
         if card.freed_at is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from scheduler.core.config import Config
 from scheduler.core.decide import Plan, Policy, World, decide
 from scheduler.core.errors import SchedulerError, StoreTrouble
-from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, Now, Started
+from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, Now, Readings, Started
 from scheduler.core.failure import failure_in
 from scheduler.core.gpu import Gpu, ids_of, mask_of
 from scheduler.core.job import Event, Job, JobState
@@ -27,9 +27,12 @@ from scheduler.core.ports import Runner
 from scheduler.core.queue import Order
 from scheduler.core.requests import Answer, Request
 from scheduler.core.session import session_name
+from scheduler.core.telemetry import Limits, Telemetry
 from scheduler.crashpoints import crash_point
+from scheduler.engine.gpus import GpuEyes
 from scheduler.engine.painting import StateFile, picture
 from scheduler.engine.reading import Gathered, Parser, Reader
+from scheduler.engine.reloading import bind_unread, limits_of, policy_of, reload_config, reload_table
 from scheduler.engine.telling import Said, accepted, harmless, sentence
 from scheduler.intake import commands, jobs_csv
 from scheduler.intake.environments import Environments, Missing, names_devices
@@ -41,6 +44,7 @@ from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
 from scheduler.store.database import Database
 from scheduler.store.places import Places
+from scheduler.store.readings import save_readings
 
 LAZY_S = 0.03  # a pid may wait this long to be written down: its record has it already
 PAINT_S = 0.1
@@ -81,6 +85,8 @@ class House:
     reload_config: Callable[[], Config] | None = None
     config_file: str = ""
     table: ModelTable = field(default_factory=ModelTable)
+    eyes: GpuEyes | None = None  # None: declared GPUs, given out by booking alone
+    first_readings: Readings | None = None
     world: World = field(init=False)
     bell: str = field(init=False)
     environments: Environments = field(init=False)
@@ -131,7 +137,12 @@ class House:
         busy = {gpu for job in in_hand for gpu in job.gpus} | {gpu for holding, _ in held for gpu in holding.gpus}
         slots = self.config.cpu_slots if self.config.cpu_slots is not None else os.cpu_count() or 1
         retired = busy - {gpu.index for gpu in self.gpus}
-        world = World(Fleet(self.gpus, slots, retired), self._fetch, self._policy(), self._missing, self._blocker)
+        world = World(
+            Fleet(self.gpus, slots, retired), self._fetch, policy_of(self.config), self._missing, self._blocker
+        )
+        if self.eyes is not None:
+            world.fleet.telemetry = Telemetry.of(self.gpus, limits_of(self.config), now)
+            world.fleet.telemetry.tenants = world.tenants
         world.fleet.paused_mask = mask_of(rows.paused_gpus(connection)) & world.fleet.all_mask
         world.queue_paused = bool(rows.meta(connection, "queue_paused"))
         self.world, self.lazy, self.kept = world, [], {}
@@ -148,6 +159,9 @@ class House:
                 stale.append(holding.key)
         for job in in_hand:
             world.adopt(job, now)
+        if self.eyes is not None and self.first_readings is not None:
+            facts.append(self.eyes.identified(self.first_readings))
+            self.first_readings = None
         for job in in_hand:
             facts += self._with_failures(self.runner.adopt(job))
             crash_point("adopt.found")
@@ -165,7 +179,7 @@ class House:
             with self.db.writing() as writing:
                 rows.save_holdings(writing, [], stale, this_boot)
         self.rung = True
-        self._turn(facts, [], now, sync=True)
+        self.turn(facts, [], now, sync=True)
         for job in self.world.live.values():
             if job.process is not None and job.state is JobState.RUNNING and job.id not in self.told_running:
                 detail = {"gpus": list(job.gpus), "pid": job.process.pid, "attempt": job.attempt}
@@ -173,16 +187,6 @@ class House:
                 self.say(text, level, kind="adopted", job=job)
                 self.told_running.add(job.id)
         crash_point("adopt.committed")
-
-    def _policy(self) -> Policy:
-        config = self.config
-        return Policy(
-            Order(config.order, config.aging),
-            config.max_assign_attempts,
-            config.assign_retry_wait,
-            config.oom_retries,
-            config.kill_grace,
-        )
 
     def _fetch(self, job_id: int) -> Job | None:
         return self.kept.get(job_id) or rows.get(self.db.connection, job_id)
@@ -241,6 +245,8 @@ class House:
         requests = self._edits(now)
         self.changed.clear()
         facts += self._missing_again(now)
+        read = self._read_gpus(now)
+        facts += read
         timer = self.world.next_timer()
         due = timer is not None and timer <= now.mono
         urgent = [fact for fact in facts if not isinstance(fact, Started)]
@@ -251,14 +257,15 @@ class House:
                 self.lazy += facts
             if self.lazy and now.mono >= self.lazy_due:
                 lazy, self.lazy = self.lazy, []
-                self._turn(lazy, [], now, sync=False)
+                self.turn(lazy, [], now, sync=False)
             self._paint_if_due(now)
             return
         facts, self.lazy = self.lazy + facts, []
-        self._turn(facts, batches, now, sync=True, requests=requests)
+        only_read = bool(read) and len(urgent) == len(read) and not (batches or requests or due)
+        self.turn(facts, batches, now, sync=not only_read, requests=requests)
         self._paint_if_due(self.now())
 
-    def _turn(
+    def turn(
         self,
         facts: list[Fact],
         batches: list[tuple[Reader, Batch]],
@@ -294,6 +301,8 @@ class House:
             rows.answer(connection, plan.answers)
             if plan.held or plan.freed:
                 rows.save_holdings(connection, plan.held, plan.freed, boot_id())
+            if any(isinstance(fact, Readings) for fact in facts):
+                save_readings(connection, self.world.fleet.telemetry.cards.values(), now.wall)
             if plan.pauses_changed:
                 rows.save_pauses(connection, ids_of(self.world.fleet.paused_mask), self.world.queue_paused)
             crash_point("start.chosen")
@@ -311,10 +320,14 @@ class House:
         if len(plan.starts) >= 256:
             self.again = True
         self._tell(plan, gathered)
+        if plan.read_gpus and self.eyes is not None:
+            self.eyes.read_now()
         for job_id, moved in plan.changed.items():
             if moved.state is not JobState.PENDING:
                 self.kept.pop(job_id, None)
         self.found.clear()
+        if plan.empty and not plan.notices and not gathered.jobs and not self.world.waiting() and not rung:
+            return  # nothing to be seen but another reading
         self.last_move = now.mono
         if self.dirty_since is None:
             self.dirty_since = now.mono
@@ -376,6 +389,8 @@ class House:
                 self.told_running.discard(about.id)
             text, level = sentence(event, about)
             self.say(text, level, kind=event.kind, job=about)
+        for text, warns in plan.notices:
+            self.say(text, 30 if warns else 20, kind="gpu")
         for refusal in gathered.refusals:
             name = os.path.basename(refusal.path)
             self.say(f"{name}:{refusal.number}: {harmless(refusal.reason)}", 30, kind="refused")
@@ -413,6 +428,18 @@ class House:
             out.append(fact)
         return out
 
+    def _read_gpus(self, now: Now) -> list[Fact]:
+        """What the GPUs say, when it is time; a reader's own processes are no job's."""
+        if self.eyes is None:
+            return []
+        found = self.eyes.look(now.mono, self.config.gpu_interval)
+        self.runner.leave_alone(self.eyes.probe.sessions())
+        if found is None:
+            return []
+        if bind_unread(self, found):
+            self.open()  # the GPUs have names now: the world is built anew with them
+        return [found]
+
     def _batches(self, now: Now) -> list[tuple[Reader, Batch]]:
         self.changed |= self.watcher.changed()
         if now.mono >= self.scan_due:
@@ -427,9 +454,9 @@ class House:
         if self.bell in self.changed:
             self.rung = True
         if self.config.llm_config in self.changed:
-            self._reload_table(now)
+            reload_table(self, now)
         if self.config_file and self.config_file in self.changed:
-            self._reload_config()
+            reload_config(self)
         found: list[tuple[Reader, Batch]] = []
         for path, watched in self.files.items():
             if path in self.changed or self.again or (watched.due and now.mono >= watched.due):
@@ -464,45 +491,6 @@ class House:
         managed = ids_of(self.world.fleet.all_mask)
         door = jobs_csv.Door(os.path.dirname(watched.follower.path), self.environments.home, managed)
         return Reader(watched.parse, door, self.table, self.world.fleet, self.known_refusals)
-
-    def _reload_table(self, now: Now) -> None:
-        try:
-            table = model_table(self.config.llm_config)
-        except SchedulerError as error:
-            if str(error) not in {text for text, _ in self.known_refusals}:
-                self.known_refusals.add((str(error), ""))
-                self.say(f"{harmless(str(error))}; the last good model table stays in force", 30, kind="table")
-            return
-        if table == self.table:
-            return
-        self.table = table
-        self.say(f"model table read: {len(table.models)} models, default need {table.default}", 20, kind="table")
-        changed = []
-        for job in rows.pending(self.db.connection):
-            if job.spec.gpus or job.oom_retries:
-                continue
-            need, _ = need_of(job.spec, table)
-            if need != job.need:
-                job.need = need
-                changed.append(job)
-                if job.id in self.kept:
-                    self.kept[job.id] = job
-        if changed:
-            with self.db.writing() as connection:
-                rows.save(connection, changed)
-            self._turn([Arrived(job) for job in changed], [], now, sync=True)
-            self.say(f"{len(changed)} waiting jobs have another need now", 20, kind="table")
-
-    def _reload_config(self) -> None:
-        if self.reload_config is None:
-            return
-        try:
-            self.config = self.reload_config()
-        except SchedulerError as error:
-            self.say(f"{harmless(str(error))}; the settings in force stay", 30, kind="config")
-            return
-        self.world.policy = self._policy()
-        self.say("config read again", 20, kind="config")
 
     def _edits(self, now: Now) -> list[Request]:
         if self.config.state_file not in self.changed and now.mono < self.state_due:
@@ -570,7 +558,7 @@ class House:
             self.say(text, 30, kind="state")
         self.state_file.said.clear()
         if wishes:
-            self._turn([], [], now, sync=True, requests=wishes)
+            self.turn([], [], now, sync=True, requests=wishes)
         return bool(wishes)
 
     # -- when the store cannot be used --------------------------------------------------------------------
@@ -613,6 +601,8 @@ class House:
         due = [self.scan_due, self.state_due]
         timer, look = self.world.next_timer(), self.runner.next_look()
         due += [moment for moment in (timer, look) if moment is not None]
+        if self.eyes is not None:
+            due.append(self.eyes.next_look())
         due += [watched.due for watched in self.files.values() if watched.due]
         if self.lazy:
             due.append(self.lazy_due)

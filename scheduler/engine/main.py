@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import hashlib
 import os
@@ -15,21 +14,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from scheduler.core.config import RELOADABLE, Config
-from scheduler.core.errors import NoGpuData, Refused, SchedulerError, StoreTrouble
-from scheduler.core.gpu import Gpu, gpu_ids_text
+from scheduler.core.errors import SchedulerError, StoreTrouble
+from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.placement import class_of
+from scheduler.engine.gpus import Flag, GpuEyes, Managed, managed_gpus, moved_gpus, other_schedulers
 from scheduler.engine.loop import PARSERS, House
 from scheduler.engine.telling import Listener, MainLog, Said
 from scheduler.intake.files import check_private
 from scheduler.intake.settings import Settings, load, model_table
 from scheduler.intake.watch import watcher
-from scheduler.probes.fixed import FixedProbe
-from scheduler.probes.nvidia import NvidiaProbe
 from scheduler.runners.direct import DirectRunner
 from scheduler.runners.processes import boot_id, seen
 from scheduler.runners.screen import ScreenRunner
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
+from scheduler.store.moved import follow_moved
 from scheduler.store.office import Office, register
 from scheduler.store.places import Places, make_private_folder
 
@@ -42,36 +41,6 @@ class Ending:
 
     code: int
     left: tuple[str, ...] = ()
-
-
-def managed_gpus(config: Config, say: Callable[[str], None]) -> list[Gpu]:
-    """The GPUs to manage by the settings. Raises NoGpuData, Refused."""
-    wanted = config.gpu_ids if config.gpu_ids is not None else None
-    if wanted is None and config.gpus is not None:
-        wanted = tuple(range(config.gpus))
-    if wanted is None:
-        return NvidiaProbe().gpus()
-    if not wanted or not _driver_there():
-        if wanted:
-            say(f"no NVIDIA driver here: GPU {gpu_ids_text(wanted)} declared, given out by booking alone")
-        return FixedProbe(wanted).gpus()
-    try:
-        found = {gpu.index: gpu for gpu in NvidiaProbe().gpus()}
-    except NoGpuData as error:
-        say(f"{error.what}: GPU {gpu_ids_text(wanted)} declared, given out by booking alone")
-        return FixedProbe(wanted).gpus()
-    beyond = [gpu for gpu in wanted if gpu not in found]
-    if beyond:
-        raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {gpu_ids_text(found)}")
-    return [found[gpu] for gpu in wanted]
-
-
-def _driver_there() -> bool:
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-        return True
-    except OSError:
-        return os.path.exists("/proc/driver/nvidia/version")
 
 
 def this_machine() -> str:
@@ -137,16 +106,21 @@ class Daemon:
         try:
             make_private_folder(config.log_dir)
             log = self._open_log()
-            gpus = managed_gpus(config, lambda text: self.listener(Said(text, 30)))
             db = Database(self.places, checkpoints=True, lock_wait_s=2.0)
             try:
                 check_home(db, self.places)
+                stored = rows.gpus(db.connection)
+                managed = managed_gpus(config, self.environ, stored)
+                for note in managed.notes:
+                    self.listener(Said(note, 30))
                 with db.writing() as connection:
-                    rows.save_gpus(connection, gpus)
+                    for note in follow_moved(connection, moved_gpus(stored, managed.gpus)):
+                        self.listener(Said(note, 30))
+                    rows.save_gpus(connection, managed.gpus)
                     rows.set_meta(connection, "jobs_file", config.jobs_file)
                     rows.set_meta(connection, "llm_config", config.llm_config)
                 registered = register(self.environ, config.state_file)
-                return self._serve(db, gpus, table, folder, drain, log)
+                return self._serve(db, managed, table, folder, drain, log)
             finally:
                 db.close()
         finally:
@@ -162,7 +136,7 @@ class Daemon:
                 f"the main log cannot be opened: {error.strerror}", where=self.config.log_file
             ) from None
 
-    def _serve(self, db: Database, gpus: list[Gpu], table: object, folder: str, drain: bool, log: MainLog) -> Ending:
+    def _serve(self, db: Database, managed: Managed, table: object, folder: str, drain: bool, log: MainLog) -> Ending:
         config = self.config
         paths = [path for path in (config.jobs_file, config.commands_file) if path]
 
@@ -178,7 +152,7 @@ class Daemon:
                 rows.set_meta(connection, "screen_folder", self.environ.get("SCREENDIR", ""))
         watching, note = watcher(config.watch, {os.path.dirname(path) for path in paths})
         house = House(
-            self.places, config, db, runner, watching, gpus, tell, self.environ, folder, self._again,
+            self.places, config, db, runner, watching, managed.gpus, tell, self.environ, folder, self._again,
             self.settings.config_file,
         )  # fmt: skip
         house.flush_log = log.flush
@@ -190,7 +164,11 @@ class Daemon:
             + [path for path in (config.llm_config, self.settings.config_file) if path]
         )
         epoll, wakeup = self._signals()
+        flag = Flag(managed.gpus)
         try:
+            if managed.probe is not None:
+                house.eyes = GpuEyes(managed.probe, config.state_file, lambda: house.world.live.values())
+                house.first_readings = managed.first
             house.open()
             self._state_file_at_start(house)
             if config.jobs_file:
@@ -198,9 +176,11 @@ class Daemon:
             if config.commands_file:
                 house.follow(config.commands_file, PARSERS["commands_file"])
             epoll.register(watching.fd, select.EPOLLIN)
-            for fd in runner.descriptors():
+            for fd in (*runner.descriptors(), *(managed.probe.descriptors() if managed.probe is not None else ())):
                 epoll.register(fd, select.EPOLLIN)
-            gpus_text = gpu_ids_text(gpu.index for gpu in gpus) or "none"
+            gpus_text = gpu_ids_text(gpu.index for gpu in managed.gpus) or "none"
+            for other in other_schedulers():
+                tell(Said(other, 30))
             tell(Said(f"scheduler started, pid {os.getpid()}, GPUs {gpus_text}, state file {config.state_file}"))
             house.tick()
             gc.freeze()  # what was imported stays for good: the collector need not look at it between two jobs
@@ -208,9 +188,12 @@ class Daemon:
             self.ready()
             return self._loop(house, epoll, wakeup, drain, tell)
         finally:
+            flag.close()
             epoll.close()
             watching.close()
             runner.close()
+            if managed.probe is not None:
+                managed.probe.close()
             log.close()
 
     def _runner(self, descriptors: int) -> DirectRunner | ScreenRunner:

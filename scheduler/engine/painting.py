@@ -31,7 +31,10 @@ def picture(world: World, counts: dict[str, int], now: float) -> dict[str, Any]:
     for index in sorted(fleet.gpus):
         allocated = (WHOLE - fleet.free[index]) / WHOLE
         paused = bool(fleet.paused_mask >> index & 1)
-        state = "PAUSED" if paused else "BUSY" if allocated else "AVAILABLE"
+        card = fleet.telemetry.cards.get(index)
+        told = card.state if card is not None else ""
+        reason = (card.verdict.sentence or card.why_excess.sentence) if card is not None else ""
+        state = "PAUSED" if paused else told or ("BUSY" if allocated else "AVAILABLE")
         gpus.append(
             {
                 "index": index,
@@ -39,7 +42,7 @@ def picture(world: World, counts: dict[str, int], now: float) -> dict[str, Any]:
                 "state": state,
                 "allocated": allocated,
                 "jobs": sorted(on_gpu.get(index, [])),
-                "reason": None if fleet.manages(index) else "no longer managed; its jobs go on",
+                "reason": (reason or None) if fleet.manages(index) else "no longer managed; its jobs go on",
             }
         )
     return {

@@ -48,6 +48,8 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     if event.kind == "started":
         session = f"; gpujob attach {job.id}, or screen -r {job.session_name}" if job.session else ""
         return f"{name} runs on {gpus}, pid {detail['pid']}{attempt}{session}", logging.INFO
+    if event.kind == "gpu_gone":
+        return f"{name} runs on GPU {detail['gpu']}, which is gone; it is left alone", logging.WARNING
     if event.kind == "done":
         return f"{name} done: exit code 0{attempt}", logging.INFO
     if event.kind == "failed":

@@ -13,8 +13,8 @@ from typing import Any
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job, JobState, Outcome
 from scheduler.core.placement import Reason
-from scheduler.core.units import span_text
-from scheduler.desk import SCHEMA, Overview, words_run
+from scheduler.core.units import mib_text, span_text
+from scheduler.desk import SCHEMA, GpuView, Overview, words_run
 
 MOST_WAITING = 20
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -67,6 +67,10 @@ def job_json(job: Job, reason: Reason | None = None) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _bytes(mib: int | None) -> int | None:
+    return None if mib is None else mib << 20
+
+
 def status_json(view: Overview) -> dict[str, Any]:
     """`status --json`."""
     return {
@@ -82,9 +86,12 @@ def status_json(view: Overview) -> dict[str, Any]:
                 "state": gpu.state,
                 "paused": gpu.paused,
                 "allocated": gpu.allocated,
-                "memory_used": None,
-                "memory_total": None if gpu.gpu.memory_mib is None else gpu.gpu.memory_mib << 20,
-                "load": None,
+                "memory_used": _bytes(gpu.reading.memory_used_mib if gpu.reading else None),
+                "memory_total": _bytes(gpu.gpu.memory_mib),
+                "memory_own": _bytes(gpu.reading.own_mib if gpu.reading else None),
+                "load": gpu.reading.load if gpu.reading else None,
+                "temperature": gpu.reading.temperature_c if gpu.reading else None,
+                "reason": gpu.reading.reason or None if gpu.reading else None,
                 "jobs": list(gpu.jobs),
             }
             for gpu in view.gpus
@@ -170,9 +177,11 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
         rows = []
         for gpu in view.gpus:
             share = f" ({gpu.allocated:.0%})" if gpu.state == "BUSY" else ""
-            note = f"held by {view.held[gpu.gpu.index]}" if gpu.gpu.index in view.held else ""
-            rows.append((gpu.gpu.index, gpu.state + share, f"{gpu.allocated:g}", _ids(gpu.jobs), gpu.gpu.name, note))
-        lines += ["", *table(("GPU", "STATE", "ALLOCATED", "JOBS", "NAME", ""), rows)]
+            rows.append(
+                (gpu.gpu.index, gpu.state + share, f"{gpu.allocated:g}", _memory(gpu), _load(gpu), _ids(gpu.jobs),
+                 gpu.gpu.name, _note(gpu, view.held))
+            )  # fmt: skip
+        lines += ["", *table(("GPU", "STATE", "ALLOCATED", "MEMORY", "LOAD", "JOBS", "NAME", ""), rows)]
     running = [job for job in view.jobs if job.state.holds_gpus]
     if running:
         rows_ = [
@@ -211,6 +220,24 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
     if view.repeated:
         lines += ["", f"{view.repeated} line(s) repeat another and are not run again"]
     return lines
+
+
+def _memory(gpu: GpuView) -> str:
+    """Memory in use of all there is; a dash for what nobody reads."""
+    if gpu.reading is None or gpu.reading.memory_used_mib is None:
+        return "-" if gpu.gpu.memory_mib is None else f"? of {mib_text(gpu.gpu.memory_mib)}"
+    return f"{mib_text(gpu.reading.memory_used_mib)} of {mib_text(gpu.reading.memory_total_mib or 0)}"
+
+
+def _load(gpu: GpuView) -> str:
+    return "-" if gpu.reading is None or gpu.reading.load is None else f"{gpu.reading.load:.0%}"
+
+
+def _note(gpu: GpuView, held: Mapping[int, str]) -> str:
+    notes = [f"held by {held[gpu.gpu.index]}"] if gpu.gpu.index in held else []
+    if gpu.reading is not None and gpu.reading.reason:
+        notes.append(gpu.reading.reason)
+    return "; ".join(notes)
 
 
 def _ids(jobs: Sequence[int]) -> str:

@@ -1,66 +1,282 @@
-"""NVIDIA GPUs by NVML, else by GPUtil (nvidia-smi), asked in a child that can be killed."""
+"""NVIDIA GPUs by NVML, else by nvidia-smi: asked in another process, never waited for by the loop."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
+import os
+import select
+import signal
 import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from scheduler.core.errors import NoGpuData
-from scheduler.core.gpu import Gpu
+from scheduler.core.facts import Readings
+from scheduler.core.gpu import GpuProcess, GpuReading
+from scheduler.probes import reader
 
-DEADLINE_S = 15.0
+DEADLINE_S = 5.0
+FIRST_DEADLINE_S = 15.0  # a driver that nobody holds open needs seconds to wake up
+NVML_AGAIN_S = 60.0  # while nvidia-smi serves, try the better way now and then
+LONGEST_ANSWER = 4 << 20
+WAYS = {"nvml": "NVML", "smi": "nvidia-smi"}
 
-_BY_NVML = """
-import json, sys
-import pynvml as n
-n.nvmlInit()
-out = []
-def text(value):
-    return value.decode() if isinstance(value, bytes) else value
-for i in range(n.nvmlDeviceGetCount()):
-    h = n.nvmlDeviceGetHandleByIndex(i)
-    try:
-        memory = n.nvmlDeviceGetMemoryInfo(h).total >> 20
-    except n.NVMLError:
-        memory = None
-    out.append([i, text(n.nvmlDeviceGetUUID(h)), text(n.nvmlDeviceGetName(h)), memory])
-json.dump(out, sys.stdout)
-"""
-_BY_GPUTIL = """
-import json, sys
-import GPUtil
-json.dump([[g.id, g.uuid, g.name, int(g.memoryTotal) if g.memoryTotal == g.memoryTotal else None]
-           for g in GPUtil.getGPUs()], sys.stdout)
-"""
+
+@dataclass(slots=True)
+class _Reader:
+    """The process that asks."""
+
+    way: str
+    pid: int
+    pidfd: int
+    into: int
+    out: int
+    answered: bool = False
+    text: bytes = b""
 
 
 class NvidiaProbe:
-    """The GPUs that the driver shows."""
+    """Readings of all GPUs that the driver shows; see `core.ports.Probe`.
 
-    def gpus(self) -> list[Gpu]:
-        """All GPUs, by index. Raises NoGpuData with what each way of asking said."""
-        said = []
-        for name, program in (("NVML", _BY_NVML), ("nvidia-smi", _BY_GPUTIL)):
-            found, problem = self._ask(program)
-            if found:
-                return found
-            said.append(f"{name}: {problem or 'no GPU'}")
-        raise NoGpuData(f"no GPU is seen ({'; '.join(said)})", do="declare some with --gpus N, or mend the driver")
+    A reader that does not answer in time is killed. Should it not even die (it sleeps in the driver), no other is
+    started until it has: at most one is outstanding.
+    """
 
-    def _ask(self, program: str) -> tuple[list[Gpu], str]:
+    def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> None:
+        self.environ = {name: value for name, value in environ.items() if not name.startswith("GPUJOB_")}
+        self.deadline_s = deadline_s
+        self.absent = False  # the last reading failed because there is no driver at all
+        self._epoll = select.epoll()
+        self._reader: _Reader | None = None
+        self._stuck: list[_Reader] = []
+        self._asked_at: float | None = None
+        self._due = 0.0
+        self._ways: list[str] = []
+        self._failed: list[tuple[str, str, bool]] = []
+        self._good = "nvml"
+        self._nvml_at = 0.0
+        self._hidden: set[int] = set()  # readers that may still live
+
+    # -- asking -------------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Begin a reading, unless one is under way."""
+        if self._asked_at is not None:
+            return
+        now = time.monotonic()
+        self._asked_at = now
+        self._failed = []
+        if self._good == "smi" and now - self._nvml_at < NVML_AGAIN_S:
+            self._ways = ["smi", "nvml"]
+        else:
+            self._ways = ["nvml", "smi"]
+        self._next_way(now)
+
+    def _next_way(self, now: float) -> None:
+        """Ask in the next way that is left."""
+        self._bury()
+        while self._ways:
+            way = self._ways.pop(0)
+            if self._stuck:
+                self._failed.append(
+                    (way, f"its reader, pid {self._stuck[0].pid}, hangs in the driver and cannot be ended", False)
+                )
+                continue
+            if way == "nvml":
+                self._nvml_at = now
+            if self._reader is not None and self._reader.way != way:
+                self._end(self._reader)
+            try:
+                if self._reader is None:
+                    self._reader = self._spawn(way)
+                os.write(self._reader.into, b"read\n")
+            except OSError as error:
+                if self._reader is not None:
+                    self._end(self._reader)
+                self._failed.append((way, error.strerror or str(error), False))
+                continue
+            self._due = now + (self.deadline_s if self._reader.answered else max(self.deadline_s, FIRST_DEADLINE_S))
+            return
+
+    def _spawn(self, way: str) -> _Reader:
+        theirs_in, into = os.pipe2(os.O_CLOEXEC)
+        out, theirs_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            done = subprocess.run(  # its own process: a wedged driver must not hold us up
-                [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+            pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, reader.__file__, way],
+                self.environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, theirs_in, 0),
+                    (os.POSIX_SPAWN_DUP2, theirs_out, 1),
+                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                ],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=[n for n in range(1, 32) if n not in (signal.SIGKILL, signal.SIGSTOP)],
             )
-        except subprocess.TimeoutExpired:
-            return [], f"no answer within {DEADLINE_S:g} s"
-        except OSError as error:
-            return [], str(error)
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            return [], last[0][:200]
-        try:
-            return [Gpu(row[0], row[1], row[2], 0, row[3]) for row in json.loads(done.stdout)], ""
-        except (ValueError, IndexError, TypeError):
-            return [], "an answer that cannot be read"
+        except OSError:
+            os.close(into)
+            os.close(out)
+            raise
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        self._hidden.add(pid)
+        made = _Reader(way, pid, os.pidfd_open(pid), into, out)
+        self._epoll.register(out, select.EPOLLIN)
+        return made
+
+    def _end(self, gone: _Reader) -> None:
+        """Kill a reader with whatever it started; it is buried when it is really dead."""
+        self._epoll.unregister(gone.out)
+        os.close(gone.into)
+        os.close(gone.out)
+        if not _ended(gone.pidfd):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(gone.pid, signal.SIGKILL)  # it leads its group, and is not reaped yet
+        self._stuck.append(gone)
+        if self._reader is gone:
+            self._reader = None
+        limit = time.monotonic() + 0.2
+        while self._stuck and time.monotonic() < limit:
+            select.select([gone.pidfd], [], [], 0.05)
+            self._bury()
+
+    def _bury(self) -> None:
+        for gone in list(self._stuck):
+            if _ended(gone.pidfd):
+                os.close(gone.pidfd)
+                self._stuck.remove(gone)
+                self._hidden.discard(gone.pid)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(gone.pid, os.WNOHANG)
+
+    # -- hearing ------------------------------------------------------------------------------------------
+
+    def descriptors(self) -> list[int]:
+        """One descriptor that stands for all."""
+        return [self._epoll.fileno()]
+
+    def next_look(self) -> float | None:
+        """When to look again without a readable descriptor."""
+        return self._due if self._asked_at is not None else None
+
+    def sessions(self) -> set[int]:
+        """Sessions of our readers: what lives in them belongs to no job."""
+        return self._hidden
+
+    def look(self) -> Readings | None:
+        """The reading that was asked for, once it is there or has failed in every way."""
+        if self._asked_at is None:
+            return None
+        now = time.monotonic()
+        current = self._reader
+        if current is not None:
+            answer = self._hear(current)
+            if answer is None and now < self._due:
+                return None
+            if answer is not None and "gpus" in answer:
+                return self._heard(current, answer)
+            if answer is None:
+                self._failed.append(
+                    (current.way, f"no answer within {now - self._due + self._limit(current):.0f} s", False)
+                )
+            else:
+                self._failed.append(
+                    (current.way, str(answer.get("trouble", "an unreadable answer")), bool(answer.get("absent")))
+                )
+            self._end(current)
+            self._next_way(now)
+            if self._reader is not None:
+                return None
+        asked, self._asked_at = self._asked_at, None
+        self.absent = all(absent for _, _, absent in self._failed)
+        # Where one way is simply not there, what the other said is the cause.
+        told = [f for f in self._failed if not f[2]] or self._failed
+        return Readings(asked, problem="; ".join(f"{WAYS[way]}: {text}" for way, text, _ in told))
+
+    def _limit(self, current: _Reader) -> float:
+        return self.deadline_s if current.answered else max(self.deadline_s, FIRST_DEADLINE_S)
+
+    def _hear(self, current: _Reader) -> dict[str, Any] | None:
+        """The answer, or None while it is not whole; an ended reader answers with trouble."""
+        while True:
+            try:
+                data = os.read(current.out, 1 << 16)
+            except BlockingIOError:
+                return None
+            current.text += data
+            if b"\n" in current.text:
+                line, _, current.text = current.text.partition(b"\n")
+                try:
+                    answer = json.loads(line)
+                except ValueError:
+                    return {"trouble": "an answer that cannot be read"}
+                return answer if isinstance(answer, dict) else {"trouble": "an answer of another shape"}
+            if not data:
+                return {"trouble": "its reader ended without an answer"}
+            if len(current.text) > LONGEST_ANSWER:
+                return {"trouble": "an answer without end"}
+
+    def _heard(self, current: _Reader, answer: dict[str, Any]) -> Readings:
+        asked, self._asked_at = self._asked_at or 0.0, None
+        current.answered = True
+        self._good, self.absent = current.way, False
+        return Readings(asked, tuple(_reading(gpu) for gpu in answer["gpus"]))
+
+    # -- at the start -------------------------------------------------------------------------------------
+
+    def first(self) -> Readings:
+        """The first reading, waited for. Raises NoGpuData with what each way of asking said."""
+        self.ask()
+        while True:
+            found = self.look()
+            if found is not None:
+                break
+            left = (self.next_look() or 0.0) - time.monotonic()
+            self._epoll.poll(max(0.001, left))
+        if found.problem:
+            raise NoGpuData(f"no GPU is seen ({found.problem})", do="declare some with --gpus N, or mend the driver")
+        return found
+
+    def close(self) -> None:
+        """End the reader."""
+        if self._reader is not None:
+            self._end(self._reader)
+        for gone in self._stuck:
+            os.close(gone.pidfd)
+        self._epoll.close()
+
+
+def _ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+def _reading(gpu: dict[str, Any]) -> GpuReading:
+    processes = gpu["processes"]
+    return GpuReading(
+        uuid=gpu["uuid"],
+        ordinal=gpu["ordinal"],
+        name=gpu["name"],
+        memory_total_mib=_whole(gpu["total"]),
+        memory_used_mib=_whole(gpu["used"]),
+        load=None if gpu["load"] is None else min(1.0, max(0.0, gpu["load"] / 100)),
+        temperature_c=_whole(gpu["temperature"]),
+        processes=None
+        if processes is None
+        else tuple(
+            GpuProcess(pid, memory, computes, None if load is None else load / 100)
+            for pid, memory, computes, load in processes
+        ),
+        lost=gpu["lost"],
+        problem=gpu["problem"],
+        errors=gpu["errors"],
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from scheduler.core.facts import Fact, Gone, Lost, Started
@@ -87,6 +87,7 @@ class Watching:
         self._leftovers: dict[int, tuple[str, Mark, Process]] = {}  # pidfd → whose
         self._held: dict[str, Mark] = {}
         self._unsure: set[Process] = set()  # orphans that more than one job may have made: hold GPUs, are never ended
+        self._strangers: Set[int] = frozenset()  # sessions of the daemon's other helpers
         self._facts: list[Fact] = []
         become_subreaper()
 
@@ -108,6 +109,10 @@ class Watching:
     def _in_hand(self) -> Iterable[Attempt]:
         """Attempts whose leader runs."""
         return self._adopted.values()
+
+    def leave_alone(self, sessions: Set[int]) -> None:
+        """Processes of these sessions belong to no job, though they may become our children."""
+        self._strangers = sessions
 
     def _take_facts(self) -> list[Fact]:
         facts, self._facts = self._facts, []
@@ -154,7 +159,9 @@ class Watching:
             if pid in known:
                 continue
             found = seen(pid)
-            if found is not None and found.alive and self._may_be_of(attempt, found):
+            if found is None or not found.alive or found.session in self._strangers:
+                continue
+            if self._may_be_of(attempt, found):
                 orphans.append(Process(pid, found.ticks))
         if not orphans:
             return ()

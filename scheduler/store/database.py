@@ -99,7 +99,14 @@ def _script(text: str) -> Callable[[sqlite3.Connection], None]:
 
 
 # One step a version, never changed after a release: each brings a store of version n-1 to version n.
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_script(_FIRST),)
+_READINGS = """
+CREATE TABLE readings (
+    gpu INTEGER PRIMARY KEY, at REAL NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
+    memory_total INTEGER, memory_used INTEGER, own INTEGER NOT NULL, load REAL, temperature INTEGER   -- MiB, 0 to 1, Celsius
+);
+ALTER TABLE jobs ADD COLUMN interpreter TEXT NOT NULL DEFAULT '';
+"""
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_script(_FIRST), _script(_READINGS))
 VERSION = len(MIGRATIONS)
 LOCK_POLL_S = 0.002
 LOG_PAGES = 1000  # size that the write-ahead log is given at the start; 4 MB

@@ -14,13 +14,13 @@ from scheduler.core.requests import Answer, Request, from_row, to_row
 
 _COLUMNS = (
     "id state spec identity need_count need_parts priority place allowed submitted_at started_at finished_at attempt "
-    "start_failures runs_failed oom_retries not_before gpus pid ticks boot runner session argv log outcome exit_code signal "
+    "start_failures runs_failed oom_retries not_before gpus pid ticks boot runner session interpreter argv log outcome exit_code signal "
     "reason_code reason stop_why stop_at held notes failure"
 ).split()
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM jobs"
 _CHANGING = (
     "state need_count need_parts priority place allowed started_at finished_at attempt start_failures runs_failed "
-    "oom_retries not_before gpus pid ticks boot runner session argv log outcome exit_code signal reason_code reason "
+    "oom_retries not_before gpus pid ticks boot runner session interpreter argv log outcome exit_code signal reason_code reason "
     "stop_why stop_at held notes failure blocking"
 ).split()
 _UPDATE = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in _CHANGING)} WHERE id=?"
@@ -45,7 +45,7 @@ def job_of(row: Sequence[Any]) -> Job:
     """A Job from a row of ``_SELECT``."""
     (
         id_, state, spec, identity, count, parts, priority, place, allowed, submitted, started, finished, attempt,
-        start_failures, runs_failed, oom, not_before, gpus, pid, ticks, boot, runner, session, argv, log, outcome, code,
+        start_failures, runs_failed, oom, not_before, gpus, pid, ticks, boot, runner, session, interpreter, argv, log, outcome, code,
         signal, reason_code, reason, stop_why, stop_at, held, notes, failure,
     ) = row  # fmt: skip
     return Job(
@@ -54,7 +54,7 @@ def job_of(row: Sequence[Any]) -> Job:
         submitted_at=submitted, started_at=started, finished_at=finished, attempt=attempt,
         start_failures=start_failures, runs_failed=runs_failed, oom_retries=oom, not_before=not_before,
         gpus=_from_ids(gpus), process=Process(pid, ticks) if pid is not None else None, boot=boot, runner=runner,
-        session=session, argv=tuple(json.loads(argv)) if argv else (), log=log, outcome=Outcome(outcome) if outcome else None, exit_code=code, signal=signal,
+        session=session, interpreter=interpreter, argv=tuple(json.loads(argv)) if argv else (), log=log, outcome=Outcome(outcome) if outcome else None, exit_code=code, signal=signal,
         reason_code=reason_code, reason=reason, stop_why=stop_why, stop_at=stop_at, held=bool(held),
         notes=tuple(json.loads(notes)) if notes else (), failure=Failure(*json.loads(failure)) if failure else None,
     )  # fmt: skip
@@ -94,7 +94,7 @@ def save(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
                 None if j.allowed is None else gpu_ids_text(j.allowed), j.started_at, j.finished_at, j.attempt,
                 j.start_failures, j.runs_failed, j.oom_retries, j.not_before, _ids(j.gpus),
                 j.process.pid if j.process else None, j.process.ticks if j.process else None, j.boot, j.runner,
-                j.session, json.dumps(j.argv) if j.argv else "", j.log, j.outcome.value if j.outcome else None, j.exit_code, j.signal, j.reason_code, _text(j.reason), j.stop_why, j.stop_at, 1 if j.held else 0, json.dumps(j.notes) if j.notes else "",
+                j.session, j.interpreter, json.dumps(j.argv) if j.argv else "", j.log, j.outcome.value if j.outcome else None, j.exit_code, j.signal, j.reason_code, _text(j.reason), j.stop_why, j.stop_at, 1 if j.held else 0, json.dumps(j.notes) if j.notes else "",
                 json.dumps([j.failure.kind, j.failure.line, j.failure.hint]) if j.failure else "", _blocking(j), j.id,
             )
             for j in jobs

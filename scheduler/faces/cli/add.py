@@ -16,7 +16,7 @@ from scheduler.faces.finding import settings_for, state_file_for
 from scheduler.intake.files import check_private
 from scheduler.intake.jobs_csv import Door, parse, read_options, write_line
 from scheduler.intake.settings import model_table
-from scheduler.probes.fixed import FixedProbe
+from scheduler.probes.fixed import declared
 from scheduler.store.safely import append_line
 
 
@@ -58,7 +58,7 @@ def add(
         raise UsageError(f"cannot be written as a line: {line}")
     need, _ = need_of(parsed.spec, model_table(desk.remembered("llm_config") or settings.llm_config))
     if managed is not None:
-        never = Fleet(FixedProbe(managed).gpus()).can_ever_hold(JobClass(need, parsed.spec.allowed))
+        never = Fleet(declared(managed)).can_ever_hold(JobClass(need, parsed.spec.allowed))
         if never:
             raise Refused(never, do="ask for less, or allow more GPUs")
     if path != "-":

@@ -84,6 +84,15 @@ def start(
     log_file: Annotated[Optional[str], _setting("--log-file", "log_file", "PATH")] = None,
     cpu_slots: Annotated[Optional[str], _setting("--cpu-slots", "cpu_slots", "N")] = None,
     screen: Annotated[Optional[bool], typer.Option("--screen", help=_help("screen"), show_default=False)] = None,
+    mem_threshold: Annotated[Optional[str], _setting("--mem-threshold", "mem_threshold", "SHARE")] = None,
+    load_threshold: Annotated[Optional[str], _setting("--load-threshold", "load_threshold", "SHARE")] = None,
+    whole_gpu_tolerance: Annotated[
+        Optional[str], _setting("--whole-gpu-tolerance", "whole_gpu_tolerance", "SHARE")
+    ] = None,
+    gpu_interval: Annotated[Optional[str], _setting("--gpu-interval", "gpu_interval", "S")] = None,
+    settle: Annotated[Optional[str], _setting("--settle", "settle", "S")] = None,
+    release: Annotated[Optional[str], _setting("--release", "release", "S")] = None,
+    hold_on_errors: Annotated[Optional[str], _setting("--hold-on-errors", "hold_on_errors", "BOOL")] = None,
     monitor_interval: Annotated[Optional[str], _setting("--monitor-interval", "monitor_interval", "S")] = None,
     state_interval: Annotated[Optional[str], _setting("--state-interval", "state_interval", "S")] = None,
     max_assign_attempts: Annotated[Optional[str], _setting("--max-assign-attempts", "max_assign_attempts", "N")] = None,

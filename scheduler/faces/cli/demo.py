@@ -38,12 +38,15 @@ def demo(*, keep: bool = False) -> int:
 
 
 def _gpus() -> list[str]:
+    probe = NvidiaProbe(os.environ)
     try:
-        found = NvidiaProbe().gpus()
+        found = probe.first().gpus
     except NoGpuData:
         print("no GPU is seen here: the demo declares two", file=sys.stderr)
         return ["--gpus", "2"]
-    return ["--gpu-ids", ",".join(str(gpu.index) for gpu in found[:8])]
+    finally:
+        probe.close()
+    return ["--gpu-ids", ",".join(str(gpu.ordinal) for gpu in found[:8])]
 
 
 def _examples(folder: str) -> None:

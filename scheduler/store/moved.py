@@ -1,0 +1,34 @@
+"""GPUs that the driver numbers otherwise than before: pauses and wishes follow the card, not the number."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from scheduler.core.gpu import gpu_ids_text
+from scheduler.store import jobs as rows
+
+
+def follow_moved(connection: sqlite3.Connection, moved: Mapping[int, int]) -> list[str]:
+    """Give pauses, allowed GPUs and bookings the new numbers (``moved``: old → new); sentences that say so."""
+    if not moved:
+        return []
+
+    def new(ids: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted({moved.get(gpu, gpu) for gpu in ids}))
+
+    rows.save_pauses(connection, new(rows.paused_gpus(connection)), bool(rows.meta(connection, "queue_paused")))
+    changed = []
+    for job in rows.live(connection):
+        allowed = None if job.allowed is None else new(job.allowed)
+        if allowed != job.allowed or new(job.gpus) != job.gpus:
+            job.allowed, job.gpus = allowed, new(job.gpus)
+            changed.append(job)
+    rows.save(connection, changed)
+    for holding, boot in rows.holdings(connection):
+        rows.save_holdings(connection, [replace(holding, gpus=new(holding.gpus))], [], boot)
+    which = ", ".join(f"GPU {old} is now GPU {number}" for old, number in sorted(moved.items()))
+    jobs = f"; so do the GPU lists of {len(changed)} jobs" if changed else ""
+    return [f"the driver numbers the GPUs anew: {which}; pauses follow the card (paused now: "
+            f"{gpu_ids_text(rows.paused_gpus(connection)) or 'none'}){jobs}"]  # fmt: skip
