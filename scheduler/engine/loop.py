@@ -13,21 +13,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from scheduler.core.config import Config
-from scheduler.core.decide import Plan, Policy, World, decide
-from scheduler.core.errors import SchedulerError, StoreTrouble
+from scheduler.core.decide import Plan, World, decide
+from scheduler.core.errors import StoreTrouble
 from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, Now, Readings, Started
 from scheduler.core.failure import failure_in
 from scheduler.core.gpu import Gpu, ids_of, mask_of
 from scheduler.core.job import Event, Job, JobState
 from scheduler.core.launch import Found, Launch, launch_of, log_name
-from scheduler.core.llm import ModelTable, need_of
+from scheduler.core.llm import ModelTable
 from scheduler.core.marks import Batch
 from scheduler.core.placement import Fleet
 from scheduler.core.ports import Runner
-from scheduler.core.queue import Order
 from scheduler.core.requests import Answer, Request
 from scheduler.core.session import session_name
-from scheduler.core.telemetry import Limits, Telemetry
+from scheduler.core.telemetry import Telemetry
 from scheduler.crashpoints import crash_point
 from scheduler.engine.gpus import GpuEyes
 from scheduler.engine.painting import StateFile, picture
@@ -37,7 +36,6 @@ from scheduler.engine.telling import Said, accepted, harmless, sentence
 from scheduler.intake import commands, jobs_csv
 from scheduler.intake.environments import Environments, Missing, names_devices
 from scheduler.intake.files import FileTrouble, Follower
-from scheduler.intake.settings import model_table
 from scheduler.intake.watch import InotifyWatcher, PollingWatcher
 from scheduler.runners.processes import boot_id
 from scheduler.store import jobs as rows

@@ -197,7 +197,7 @@ def test_the_whole_status_in_json_has_the_keys_of_the_contract() -> None:
     value = render.status_json(view)
     assert value["schema"] == 1 and value["daemon"] == {"alive": True, "pid": 7}
     assert set(value["gpus"][0]) == set(
-        "index uuid name state paused allocated memory_used memory_total load jobs".split()
+        "index uuid name state paused allocated memory_used memory_total memory_own load temperature reason jobs".split()
     )
     assert value["gpus"][0]["memory_total"] == 24000 << 20, "bytes as integers"
     assert len(value["jobs"]) == 1

@@ -96,7 +96,7 @@ def test_everything_is_private_and_usable_at_any_umask(places: Places, mask: str
         modes
     )
     for name, mode in modes.items():
-        assert mode == ("0o700" if name in (".", "attempts", "env") else "0o600"), name
+        assert mode == ("0o700" if name in (".", "attempts", "env", "sessions") else "0o600"), name
 
 
 @as_root
@@ -417,3 +417,22 @@ def test_the_bell_is_one_byte_however_often_it_rings(places: Places, database: D
     for _ in range(100):
         database.ring()
     assert os.stat(places.bell).st_size == 1
+
+
+def test_a_store_of_the_first_version_is_opened_and_brought_up_to_date(places: Places) -> None:
+    """Stores of every released version open: jobs, refused lines and pauses are there; a copy of the old one stays."""
+    places.make()
+    text = (Path(__file__).resolve().parents[1] / "data" / "store-v1.sql").read_text()
+    old = sqlite3.connect(places.store)
+    old.executescript(text)
+    old.close()
+    database = Database(places)
+    try:
+        assert database.connection.execute("PRAGMA user_version").fetchone()[0] == VERSION
+        states = {job.id: job.state.value for job in rows.select(database.connection, [])}
+        assert states == {1: "done", 2: "failed", 3: "pending"}
+        failed = rows.get(database.connection, 2)
+        assert failed is not None and failed.exit_code == 3 and failed.interpreter == ""
+    finally:
+        database.close()
+    assert os.path.exists(f"{places.store}.v1")

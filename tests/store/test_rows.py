@@ -87,6 +87,7 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "boot": TEXT,
     "runner": st.sampled_from(["direct", "screen"]),
     "session": st.none() | TEXT,
+    "interpreter": st.text("abc(3.1) /", max_size=20),
     "argv": st.lists(TEXT, max_size=3).map(tuple),
     "log": TEXT,
     "outcome": st.none() | st.sampled_from(Outcome),
