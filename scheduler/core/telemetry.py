@@ -83,6 +83,13 @@ class Card:
     freed_at: float | None = None  # a job of ours left it; until it is read again nobody knows what it left
     before_mib: int = 0  # foreign memory at that time
 
+    @property
+    def reason(self) -> str:
+        """Why it is not given every job that its free parts would hold."""
+        if self.verdict.code:
+            return self.verdict.sentence
+        return self.whole.sentence if self.whole_blocked else self.why_excess.sentence
+
     def heard_of(self, telemetry: Telemetry) -> bool:
         """Whether it was ever read, or reading it failed."""
         return self.read_at > -math.inf or bool(telemetry.trouble)

@@ -54,6 +54,7 @@ REFUSED_AFTER = 3  # vain tries, after which open requests are refused
 MISSING_A_ROUND = 200
 MOST_KEPT = 2000
 MOST_NAMED = 20
+PASSING = frozenset({"stale", "foreign", "over-share", "releasing"})  # reasons that end by themselves
 TAIL_BYTES = 16 * 1024
 
 
@@ -85,6 +86,7 @@ class House:
     table: ModelTable = field(default_factory=ModelTable)
     eyes: GpuEyes | None = None  # None: declared GPUs, given out by booking alone
     first_readings: Readings | None = None
+    telemetry: Telemetry = field(default_factory=Telemetry)
     world: World = field(init=False)
     bell: str = field(init=False)
     environments: Environments = field(init=False)
@@ -139,8 +141,11 @@ class House:
             Fleet(self.gpus, slots, retired), self._fetch, policy_of(self.config), self._missing, self._blocker
         )
         if self.eyes is not None:
-            world.fleet.telemetry = Telemetry.of(self.gpus, limits_of(self.config), now)
-            world.fleet.telemetry.tenants = world.tenants
+            # What was seen stays seen when a world is built anew: readings are no decisions.
+            if [card.gpu for card in self.telemetry.cards.values()] != self.gpus:
+                self.telemetry = Telemetry.of(self.gpus, limits_of(self.config), now)
+            world.fleet.telemetry = self.telemetry
+            self.telemetry.tenants = world.tenants
         world.fleet.paused_mask = mask_of(rows.paused_gpus(connection)) & world.fleet.all_mask
         world.queue_paused = bool(rows.meta(connection, "queue_paused"))
         self.world, self.lazy, self.kept = world, [], {}
@@ -621,7 +626,9 @@ class House:
         world = self.world
         if world.live or world.holdings or self.again or self.rung or self.lazy or not world.waiting():
             return False
-        return "backoff" not in world.parked.values()
+        if "backoff" in world.parked.values():
+            return False
+        return not any(reason.code in PASSING for reason in world.class_reasons().values())
 
     def wait(self, epoll: select.epoll, wakeup: int) -> None:
         """Sleep until something happens."""

@@ -33,7 +33,7 @@ def picture(world: World, counts: dict[str, int], now: float) -> dict[str, Any]:
         paused = bool(fleet.paused_mask >> index & 1)
         card = fleet.telemetry.cards.get(index)
         told = card.state if card is not None else ""
-        reason = (card.verdict.sentence or card.why_excess.sentence) if card is not None else ""
+        reason = card.reason if card is not None else ""
         state = "PAUSED" if paused else told or ("BUSY" if allocated else "AVAILABLE")
         gpus.append(
             {

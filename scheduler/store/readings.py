@@ -29,7 +29,7 @@ def save_readings(connection: sqlite3.Connection, cards: Iterable[Card], at: flo
         "INSERT OR REPLACE INTO readings VALUES (?,?,?,?,?,?,?,?,?)",
         [
             (
-                card.gpu.index, at, card.state, card.verdict.sentence or card.why_excess.sentence,
+                card.gpu.index, at, card.state, card.reason,
                 card.reading.memory_total_mib if card.reading else None,
                 card.reading.memory_used_mib if card.reading else None, card.own_mib,
                 card.reading.load if card.reading else None, card.reading.temperature_c if card.reading else None,
