@@ -106,6 +106,30 @@ def test_a_job_is_told_who_it_is() -> None:
     assert (launch.key, launch.log) == ("12.3", "/logs/12.log")
 
 
+def test_torchrun_starts_one_process_a_gpu_and_is_given_no_cuda() -> None:
+    """Its processes choose their GPU by LOCAL_RANK; a --cuda that stands there is replaced all the same."""
+    start = ("/usr/bin/python", "-m", "torch.distributed.run", "--standalone")
+    launch = launched(launch="torchrun", arguments=("--lr", "1"))
+    assert launch.argv == (*start, "--nproc_per_node=2", "/data/train.py", "--lr", "1")
+    launch = launched("local", launch="torchrun", arguments=("--cuda", "9", "--", "--cuda=9"))
+    assert launch.argv[5:] == ("/data/train.py", "--cuda", "0,1", "--", "--cuda=9")
+    launch = launched(launch="torchrun", need="0", on=(), arguments=("--cuda", "cpu"))
+    assert launch.argv == (*start, "--nproc_per_node=1", "/data/train.py", "--cuda", "cpu")
+    assert launched("none", launch="torchrun", arguments=("--cuda=9",)).argv[6:] == ("--cuda=9",)
+
+
+def test_the_wrapper_stands_before_the_command_and_is_not_shown() -> None:
+    found = Found("/env/bin/python", prefix="/env", wrapper=("conda", "run", "-p", "/env"))
+    launch = launched("none", found=found, arguments=("x",))
+    assert launch.argv == ("conda", "run", "-p", "/env", "/env/bin/python", "-u", "/data/train.py", "x")
+    assert launch.words == ("/env/bin/python", "-u", "/data/train.py", "x")
+
+
+def test_what_the_environment_takes_away_is_taken_away() -> None:
+    found = Found("/env/bin/python", prefix="/env", environment={"PYTHONHOME": None})
+    assert launched(found=found).environment["PYTHONHOME"] is None
+
+
 def test_a_script_that_is_not_python_runs_itself_without_cuda() -> None:
     launch = launched(found=Found("/data/train.sh", runs_by_itself=True), arguments=("--lr", "1"))
     assert launch.argv == ("/data/train.sh", "--lr", "1")
