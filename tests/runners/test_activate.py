@@ -236,14 +236,14 @@ def test_a_link_to_the_prefix_is_the_same_environment(bench: Bench) -> None:
 @pytest.mark.parametrize("with_conda", [False, True])
 def test_activation_that_hangs_is_ended_with_all_it_started(bench: Bench, with_conda: bool) -> None:
     """B15: a deadline; the whole process group ends."""
-    bench.limit = 0.5
+    bench.limit = 2
     hanging = "echo waiting for the network\nsleep 1000 &\necho $$ $! > pids\nwait\n"
     if with_conda:
         bench.conda_sh = str(conda_sh(bench.folder, hanging))
     else:
         activation(bench.prefix, hanging)
     text = bench.refused()
-    assert "waiting for the network" in text and "did not end within 0.5 s" in text
+    assert "waiting for the network" in text and "did not end within 2 s" in text
     for pid in map(int, (bench.folder / "pids").read_text().split()):
         wait_for(lambda pid=pid: not alive(pid), f"{pid} is dead")
 

@@ -125,6 +125,23 @@ def test_s3_26_exit_codes_signals_and_cancel_after_activation(make):
     assert not alive(int(next(entry[2] for entry in s.ledger() if entry[1] == "c")))
 
 
+def test_s3_26_scheduler_killed_while_a_job_is_being_activated(make):
+    """S3.26, P1: the launcher is the job: it is taken over as it is, and its command runs once."""
+    s = make()
+    prefix = conda_prefix(s.home / "micromamba" / "envs" / "e")
+    activation(prefix, 'touch "$CONDA_PREFIX/asked"\nwhile [ ! -e "$CONDA_PREFIX/go" ]; do sleep 0.05; done\n')
+    s.append(s.line("a", 5).replace(",,", ",e,", 1))
+    s.start()
+    wait_for((prefix / "asked").exists, "activation has begun")
+    s.kill()
+    s.start()
+    s.wait_state(1, "running")
+    (prefix / "go").touch()
+    s.wait_state(1, "failed")
+    assert s.starts("a") == 1 and s.job(1)["attempt"] == 1
+    assert s.job(1)["exit_code"] == 5
+
+
 def test_s3_26_submit_takes_environments_too(make):
     """S3.26: by name, by a folder relative to the submitter, and with the submitter's own PATH behind it."""
     s = make()
@@ -161,12 +178,18 @@ def test_s3_26_conda_mode_may_be_changed_while_it_runs(make):
     called = (root / "bin" / "called").read_text()
     assert called == f"{conda} run --no-capture-output -p {prefix} {bin_python} -u {show} a --cuda 0\n"
     assert s.job(1)["command"][0] == str(bin_python)
-    config.write_text("conda_mode: activate\n")
-    wait_for(lambda: "config read again" in s.said(), "the new mode")
+
+    def change(mode):
+        before = s.said().count("config read again")
+        aside = s.folder / "config.new"
+        aside.write_text(f"conda_mode: {mode}\n")
+        aside.replace(config)  # in one go: half a file would be read as well
+        wait_for(lambda: s.said().count("config read again") > before, "the new mode")
+
+    change("activate")
     s.append("0,show.py,e,b")
     assert shown(s, 2)["FROM_PACKAGE"] == "1"
-    config.write_text("conda_mode: direct\n")
-    wait_for(lambda: s.said().count("config read again") == 2, "the new mode")
+    change("direct")
     s.append("0,show.py,e,c")
     assert shown(s, 3)["FROM_PACKAGE"] is None
 
@@ -208,7 +231,7 @@ def test_b15_no_conda_to_run_it(make):
 
 def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
     """B15: within its limit, with the cause in log, `show` and `why`; the command never ran; others go on."""
-    s = make(gpus=3, activation_limit=1)
+    s = make(gpus=3, activation_limit=4)
     slow = conda_prefix(s.home / "micromamba" / "envs" / "slow")
     activation(slow, "echo asking the licence server\nsleep 3600 & echo $! > pid\nwait\n")
     bad = conda_prefix(s.home / "micromamba" / "envs" / "bad")
@@ -220,7 +243,7 @@ def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
     s.wait_ended(4)
     assert [s.starts(key) for key in ("slow", "bad", "lying", "other")] == [0, 0, 0, 1]
     assert s.log(1) == (
-        "asking the licence server\ngpujob: environment slow could not be activated: it did not end within 1 s\n"
+        "asking the licence server\ngpujob: environment slow could not be activated: it did not end within 4 s\n"
     )
     assert s.log(2).startswith("no compiler here\ngpujob: environment bad could not be activated: it ended with code 4")
     assert f"it left CONDA_PREFIX=/opt/base, not {lying}" in s.log(3)
