@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
     "runners/keeper.py": (),
     "probes/reader.py": (),
+    "runners/activate.py": (),
     "faces/render.py": ("core", "desk"),
     "faces/stream.py": ("engine.telling",),
     "faces/finding.py": ("core", "intake.settings", "store.office", "store.places"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.core.gpu import HIGHEST_GPU_ID, parse_gpu_ids
-from scheduler.core.launch import CUDA_MODES
+from scheduler.core.launch import CONDA_MODES, CUDA_MODES
 from scheduler.core.units import seconds_of
 
 
@@ -172,6 +172,15 @@ class Config:
     )
     python: str = _option(
         "", _text, "interpreter for .py scripts without an environment; empty: python, then python3, of PATH"
+    )
+    conda_mode: str = _option(
+        "auto",
+        _one_of(*CONDA_MODES),
+        "how a job gets into its conda environment: direct, activate, run; auto: activate if it has activation scripts",
+        reload=True,
+    )
+    activation_limit: float = _option(
+        60.0, _seconds, "time that activating a conda environment may take; then the job fails", reload=True
     )
     order: str = _option("fifo", _one_of("fifo", "short"), "equal priorities: fifo, or short jobs before long ones")
     aging: float = _option(0.0, _number, "hours of waiting that outweigh one priority level; 0: never")

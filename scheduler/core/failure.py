@@ -8,6 +8,7 @@ from scheduler.core.job import Failure
 
 OUT_OF_MEMORY = "oom"
 BAD_ORDINAL = "device_ordinal"
+ENVIRONMENT = "environment"
 
 _SIGNS = (
     (
@@ -26,6 +27,13 @@ _SIGNS = (
         re.compile(r"(unrecognized arguments|no such option|unknown option|unrecognized option).*--cuda", re.I),
         "the script does not know --cuda, which is added to .py lines: set cuda_ids: none (or ;cuda=none on the line)",
     ),
+    (
+        ENVIRONMENT,
+        re.compile(r"^gpujob: environment .* could not be activated: |EnvironmentLocationNotFound: "),
+        "the command did not run: what activation printed stands above in the log; conda_mode: direct does without "
+        "activation scripts, a larger activation_limit gives them more time",
+    ),
+    ("start", re.compile(r"^gpujob: cannot start "), "the command did not run: its program could not be executed"),
     ("import", re.compile(r"ModuleNotFoundError: No module named"), "a module is missing: is it the right conda_env?"),
 )
 

@@ -68,6 +68,7 @@ class JobSpec:
     retries: int = 0
     cwd: str = ""
     cuda: str = ""  # cuda_ids mode of this job, empty: the config's
+    launch: str = "python"  # how a Python script is run: by the interpreter alone, or torchrun
     env_file: str = ""
     umask: int | None = None
     origin: str = ""  # jobs.txt:7

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.core.gpu import decimal_text
-from scheduler.core.job import Job
+from scheduler.core.job import Job, JobSpec
 
 CUDA_MODES = ("physical", "local", "unset", "auto", "none")
+CONDA_MODES = ("auto", "direct", "activate", "run")
+LAUNCHERS = ("python", "torchrun")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,9 @@ class Found:
     program: str  # interpreter of a script, or the command's program, as a path
     runs_by_itself: bool = False  # a script that is not Python
     prefix: str = ""  # of the conda or virtual environment
-    environment: Mapping[str, str] = field(default_factory=dict)  # what the environment sets
+    environment: Mapping[str, str | None] = field(default_factory=dict)  # what the environment sets, None: takes away
+    wrapper: tuple[str, ...] = ()  # words before the command that take it into the environment
+    interpreter: str = ""  # with its version, as far as files tell: "/opt/x/bin/python (3.11.7)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +36,26 @@ class Launch:
     log: str
     env_file: str = ""  # whole environment instead of the daemon's (NUL-separated, 0600)
     umask: int | None = None
+    words: tuple[str, ...] = ()  # the command alone, as people are shown it: ``argv`` without the wrapper
 
 
-def launch_of(job: Job, found: Found, *, mode: str, state_file: str, cwd: str) -> Launch:
-    """Words and environment of an attempt. ``mode``: physical, local, unset or none, by the table in docs/formats.md."""
-    physical = ",".join(str(gpu) for gpu in job.gpus)
+def launch_of(
+    job: Job, found: Found, *, mode: str, state_file: str, cwd: str, ordinals: Mapping[int, int] | None = None
+) -> Launch:
+    """Words and environment of an attempt. ``mode``: physical, local, unset or none, by the table in docs/formats.md.
+
+    ``ordinals``: GPU → the driver's number for it, where a GPU has vanished or come back since the daemon started;
+    CUDA goes by the driver's numbers, GPUJOB_GPUS by ours.
+    """
+    moved = ordinals or {}
+    physical = ",".join(map(str, sorted(moved.get(gpu, gpu) for gpu in job.gpus)))
     environment: dict[str, str | None] = dict(found.environment)
     environment.update(
         CUDA_DEVICE_ORDER="PCI_BUS_ID",
         CUDA_VISIBLE_DEVICES=None if mode == "unset" and job.gpus else physical,
         GPUJOB_ID=str(job.id),
         GPUJOB_ATTEMPT=str(job.attempt),
-        GPUJOB_GPUS=physical,
+        GPUJOB_GPUS=",".join(map(str, job.gpus)),
         GPUJOB_SHARE=decimal_text(job.need.parts),
         GPUJOB_STATE_FILE=state_file,
     )
@@ -56,21 +68,30 @@ def launch_of(job: Job, found: Found, *, mode: str, state_file: str, cwd: str) -
     else:
         if job.gpus and mode != "none":
             ids = ",".join(str(n) for n in range(len(job.gpus))) if mode == "local" else physical
-            arguments = with_cuda(arguments, ids)
-        argv = (found.program, "-u", job.spec.script, *arguments)
+            arguments = with_cuda(arguments, ids, add=job.spec.launch != "torchrun")
+        argv = script_words(job.spec, found.program, arguments, len(job.gpus))
     return Launch(
         key=job.attempt_key,
-        argv=argv,
+        argv=(*found.wrapper, *argv),
         environment=environment,
         cwd=job.spec.cwd or cwd,
         log=job.log,
         env_file=job.spec.env_file,
         umask=job.spec.umask,
+        words=argv,
     )
 
 
-def with_cuda(arguments: Sequence[str], ids: str) -> tuple[str, ...]:
-    """``arguments`` with every ``--cuda X`` and ``--cuda=X`` replaced, else ``--cuda IDS`` added.
+def script_words(spec: JobSpec, python: str, arguments: Sequence[str], gpus: int) -> tuple[str, ...]:
+    """The command of a Python script with these arguments on so many GPUs; torchrun starts one process a GPU."""
+    if spec.launch == "torchrun":
+        start = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={max(1, gpus)}")
+        return (python, *start, spec.script, *arguments)
+    return (python, "-u", spec.script, *arguments)
+
+
+def with_cuda(arguments: Sequence[str], ids: str, *, add: bool = True) -> tuple[str, ...]:
+    """``arguments`` with every ``--cuda X`` and ``--cuda=X`` replaced, else ``--cuda IDS`` added if ``add``.
 
     A following word that begins with ``--`` is not its value; what stands after a bare ``--`` is left alone.
     """
@@ -91,7 +112,7 @@ def with_cuda(arguments: Sequence[str], ids: str) -> tuple[str, ...]:
             seen = True
         else:
             out.append(word)
-    if not seen:
+    if add and not seen:
         out += ["--cuda", ids]
     return (*out, *arguments[end:])
 

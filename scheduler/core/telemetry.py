@@ -131,6 +131,14 @@ class Telemetry:
         made.judge(now)
         return made
 
+    def ordinals(self) -> dict[int, int]:
+        """Index → the driver's number now, of GPUs that it numbers otherwise than when the daemon started."""
+        return {
+            index: card.reading.ordinal
+            for index, card in self.cards.items()
+            if card.reading is not None and card.reading.ordinal != index
+        }
+
     # -- taking in ----------------------------------------------------------------------------------------
 
     def take(self, readings: Readings, now: Now) -> None:

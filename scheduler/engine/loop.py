@@ -7,6 +7,7 @@ import os
 import random
 import select
 import sqlite3
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from scheduler.core.config import Config
 from scheduler.core.decide import Plan, World, decide
 from scheduler.core.errors import StoreTrouble
-from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, Now, Readings, Started
+from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, NeverRan, Now, Readings, Started
 from scheduler.core.failure import failure_in
 from scheduler.core.gpu import Gpu, ids_of, mask_of
 from scheduler.core.job import Event, Job, JobState
@@ -36,7 +37,9 @@ from scheduler.engine.telling import Said, accepted, harmless, sentence
 from scheduler.intake import commands, jobs_csv
 from scheduler.intake.environments import Environments, Missing, names_devices
 from scheduler.intake.files import FileTrouble, Follower
+from scheduler.intake.programs import why_not_started
 from scheduler.intake.watch import InotifyWatcher, PollingWatcher
+from scheduler.runners import activate
 from scheduler.runners.processes import boot_id
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
@@ -116,9 +119,15 @@ class House:
     told_running: set[int] = field(default_factory=set)  # jobs of which it was said that they run
 
     def __post_init__(self) -> None:
-        self.environments = Environments(self.environ, self.config.python)
+        launcher = (sys.executable, "-I", "-S", activate.__file__)
+        self.environments = Environments(self.environ, self.config.python, launcher)
+        self.set_modes()
         self.bell = self.places.bell
         self.state_file = StateFile(self.config.state_file)
+
+    def set_modes(self) -> None:
+        """Hand the settings for environments to those who look them up."""
+        self.environments.mode, self.environments.limit_s = self.config.conda_mode, self.config.activation_limit
 
     # -- building the world -------------------------------------------------------------------------------
 
@@ -340,6 +349,7 @@ class House:
         launches = []
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now.wall))
         boot = boot_id()
+        ordinals = self.telemetry.ordinals()
         for job in plan.starts:
             found = self._found(job)
             if isinstance(found, Missing):  # gone since `decide` looked, a moment ago
@@ -349,8 +359,11 @@ class House:
             mode = job.spec.cuda or self.config.cuda_ids
             if mode == "auto":
                 mode = "physical" if names_devices(job.spec.script) else "local"
-            launch = launch_of(job, found, mode=mode, state_file=self.config.state_file, cwd=self.folder)
-            job.argv = launch.argv
+            launch = launch_of(
+                job, found, mode=mode, state_file=self.config.state_file, cwd=self.folder, ordinals=ordinals
+            )
+            job.argv = launch.words
+            job.interpreter = found.interpreter
             job.runner = self.runner.name
             job.session = session_name(job.id, job.gpus, job.argv) if job.runner == "screen" else None
             launches.append((job, launch))
@@ -421,13 +434,17 @@ class House:
     # -- what happened ------------------------------------------------------------------------------------
 
     def _with_failures(self, facts: list[Fact]) -> list[Fact]:
-        """Add what the log's end says about each bad ending."""
+        """Add what the log's end says about each bad ending, and what is wrong with a program that was refused."""
         out: list[Fact] = []
         for fact in facts:
             if isinstance(fact, Ended) and fact.exit_code != 0:
                 job = self.world.live.get(fact.job)
                 if job is not None and job.log:
                     fact = replace(fact, failure=failure_in(_tail(job.log)))
+            elif isinstance(fact, NeverRan) and fact.lasting:
+                job = self.world.live.get(fact.job)
+                cause = why_not_started(job.argv[0]) if job is not None and job.argv else ""
+                fact = replace(fact, why=f"{fact.why}: {cause}" if cause else fact.why)
             out.append(fact)
         return out
 

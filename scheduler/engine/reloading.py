@@ -86,6 +86,7 @@ def reload_config(house: House) -> None:
         house.say(f"{harmless(str(error))}; the settings in force stay", 30, kind="config")
         return
     house.world.policy = policy_of(house.config)
+    house.set_modes()
     house.say("config read again", 20, kind="config")
 
 

@@ -51,6 +51,7 @@ def job_json(job: Job, reason: Reason | None = None) -> dict[str, Any]:
         "gpus": list(job.gpus),
         "pid": job.process.pid if job.process and job.state.holds_gpus else None,
         "session": job.session_name,
+        "interpreter": job.interpreter or None,
         "attempt": job.attempt,
         "label": job.spec.label or None,
         "reason": reason.sentence if reason else None,

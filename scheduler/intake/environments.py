@@ -1,128 +1,130 @@
-"""Finds interpreters, programs and conda environments on disk, without running conda."""
+"""Finds what a job would run with: script, interpreter, program, conda environment, working folder, without running any."""
 
 from __future__ import annotations
 
-import functools
+import json
 import os
-import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from scheduler.core.job import Job
 from scheduler.core.launch import Found
+from scheduler.intake.prefixes import Missing, Prefix, Prefixes, Remembered, program_in
+from scheduler.intake.programs import described, folder_trouble, script_trouble
 
-_ROOTS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "micromamba", ".conda", "conda", "mamba")
+__all__ = ["ACTIVATION", "Environments", "Missing", "names_devices"]
 
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """What a job lacks, as a sentence."""
-
-    sentence: str
+ACTIVATION = "GPUJOB_ACTIVATION"  # tells `runners/activate.py` what to do; never seen by the command
 
 
 class Environments:
-    """Answers what a job would run with. ``environ`` is the daemon's at its start; ``python`` the config's."""
+    """Answers what a job would run with. ``environ`` is the daemon's at its start; ``python`` the config's.
 
-    def __init__(self, environ: Mapping[str, str], python: str = "") -> None:
+    ``launcher``: the words that start `runners/activate.py`. ``mode`` and ``limit_s`` (`conda_mode` and
+    `activation_limit` of the config) may be set anew at any time.
+    """
+
+    def __init__(self, environ: Mapping[str, str], python: str = "", launcher: Sequence[str] = ()) -> None:
         self.environ = environ
         self.python = python
+        self.launcher = tuple(launcher)
+        self.mode = "auto"
+        self.limit_s = 60.0
         self.home = environ.get("HOME") or os.path.expanduser("~")
+        self._files = Remembered()
+        self._prefixes = Prefixes({**environ, "HOME": self.home}, self._files)
 
     def find(self, job: Job) -> Found | Missing:
-        """The program of a job, or what is missing. Looks at the disk each time: things come and go."""
-        prefix = ""
-        if job.spec.conda_env:
-            found = self._prefix(job.spec.conda_env)
-            if isinstance(found, Missing):
-                return found
-            prefix = found
-        settings = _activated(prefix, self.environ) if prefix else {}
-        if not job.spec.is_script:
-            return self._command(job, prefix, settings)
-        script = job.spec.script
-        if not os.path.isfile(script):
-            what = "is a folder, not a script" if os.path.isdir(script) else "no such file"
-            return Missing(
-                f"no such file {script}; looked again when it appears" if what == "no such file" else f"{script} {what}"
-            )
-        if not script.endswith(".py"):
-            return Found(script, runs_by_itself=True, prefix=prefix, environment=settings)
-        program = os.path.join(prefix, "bin", "python") if prefix else self._python()
-        if not program or not os.access(program, os.X_OK):
-            where = f"in {prefix}" if prefix else f"({self.python})" if self.python else "in PATH"
-            return Missing(f"no python {where}; looked again when it appears")
-        return Found(program, prefix=prefix, environment=settings)
+        """What a job would be run with, or what is missing. Looks at the disk each time: things come and go."""
+        spec = job.spec
+        trouble = folder_trouble(spec.cwd) if spec.cwd else ""
+        if not trouble and spec.is_script:
+            trouble = script_trouble(spec.script)
+        if trouble:
+            return Missing(trouble)
+        if not spec.conda_env:
+            return self._found(job, None, (), {}, self.environ if not spec.env_file else self._own(job))
+        environ = self._own(job)
+        prefix = self._prefixes.find(spec.conda_env, environ)
+        if isinstance(prefix, Missing):
+            return prefix
+        way = self._way(prefix, environ)
+        return way if isinstance(way, Missing) else self._found(job, prefix, *way, environ)
 
-    def _command(self, job: Job, prefix: str, settings: Mapping[str, str]) -> Found | Missing:
+    def _own(self, job: Job) -> Mapping[str, str]:
+        """The environment that a job starts from: its submitter's, else the daemon's."""
+        if not job.spec.env_file:
+            return self.environ
+        return self._files.of(job.spec.env_file, _stored, None) or self.environ
+
+    def _way(
+        self, prefix: Prefix, environ: Mapping[str, str]
+    ) -> tuple[tuple[str, ...], Mapping[str, str | None]] | Missing:
+        """By what words and variables a job gets into an environment, by ``mode``."""
+        settings = self._prefixes.settings_of(prefix, environ.get("PATH") or os.defpath)
+        activate = self.mode == "activate" or (self.mode == "auto" and self._prefixes.has_scripts(prefix))
+        if prefix.virtual or (self.mode != "run" and not activate):
+            return (), settings
+        plain: dict[str, str | None] = {"PYTHONHOME": None, "VIRTUAL_ENV": None}
+        if activate:
+            told = {
+                "name": prefix.name,
+                "prefix": prefix.path,
+                "conda_sh": self._prefixes.activation_of(prefix, environ),
+                "settings": settings,
+                "limit": self.limit_s,
+            }
+            # In a variable, not in words: everybody can read words, and an environment's variables may hold a secret.
+            return self.launcher, {**plain, ACTIVATION: json.dumps(told)}
+        words = self._prefixes.runner_of(prefix, environ)
+        if not words:
+            return Missing(
+                "conda_mode is run, but neither conda nor mamba nor micromamba is found: install one, name it in "
+                "CONDA_EXE, or set conda_mode: direct; looked again when there is one"
+            )
+        return words, plain
+
+    def _found(
+        self,
+        job: Job,
+        prefix: Prefix | None,
+        wrapper: tuple[str, ...],
+        settings: Mapping[str, str | None],
+        environ: Mapping[str, str],
+    ) -> Found | Missing:
+        spec, folder = job.spec, prefix.path if prefix else ""
+        if not spec.is_script:
+            program = self._command(job, wrapper, settings.get("PATH") or environ.get("PATH") or os.defpath)
+            is_python = "/" in program and os.path.basename(program).startswith("python")
+            interpreter = described(program, self._files) if is_python else ""
+            return Found(program, prefix=folder, environment=settings, wrapper=wrapper, interpreter=interpreter)
+        if not spec.script.endswith(".py"):
+            return Found(spec.script, runs_by_itself=True, prefix=folder, environment=settings, wrapper=wrapper)
+        program = prefix.python if prefix else self._python()
+        if not program or not os.access(program, os.X_OK):
+            if prefix:
+                how = "" if prefix.virtual else f": conda install -p {folder} python"
+                return Missing(f"no python in {folder}{how}; looked again when it appears")
+            where = f"({self.python})" if self.python else "in PATH"
+            return Missing(f"no python {where}; looked again when it appears")
+        interpreter = described(program, self._files)
+        return Found(program, prefix=folder, environment=settings, wrapper=wrapper, interpreter=interpreter)
+
+    def _command(self, job: Job, wrapper: tuple[str, ...], path: str) -> str:
         """A command's program, by the PATH that it will have; a missing one fails when started, as in a shell."""
         word = job.spec.arguments[0]
         if "/" in word:
-            program = word if os.path.isabs(word) else os.path.join(job.spec.cwd or os.getcwd(), word)
-        else:
-            path = settings.get("PATH") or _variable(job.spec.env_file, "PATH") or self.environ.get("PATH", os.defpath)
-            program = shutil.which(word, path=path) or word
-        return Found(program, prefix=prefix, environment=settings)
+            return word if os.path.isabs(word) else os.path.join(job.spec.cwd or os.getcwd(), word)
+        if wrapper:
+            return word  # what activation makes of PATH is known only then
+        return program_in(path, word) or word
 
     def _python(self) -> str:
+        """The interpreter of scripts without an environment: looked for each time, as links may lead elsewhere now."""
+        path = self.environ.get("PATH", os.defpath)
         if self.python:
-            path = os.path.expanduser(self.python)
-            return path if "/" in path else shutil.which(path, path=self.environ.get("PATH", os.defpath)) or ""
-        return _python_of(self.environ.get("PATH", os.defpath))
-
-    def _prefix(self, name: str) -> str | Missing:
-        if "/" in name:
-            return _checked(name, name)
-        for folder in self._folders():
-            candidate = os.path.join(folder, name)
-            if os.path.isdir(candidate):
-                return _checked(candidate, name)
-        for root in self._roots():
-            if name == "base" and os.path.isdir(os.path.join(root, "conda-meta")):
-                return _checked(root, name)
-        return Missing(f"no environment {name} is known here; looked again when it appears")
-
-    def _roots(self) -> list[str]:
-        roots = [self.environ.get("MAMBA_ROOT_PREFIX", ""), self.environ.get("CONDA_ROOT", "")]
-        exe = self.environ.get("CONDA_EXE", "")
-        if exe:
-            roots.append(os.path.dirname(os.path.dirname(exe)))
-        roots += [os.path.join(self.home, name) for name in _ROOTS]
-        roots += [os.path.join("/opt", name) for name in _ROOTS]
-        return [root for root in dict.fromkeys(roots) if root and os.path.isdir(root)]
-
-    def _folders(self) -> list[str]:
-        folders = [part for part in self.environ.get("CONDA_ENVS_PATH", "").split(os.pathsep) if part]
-        folders += [os.path.join(root, "envs") for root in self._roots()]
-        try:
-            with open(os.path.join(self.home, ".conda", "environments.txt"), "rb") as stream:
-                known = os.fsdecode(stream.read()).splitlines()
-                folders += [os.path.dirname(line.strip()) for line in known if line.strip()]
-        except OSError:
-            return list(dict.fromkeys(folders))  # the list is optional: conda makes it with its first environment
-        return list(dict.fromkeys(folders))
-
-
-def _checked(prefix: str, name: str) -> str | Missing:
-    """The prefix if it is a whole environment (conda's or a venv), else what is wrong with it."""
-    if not os.path.isdir(prefix):
-        return Missing(f"no environment {name}: {prefix} is not there; looked again when it appears")
-    made = os.path.isdir(os.path.join(prefix, "conda-meta")) or os.path.isfile(os.path.join(prefix, "pyvenv.cfg"))
-    if not made:
-        return Missing(f"{prefix} is not an environment (no conda-meta, no pyvenv.cfg); looked again when it is")
-    return prefix
-
-
-def _activated(prefix: str, environ: Mapping[str, str]) -> dict[str, str]:
-    path = os.path.join(prefix, "bin") + os.pathsep + environ.get("PATH", os.defpath)
-    if os.path.isfile(os.path.join(prefix, "pyvenv.cfg")):
-        return {"PATH": path, "VIRTUAL_ENV": prefix}
-    return {"PATH": path, "CONDA_PREFIX": prefix, "CONDA_DEFAULT_ENV": os.path.basename(prefix), "CONDA_SHLVL": "1"}
-
-
-@functools.lru_cache(maxsize=8)
-def _python_of(path: str) -> str:
-    return shutil.which("python", path=path) or shutil.which("python3", path=path) or ""
+            named = os.path.expanduser(self.python)
+            return named if "/" in named else program_in(path, named)
+        return program_in(path, "python", "python3")
 
 
 def names_devices(script: str) -> bool:
@@ -134,14 +136,11 @@ def names_devices(script: str) -> bool:
         return False  # only the mode "auto" asks; an unreadable script fails by itself when it runs
 
 
-def _variable(env_file: str, name: str) -> str:
-    if not env_file:
-        return ""
+def _stored(env_file: str) -> dict[str, str] | None:
     try:
         with open(env_file, "rb") as stored:
-            for item in stored.read().split(b"\0"):
-                if item.startswith(name.encode() + b"="):
-                    return os.fsdecode(item.split(b"=", 1)[1])
+            items = stored.read().split(b"\0")
     except OSError:
-        return ""  # the keeper reports a lost environment file when it starts the job
-    return ""
+        return None  # the keeper reports a lost environment file when it starts the job
+    pairs = (os.fsdecode(item).partition("=") for item in items)
+    return {name: value for name, equals, value in pairs if equals}

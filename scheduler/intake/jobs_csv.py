@@ -13,7 +13,7 @@ from typing import Any
 from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
-from scheduler.core.launch import CUDA_MODES
+from scheduler.core.launch import CUDA_MODES, LAUNCHERS
 from scheduler.core.units import mib_of, seconds_of
 
 LONGEST_LINE = 1 << 20
@@ -116,6 +116,7 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
         **values,
     )
     _check_width(spec)
+    check_launch(spec)
     return Parsed(spec, tuple(notes))
 
 
@@ -290,7 +291,7 @@ def check_words(words: Collection[str]) -> None:
     """Raise UsageError when the kernel would not take these words (E2BIG)."""
     total = 0
     for word in words:
-        total += len(word) + 1
+        total += len(word if word.isascii() else os.fsencode(word)) + 1
         if len(word) * 4 > LONGEST_WORD and len(os.fsencode(word)) > LONGEST_WORD:
             raise UsageError(
                 f"an argument has {len(word)} characters", do=f"the kernel takes {LONGEST_WORD} bytes an argument"
@@ -345,6 +346,15 @@ def _check_width(spec: JobSpec) -> None:
             )
 
 
+def check_launch(spec: JobSpec) -> None:
+    """Raise Refused when the script cannot be run the way that is asked for."""
+    if spec.launch == "torchrun" and not spec.script.endswith(".py"):
+        name = spec.script.rsplit("/", 1)[-1]
+        raise Refused(
+            f"torchrun runs Python scripts, and {name} does not end in .py", do="name the .py file, or leave launch out"
+        )
+
+
 def job_ids(text: str) -> tuple[int, ...]:
     """Job numbers separated by commas, plus signs or spaces. Raises UsageError."""
     pieces = [piece for piece in re.split(r"[,+\s]+", text) if piece]
@@ -370,6 +380,12 @@ def _cuda_mode(text: str) -> str:
     return text
 
 
+def _launcher(text: str) -> str:
+    if text not in LAUNCHERS:
+        raise UsageError(f"launch={text!r} is not known", do=f"known: {', '.join(LAUNCHERS)}")
+    return text
+
+
 def _label(text: str) -> str:
     if not text or _CONTROL.search(text) or len(text) > 200:
         raise UsageError("a label is 1 to 200 characters without control characters")
@@ -387,6 +403,7 @@ OPTION_KEYS: dict[str, tuple[str, Callable[[str], object]]] = {
     "cwd": ("cwd", str),
     "gpus": ("gpus", _need_text),
     "cuda": ("cuda", _cuda_mode),
+    "launch": ("launch", _launcher),
 }
 
 

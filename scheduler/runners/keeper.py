@@ -75,7 +75,6 @@ class Keeper:
         self.alone = False
         self.jobs = {}  # pid: (key, path)
         self.out = []
-        self.folder = None
         self.umask = os.umask(0o077)
         os.umask(self.umask)
         self.devnull = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -176,9 +175,7 @@ class Keeper:
             stage = "environment"
             made = environment(self.base, env_file, changes)
             stage = "folder"
-            if cwd != self.folder:
-                os.chdir(cwd)
-                self.folder = cwd
+            os.chdir(cwd)  # also where we are already: it may have been removed and made anew
             stage = "program"
             os.umask(self.umask if umask is None else umask)
             pid = os.posix_spawn(

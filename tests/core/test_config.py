@@ -54,7 +54,7 @@ def test_an_unknown_key_names_the_nearest(written: str, nearest: str) -> None:
 
 
 def test_a_key_like_no_other_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="known: aging, assign_retry_wait"):
+    with pytest.raises(UsageError, match="known: activation_limit, aging, assign_retry_wait"):
         read_option("zzzzzz", "x", "config.yaml")
 
 

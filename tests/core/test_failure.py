@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.core.failure import BAD_ORDINAL, OUT_OF_MEMORY, failure_in
+from scheduler.core.failure import BAD_ORDINAL, ENVIRONMENT, OUT_OF_MEMORY, failure_in
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,9 @@ from scheduler.core.failure import BAD_ORDINAL, OUT_OF_MEMORY, failure_in
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED", OUT_OF_MEMORY),
         ("RuntimeError: CUDA error: invalid device ordinal", BAD_ORDINAL),
         ("ModuleNotFoundError: No module named 'torch'", "import"),
+        ("gpujob: environment torch could not be activated: it did not end within 60 s", ENVIRONMENT),
+        ("EnvironmentLocationNotFound: Not a conda environment: /opt/e", ENVIRONMENT),
+        ("gpujob: cannot start tool: no such program in PATH", "start"),
     ],
 )
 def test_a_known_cause_is_named_with_its_line_and_a_hint(tail: str, kind: str) -> None:

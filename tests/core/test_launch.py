@@ -106,6 +106,30 @@ def test_a_job_is_told_who_it_is() -> None:
     assert (launch.key, launch.log) == ("12.3", "/logs/12.log")
 
 
+def test_torchrun_starts_one_process_a_gpu_and_is_given_no_cuda() -> None:
+    """Its processes choose their GPU by LOCAL_RANK; a --cuda that stands there is replaced all the same."""
+    start = ("/usr/bin/python", "-m", "torch.distributed.run", "--standalone")
+    launch = launched(launch="torchrun", arguments=("--lr", "1"))
+    assert launch.argv == (*start, "--nproc_per_node=2", "/data/train.py", "--lr", "1")
+    launch = launched("local", launch="torchrun", arguments=("--cuda", "9", "--", "--cuda=9"))
+    assert launch.argv[5:] == ("/data/train.py", "--cuda", "0,1", "--", "--cuda=9")
+    launch = launched(launch="torchrun", need="0", on=(), arguments=("--cuda", "cpu"))
+    assert launch.argv == (*start, "--nproc_per_node=1", "/data/train.py", "--cuda", "cpu")
+    assert launched("none", launch="torchrun", arguments=("--cuda=9",)).argv[6:] == ("--cuda=9",)
+
+
+def test_the_wrapper_stands_before_the_command_and_is_not_shown() -> None:
+    found = Found("/env/bin/python", prefix="/env", wrapper=("conda", "run", "-p", "/env"))
+    launch = launched("none", found=found, arguments=("x",))
+    assert launch.argv == ("conda", "run", "-p", "/env", "/env/bin/python", "-u", "/data/train.py", "x")
+    assert launch.words == ("/env/bin/python", "-u", "/data/train.py", "x")
+
+
+def test_what_the_environment_takes_away_is_taken_away() -> None:
+    found = Found("/env/bin/python", prefix="/env", environment={"PYTHONHOME": None})
+    assert launched(found=found).environment["PYTHONHOME"] is None
+
+
 def test_a_script_that_is_not_python_runs_itself_without_cuda() -> None:
     launch = launched(found=Found("/data/train.sh", runs_by_itself=True), arguments=("--lr", "1"))
     assert launch.argv == ("/data/train.sh", "--lr", "1")
@@ -144,3 +168,12 @@ def test_a_job_is_not_changed_by_its_launch() -> None:
 )  # fmt: skip
 def test_each_attempt_has_a_log_of_its_own(attempt: int, name: str) -> None:
     assert log_name(a_job(12, attempt=attempt), "20261121_030405") == name
+
+
+def test_i06_cuda_goes_by_the_numbers_of_the_driver_our_marks_by_ours() -> None:
+    """With GPU 0 gone from the driver's list, our GPU 2 is its number 1."""
+    job = a_job(1, "2", gpus="", attempt=1)
+    job.gpus = (1, 2)
+    launch = launch_of(job, PYTHON, mode="physical", state_file="/s.json", cwd="/", ordinals={1: 0, 2: 1})
+    assert launch.environment["CUDA_VISIBLE_DEVICES"] == "0,1" and launch.environment["GPUJOB_GPUS"] == "1,2"
+    assert launch.argv[-2:] == ("--cuda", "0,1")

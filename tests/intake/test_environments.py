@@ -11,23 +11,16 @@ from scheduler.core.gpu import Need
 from scheduler.core.job import Job, JobSpec
 from scheduler.core.launch import Found
 from scheduler.intake.environments import Environments, Missing, names_devices
+from tests.prefixes import conda_prefix, executable
 
 
 def job(**values: object) -> Job:
     return Job(1, JobSpec(**values), Need(1, 1000))  # type: ignore[arg-type]
 
 
-def executable(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return path
-
-
 def conda_env(prefix: Path) -> Path:
     executable(prefix / "bin" / "python")
-    (prefix / "conda-meta").mkdir(exist_ok=True)
-    return prefix
+    return conda_prefix(prefix)
 
 
 @pytest.fixture
@@ -130,7 +123,7 @@ def test_a_virtual_environment_is_accepted(tmp_path: Path, home: Path, script: s
     executable(prefix / "bin" / "python")
     (prefix / "pyvenv.cfg").touch()
     answer = found(Environments({"HOME": str(home), "PATH": "/bin"}), job(script=script, conda_env=str(prefix)))
-    assert answer.environment == {"PATH": f"{prefix}/bin:/bin", "VIRTUAL_ENV": str(prefix)}
+    assert answer.environment == {"PATH": f"{prefix}/bin:/bin", "VIRTUAL_ENV": str(prefix), "PYTHONHOME": None}
 
 
 def test_a_folder_that_is_not_there_or_half_made_is_said_and_looked_for_again(
@@ -141,8 +134,10 @@ def test_a_folder_that_is_not_there_or_half_made_is_said_and_looked_for_again(
     environments, wanted = Environments({"HOME": str(home)}), job(script=script, conda_env=str(prefix))
     assert "is not there" in missing(environments, wanted)
     prefix.mkdir()
-    assert "is not an environment" in missing(environments, wanted)
+    assert "is not a whole environment" in missing(environments, wanted)
     (prefix / "conda-meta").mkdir()
+    assert "is not a whole environment" in missing(environments, wanted)
+    (prefix / "conda-meta" / "history").touch()
     assert f"no python in {prefix}" in missing(environments, wanted)
     conda_env(prefix)
     found(environments, wanted)

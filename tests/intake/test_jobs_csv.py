@@ -594,6 +594,22 @@ def test_the_longest_argument_the_kernel_takes_is_taken_and_one_more_byte_is_not
         assert str(LONGEST_WORD) in error_of(f"0,/a.py,,{text}").do
 
 
+def test_how_a_script_is_launched() -> None:
+    assert spec_of("0,/a.py").launch == "python" == spec_of("0,/a.py,,;launch=python").launch
+    assert spec_of("0,/a.py,,--x;launch=torchrun").launch == "torchrun"
+    error = error_of("0,/a.py,,;launch=mpirun")
+    assert "launch='mpirun' is not known" in error.what and error.do == "known: python, torchrun"
+    error = error_of("0,/a.sh,,;launch=torchrun")
+    assert "torchrun runs Python scripts" in error.what and "a.sh" in error.what and error.exit_code == 3
+
+
+def test_bytes_count_and_not_characters() -> None:
+    """E2BIG of the whole command."""
+    with pytest.raises(UsageError, match="too long"):
+        check_words(["é" * 1000] * 600)
+    check_words(["e" * 1000] * 600)
+
+
 def test_too_many_words_are_refused() -> None:
     """E2BIG of the whole command."""
     with pytest.raises(UsageError) as caught:

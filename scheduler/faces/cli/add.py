@@ -14,7 +14,7 @@ from scheduler.core.placement import Fleet, JobClass
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, state_file_for
 from scheduler.intake.files import check_private
-from scheduler.intake.jobs_csv import Door, parse, read_options, write_line
+from scheduler.intake.jobs_csv import LONGEST_WORD, Door, check_launch, parse, read_options, write_line
 from scheduler.intake.settings import model_table
 from scheduler.probes.fixed import declared
 from scheduler.store.safely import append_line
@@ -37,8 +37,11 @@ def add(
     settings = settings_for({"state_file": found}, config).config
     path = output_file or desk.remembered("jobs_file") or settings.jobs_file or "jobs.txt"
     folder = os.getcwd() if path == "-" else os.path.dirname(os.path.abspath(path))
-    if not script.startswith(("/", "~/")) and folder != os.getcwd():
-        script = os.path.abspath(script)
+    if folder != os.getcwd():  # relative paths in a line are relative to its file
+        if not script.startswith(("/", "~/")):
+            script = os.path.abspath(script)
+        if "/" in conda and not conda.startswith(("/", "~/")):
+            conda = os.path.abspath(conda)
     try:
         level = int(priority)
     except ValueError:
@@ -89,6 +92,7 @@ def submit(
     env: tuple[str, ...] = (),
     conda: str = "",
     cuda: str = "",
+    launch: str = "",
     cpu: bool = False,
     wait: bool = False,
     state_file: str | None = None,
@@ -103,7 +107,7 @@ def submit(
         raise UsageError("--cpu and --gpus exclude each other")
     pairs = [
         ("gpus", "0" if cpu else gpus), ("label", label), ("after", after), ("after_ok", after_ok), ("vram", vram),
-        ("time", time_limit), ("retries", retries), ("cuda", cuda),
+        ("time", time_limit), ("retries", retries), ("cuda", cuda), ("launch", launch),
     ]  # fmt: skip
     try:
         values = read_options([(key, text) for key, text in pairs if text])
@@ -119,8 +123,19 @@ def submit(
         name, equals, value = item.partition("=")
         if not equals or not name:
             raise UsageError(f"{item!r} is not NAME=VALUE", where="--env")
+        if len(os.fsencode(item)) > LONGEST_WORD:
+            raise UsageError(f"{name}= has {len(value)} characters", where="--env",
+                             do=f"the kernel takes {LONGEST_WORD} bytes a variable")  # fmt: skip
         environment[name] = value
-    for name, text in (("--label", label), ("--conda", conda), ("--cwd", cwd)):
+    if "/" in conda:
+        conda = os.path.abspath(os.path.expanduser(conda))
+    script = ""
+    for name, text in (
+        ("--label", label),
+        ("--conda", conda),
+        ("--cwd", cwd),
+        ("--launch", command[0] if launch else ""),
+    ):
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -128,10 +143,13 @@ def submit(
     mask = os.umask(0)
     os.umask(mask)
     folder = os.path.abspath(os.path.expanduser(cwd)) if cwd else os.getcwd()
+    if launch:
+        script, command = os.path.normpath(os.path.join(folder, command[0])), command[1:]
     spec = JobSpec(
-        source="submit", arguments=tuple(command), priority=level, allowed=parse_gpu_ids(allowed), cwd=folder,
+        source="submit", script=script, arguments=tuple(command), priority=level, allowed=parse_gpu_ids(allowed), cwd=folder,
         conda_env=conda, umask=mask, **values,
     )  # fmt: skip
+    check_launch(spec)
     table_path = desk.remembered("llm_config") or settings_for({"state_file": found}, config).config.llm_config
     job = desk.submit(spec, environment, model_table(table_path))
     print(job.id, flush=True)

@@ -101,6 +101,8 @@ def start(
     kill_grace: Annotated[Optional[str], _setting("--kill-grace", "kill_grace", "S")] = None,
     cuda_ids: Annotated[Optional[str], _setting("--cuda-ids", "cuda_ids", "MODE")] = None,
     python: Annotated[Optional[str], _setting("--python", "python", "PATH")] = None,
+    conda_mode: Annotated[Optional[str], _setting("--conda-mode", "conda_mode", "MODE")] = None,
+    activation_limit: Annotated[Optional[str], _setting("--activation-limit", "activation_limit", "S")] = None,
     order: Annotated[Optional[str], _setting("--order", "order", "RULE")] = None,
     aging: Annotated[Optional[str], _setting("--aging", "aging", "HOURS")] = None,
     trust_group: Annotated[Optional[str], _setting("--trust-group", "trust_group", "BOOL")] = None,
@@ -163,6 +165,9 @@ def submit(
     env: Annotated[Optional[list[str]], typer.Option("--env", metavar="K=V", help="Set a variable for it.")] = None,
     conda: Annotated[str, typer.Option("--conda", metavar="ENV", help="Conda environment: name or folder.")] = "",
     cuda: Annotated[str, typer.Option("--cuda", metavar="MODE", help="cuda_ids mode of this job.")] = "",
+    launch: Annotated[
+        str, typer.Option("--launch", metavar="HOW", help="The command is a Python script: python or torchrun runs it.")
+    ] = "",
     cpu: Annotated[bool, typer.Option("--cpu", help="Needs no GPU.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; its exit code is ours.")] = False,
     state_file: StateFile = None,
@@ -171,8 +176,8 @@ def submit(
     """Queue any command, in this folder and environment, and print its id."""
     code = adding.submit(
         command, gpus=gpus, allowed=allowed, priority=priority, label=label, after=after, after_ok=after_ok, vram=vram,
-        time_limit=time_limit, retries=retries, cwd=cwd, env=tuple(env or ()), conda=conda, cuda=cuda, cpu=cpu,
-        wait=wait, **_which(state_file, config),
+        time_limit=time_limit, retries=retries, cwd=cwd, env=tuple(env or ()), conda=conda, cuda=cuda,
+        launch=launch, cpu=cpu, wait=wait, **_which(state_file, config),
     )  # fmt: skip
     raise typer.Exit(code)
 

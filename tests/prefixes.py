@@ -1,0 +1,81 @@
+"""Environments that look like conda's and venv's, made in no time, and a conda of a few lines of shell."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+BASE_PYTHON = os.path.realpath(sys.executable)
+VERSION = ".".join(map(str, sys.version_info[:3]))
+SHORT = ".".join(map(str, sys.version_info[:2]))
+
+# What `conda activate` does, as far as a job can tell.
+CONDA_SH = """\
+conda() {
+    [ "$1" = activate ] || return 2
+    export CONDA_PREFIX="$2" CONDA_DEFAULT_ENV="by-conda" CONDA_SHLVL=1 PATH="$2/bin:$PATH"
+    for script in "$2"/etc/conda/activate.d/*.sh; do [ -f "$script" ] && . "$script"; done
+    return 0
+}
+"""
+# `conda run [--no-capture-output] -p PREFIX WORD…`
+CONDA_RUN = """\
+#!/bin/sh
+echo "$0 $*" >> "${0%/*}/called"
+[ "$1" = run ] || exit 2
+shift
+[ "$1" = --no-capture-output ] && shift
+[ "$1" = -p ] || exit 2
+export CONDA_PREFIX="$2" PATH="$2/bin:$PATH"
+shift 2
+exec "$@"
+"""
+
+
+def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
+    """A file that can be executed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def conda_prefix(prefix: Path, python: bool = True) -> Path:
+    """A whole conda environment, with this very Python or without one."""
+    (prefix / "conda-meta").mkdir(parents=True, exist_ok=True)
+    (prefix / "conda-meta" / "history").touch()
+    (prefix / "bin").mkdir(exist_ok=True)
+    if python and not (prefix / "bin" / "python").exists():
+        (prefix / "bin" / "python").symlink_to(BASE_PYTHON)
+    return prefix
+
+
+def venv_prefix(prefix: Path) -> Path:
+    """A venv of this very Python, without pip."""
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin" / "python").symlink_to(BASE_PYTHON)
+    (prefix / "pyvenv.cfg").write_text(f"home = {os.path.dirname(BASE_PYTHON)}\nversion = {VERSION}\n")
+    site_packages(prefix).mkdir(parents=True)
+    return prefix
+
+
+def site_packages(prefix: Path) -> Path:
+    """Where a venv's packages lie."""
+    return prefix / "lib" / f"python{SHORT}" / "site-packages"
+
+
+def activation(prefix: Path, text: str, name: str = "a.sh") -> Path:
+    """A package's activation script."""
+    path = prefix / "etc" / "conda" / "activate.d" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def conda_sh(root: Path, text: str = CONDA_SH) -> Path:
+    """A conda installation with the shell function that is sourced."""
+    path = root / "etc" / "profile.d" / "conda.sh"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path

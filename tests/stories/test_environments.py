@@ -1,0 +1,405 @@
+"""Conda and virtual environments, working folders and interpreters, on a real scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.prefixes import (
+    BASE_PYTHON,
+    CONDA_RUN,
+    activation,
+    conda_prefix,
+    conda_sh,
+    executable,
+    venv_prefix,
+)
+from tests.stories.harness import alive, wait_for
+
+SHOW = """\
+import json, os, sys
+names = ("CONDA_PREFIX CONDA_DEFAULT_ENV VIRTUAL_ENV GPUJOB_ACTIVATION FROM_PACKAGE KEPT CUDA_VISIBLE_DEVICES GPUJOB_ID PYTHONHOME".split())
+print(json.dumps({**{name: os.environ.get(name) for name in names}, "path": os.environ["PATH"].split(":")[0],
+                  "pid": os.getpid(), "program": sys.argv[0], "python": sys.executable, "words": sys.argv[1:]}))
+"""
+
+
+@pytest.fixture
+def make(scheduler):
+    """A scheduler with a home of its own, and a script that shows where it runs."""
+
+    def made(gpus=1, **settings):
+        s = scheduler(gpus, **settings)
+        s.home = s.folder / "home"
+        s.home.mkdir()
+        for name in [n for n in s.environ if n.startswith(("CONDA", "MAMBA", "VIRTUAL_ENV"))]:
+            del s.environ[name]
+        s.environ["HOME"] = str(s.home)
+        (s.folder / "show.py").write_text(SHOW)
+        return s
+
+    return made
+
+
+def shown(s, job_id):
+    """What a job that ran show.py saw."""
+    assert s.wait_state(job_id, "done", "failed") == "done", s.log(job_id)
+    return json.loads(s.log(job_id).splitlines()[-1])
+
+
+def why_missing(s, job_id, text):
+    """The job waits with a reason that holds ``text``."""
+    wait_for(lambda: s.job(job_id)["reason_code"] == "missing", "its reason")
+    assert text in s.cli("why", str(job_id)).stdout
+    assert s.job(job_id)["attempt"] == 0, "nothing was started"
+
+
+def test_s3_26_environments_by_name_and_folder_are_active_in_the_job(make):
+    """S3.26: conda by name, by folder, from envs_dirs; a venv; variables that conda keeps; none for the others."""
+    s = make(gpus=2)
+    named = conda_prefix(s.home / "miniconda3" / "envs" / "torch")
+    (named / "conda-meta" / "state").write_text('{"env_vars": {"KEPT": "yes"}}')
+    listed = conda_prefix(s.folder / "disk" / "jax")
+    (s.home / ".condarc").write_text(f"envs_dirs: [{s.folder}/disk]\n")
+    venv = venv_prefix(s.folder / "my venv")
+    s.append("0,show.py,torch,a", f"0,show.py,{named},b", "0,show.py,jax,c", f'0,show.py,"{venv}",d', "0,show.py,,e")
+    s.start(PYTHONHOME="")
+    s.wait_ended(5)
+    for job_id in (1, 2):
+        saw = shown(s, job_id)
+        assert (saw["CONDA_PREFIX"], saw["CONDA_DEFAULT_ENV"], saw["KEPT"]) == (str(named), "torch", "yes")
+        assert saw["path"] == f"{named}/bin" and saw["PYTHONHOME"] is None and saw["GPUJOB_ACTIVATION"] is None
+    assert shown(s, 3)["CONDA_PREFIX"] == str(listed)
+    saw = shown(s, 4)
+    assert (saw["VIRTUAL_ENV"], saw["CONDA_PREFIX"], saw["python"]) == (str(venv), None, f"{venv}/bin/python")
+    assert shown(s, 5)["CONDA_PREFIX"] is None
+    assert s.job(1)["command"][0] == f"{named}/bin/python" and s.job(1)["conda_env"] == "torch"
+
+
+def test_s3_26_packages_that_want_activation_get_it(make):
+    """S3.26: scripts of activate.d are sourced, by conda's own function where there is one; the job's pid stays its own."""
+    s = make(gpus=2)
+    micro = conda_prefix(s.home / "micromamba" / "envs" / "micro")
+    activation(micro, "echo a package says hello\nexport FROM_PACKAGE=1 CUDA_VISIBLE_DEVICES=7 GPUJOB_ID=99\n")
+    conda_sh(s.home / "miniconda3")
+    big = conda_prefix(s.home / "miniconda3" / "envs" / "big")
+    activation(big, "export FROM_PACKAGE=2\n")
+    executable(s.folder / "shell.sh", "#!/bin/sh\nexec python show.py from-shell\n")
+    s.append("0,show.py,micro,a", "0,show.py,big,b", "0,shell.sh,big,,1")
+    s.start()
+    s.wait_ended(3)
+    saw = shown(s, 1)
+    assert (saw["FROM_PACKAGE"], saw["CONDA_PREFIX"], saw["GPUJOB_ACTIVATION"]) == ("1", str(micro), None)
+    assert saw["GPUJOB_ID"] == "1" and saw["CUDA_VISIBLE_DEVICES"] in "01", (
+        "the job's marks are not activation's to change"
+    )
+    assert s.log(1).startswith("a package says hello\n")
+    assert saw["pid"] == s.rows("SELECT pid FROM jobs WHERE id=1")[0][0]
+    assert s.job(1)["command"][0] == f"{micro}/bin/python", "shown without the launcher"
+    saw = shown(s, 2)
+    assert (saw["FROM_PACKAGE"], saw["CONDA_DEFAULT_ENV"]) == ("2", "by-conda")
+    saw = shown(s, 3)
+    assert saw["words"] == ["from-shell"] and saw["CUDA_VISIBLE_DEVICES"] == "1" and saw["path"] == f"{big}/bin"
+
+
+def test_s3_26_exit_codes_signals_and_cancel_after_activation(make):
+    """S3.26, S2: what activation leaves behind is the command itself, so its ending is exact and it can be ended."""
+    s = make(gpus=2)
+    activation(conda_prefix(s.home / "miniconda3" / "envs" / "e"), "export FROM_PACKAGE=1\n")
+    s.hold("c")
+    lines = [s.line("a", 37), s.line("b", "s15"), s.line("c")]
+    s.append(*(line.replace(",,", ",e,", 1) for line in lines))
+    s.start()
+    s.wait_state(1, "failed")
+    s.wait_state(2, "failed")
+    assert (s.job(1)["exit_code"], s.job(2)["signal"]) == (37, 15)
+    wait_for(lambda: s.starts("c"), "it runs")
+    s.cli("cancel", "3")
+    s.wait_state(3, "cancelled")
+    assert not alive(int(next(entry[2] for entry in s.ledger() if entry[1] == "c")))
+
+
+def test_s3_26_scheduler_killed_while_a_job_is_being_activated(make):
+    """S3.26, P1: the launcher is the job: it is taken over as it is, and its command runs once."""
+    s = make()
+    prefix = conda_prefix(s.home / "micromamba" / "envs" / "e")
+    activation(prefix, 'touch "$CONDA_PREFIX/asked"\nwhile [ ! -e "$CONDA_PREFIX/go" ]; do sleep 0.05; done\n')
+    s.append(s.line("a", 5).replace(",,", ",e,", 1))
+    s.start()
+    wait_for((prefix / "asked").exists, "activation has begun")
+    s.kill()
+    s.start()
+    s.wait_state(1, "running")
+    (prefix / "go").touch()
+    s.wait_state(1, "failed")
+    assert s.starts("a") == 1 and s.job(1)["attempt"] == 1
+    assert s.job(1)["exit_code"] == 5
+
+
+def test_s3_26_submit_takes_environments_too(make):
+    """S3.26: by name, by a folder relative to the submitter, and with the submitter's own PATH behind it."""
+    s = make()
+    conda_prefix(s.home / "miniconda3" / "envs" / "e")
+    executable(s.home / "miniconda3" / "envs" / "e" / "bin" / "tool", "#!/bin/sh\necho tool of $CONDA_PREFIX\n")
+    venv = venv_prefix(s.folder / "venv")
+    s.start()
+    s.cli("submit", "--conda", "e", "--wait", "--", "tool")
+    assert s.log(1) == f"tool of {s.home}/miniconda3/envs/e\n"
+    s.cli("submit", "--conda", "./venv", "--wait", "--", "python", "show.py")
+    assert shown(s, 2)["VIRTUAL_ENV"] == str(venv)
+    (s.folder / "inner").mkdir()
+    words = ["add", "../show.py", "--conda", "../venv", "--state-file", "../gpu_scheduler_state.json"]
+    subprocess.run(
+        [sys.executable, "-m", "scheduler", *words], cwd=s.folder / "inner", env=s.environ, check=True, timeout=60
+    )
+    assert shown(s, 3)["VIRTUAL_ENV"] == str(venv)
+
+
+def test_s3_26_conda_mode_may_be_changed_while_it_runs(make):
+    """S3.26: run has conda itself run the command; direct sources nothing; a changed config counts at once."""
+    s = make()
+    root = s.home / "miniconda3"
+    prefix = conda_prefix(root / "envs" / "e")
+    conda = executable(root / "bin" / "conda", CONDA_RUN)
+    activation(prefix, "export FROM_PACKAGE=1\n")
+    config = s.folder / "config.yaml"
+    config.write_text("conda_mode: run\n")
+    s.start()
+    s.append("0,show.py,e,a")
+    saw = shown(s, 1)
+    assert (saw["CONDA_PREFIX"], saw["FROM_PACKAGE"]) == (str(prefix), None)
+    show, bin_python = s.folder / "show.py", prefix / "bin" / "python"
+    called = (root / "bin" / "called").read_text()
+    assert called == f"{conda} run --no-capture-output -p {prefix} {bin_python} -u {show} a --cuda 0\n"
+    assert s.job(1)["command"][0] == str(bin_python)
+
+    def change(mode):
+        before = s.said().count("config read again")
+        aside = s.folder / "config.new"
+        aside.write_text(f"conda_mode: {mode}\n")
+        aside.replace(config)  # in one go: half a file would be read as well
+        wait_for(lambda: s.said().count("config read again") > before, "the new mode")
+
+    change("activate")
+    s.append("0,show.py,e,b")
+    assert shown(s, 2)["FROM_PACKAGE"] == "1"
+    change("direct")
+    s.append("0,show.py,e,c")
+    assert shown(s, 3)["FROM_PACKAGE"] is None
+
+
+def test_b15_an_environment_that_is_not_there_is_waited_for(make):
+    """B15: missing, half made, without python, its base gone: each said, none run elsewhere, each run when it is there."""
+    s = make(gpus=4)
+    half, bare, stale = s.folder / "half", s.folder / "bare", venv_prefix(s.folder / "stale")
+    (half / "conda-meta").mkdir(parents=True)
+    conda_prefix(bare, python=False)
+    (stale / "bin" / "python").unlink()
+    (stale / "bin" / "python").symlink_to(s.folder / "base" / "python3")
+    s.append("0,show.py,late,a", f"0,show.py,{half},b", f"0,show.py,{bare},c", f"0,show.py,{stale},d", s.line("other"))
+    s.start()
+    s.wait_state(5, "done")
+    why_missing(s, 1, "no environment late is known here; make it (conda create -n late)")
+    why_missing(s, 2, "is not a whole environment")
+    why_missing(s, 3, f"no python in {bare}: conda install -p {bare} python")
+    why_missing(s, 4, f"bin/python leads to {s.folder}/base/python3; bring that back")
+    conda_prefix(s.home / "miniconda3" / "envs" / "late")
+    conda_prefix(half)
+    conda_prefix(bare)
+    (s.folder / "base").mkdir()
+    (s.folder / "base" / "python3").symlink_to(BASE_PYTHON)
+    s.wait_ended(5)
+    assert [shown(s, n)["words"][0] for n in (1, 2, 3, 4)] == ["a", "b", "c", "d"]
+
+
+def test_b15_no_conda_to_run_it(make):
+    """B15: conda_mode run without any conda is a reason to wait, not a run outside the environment."""
+    s = make(conda_mode="run")
+    conda_prefix(s.home / "miniconda3" / "envs" / "e")
+    s.append("0,show.py,e")
+    s.start()
+    why_missing(s, 1, "neither conda nor mamba nor micromamba is found")
+    executable(s.home / "miniconda3" / "bin" / "micromamba", CONDA_RUN)
+    assert shown(s, 1)["CONDA_PREFIX"] == f"{s.home}/miniconda3/envs/e"
+
+
+def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
+    """B15: within its limit, with the cause in log, `show` and `why`; the command never ran; others go on."""
+    s = make(gpus=3, activation_limit=4)
+    slow = conda_prefix(s.home / "micromamba" / "envs" / "slow")
+    activation(slow, "echo asking the licence server\nsleep 3600 & echo $! > pid\nwait\n")
+    bad = conda_prefix(s.home / "micromamba" / "envs" / "bad")
+    activation(bad, "echo no compiler here >&2\nexit 4\n")
+    lying = conda_prefix(s.home / "micromamba" / "envs" / "lying")
+    activation(lying, "export CONDA_PREFIX=/opt/base\n")
+    s.append(*(s.line(key).replace(",,", f",{key},", 1) for key in ("slow", "bad", "lying")), s.line("other"))
+    s.start()
+    s.wait_ended(4)
+    assert [s.starts(key) for key in ("slow", "bad", "lying", "other")] == [0, 0, 0, 1]
+    assert s.log(1) == (
+        "asking the licence server\ngpujob: environment slow could not be activated: it did not end within 4 s\n"
+    )
+    assert s.log(2).startswith("no compiler here\ngpujob: environment bad could not be activated: it ended with code 4")
+    assert f"it left CONDA_PREFIX=/opt/base, not {lying}" in s.log(3)
+    for job_id in (1, 2, 3):
+        job = s.job(job_id)
+        assert (job["state"], job["exit_code"], job["failure"]["class"]) == ("failed", 1, "environment")
+        assert "could not be activated" in s.cli("show", str(job_id)).stdout
+        assert "conda_mode: direct" in s.cli("why", str(job_id)).stdout
+    assert not alive(int((s.folder / "pid").read_text())), "what activation started was ended with it"
+
+
+def test_b15_a_conda_that_fails_or_sleeps_for_ever(make):
+    """B15, conda_mode run: its failure is the job's; one that hangs is ended by the job's own time limit."""
+    s = make(gpus=2, conda_mode="run", kill_grace=1)
+    root = s.home / "miniconda3"
+    conda_prefix(root / "envs" / "e")
+    conda = executable(root / "bin" / "conda", "#!/bin/sh\necho 'EnvironmentLocationNotFound: broken' >&2\nexit 1\n")
+    s.append(s.line("a").replace(",,", ",e,", 1))
+    s.start()
+    s.wait_state(1, "failed")
+    assert s.job(1)["failure"]["class"] == "environment"
+    executable(conda, "#!/bin/sh\nsleep 3600\n")
+    s.append("0,show.py,e,b;time=1")
+    s.wait_state(2, "failed")
+    assert s.job(2)["outcome"] == "time_limit"
+    assert s.starts("a") == 0
+
+
+def test_b14_a_working_folder_that_is_not_there_is_waited_for(make):
+    """B14: missing, a file in its place, removed and made anew; others go on."""
+    s = make(gpus=2)
+    (s.folder / "pwd.py").write_text("import os; print(os.getcwd(), sorted(os.listdir('.')))\n")
+    (s.folder / "file").touch()
+    s.append("0,pwd.py,,a;cwd=work", "0,pwd.py,,b;cwd=file", "0,pwd.py,,c;cwd=file/below", s.line("other"))
+    s.start()
+    s.wait_state(4, "done")
+    why_missing(s, 1, f"no such folder {s.folder}/work to work in; looked again when it appears")
+    why_missing(s, 2, "is a file, not a folder")
+    why_missing(s, 3, "no such folder")
+    work = s.folder / "work"
+    work.mkdir()
+    s.wait_state(1, "done")
+    (s.folder / "file").unlink()
+    (s.folder / "file" / "below").mkdir(parents=True)
+    s.wait_ended(4)
+    assert s.log(2) == f"{s.folder}/file ['below']\n"
+    shutil.rmtree(work)
+    work.mkdir()
+    (work / "new").touch()
+    s.append("0,pwd.py,,again;cwd=work")  # the very folder of the job before, made anew
+    s.wait_state(5, "done")
+    assert s.log(5) == f"{work} ['new']\n"
+    gone = s.folder / "gone"
+    gone.mkdir()
+    s.cli("pause", "0-1")
+    s.cli("submit", "--cwd", str(gone), "--", "true")
+    gone.rmdir()
+    s.cli("resume", "0-1")
+    why_missing(s, 6, f"no such folder {gone}")
+
+
+def test_b16_what_the_path_leads_to_at_the_start_is_what_runs(make):
+    """B16: a link that is led elsewhere, or another python in front of PATH, between queueing and start."""
+    s = make()
+    venv = venv_prefix(s.folder / "venv")
+    tools = s.folder / "tools"
+    tools.mkdir()
+    link = venv / "bin" / "python"
+    for name in ("one", "two", "three"):
+        executable(s.folder / name, f'#!/bin/sh\necho python {name}\nexec {BASE_PYTHON} "$@"\n')
+    link.unlink()
+    link.symlink_to(s.folder / "one")
+    second = s.folder / "later" / "python"
+    second.parent.mkdir()
+    second.symlink_to(s.folder / "one")
+    s.hold("first")
+    s.append(s.line("first"), f"0,show.py,{venv},a", "0,show.py,,b")
+    s.start(PATH=f"{tools}:{second.parent}:{os.environ['PATH']}")
+    s.wait_state(1, "running")
+    link.unlink()
+    link.symlink_to(s.folder / "two")
+    (tools / "python").symlink_to(s.folder / "three")
+    s.release("first")
+    s.wait_ended(3)
+    assert s.log(2).startswith("python two\n") and s.log(3).startswith("python three\n")
+    (tools / "python").unlink()
+    s.append("0,show.py,,c")
+    s.wait_state(4, "done")
+    assert s.log(4).startswith("python one\n"), "the next one of PATH"
+
+
+def test_b12_a_script_that_is_missing_or_a_folder_is_waited_for(make):
+    """B12: no storm of tries, no GPU held; it runs when it is there."""
+    s = make()
+    (s.folder / "folder.py").mkdir()
+    s.append("0,late.py", "0,folder.py", "0,no/such/run.sh", s.line("other"))
+    s.start()
+    s.wait_state(4, "done")
+    why_missing(s, 1, f"no such file {s.folder}/late.py")
+    why_missing(s, 2, "is a folder, not a script")
+    why_missing(s, 3, "no such file")
+    assert s.status()["gpus"][0]["state"] == "AVAILABLE"
+    (s.folder / "late.py").touch()
+    (s.folder / "folder.py").rmdir()
+    (s.folder / "folder.py").touch()
+    executable(s.folder / "no" / "such" / "run.sh")
+    s.wait_ended(4)
+    assert set(s.states().values()) == {"done"}
+
+
+def test_b13_what_cannot_be_executed_is_named_and_is_no_exit_code(make):
+    """B13: not executable, no interpreter, CRLF, no first line: it fails at once and says which, not 126 or 127."""
+    s = make(gpus=2)
+    cases = {
+        "off.sh": ("#!/bin/sh\n", "is not executable: chmod +x it"),
+        "bad.sh": ("#!/no/such/shell\n", "names /no/such/shell, which is not there"),
+        "crlf.sh": ("#!/bin/sh\r\necho hello\r\n", "ends in a carriage return"),
+        "plain.sh": ("echo no first line\n", "has no first line such as #!/bin/sh"),
+    }
+    for name, (text, _) in cases.items():
+        executable(s.folder / name).write_bytes(text.encode())
+    (s.folder / "off.sh").chmod(0o644)
+    executable(s.folder / "own.sh", "#!/bin/sh\nexit 127\n")
+    s.append(*(f"0,{name}" for name in cases), "0,own.sh")
+    s.start()
+    s.wait_ended(5)
+    for job_id, (_, said) in enumerate(cases.values(), 1):
+        job = s.job(job_id)
+        assert (job["state"], job["outcome"], job["exit_code"]) == ("failed", "could_not_start", None)
+        assert said in s.cli("why", str(job_id)).stdout and said in s.said()
+        assert "gpujob: cannot start" in s.log(job_id)
+        assert job["attempt"] == 1, "it would be no better the next time"
+    job = s.job(5)
+    assert (job["outcome"], job["exit_code"]) == ("exit", 127), "a script's own 127 is its own"
+
+
+def test_b13_what_cannot_be_executed_after_activation_is_named(make):
+    """B13: the launcher says it in the log, and the class of the failure tells it from the command's own."""
+    s = make()
+    activation(conda_prefix(s.home / "miniconda3" / "envs" / "e"), "export FROM_PACKAGE=1\n")
+    executable(s.folder / "bad.sh", "#!/no/such/shell\n")
+    s.append("0,bad.sh,e")
+    s.start()
+    s.wait_state(1, "failed")
+    assert s.job(1)["failure"]["class"] == "start" and s.job(1)["exit_code"] == 1
+    assert "its first line names an interpreter that is not there" in s.log(1)
+
+
+@pytest.mark.skipif(shutil.which("conda") is None, reason="there is no conda here")
+@pytest.mark.parametrize("mode", ["direct", "activate", "run"])
+def test_s3_26_a_real_conda(scheduler, mode):
+    """S3.26."""
+    s = scheduler(1, conda_mode=mode)
+    base = subprocess.run(["conda", "info", "--base"], capture_output=True, text=True, check=True).stdout.strip()
+    (s.folder / "show.py").write_text(SHOW)
+    s.append("0,show.py,base,a")
+    s.start()
+    saw = shown(s, 1)
+    assert Path(saw["CONDA_PREFIX"]).resolve() == Path(base).resolve() == Path(saw["python"]).parents[1].resolve()
