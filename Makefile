@@ -7,7 +7,7 @@ TESTSTAMP := $(VENV)/.installed-test
 DEBIAN := python3-venv gcc libc6-dev procps screen
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-all check lint system bench soak clean
+.PHONY: demo test test-all check lint system bench pictures soak clean
 
 demo: $(STAMP)
 	$(VENV)/bin/gpujob demo
@@ -44,6 +44,11 @@ test-all:
 
 bench: $(STAMP)
 	$(VENV)/bin/python -m benchmarks
+
+# The pictures in docs/, taken of the real program.
+pictures: $(STAMP)
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check pyte
+	$(VENV)/bin/python docs/make_pictures.py
 
 clean:
 	rm -rf .venv .venv-* .build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

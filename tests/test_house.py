@@ -68,6 +68,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "watchdog": ("intake",),
     "filelock": ("store",),
     "GPUtil": ("probes/reader.py",),
+    "psutil": ("engine/gpus.py",),
     "pynvml": ("probes/reader.py",),
     "random": ("engine", "examples"),
     "marshal": ("runners",),

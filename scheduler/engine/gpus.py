@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import pwd
 import socket
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import psutil
 
 from scheduler.core.config import Config
 from scheduler.core.errors import NoGpuData, Refused
@@ -21,7 +22,6 @@ from scheduler.runners.processes import environment_of, seen
 UNREAD = "unread:"  # in place of the UUID of a GPU that the driver has not spoken of yet
 DECLARED = "declared:"
 MOST_PARENTS = 64
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
@@ -127,7 +127,6 @@ class GpuEyes:
         self._due = 0.0
         self._under_way = False
         self._once_more = False
-        self._boot = _boot_time()
         self._me = os.getuid()
 
     def read_now(self) -> None:
@@ -171,19 +170,19 @@ class GpuEyes:
         found = seen(process.pid)
         if found is None:
             return replace(process, visible=False)
-        try:
-            uid = os.stat(f"/proc/{process.pid}").st_uid
-        except OSError:
-            return replace(process, visible=False)
         known = self._known.get((found.pid, found.ticks))
         if known is None or not known.owner:
-            known = GpuProcess(
-                pid=process.pid,
-                user=_user(uid),
-                ours=uid == self._me,
-                owner=self._owner(process.pid, leaders),
-                started_at=self._boot + found.ticks / _TICKS,
-            )
+            try:
+                about = psutil.Process(process.pid)
+                known = GpuProcess(
+                    pid=process.pid,
+                    user=about.username(),
+                    ours=about.uids().real == self._me,
+                    owner=self._owner(process.pid, leaders),
+                    started_at=about.create_time(),
+                )
+            except psutil.Error:
+                return replace(process, visible=False)
             if len(self._known) > 4096:
                 self._known.clear()
             self._known[found.pid, found.ticks] = known
@@ -208,10 +207,6 @@ class GpuEyes:
                 return ""
             pid = found.parent
         return ""
-
-
-def _boot_time() -> float:
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _user(uid: int) -> str:

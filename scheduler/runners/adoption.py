@@ -11,7 +11,7 @@ from scheduler.core.facts import Ended, Fact, Lost, NeverRan, Started, Unclaimed
 from scheduler.core.job import Job, Process
 from scheduler.core.recovery import TABLE, Found, Record, Verdict
 from scheduler.runners import record
-from scheduler.runners.processes import Mark, boot_id, lives, members, stands
+from scheduler.runners.processes import Mark, boot_id, lives, members, seen, stands
 
 # Reasons that pass by themselves; any other errno of a start lasts (not executable, bad interpreter…).
 PASSING = frozenset(
@@ -89,7 +89,8 @@ def settle(path: str, job: Job, state_file: str, now: float) -> tuple[Verdict, l
                 # Claimed, started, killed before the pid was written: who leads its session (in a terminal: its
                 # process group) is the command itself.
                 number_of = os.getpgid if job.runner == "screen" else os.getsid
-                leaders = [p for p in others if _leads(p, number_of)]
+                pids = {p.pid for p in others}
+                leaders = [p for p in others if _leads(p, number_of) and _parent(p) not in pids]
                 if len(leaders) == 1:
                     process, living = leaders[0], Found.LEADER
         verdict = TABLE[job.state, found.kind, same_boot, living]
@@ -110,6 +111,11 @@ def settle(path: str, job: Job, state_file: str, now: float) -> tuple[Verdict, l
     elif verdict in (Verdict.LOST, Verdict.WATCH_LOST):
         facts.append(Lost(job.id, job.attempt, why_lost(found.kind, same_boot), now, tuple(others)))
     return verdict, facts, process
+
+
+def _parent(process: Process) -> int:
+    found = seen(process.pid)
+    return found.parent if found is not None else 0
 
 
 def _leads(process: Process, number_of: Callable[[int], int]) -> bool:

@@ -116,7 +116,7 @@ def test_a_job_in_json_has_the_keys_of_the_contract() -> None:
 
 def test_a_job_in_json_has_no_other_keys() -> None:
     """Contract 6."""
-    assert sorted(render.job_json(a_job())) == sorted([*KEYS, "notes"])
+    assert sorted(render.job_json(a_job())) == sorted([*KEYS, "notes", "interpreter"])
 
 
 def test_a_waiting_job_in_json() -> None:

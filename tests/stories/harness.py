@@ -136,11 +136,11 @@ class Scheduler:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        mark = f"GPUJOB_STATE_FILE={self.folder}/gpu_scheduler_state.json".encode()
+        mark = f"GPUJOB_STATE_FILE={self.folder}/".encode()
         for name in os.listdir("/proc"):
             if name.isdigit() and int(name) != os.getpid():
                 try:
-                    if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    if b"\0" + mark in b"\0" + Path(f"/proc/{name}/environ").read_bytes():
                         os.kill(int(name), signal.SIGKILL)
                 except OSError:
                     continue

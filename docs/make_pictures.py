@@ -1,0 +1,119 @@
+"""Makes docs/pictures/screen.svg from the real program: `gpujob attach` to a running job, as the terminal showed it.
+
+``make pictures`` (needs screen; installs pyte, a terminal emulator, and takes rich's SVG).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from pathlib import Path
+
+import pyte
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parents[1]
+COLUMNS, ROWS = 100, 20
+TRAIN = """\
+import os, sys, time
+print(f"\\033[1mqwen2.5-7b-inst\\033[0m on GPU \\033[36m{os.environ['CUDA_VISIBLE_DEVICES']}\\033[0m, terminal: {sys.stdout.isatty()}")
+for epoch in range(1, 4):
+    for step in range(1, 41):
+        bar = "\\033[32m" + "━" * (step * 40 // 40) + "\\033[90m" + "─" * (40 - step) + "\\033[0m"
+        print(f"\\repoch {epoch}/3 {bar} {step:3}/40  loss \\033[33m{2.4 / (epoch + step / 40):.3f}\\033[0m ", end="", flush=True)
+        time.sleep(0.05)
+    print()
+time.sleep(60)
+"""
+
+
+def run(folder: Path, *words: str) -> str:
+    """A gpujob command in this folder; its output."""
+    environ = dict(os.environ, PYTHONPATH=str(ROOT))
+    done = subprocess.run(
+        [sys.executable, "-m", "scheduler", *words], cwd=folder, env=environ, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+def shown(folder: Path, words: list[str], seconds: float, ready: str) -> pyte.Screen:
+    """What a terminal shows of a command, once ``ready`` stands in it and ``seconds`` have passed."""
+    screen = pyte.Screen(COLUMNS, ROWS)
+    stream = pyte.ByteStream(screen)
+    pid, fd = pty.fork()
+    if pid == 0:
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        os.chdir(folder)
+        os.environ.update(PYTHONPATH=str(ROOT), TERM="xterm-256color", LC_ALL="C.UTF-8")
+        os.execv(sys.executable, [sys.executable, "-m", "scheduler", *words])
+    end = time.monotonic() + 30
+    until = None
+    while time.monotonic() < (until or end):
+        if select.select([fd], [], [], 0.1)[0]:
+            stream.feed(os.read(fd, 65536))
+        if until is None and any(ready in line for line in screen.display):
+            until = time.monotonic() + seconds
+    os.write(fd, b"\x01d")  # Ctrl-a d: the job goes on
+    os.waitpid(pid, 0)
+    os.close(fd)
+    return screen
+
+
+def as_svg(screen: pyte.Screen, title: str) -> str:
+    """The terminal as a picture."""
+    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
+    for row in range(ROWS):
+        line = Text()
+        cells = [screen.buffer[row][column] for column in range(COLUMNS)]
+        for look, same in itertools.groupby(cells, key=lambda cell: (cell.fg, cell.bg, cell.bold, cell.reverse)):
+            style = Style(color=_colour(look[0]), bgcolor=_colour(look[1]), bold=look[2], reverse=look[3])
+            line.append("".join(cell.data or " " for cell in same), style)
+        console.print(line, no_wrap=True)
+    return console.export_svg(title=title)
+
+
+def _colour(name: str) -> str | None:
+    known = {"default": None, "brown": "yellow", "brightblack": "bright_black"}
+    if name in known:
+        return known[name]
+    return f"#{name}" if len(name) == 6 and all(c in "0123456789abcdef" for c in name) else name
+
+
+def main() -> None:
+    """One job in a session, attached to; the picture beside this file."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "train.py").write_text(TRAIN)
+        (folder / "jobs.txt").write_text("0,train.py,,--llm qwen2.5-7b-inst --mode train --epochs 3,0-1\n")
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "scheduler", "start", "--gpus", "2", "--screen"], cwd=folder,
+            env=dict(os.environ, PYTHONPATH=str(ROOT)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            end = time.monotonic() + 20
+            while "gpujob_" not in run(folder, "screens") and time.monotonic() < end:
+                time.sleep(0.1)
+            screen = shown(folder, ["attach", "1"], 4.0, "epoch")
+            target = ROOT / "docs" / "pictures" / "screen.svg"
+            target.write_text(as_svg(screen, "screen -r gpujob_0_train_1"))
+            print(f"written: {target}")
+        finally:
+            run(folder, "cancel", "1")
+            run(folder, "wait", "1", "--timeout", "20")
+            daemon.terminate()
+            daemon.wait()
+
+
+if __name__ == "__main__":
+    main()
