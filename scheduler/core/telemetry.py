@@ -67,6 +67,7 @@ class Card:
     gpu: Gpu
     reading: GpuReading | None = None
     read_at: float = -math.inf
+    measured_at: float = -math.inf  # when it last told its memory
     verdict: Verdict = NOTHING_FORBIDDEN  # for every job
     whole: Verdict = NOTHING_FORBIDDEN  # for jobs that need the whole of it
     excess: int = 0  # parts that memory beyond the promised shares takes from the ledger's free ones
@@ -82,6 +83,8 @@ class Card:
     clean: int = 0
     freed_at: float | None = None  # a job of ours left it; until it is read again nobody knows what it left
     before_mib: int = 0  # foreign memory at that time
+    strangers: list[GpuProcess] = field(default_factory=list)  # processes that are not ours, nor accepted
+    accepted: dict[tuple[int, float], int] = field(default_factory=dict)  # pid and start → MiB that somebody accepted
 
     @property
     def reason(self) -> str:
@@ -148,13 +151,14 @@ class Telemetry:
             found = {reading.uuid: reading for reading in readings.gpus}
             for card in self.cards.values():
                 reading = found.get(card.gpu.uuid)
-                first = card.reading is None
                 card.read_at = readings.at
                 card.reading = reading
-                if reading is not None and not reading.lost:
-                    self._measure(card, reading, now, first)
-                else:
+                if reading is None or reading.lost:
+                    card.measured_at = -math.inf
                     card.above = card.below = card.clean = 0
+                elif card.freed_at is None or readings.at > card.freed_at:  # else it may still show the job that left
+                    first = readings.at - card.measured_at > STALE_AFTER * self.limits.interval_s
+                    self._measure(card, reading, now, first)
         self.judge(now)
 
     def left(self, gpus: Iterable[int], now: Now) -> bool:
@@ -172,9 +176,12 @@ class Telemetry:
         for gpu in gpus:
             card = self.cards.get(gpu)
             if card is not None:
-                card.baseline_mib = (card.baseline_mib or 0) + card.foreign_mib
-                card.foreign_mib = card.excess = card.excess_mib = 0
+                named = sum(process.memory_mib or 0 for process in card.strangers)
+                card.accepted |= {_key(process): process.memory_mib or 0 for process in card.strangers}
+                card.baseline_mib = (card.baseline_mib or 0) + max(0, card.foreign_mib - named)
+                card.foreign_mib = card.excess = card.excess_mib = card.above = 0
                 card.blocked = card.whole_blocked = False
+                card.strangers = []
                 card.why_excess = NOTHING_FORBIDDEN
                 card.freed_at = None
         self.judge(now)
@@ -186,8 +193,12 @@ class Telemetry:
         tenants = self.tenants(card.gpu.index)
         if used is None or not total:
             card.own_mib = card.foreign_mib = 0
+            card.measured_at = -math.inf
             return
-        own, foreign_processes = self._split(reading, tenants, used, total, now)
+        card.measured_at = card.read_at
+        used -= _accepted_mib(card, reading)
+        own, foreign_processes = self._split(card, reading, tenants, used, total, now)
+        card.strangers = foreign_processes
         rest = max(0.0, used - sum(own.values()))
         if not tenants:
             self._learn_baseline(card, rest, foreign_processes, total)
@@ -213,7 +224,7 @@ class Telemetry:
         self._whole(card, foreign_processes, total, first)
 
     def _split(
-        self, reading: GpuReading, tenants: Sequence[Tenant], used: int, total: int, now: Now
+        self, card: Card, reading: GpuReading, tenants: Sequence[Tenant], used: int, total: int, now: Now
     ) -> tuple[dict[str, float], list[GpuProcess]]:
         """Memory of each attempt of ours, and the processes that are not ours.
 
@@ -231,6 +242,8 @@ class Telemetry:
                 own[key] = own.get(key, 0.0) + (process.memory_mib or 0)
                 if process.memory_mib is None:
                     silent.add(key)
+            elif _key(process) in card.accepted:
+                continue
             elif not process.visible and process.compute:
                 hidden.append(process)
             else:
@@ -299,13 +312,15 @@ class Telemetry:
             return 0.0
         if card.freed_at is not None and now.mono - card.freed_at < LOAD_WINDOW_S:
             return 0.0
-        if not tenants:
+        if not tenants and not card.accepted:
             return reading.load
         working = [process for process in foreign if process.compute]
-        if not working:
-            return 0.0
         known = [process.load for process in working if process.load is not None]
-        return min(reading.load, sum(known)) if len(known) == len(working) else reading.load
+        if len(known) == len(working):
+            return min(reading.load, sum(known))
+        # The driver counts only who is busy: what those make that we know is not theirs.
+        others = (process for process in reading.processes or () if process not in working)
+        return max(0.0, reading.load - sum(process.load or 0.0 for process in others))
 
     def _whole(self, card: Card, foreign: Sequence[GpuProcess], total: int, first: bool) -> None:
         """A job that was promised the whole card is kept from one on which somebody computes."""
@@ -358,25 +373,24 @@ class Telemetry:
         if reading.memory_used_mib is None or not reading.memory_total_mib:
             return Verdict("unhealthy", f"the driver does not tell how much memory of GPU {index} is in use")
         if card.freed_at is not None:
-            if card.read_at < card.freed_at:
+            if card.read_at <= card.freed_at:
                 return Verdict("releasing", f"GPU {index} was just left by a job; it is read again first")
             grown = card.foreign_mib - card.before_mib
             if (
                 grown > self.limits.tolerance * reading.memory_total_mib
                 and now.mono - card.freed_at < self.limits.release_s
             ):
-                who = _who(reading.processes or ())
+                who = _who(card.strangers)
                 return Verdict("releasing", f"GPU {index}: {mib_text(grown)} not yet released after a job's end{who}")
             if grown <= self.limits.tolerance * reading.memory_total_mib and now.mono - card.freed_at >= LOAD_WINDOW_S:
                 card.freed_at = None
         if card.blocked:
-            foreign = [process for process in reading.processes or () if not process.owner]
             if card.foreign_mib >= (self.limits.memory - HYSTERESIS) * reading.memory_total_mib:
-                return Verdict("foreign", _in_use(index, card.foreign_mib, foreign))
+                return Verdict("foreign", _in_use(index, card.foreign_mib, card.strangers))
             busy = f"{100 * (reading.load or 0):.0f} % busy"
             return Verdict(
                 "foreign",
-                f"GPU {index} is {busy} with work that is not ours{_who(foreign)}; limit {100 * self.limits.load:g} %",
+                f"GPU {index} is {busy} with work that is not ours{_who(card.strangers)}; limit {100 * self.limits.load:g} %",
             )
         return NOTHING_FORBIDDEN
 
@@ -396,6 +410,19 @@ class Telemetry:
 
 def _most_baseline(total: int) -> int:
     return min(total // 4, max(LEAST_BASELINE_MIB, int(MOST_BASELINE * total)))
+
+
+def _key(process: GpuProcess) -> tuple[int, float]:
+    return process.pid, process.started_at
+
+
+def _accepted_mib(card: Card, reading: GpuReading) -> int:
+    """Memory that somebody accepted, of the processes that are still there; the others are forgotten."""
+    if card.accepted and reading.processes is not None:
+        there = {_key(process): process.memory_mib or 0 for process in reading.processes}
+        card.accepted = {key: mib for key, mib in card.accepted.items() if key in there}
+        return sum(min(mib, there[key]) for key, mib in card.accepted.items())
+    return 0
 
 
 def _promised(tenant: Tenant, capacity: float) -> float:

@@ -139,7 +139,7 @@ class GpuEyes:
 
     def look(self, now_mono: float, interval_s: float) -> Readings | None:
         """What was read, or that it failed; asks when it is time."""
-        found = self.probe.look() if self._under_way else None
+        found = self.probe.look()
         if found is not None:
             self._under_way = False
             self._due = now_mono + interval_s

@@ -80,6 +80,8 @@ class NvidiaProbe:
         self._bury()
         while self._ways:
             way = self._ways.pop(0)
+            if self._reader is not None and (self._reader.way != way or _ended(self._reader.pidfd)):
+                self._end(self._reader)
             if self._stuck:
                 self._failed.append(
                     (way, f"its reader, pid {self._stuck[0].pid}, hangs in the driver and cannot be ended", False)
@@ -87,8 +89,6 @@ class NvidiaProbe:
                 continue
             if way == "nvml":
                 self._nvml_at = now
-            if self._reader is not None and self._reader.way != way:
-                self._end(self._reader)
             try:
                 if self._reader is None:
                     self._reader = self._spawn(way)
@@ -172,6 +172,8 @@ class NvidiaProbe:
     def look(self) -> Readings | None:
         """The reading that was asked for, once it is there or has failed in every way."""
         if self._asked_at is None:
+            if self._reader is not None and _ended(self._reader.pidfd):
+                self._end(self._reader)  # ended unasked: its closed pipe would keep awake whoever waits for us
             return None
         now = time.monotonic()
         current = self._reader

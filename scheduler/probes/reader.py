@@ -227,6 +227,8 @@ class Smi:
 def _smi_gpu(gpu):
     total, used, load = _number(gpu.memoryTotal), _number(gpu.memoryUsed), _number(gpu.load)
     problem = "" if used is not None and total else "nvidia-smi does not tell its memory"
+    if not problem and (used > total or (load or 0) > 1):
+        problem = "the answer of nvidia-smi makes no sense"
     return {"ordinal": gpu.id, "uuid": gpu.uuid, "name": gpu.name, "total": total, "used": used,
             "load": None if load is None else round(100 * load), "temperature": _number(gpu.temperature),
             "processes": None, "lost": False, "problem": problem, "errors": ""}  # fmt: skip
@@ -258,7 +260,11 @@ def _text(value):
 
 def main():
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    number = signal.SIGKILL
+    if sys.argv[1] == "smi":  # an nvidia-smi that hangs has to go as well; the library is in this very process
+        signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+        number = signal.SIGTERM
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         return 0
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")

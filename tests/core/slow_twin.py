@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from scheduler.core.gpu import WHOLE, Gpu, Need
 from scheduler.core.placement import JobClass
+from scheduler.core.telemetry import Telemetry
 
 
 @dataclass
@@ -18,6 +19,7 @@ class SlowFleet:
     paused: set[int] = field(default_factory=set)
     free: dict[int, int] = field(default_factory=dict)
     memory: dict[int, int] = field(default_factory=dict)
+    telemetry: Telemetry = field(default_factory=Telemetry)
 
     def __post_init__(self) -> None:
         self.free = {gpu.index: WHOLE for gpu in self.gpus}
@@ -28,8 +30,12 @@ class SlowFleet:
 
     def fits(self, gpu: Gpu, kind: JobClass) -> bool:
         allowed = kind.allowed is None or gpu.index in kind.allowed
-        memory = self.memory.get(gpu.index, kind.vram_mib) >= kind.vram_mib
-        return allowed and memory and gpu.index not in self.paused and self.free[gpu.index] >= kind.need.parts
+        card = self.telemetry.cards.get(gpu.index)
+        excess = card.excess_mib if card is not None and kind.vram_mib else 0
+        memory = self.memory.get(gpu.index, kind.vram_mib) - excess >= kind.vram_mib
+        free = self.free[gpu.index]
+        may = gpu.index not in self.paused and not self.telemetry.forbids(gpu.index, kind.need.parts, free).code
+        return allowed and memory and may and free >= kind.need.parts
 
     def find(self, kind: JobClass) -> tuple[int, ...] | None:
         count = kind.need.count
