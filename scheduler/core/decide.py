@@ -614,6 +614,7 @@ class _Turn:
             before, after = world.told.get(index), card.verdict
             if (
                 after.code == "releasing"
+                or (after.code == "foreign" and not card.blocked)
                 or (before.code if before else "") == after.code
                 or not card.heard_of(telemetry)
             ):
@@ -648,6 +649,9 @@ class _Turn:
         while offer is not None and len(self.plan.starts) < MOST_STARTS_A_TURN:
             job_id, kind = offer
             gpus = world.fleet.find(kind)
+            if gpus and not world.fleet.telemetry.fresh(gpus, self.now):
+                self.plan.read_gpus = True  # it is placed when they have been looked at
+                gpus = None
             taken = gpus is not None
             if gpus is not None:
                 job = self._find(job_id)

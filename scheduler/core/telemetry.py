@@ -19,7 +19,10 @@ BLOCK_AFTER = 2  # samples above the limit
 UNBLOCK_AFTER = 3  # samples below it, by
 HYSTERESIS = 0.05
 STALE_AFTER = 3  # intervals without a reading
+LEAST_STALE_S = 3.0  # a machine under load may be late with a short interval
 OUTGROWN = 1.1  # a job above its share by a tenth is counted as it is
+FRESH_S = 1.0  # nobody is put on a GPU that was not looked at a moment ago
+COUNT_EVERY_S = 0.5  # of several samples within a moment only one counts for blocking
 LOAD_WINDOW_S = 2.0  # the load counter looks back about a second: right after an end it still shows the job
 MOST_BASELINE = 0.05  # of the card: what nobody owns while it is empty (driver, display); more is somebody's
 LEAST_BASELINE_MIB = 1024
@@ -81,6 +84,7 @@ class Card:
     above: int = 0
     below: int = 0
     clean: int = 0
+    counted_at: float = -math.inf
     freed_at: float | None = None  # a job of ours left it; until it is read again nobody knows what it left
     before_mib: int = 0  # foreign memory at that time
     strangers: list[GpuProcess] = field(default_factory=list)  # processes that are not ours, nor accepted
@@ -122,6 +126,7 @@ class Telemetry:
     limits: Limits = Limits()
     tenants: Callable[[int], Sequence[Tenant]] = _nobody
     trouble: str = ""
+    took_s: float = 0.0  # from asking to hearing, last time
     blocked_mask: int = 0
     whole_blocked_mask: int = 0
     tight_mask: int = 0
@@ -147,6 +152,7 @@ class Telemetry:
     def take(self, readings: Readings, now: Now) -> None:
         """Take in what was read, and judge."""
         self.trouble = readings.problem
+        self.took_s = max(0.0, now.mono - readings.at)
         if not readings.problem:
             found = {reading.uuid: reading for reading in readings.gpus}
             for card in self.cards.values():
@@ -157,9 +163,19 @@ class Telemetry:
                     card.measured_at = -math.inf
                     card.above = card.below = card.clean = 0
                 elif card.freed_at is None or readings.at > card.freed_at:  # else it may still show the job that left
-                    first = readings.at - card.measured_at > STALE_AFTER * self.limits.interval_s
+                    first = readings.at - card.measured_at > self._stale_s()
                     self._measure(card, reading, now, first)
         self.judge(now)
+
+    def fresh(self, gpus: Iterable[int], now: Now) -> bool:
+        """Whether these GPUs were looked at a moment ago, so that somebody may be put on them."""
+        since = now.mono - FRESH_S - self.took_s
+        return all(self.cards[gpu].read_at >= since for gpu in gpus if gpu in self.cards)
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether one sample says that a GPU is taken, and another has to say so too."""
+        return any(card.above and not card.blocked for card in self.cards.values())
 
     def left(self, gpus: Iterable[int], now: Now) -> bool:
         """A job left these GPUs: they are read again before anybody gets them. True if any of them is read at all."""
@@ -294,6 +310,9 @@ class Telemetry:
     ) -> None:
         load = self._foreign_load(card, reading, tenants, foreign, now)
         limits = self.limits
+        if not first and now.mono - card.counted_at < min(COUNT_EVERY_S, limits.interval_s / 2):
+            return
+        card.counted_at = now.mono
         if memory >= limits.memory or load >= limits.load:
             card.above, card.below = card.above + 1, 0
             if first or card.above >= BLOCK_AFTER:
@@ -349,10 +368,13 @@ class Telemetry:
             if card.excess or card.excess_mib:
                 self.tight_mask |= 1 << index
             if card.verdict.code != "stale" and card.read_at > -math.inf:
-                due.append(card.read_at + STALE_AFTER * self.limits.interval_s + 0.001)
+                due.append(card.read_at + self._stale_s() + 0.001)
             if card.verdict.code == "releasing" and card.freed_at is not None:
                 due.append(card.freed_at + self.limits.release_s + 0.001)
         self.next_look = min((moment for moment in due if moment > now.mono), default=None)
+
+    def _stale_s(self) -> float:
+        return max(LEAST_STALE_S, STALE_AFTER * self.limits.interval_s)
 
     def _verdict(self, card: Card, now: Now) -> Verdict:
         index, reading = card.gpu.index, card.reading
@@ -361,7 +383,7 @@ class Telemetry:
         if card.read_at == -math.inf:
             return Verdict("stale", f"GPU {index} has not been read yet")
         age = now.mono - card.read_at
-        if age > STALE_AFTER * self.limits.interval_s:
+        if age > self._stale_s():
             return Verdict("stale", f"no telemetry from GPU {index} for {age:.0f} s")
         if reading is None or reading.lost:
             why = f": {reading.problem}" if reading is not None and reading.problem else ""
@@ -384,13 +406,14 @@ class Telemetry:
                 return Verdict("releasing", f"GPU {index}: {mib_text(grown)} not yet released after a job's end{who}")
             if grown <= self.limits.tolerance * reading.memory_total_mib and now.mono - card.freed_at >= LOAD_WINDOW_S:
                 card.freed_at = None
-        if card.blocked:
+        if card.blocked or card.above:
+            again = "" if card.blocked else "; looked at again in a moment"
             if card.foreign_mib >= (self.limits.memory - HYSTERESIS) * reading.memory_total_mib:
-                return Verdict("foreign", _in_use(index, card.foreign_mib, card.strangers))
+                return Verdict("foreign", _in_use(index, card.foreign_mib, card.strangers) + again)
             busy = f"{100 * (reading.load or 0):.0f} % busy"
+            limit = f"limit {100 * self.limits.load:g} %{again}"
             return Verdict(
-                "foreign",
-                f"GPU {index} is {busy} with work that is not ours{_who(card.strangers)}; limit {100 * self.limits.load:g} %",
+                "foreign", f"GPU {index} is {busy} with work that is not ours{_who(card.strangers)}; {limit}"
             )
         return NOTHING_FORBIDDEN
 

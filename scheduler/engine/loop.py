@@ -27,7 +27,7 @@ from scheduler.core.placement import Fleet
 from scheduler.core.ports import Runner
 from scheduler.core.requests import Answer, Request
 from scheduler.core.session import session_name
-from scheduler.core.telemetry import Telemetry
+from scheduler.core.telemetry import FRESH_S, Telemetry
 from scheduler.crashpoints import crash_point
 from scheduler.engine.gpus import GpuEyes
 from scheduler.engine.painting import StateFile, picture
@@ -452,7 +452,8 @@ class House:
         """What the GPUs say, when it is time; a reader's own processes are no job's."""
         if self.eyes is None:
             return []
-        found = self.eyes.look(now.mono, self.config.gpu_interval)
+        interval = self.config.gpu_interval
+        found = self.eyes.look(now.mono, min(FRESH_S, interval) if self.telemetry.uncertain else interval)
         self.runner.leave_alone(self.eyes.probe.sessions())
         if found is None:
             return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from scheduler.core.facts import Now
 from scheduler.core.gpu import WHOLE, Gpu, Need
 from scheduler.core.placement import JobClass
 from scheduler.core.telemetry import Telemetry
@@ -20,6 +21,7 @@ class SlowFleet:
     free: dict[int, int] = field(default_factory=dict)
     memory: dict[int, int] = field(default_factory=dict)
     telemetry: Telemetry = field(default_factory=Telemetry)
+    now: Now = field(default_factory=lambda: Now(0.0, 0.0))
 
     def __post_init__(self) -> None:
         self.free = {gpu.index: WHOLE for gpu in self.gpus}
@@ -35,6 +37,7 @@ class SlowFleet:
         memory = self.memory.get(gpu.index, kind.vram_mib) - excess >= kind.vram_mib
         free = self.free[gpu.index]
         may = gpu.index not in self.paused and not self.telemetry.forbids(gpu.index, kind.need.parts, free).code
+        may = may and self.telemetry.fresh([gpu.index], self.now)  # all are read together
         return allowed and memory and may and free >= kind.need.parts
 
     def find(self, kind: JobClass) -> tuple[int, ...] | None:

@@ -218,6 +218,10 @@ class BothRead(Both):
         world.fleet.telemetry.tenants = world.tenants
         self.twin.fleet.telemetry = world.fleet.telemetry
 
+    def turn(self, facts: list[Fact]) -> None:
+        self.twin.fleet.now = Now(self.play.wall + 1.0, self.play.mono + 1.0)
+        super().turn(facts)
+
     def say(self, pick: int = 0) -> Readings:
         """What the GPUs say: the lower digits of ``pick`` choose a card and what is wrong with it; 0: all are well."""
         told = []
