@@ -278,6 +278,10 @@ class ScreenRunner(Watching):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(found.si_pid, os.WNOHANG)
 
+    def _how_of_child(self, exited: bool, code: int) -> tuple[str, int]:
+        """With its shim killed a job has lost its terminal, too: no success, whatever it makes of that."""
+        return "hangup", code if exited else record.BY_SIGNAL + code
+
     def _look_at_sessions(self) -> None:
         now = time.monotonic()
         for key, session in list(self._sessions.items()):

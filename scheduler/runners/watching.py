@@ -200,10 +200,15 @@ class Watching:
 
     def _end_of_child(self, attempt: Attempt, exited: bool, code: int) -> None:
         """What the supervisor would have done: write the ending down before it is taken from the kernel."""
-        how, at = "exit" if exited else "signal", time.time_ns()
+        at = time.time_ns()
+        how, code = self._how_of_child(exited, code)
         with contextlib.suppress(OSError):  # the commit of this very fact keeps the code as well
             record.write_end(attempt.path, how, code, at, sync=False)
         self._ended(attempt, how, code, at / 1e9)
+
+    def _how_of_child(self, exited: bool, code: int) -> tuple[str, int]:
+        """What to write of a child whose supervisor was killed (see `record.py`)."""
+        return ("exit" if exited else "signal"), code
 
     def _settle_from_record(self, attempt: Attempt, now: float) -> None:
         found = record.read(attempt.path)
