@@ -90,7 +90,7 @@ class Bench:
 
     def text(self, number: int) -> str:
         """The log, its lines ending as a pipe would have them."""
-        return self.raw(number).decode().replace("\r\n", "\n")
+        return self.raw(number).decode(errors="surrogateescape").replace("\r\n", "\n")
 
     def whole(self, number: int) -> str:
         """The log once everything that was printed has arrived in it."""

@@ -31,6 +31,7 @@ class Shim:
         self.launch = launch
         self.server = os.getppid()
         self.hung_up = False
+        self.job = 0
         self.fd = -1
 
     def crash_point(self, name):
@@ -54,6 +55,9 @@ class Shim:
         pid = self.start()
         if not pid:
             return 1
+        self.job = pid
+        if self.hung_up:
+            self.hang_up_job()
         at = time.time_ns()
         self.crash_point("shim.spawned")
         ticks = keeper.ticks(pid)
@@ -68,7 +72,18 @@ class Shim:
         return 0
 
     def on_hangup(self, *_):
-        self.hung_up = True
+        told, self.hung_up = self.hung_up, True
+        if not told:
+            self.hang_up_job()
+
+    def hang_up_job(self):
+        """As a shell does: the kernel and screen tell only who leads the session, and that is this process."""
+        if self.job:
+            for number in (signal.SIGHUP, signal.SIGCONT):
+                try:
+                    os.killpg(self.job, number)
+                except OSError:
+                    return  # it has ended, and nobody of its group is left
 
     def start(self):
         """Pid of the job, which leads a process group of its own, in the foreground of the terminal; 0 if it failed."""
@@ -91,10 +106,11 @@ class Shim:
             return 0
 
     def no_traps(self):
-        """Ctrl-S and Ctrl-Z, typed by mistake, would hold up a job for a whole night."""
+        """Ctrl-S and Ctrl-Z, typed by mistake, would hold up a job for a whole night; tabs stay tabs in the log."""
         try:
             settings = termios.tcgetattr(0)
             settings[0] &= ~termios.IXON
+            settings[1] &= ~termios.TABDLY
             settings[6][termios.VSUSP] = b"\0"
             termios.tcsetattr(0, termios.TCSANOW, settings)
         except termios.error as error:
@@ -157,6 +173,7 @@ class Shim:
             self.write_end(fd, how, code)
             os.close(fd)
         self.crash_point("shim.recorded")
+        self.job = 0  # its number may be another's from here on
         os.waitpid(pid, 0)
 
     def write_end(self, fd, how, code):
