@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from scheduler.core.facts import Fact, Started
+from scheduler.core.facts import Ended, Fact, Started
 from scheduler.core.gpu import Need
 from scheduler.core.job import Job, JobSpec, JobState
 from scheduler.core.launch import Launch
@@ -93,7 +93,8 @@ class Bench:
         return self.raw(number).decode(errors="surrogateescape").replace("\r\n", "\n")
 
     def whole(self, number: int) -> str:
-        """The log once everything that was printed has arrived in it."""
+        """The log of a job that has ended."""
+        self.until(Ended, number)
         return self.text(number)
 
     def record(self, number: int, attempt: int = 1) -> str:
@@ -162,10 +163,6 @@ class ScreenBench(Bench):
             str(self.folder / "sessions"),
             "abcd",
         )
-
-    def whole(self, number: int) -> str:
-        self.wait(lambda: not os.listdir(self.sockets), "the end of all sessions")
-        return self.text(number)
 
     def close(self) -> None:
         super().close()

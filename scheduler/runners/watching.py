@@ -7,7 +7,7 @@ import os
 import select
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.core.facts import Fact, Gone, Lost, Started
 from scheduler.core.job import Job, JobState, Process
@@ -24,6 +24,7 @@ from scheduler.runners.processes import (
     open_pidfd,
     own_children,
     seen,
+    session_of,
     signal_all,
     stands,
     zombie_status,
@@ -285,6 +286,11 @@ class Watching:
         settled = any(not isinstance(fact, Started) for fact in facts)
         if not settled and process is not None:
             self._watch(Attempt(job.id, job.attempt, path, process))
+        if job.runner == "screen":  # killed before it was written down, its session is known by its name alone
+            return [
+                replace(fact, session=session_of(fact.process) or None) if isinstance(fact, Started) else fact
+                for fact in facts
+            ]
         return facts
 
     def _look_at_claims(self) -> None:

@@ -30,7 +30,7 @@ def test_started_then_ended_with_the_true_code(bench: Bench) -> None:
     assert (ended.exit_code, ended.signal, ended.leftovers) == (7, None, ())
     assert [type(f) for f in bench.facts] == [Started, Ended]
     assert started.at <= ended.at <= time.time()
-    assert bench.whole(1) == "out\nerr\n"
+    assert bench.text(1) == "out\nerr\n"
     found = record.read(bench.record(1))
     assert (found.how, found.code) == ("exit", 7)
 
@@ -56,7 +56,7 @@ def test_what_cannot_be_started_is_said_and_why(bench: Bench) -> None:
         bench.start(number, program)
         fact = bench.until(NeverRan, number)
         assert fact.lasting
-        assert "cannot start" in bench.whole(number)
+        bench.wait(lambda n=number: "cannot start" in bench.text(n), "the reason")
         found = record.read(bench.record(number))
         assert found.how == "never" and found.code
     bench.start(9, "/bin/true", cwd=str(bench.folder / "gone"))
@@ -79,7 +79,7 @@ def test_long_words_and_environments_arrive_whole(bench: Bench) -> None:
     program = "import os,sys,hashlib;print(len(sys.argv[1]), ascii(sys.argv[2:]), len(os.environ['BIG']))"
     bench.start(1, sys.executable, "-c", program, *words, environment={"BIG": "y" * 120_000})
     assert bench.until(Ended).exit_code == 0
-    text = bench.whole(1)
+    text = bench.text(1)
     assert text == f"100000 {words[1:]!a} 120000\n"
 
 
@@ -93,11 +93,11 @@ def test_own_folder_umask_and_environment_file(bench: Bench) -> None:
     bench.start(2, "/bin/sh", "-c", "umask; pwd")
     bench.until(Ended, 1)
     bench.until(Ended, 2)
-    lines = bench.whole(1).splitlines()
+    lines = bench.text(1).splitlines()
     assert lines[0] == str(other) and lines[1] in ("0027", "027") and lines[-1] == "a=b"
     old = os.umask(0)
     os.umask(old)
-    second = bench.whole(2).splitlines()
+    second = bench.text(2).splitlines()
     assert int(second[0], 8) == old and second[1] == str(bench.folder)
     assert (bench.folder / "logs" / "1.1.log").stat().st_mode & 0o777 == 0o600
 
@@ -110,7 +110,7 @@ def test_a_job_has_default_signals_and_no_descriptor_of_ours(bench: Bench) -> No
     )
     bench.start(1, sys.executable, "-I", "-c", program)
     bench.until(Ended)
-    text = bench.whole(1)
+    text = bench.text(1)
     # Python itself ignores SIGPIPE and SIGXFSZ at its start; the fourth descriptor is the listing's own.
     assert text == f"[{signal.SIGPIPE!r}, {signal.SIGXFSZ!r}] set() ['0', '1', '2'] 4\n"
 
@@ -180,3 +180,14 @@ def test_torn_record_is_lost_never_a_guess(bench: Bench) -> None:
     path.write_bytes(bytes(text))
     facts = bench.runner.adopt(job)
     assert [type(f) for f in facts] == [Lost]
+
+
+def test_the_log_is_whole_when_the_ending_is_told(bench: Bench) -> None:
+    """What is made of an ending (why it failed, what is shown of it) is read from the log's last lines."""
+    for number in range(1, 9):
+        bench.start(
+            number, "/bin/sh", "-c", "yes 0123456789abcdefghijklmnopqrstuvwxyz | head -c 1000000; echo; echo LAST"
+        )
+    for number in range(1, 9):
+        bench.until(Ended, number)
+        assert bench.text(number).endswith("\nLAST\n") and len(bench.text(number)) == 1_000_006
