@@ -120,7 +120,7 @@ class ScreenRunner(Watching):
         self._server_environ = _server_environ(self.environ)
         self.sockets = self._socket_folder()
         self._screenrc = os.path.join(folder, "screenrc")
-        self._write_private(self._screenrc, SCREENRC.format(term=_term()).encode())
+        self._write_screenrc()
         self._sessions: dict[str, _Session] = {}
         self._servers: dict[int, str] = {}  # pid of a session's server, our child → key
         self._server_of: dict[str, Process] = {}  # key of a job that was seen to run → its session's server
@@ -148,10 +148,18 @@ class ScreenRunner(Watching):
             )
         return found.group(1)
 
+    def _write_screenrc(self) -> None:
+        self._write_private(self._screenrc, SCREENRC.format(term=_term()).encode())
+
     def _write_private(self, path: str, data: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(path, flags, 0o600)
+        except FileNotFoundError:  # the folder was removed
+            os.makedirs(self.folder, 0o700, exist_ok=True)
+            fd = os.open(path, flags, 0o600)
         with os.fdopen(fd, "wb") as stream:
             stream.write(data)
 
@@ -189,7 +197,11 @@ class ScreenRunner(Watching):
         except OSError as error:
             self._forget(launch.key)
             why = start_trouble(job.id, job.attempt, error.errno or 0, time.time(), stage)
-            if record.give_up(path, job, self.boot, time.time_ns()):
+            try:
+                mine = record.give_up(path, job, self.boot, time.time_ns())
+            except OSError:
+                mine = True  # nobody was told of this attempt, so nobody can begin it
+            if mine:
                 self._facts.append(why)
             return
         crash_point("screen.created")
@@ -229,6 +241,8 @@ class ScreenRunner(Watching):
             "GPUJOB_SHIM": shim_file.__file__,
             "GPUJOB_LAUNCH": handed,
         }
+        if not os.path.exists(self._screenrc):
+            self._write_screenrc()
         said = os.path.join(self.folder, f"{launch.key}.said")
         self._write_private(said, b"")
         server = os.posix_spawn(
@@ -309,7 +323,11 @@ class ScreenRunner(Watching):
     def _look_at_sessions(self) -> None:
         now = time.monotonic()
         for key, session in list(self._sessions.items()):
-            if session.due <= now and self._look_at(session, now):
+            try:
+                known = session.due <= now and self._look_at(session, now)
+            except OSError:  # a full disk: what becomes of the attempt can be written down later
+                session.due, known = now + LOG_PATIENCE_S, False
+            if known:
                 del self._sessions[key]
                 self._forget(key)
 

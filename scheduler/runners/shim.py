@@ -46,11 +46,12 @@ class Shim:
         signal.signal(signal.SIGHUP, self.on_hangup)
         self.crash_point("shim.before_claim")
         try:
-            self.fd = os.open(self.launch["record"], os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self.claim(self.launch["record"])
         except FileExistsError:
             return 0  # somebody gave this attempt up: it must not run any more
-        if os.write(self.fd, self.launch["data"]) != len(self.launch["data"]):
-            return 1  # a full disk: claimed, and never begun
+        except OSError as error:
+            self.say(f"gpujob: the record cannot be written: {error.strerror}")
+            return 1
         self.crash_point("shim.claimed")
         pid = self.start()
         if not pid:
@@ -70,6 +71,21 @@ class Shim:
         self.crash_point("shim.pid_written")
         self.wait(pid)
         return 0
+
+    def claim(self, path):
+        """The attempt is ours if the record was not there; one that cannot be written is nobody's again."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            self.fd = os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            self.fd = os.open(path, flags, 0o600)
+        try:
+            if os.write(self.fd, self.launch["data"]) != len(self.launch["data"]):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.unlink(path)
+            raise
 
     def on_hangup(self, *_):
         told, self.hung_up = self.hung_up, True

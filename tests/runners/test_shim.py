@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Alone:
         self.folder = folder
         self.terminal: Terminal | None = None
 
-    def run(self, *argv: str, **changes: Any) -> int:
+    def run(self, *argv: str, before: Sequence[str] = (), **changes: Any) -> int:
         """The exit code of the shim."""
         job = Job(id=1, spec=JobSpec(arguments=argv), need=Need(1, 1000), attempt=1)
         launch = {
@@ -68,7 +68,7 @@ class Alone:
         handed = self.folder / "launch"
         handed.write_bytes(marshal.dumps(launch))
         environ = {"GPUJOB_LAUNCH": str(handed), "PATH": os.environ["PATH"]}
-        self.terminal = Terminal([sys.executable, "-I", "-S", shim_file.__file__], environ)
+        self.terminal = Terminal([*before, sys.executable, "-I", "-S", shim_file.__file__], environ)
         code = self.terminal.ended()
         assert not handed.exists()
         return code
@@ -449,3 +449,15 @@ def test_many_jobs_leave_no_descriptor_and_no_file(bench: ScreenBench) -> None:
     bench.wait(lambda: not bench.runner._servers, "all servers are reaped")
     assert len(os.listdir("/proc/self/fd")) == before
     assert os.listdir(bench.folder / "sessions") == ["screenrc"]
+
+
+def test_a_full_disk_gives_the_attempt_back(alone: Alone, tmp_path: Path) -> None:
+    """F01: claimed, but nothing could be written: nobody has it, nothing ran, and it can be given up and tried again."""
+    assert alone.run("/bin/sh", "-c", "touch ran", before=["prlimit", "--fsize=100"]) == 1
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "1.1").exists()
+
+
+def test_a_missing_folder_is_made_again(alone: Alone, tmp_path: Path) -> None:
+    path = tmp_path / "attempts" / "1.1"
+    assert alone.run("/bin/sh", "-c", "exit 5", record=str(path)) == 0
+    assert record.read(str(path)).code == 5 and path.parent.stat().st_mode & 0o777 == 0o700
