@@ -96,7 +96,7 @@ def test_everything_is_private_and_usable_at_any_umask(places: Places, mask: str
         modes
     )
     for name, mode in modes.items():
-        assert mode == ("0o700" if name in (".", "attempts", "env") else "0o600"), name
+        assert mode == ("0o700" if name in (".", "attempts", "env", "sessions") else "0o600"), name
 
 
 @as_root
