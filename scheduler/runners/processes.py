@@ -163,6 +163,21 @@ def environment_of(pid: int) -> list[bytes]:
         return []
 
 
+def session_of(leader: Process) -> str:
+    """PID.name of the screen session that a job's parent, its shim, was started in; "" if that cannot be told."""
+    found = seen(leader.pid)
+    if found is None or found.ticks != leader.ticks:
+        return ""
+    for entry in environment_of(found.parent):
+        name, _, value = entry.partition(b"=")
+        if name == b"STY":
+            number, dot, _ = value.partition(b".")
+            above = seen(found.parent)
+            if dot and above is not None and number == b"%d" % above.parent:
+                return os.fsdecode(value)
+    return ""
+
+
 def carries(pid: int, mark: Mark) -> bool:
     """Whether this process has the attempt's mark in its environment."""
     entries = environment_of(pid)

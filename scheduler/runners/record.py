@@ -15,6 +15,7 @@ be started; N is 1000 * stage + errno, the stage an index of STAGES; 0: not begu
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -120,14 +121,27 @@ def spec_of(path: str) -> dict[str, Any]:
 
 
 def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
-    """Take an unclaimed attempt so that nobody can start it any more; False if somebody claimed it first."""
+    """Take an unclaimed attempt so that nobody can start it any more; False if somebody claimed it first.
+
+    Raises OSError when it cannot be written; then it is not taken.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(path, flags, 0o600)
     except FileExistsError:
         return False
+    except FileNotFoundError:  # its folder was removed
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        fd = os.open(path, flags, 0o600)
     with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as stream:
         data = blank(job, boot)
-        stream.write(data[:END_AT] + end_line("never", 0, at_ns) + data[SPEC_AT:])
+        data = data[:END_AT] + end_line("never", 0, at_ns) + data[SPEC_AT:]
+        try:
+            if stream.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.unlink(path)
+            raise
     return True
 
 

@@ -29,11 +29,13 @@ from scheduler.crashpoints import crash_point
 from scheduler.runners import record
 from scheduler.runners import shim as shim_file
 from scheduler.runners.adoption import not_started, settle, start_trouble
+from scheduler.runners.processes import lives, seen
 from scheduler.runners.watching import LOOK_AGAIN_S, Attempt, Watching
 
 START_LIMIT_S = 30.0
 LIST_LIMIT_S = 10.0
 SLOWEST_LOOK_S = 0.05
+LOG_PATIENCE_S = 1.0
 MOST_SAID = 300
 _FOLDER = re.compile(r"(?:Sockets? in|No Sockets found in) (.+?)\.\s*$", re.MULTILINE)
 _TERMINFO = ("/etc/terminfo", "/lib/terminfo", "/usr/share/terminfo", "/usr/local/share/terminfo")
@@ -77,6 +79,18 @@ class _Session:
     over: bool = False  # its server has ended
 
 
+@dataclass(slots=True)
+class _Ending:
+    """A job that has ended while its session still takes in what the job printed last."""
+
+    attempt: Attempt
+    how: str
+    code: int
+    at: float
+    server: Process
+    until: float
+
+
 class ScreenRunner(Watching):
     """Runs attempts in screen sessions; see `core.ports.Runner` and docs/architecture.md.
 
@@ -106,9 +120,11 @@ class ScreenRunner(Watching):
         self._server_environ = _server_environ(self.environ)
         self.sockets = self._socket_folder()
         self._screenrc = os.path.join(folder, "screenrc")
-        self._write_private(self._screenrc, SCREENRC.format(term=_term()).encode())
+        self._write_screenrc()
         self._sessions: dict[str, _Session] = {}
         self._servers: dict[int, str] = {}  # pid of a session's server, our child → key
+        self._server_of: dict[str, Process] = {}  # key of a job that was seen to run → its session's server
+        self._endings: list[_Ending] = []
         self._crash = (
             environ.get("GPUJOB_CRASH_AT", "") if environ.get("GPUJOB_CRASH_AT", "").startswith("shim.") else ""
         )
@@ -132,10 +148,18 @@ class ScreenRunner(Watching):
             )
         return found.group(1)
 
+    def _write_screenrc(self) -> None:
+        self._write_private(self._screenrc, SCREENRC.format(term=_term()).encode())
+
     def _write_private(self, path: str, data: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(path, flags, 0o600)
+        except FileNotFoundError:  # the folder was removed
+            os.makedirs(self.folder, 0o700, exist_ok=True)
+            fd = os.open(path, flags, 0o600)
         with os.fdopen(fd, "wb") as stream:
             stream.write(data)
 
@@ -173,7 +197,11 @@ class ScreenRunner(Watching):
         except OSError as error:
             self._forget(launch.key)
             why = start_trouble(job.id, job.attempt, error.errno or 0, time.time(), stage)
-            if record.give_up(path, job, self.boot, time.time_ns()):
+            try:
+                mine = record.give_up(path, job, self.boot, time.time_ns())
+            except OSError:
+                mine = True  # nobody was told of this attempt, so nobody can begin it
+            if mine:
                 self._facts.append(why)
             return
         crash_point("screen.created")
@@ -213,6 +241,8 @@ class ScreenRunner(Watching):
             "GPUJOB_SHIM": shim_file.__file__,
             "GPUJOB_LAUNCH": handed,
         }
+        if not os.path.exists(self._screenrc):
+            self._write_screenrc()
         said = os.path.join(self.folder, f"{launch.key}.said")
         self._write_private(said, b"")
         server = os.posix_spawn(
@@ -243,7 +273,10 @@ class ScreenRunner(Watching):
 
     def next_look(self) -> float | None:
         """When to look again without a readable descriptor."""
-        return min([*self._due(), *(session.due for session in self._sessions.values())], default=None)
+        due = [*self._due(), *(session.due for session in self._sessions.values())]
+        if self._endings:
+            due.append(time.monotonic() + LOOK_AGAIN_S)
+        return min(due, default=None)
 
     def look(self) -> list[Fact]:
         """All facts since the last look."""
@@ -252,13 +285,18 @@ class ScreenRunner(Watching):
         self._look_at_sessions()
         self._look_at_claims()
         self._look_at_zombies()
+        self._look_at_endings()
         return self._take_facts()
 
     def _servants(self) -> Iterable[int]:
         return self._servers
 
     def _in_hand(self) -> Iterable[Attempt]:
-        return (*(session.attempt for session in self._sessions.values()), *self._adopted.values())
+        return (
+            *(session.attempt for session in self._sessions.values()),
+            *self._adopted.values(),
+            *(ending.attempt for ending in self._endings),
+        )
 
     def _reap(self) -> None:
         """Children of ours that ended: servers of sessions, orphans of jobs, jobs whose shim was killed."""
@@ -278,10 +316,18 @@ class ScreenRunner(Watching):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(found.si_pid, os.WNOHANG)
 
+    def _how_of_child(self, exited: bool, code: int) -> tuple[str, int]:
+        """With its shim killed a job has lost its terminal, too: no success, whatever it makes of that."""
+        return "hangup", code if exited else record.BY_SIGNAL + code
+
     def _look_at_sessions(self) -> None:
         now = time.monotonic()
         for key, session in list(self._sessions.items()):
-            if session.due <= now and self._look_at(session, now):
+            try:
+                known = session.due <= now and self._look_at(session, now)
+            except OSError:  # a full disk: what becomes of the attempt can be written down later
+                session.due, known = now + LOG_PATIENCE_S, False
+            if known:
                 del self._sessions[key]
                 self._forget(key)
 
@@ -308,8 +354,38 @@ class ScreenRunner(Watching):
     def _started(self, session: _Session, process: Process, at: float) -> None:
         attempt = session.attempt
         attempt.process = process
+        self._has_server(attempt.key, session.server)
         self._facts.append(Started(attempt.job, attempt.attempt, process, at, f"{session.server}.{session.name}"))
         self._watch(attempt)
+
+    def _has_server(self, key: str, pid: int) -> None:
+        server = seen(pid)
+        if server is not None:
+            self._server_of[key] = Process(pid, server.ticks)
+
+    def _settle(self, job: Job) -> list[Fact]:
+        facts = super()._settle(job)
+        for fact in facts:
+            if isinstance(fact, Started) and fact.session:
+                self._has_server(job.attempt_key, int(fact.session.partition(".")[0]))
+        return facts
+
+    def _ended(self, attempt: Attempt, how: str, code: int, at: float) -> None:
+        """Told when the log is whole: what the job printed last may still be on its way through its session."""
+        server = self._server_of.pop(attempt.key, None)
+        if server is None or not lives(server):
+            super()._ended(attempt, how, code, at)
+        else:
+            until = time.monotonic() + LOG_PATIENCE_S  # a window opened beside the job's keeps the session
+            self._endings.append(_Ending(attempt, how, code, at, server, until))
+
+    def _look_at_endings(self) -> None:
+        waiting, self._endings = self._endings, []
+        for one in waiting:
+            if lives(one.server) and time.monotonic() < one.until:
+                self._endings.append(one)
+            else:
+                super()._ended(one.attempt, one.how, one.code, one.at)
 
     def _give_up(self, session: _Session, why: str) -> bool:
         """Make sure that nobody can start the attempt any more; False when somebody just claimed it."""

@@ -31,6 +31,7 @@ class Shim:
         self.launch = launch
         self.server = os.getppid()
         self.hung_up = False
+        self.job = 0
         self.fd = -1
 
     def crash_point(self, name):
@@ -45,15 +46,19 @@ class Shim:
         signal.signal(signal.SIGHUP, self.on_hangup)
         self.crash_point("shim.before_claim")
         try:
-            self.fd = os.open(self.launch["record"], os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self.claim(self.launch["record"])
         except FileExistsError:
             return 0  # somebody gave this attempt up: it must not run any more
-        if os.write(self.fd, self.launch["data"]) != len(self.launch["data"]):
-            return 1  # a full disk: claimed, and never begun
+        except OSError as error:
+            self.say(f"gpujob: the record cannot be written: {error.strerror}")
+            return 1
         self.crash_point("shim.claimed")
         pid = self.start()
         if not pid:
             return 1
+        self.job = pid
+        if self.hung_up:
+            self.hang_up_job()
         at = time.time_ns()
         self.crash_point("shim.spawned")
         ticks = keeper.ticks(pid)
@@ -67,8 +72,34 @@ class Shim:
         self.wait(pid)
         return 0
 
+    def claim(self, path):
+        """The attempt is ours if the record was not there; one that cannot be written is nobody's again."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            self.fd = os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            self.fd = os.open(path, flags, 0o600)
+        try:
+            if os.write(self.fd, self.launch["data"]) != len(self.launch["data"]):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.unlink(path)
+            raise
+
     def on_hangup(self, *_):
-        self.hung_up = True
+        told, self.hung_up = self.hung_up, True
+        if not told:
+            self.hang_up_job()
+
+    def hang_up_job(self):
+        """As a shell does: the kernel and screen tell only who leads the session, and that is this process."""
+        if self.job:
+            for number in (signal.SIGHUP, signal.SIGCONT):
+                try:
+                    os.killpg(self.job, number)
+                except OSError:
+                    return  # it has ended, and nobody of its group is left
 
     def start(self):
         """Pid of the job, which leads a process group of its own, in the foreground of the terminal; 0 if it failed."""
@@ -91,10 +122,11 @@ class Shim:
             return 0
 
     def no_traps(self):
-        """Ctrl-S and Ctrl-Z, typed by mistake, would hold up a job for a whole night."""
+        """Ctrl-S and Ctrl-Z, typed by mistake, would hold up a job for a whole night; tabs stay tabs in the log."""
         try:
             settings = termios.tcgetattr(0)
             settings[0] &= ~termios.IXON
+            settings[1] &= ~termios.TABDLY
             settings[6][termios.VSUSP] = b"\0"
             termios.tcsetattr(0, termios.TCSANOW, settings)
         except termios.error as error:
@@ -157,6 +189,7 @@ class Shim:
             self.write_end(fd, how, code)
             os.close(fd)
         self.crash_point("shim.recorded")
+        self.job = 0  # its number may be another's from here on
         os.waitpid(pid, 0)
 
     def write_end(self, fd, how, code):

@@ -7,7 +7,7 @@ import os
 import select
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.core.facts import Fact, Gone, Lost, Started
 from scheduler.core.job import Job, JobState, Process
@@ -24,6 +24,7 @@ from scheduler.runners.processes import (
     open_pidfd,
     own_children,
     seen,
+    session_of,
     signal_all,
     stands,
     zombie_status,
@@ -207,10 +208,15 @@ class Watching:
 
     def _end_of_child(self, attempt: Attempt, exited: bool, code: int) -> None:
         """What the supervisor would have done: write the ending down before it is taken from the kernel."""
-        how, at = "exit" if exited else "signal", time.time_ns()
+        at = time.time_ns()
+        how, code = self._how_of_child(exited, code)
         with contextlib.suppress(OSError):  # the commit of this very fact keeps the code as well
             record.write_end(attempt.path, how, code, at, sync=False)
         self._ended(attempt, how, code, at / 1e9)
+
+    def _how_of_child(self, exited: bool, code: int) -> tuple[str, int]:
+        """What to write of a child whose supervisor was killed (see `record.py`)."""
+        return ("exit" if exited else "signal"), code
 
     def _settle_from_record(self, attempt: Attempt, now: float) -> None:
         found = record.read(attempt.path)
@@ -287,6 +293,11 @@ class Watching:
         settled = any(not isinstance(fact, Started) for fact in facts)
         if not settled and process is not None:
             self._watch(Attempt(job.id, job.attempt, path, process))
+        if job.runner == "screen":  # killed before it was written down, its session is known by its name alone
+            return [
+                replace(fact, session=session_of(fact.process) or None) if isinstance(fact, Started) else fact
+                for fact in facts
+            ]
         return facts
 
     def _look_at_claims(self) -> None:

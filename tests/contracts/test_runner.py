@@ -3,101 +3,25 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from scheduler.core.facts import Ended, Fact, Gone, Lost, NeverRan, Started, Unclaimed
-from scheduler.core.gpu import Need
-from scheduler.core.job import Job, JobSpec, JobState
-from scheduler.core.launch import Launch
+from scheduler.core.facts import Ended, Gone, Lost, NeverRan, Started, Unclaimed
+from scheduler.core.job import JobState
 from scheduler.runners import record
-from scheduler.runners.direct import DirectRunner
 from scheduler.runners.processes import boot_id, lives
-
-LIMIT_S = 30.0
-
-
-class Bench:
-    """A runner in a folder, and jobs to give it."""
-
-    def __init__(self, folder: Path, make: Callable[[Path], Any]) -> None:
-        self.folder, self.make = folder, make
-        (folder / "attempts").mkdir()
-        (folder / "logs").mkdir()
-        self.runner = make(folder)
-        self.facts: list[Fact] = []
-        self.leaders: list[Any] = []
-
-    def job(self, number: int, *argv: str, attempt: int = 1, **more: Any) -> tuple[Job, Launch]:
-        log = str(self.folder / "logs" / f"{number}.{attempt}.log")
-        job = Job(
-            id=number, spec=JobSpec(arguments=argv), need=Need(1, 1000), state=JobState.STARTING, attempt=attempt,
-            gpus=(0,), log=log, boot=boot_id(),
-        )  # fmt: skip
-        environment = {
-            "GPUJOB_ID": str(number), "GPUJOB_ATTEMPT": str(attempt),
-            "GPUJOB_STATE_FILE": str(self.folder / "state.json"), **more.pop("environment", {}),
-        }  # fmt: skip
-        return job, Launch(job.attempt_key, argv, environment, more.pop("cwd", str(self.folder)), log, **more)
-
-    def start(self, number: int, *argv: str, **more: Any) -> Job:
-        job, launch = self.job(number, *argv, **more)
-        self.runner.start(job, launch)
-        self.runner.flush()
-        return job
-
-    def until(self, kind: type, job: int = 0) -> Any:
-        """Look until a fact of this kind (about this job) is there."""
-        end = time.monotonic() + LIMIT_S
-        while time.monotonic() < end:
-            for fact in self.facts:
-                if isinstance(fact, kind) and (not job or getattr(fact, "job", job) == job):
-                    return fact
-            select.select(self.runner.descriptors(), [], [], 0.02)
-            found = self.runner.look()
-            self.leaders += [fact.process for fact in found if isinstance(fact, Started)]
-            self.facts += found
-        raise AssertionError(f"no {kind.__name__} of job {job}: {self.facts}")
+from tests.bench import Bench, direct_bench, screen_bench
 
 
-def _direct(folder: Path) -> DirectRunner:
-    return DirectRunner(
-        str(folder / "attempts"), str(folder / "state.json"), dict(os.environ), str(folder / "keeper.err")
-    )
-
-
-@pytest.fixture(params=[_direct], ids=["direct"])
+@pytest.fixture(params=[direct_bench, screen_bench], ids=["direct", "screen"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path, request.param)
-    yield made
-    for process in made.leaders:
-        if lives(process):
-            os.killpg(process.pid, signal.SIGKILL)
-    keeper = made.runner.keeper_pid
-    made.runner.close()
-    end = time.monotonic() + LIMIT_S
-    while time.monotonic() < end:  # the keeper ends with its last job
-        try:
-            if os.waitpid(keeper, os.WNOHANG)[0]:
-                break
-        except ChildProcessError:
-            break
-        time.sleep(0.01)
-    else:
-        raise AssertionError("the keeper did not end")
-    while True:
-        try:
-            if not os.waitpid(-1, os.WNOHANG)[0]:
-                break
-        except ChildProcessError:
-            break
+    with request.param(tmp_path) as made:
+        yield made
 
 
 def test_started_then_ended_with_the_true_code(bench: Bench) -> None:
@@ -106,8 +30,8 @@ def test_started_then_ended_with_the_true_code(bench: Bench) -> None:
     assert (ended.exit_code, ended.signal, ended.leftovers) == (7, None, ())
     assert [type(f) for f in bench.facts] == [Started, Ended]
     assert started.at <= ended.at <= time.time()
-    assert (bench.folder / "logs" / "1.1.log").read_text() == "out\nerr\n"
-    found = record.read(str(bench.folder / "attempts" / "1.1"))
+    assert bench.text(1) == "out\nerr\n"
+    found = record.read(bench.record(1))
     assert (found.how, found.code) == ("exit", 7)
 
 
@@ -132,8 +56,8 @@ def test_what_cannot_be_started_is_said_and_why(bench: Bench) -> None:
         bench.start(number, program)
         fact = bench.until(NeverRan, number)
         assert fact.lasting
-        assert "cannot start" in (bench.folder / "logs" / f"{number}.1.log").read_text()
-        found = record.read(str(bench.folder / "attempts" / f"{number}.1"))
+        bench.wait(lambda n=number: "cannot start" in bench.text(n), "the reason")
+        found = record.read(bench.record(number))
         assert found.how == "never" and found.code
     bench.start(9, "/bin/true", cwd=str(bench.folder / "gone"))
     assert "working folder" in bench.until(NeverRan, 9).why
@@ -142,7 +66,7 @@ def test_what_cannot_be_started_is_said_and_why(bench: Bench) -> None:
 def test_a_claimed_attempt_is_never_started(bench: Bench) -> None:
     """P1: whoever creates the record first has the attempt."""
     job, launch = bench.job(1, "/bin/sh", "-c", "touch ran")
-    assert record.give_up(str(bench.folder / "attempts" / "1.1"), job, boot_id(), 1)
+    assert record.give_up(bench.record(1), job, boot_id(), 1)
     bench.runner.start(job, launch)
     bench.runner.flush()
     bench.start(2, "/bin/true")
@@ -155,7 +79,7 @@ def test_long_words_and_environments_arrive_whole(bench: Bench) -> None:
     program = "import os,sys,hashlib;print(len(sys.argv[1]), ascii(sys.argv[2:]), len(os.environ['BIG']))"
     bench.start(1, sys.executable, "-c", program, *words, environment={"BIG": "y" * 120_000})
     assert bench.until(Ended).exit_code == 0
-    text = (bench.folder / "logs" / "1.1.log").read_text()
+    text = bench.text(1)
     assert text == f"100000 {words[1:]!a} 120000\n"
 
 
@@ -169,11 +93,11 @@ def test_own_folder_umask_and_environment_file(bench: Bench) -> None:
     bench.start(2, "/bin/sh", "-c", "umask; pwd")
     bench.until(Ended, 1)
     bench.until(Ended, 2)
-    lines = (bench.folder / "logs" / "1.1.log").read_text().splitlines()
+    lines = bench.text(1).splitlines()
     assert lines[0] == str(other) and lines[1] in ("0027", "027") and lines[-1] == "a=b"
     old = os.umask(0)
     os.umask(old)
-    second = (bench.folder / "logs" / "2.1.log").read_text().splitlines()
+    second = bench.text(2).splitlines()
     assert int(second[0], 8) == old and second[1] == str(bench.folder)
     assert (bench.folder / "logs" / "1.1.log").stat().st_mode & 0o777 == 0o600
 
@@ -186,7 +110,7 @@ def test_a_job_has_default_signals_and_no_descriptor_of_ours(bench: Bench) -> No
     )
     bench.start(1, sys.executable, "-I", "-c", program)
     bench.until(Ended)
-    text = (bench.folder / "logs" / "1.1.log").read_text()
+    text = bench.text(1)
     # Python itself ignores SIGPIPE and SIGXFSZ at its start; the fourth descriptor is the listing's own.
     assert text == f"[{signal.SIGPIPE!r}, {signal.SIGXFSZ!r}] set() ['0', '1', '2'] 4\n"
 
@@ -196,10 +120,7 @@ def test_stop_reaches_the_whole_tree(bench: Bench) -> None:
     bench.until(Started)
     job, _ = bench.job(1)
     job.process = bench.leaders[0]
-    log = bench.folder / "logs" / "1.1.log"
-    end = time.monotonic() + LIMIT_S
-    while "ready" not in log.read_text() and time.monotonic() < end:
-        time.sleep(0.01)
+    bench.wait(lambda: "ready" in bench.text(1), "ready")
     bench.runner.stop(job, hard=False)
     ended = bench.until(Ended)
     assert ended.signal == signal.SIGTERM
@@ -228,17 +149,15 @@ def test_attempts_outlive_the_runner_and_are_adopted(bench: Bench) -> None:
     bench.start(1, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.02; done; exit 21")
     started = bench.until(Started)
     first = bench.runner
-    bench.runner = bench.make(bench.folder)
+    bench.runner = bench.make()
     job, _ = bench.job(1)
     job.state = JobState.RUNNING
     facts = bench.runner.adopt(job)
     assert [type(f) for f in facts] == [Started] and facts[0].process == started.process
     bench.facts.clear()
-    first_socket, first._socket = first._socket, None
-    first_socket.close()  # the first daemon is gone; its keeper writes the ending all the same
+    bench.orphan(first)
     hold.unlink()
     assert bench.until(Ended).exit_code == 21
-    first._epoll.close()
 
 
 def test_unclaimed_attempt_is_given_back_once(bench: Bench) -> None:
@@ -261,3 +180,14 @@ def test_torn_record_is_lost_never_a_guess(bench: Bench) -> None:
     path.write_bytes(bytes(text))
     facts = bench.runner.adopt(job)
     assert [type(f) for f in facts] == [Lost]
+
+
+def test_the_log_is_whole_when_the_ending_is_told(bench: Bench) -> None:
+    """What is made of an ending (why it failed, what is shown of it) is read from the log's last lines."""
+    for number in range(1, 9):
+        bench.start(
+            number, "/bin/sh", "-c", "yes 0123456789abcdefghijklmnopqrstuvwxyz | head -c 1000000; echo; echo LAST"
+        )
+    for number in range(1, 9):
+        bench.until(Ended, number)
+        assert bench.text(number).endswith("\nLAST\n") and len(bench.text(number)) == 1_000_006

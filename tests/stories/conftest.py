@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.screens import need_screen, socket_folder
 from tests.stories.harness import Scheduler
+from tests.stories.screen_harness import ScreenScheduler
 
 
 @pytest.fixture
@@ -25,3 +27,29 @@ def scheduler(tmp_path: Path) -> Iterator[Callable[..., Scheduler]]:
     yield make
     for one in made:
         one.end_all()
+
+
+@pytest.fixture
+def screens(tmp_path: Path) -> Iterator[Callable[..., ScreenScheduler]]:
+    """Makes schedulers with terminal sessions in a socket folder of their own; no session is left."""
+    made: list[ScreenScheduler] = []
+    with socket_folder() as sockets:
+
+        def make(gpus: int = 2, folder: Path | None = None, **settings: Any) -> ScreenScheduler:
+            place = folder or tmp_path
+            place.mkdir(exist_ok=True)
+            made.append(ScreenScheduler(place, gpus, sockets, **settings))
+            return made[-1]
+
+        yield make
+        for one in made:
+            one.end_all()
+
+
+@pytest.fixture
+def plain_screens(tmp_path: Path) -> Iterator[ScreenScheduler]:
+    """One whose sessions are in the user's own socket folder, beside those of others."""
+    need_screen()
+    made = ScreenScheduler(tmp_path, 2, None)
+    yield made
+    made.end_all()

@@ -93,8 +93,12 @@ class Scheduler:
                 lambda: self.said().count("scheduler started") > before or self.process.poll() is not None, "start"
             )
             assert self.process.poll() is None, self.said()
-            self.keepers.add(self.keeper_pid())
+            self.in_office()
         return self
+
+    def in_office(self) -> None:
+        """After each start: remember who is there."""
+        self.keepers.add(self.keeper_pid())
 
     def said(self) -> str:
         """All output so far."""

@@ -22,10 +22,22 @@ def _command(job: Job, folder: str) -> list[str]:
     return [*prefix, "screen", "-r", job.session or ""]
 
 
+def _lives(job: Job) -> bool:
+    """Whether the server of its session is there: a job that ignores the end of its terminal may outlive it."""
+    number, _, name = (job.session or "").partition(".")
+    if not number.isdigit():
+        return True  # not proven yet
+    try:
+        with open(f"/proc/{number}/cmdline", "rb") as stream:
+            return os.fsencode(name) in stream.read().split(b"\0")
+    except OSError:
+        return False
+
+
 def screens(*, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
     """This scheduler's sessions that live, by its own records: a dead session that screen still lists is none."""
     desk = Desk(state_file_for(state_file, config))
-    jobs, folder = desk.sessions(), desk.remembered("screen_folder")
+    jobs, folder = [job for job in desk.sessions() if _lives(job)], desk.remembered("screen_folder")
     if json:
         found: list[dict[str, Any]] = [
             {
@@ -62,7 +74,7 @@ def attach(job: str, *, state_file: str | None = None, config: str | None = None
     if len(numbers) != 1:
         raise UsageError(f"{job} names {len(numbers)} jobs", do="name one")
     number = numbers[0]
-    mine = [found for found in desk.sessions() if found.id == number]
+    mine = [found for found in desk.sessions() if found.id == number and _lives(found)]
     if not mine:
         state = desk.states([number])[0].state
         if state.holds_gpus:

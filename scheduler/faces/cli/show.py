@@ -18,7 +18,7 @@ from scheduler.faces import render
 from scheduler.faces.finding import state_file_for
 
 CHUNK = 1 << 16
-_ESCAPES = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
+_ESCAPES = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\xc2[\x80-\x9f]")  # the last: ESC's other form
 
 
 def _desk(state_file: str | None, config: str | None) -> Desk:

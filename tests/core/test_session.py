@@ -1,0 +1,75 @@
+"""Names of terminal sessions: safe to type, short enough for screen, and with the job's id at their end."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.session import free_name, mode_of, session_name
+
+SAFE = re.compile(r"gpujob_[A-Za-z0-9_-]+_[0-9]+")
+MOST = 80  # screen takes no more
+WORDS = st.lists(st.one_of(st.just("--mode"), st.text(max_size=30), st.text(max_size=30).map("--mode={}".format)))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "arguments", "name"),
+    [
+        ((0,), (), "gpujob_0_unknown_7"),
+        ((0, 1), ("--mode", "train"), "gpujob_0-1_train_7"),
+        ((3,), ("--mode=eval",), "gpujob_3_eval_7"),
+        ((), ("--mode", "x"), "gpujob_cpu_x_7"),
+        ((0,), ("--mode",), "gpujob_0_unknown_7"),
+        ((0,), ("--mode", ""), "gpujob_0_unknown_7"),
+        ((0,), ("--mode=",), "gpujob_0_unknown_7"),
+        ((0,), ("--mode", "a b/c.d:e*f'g\"h$i;j"), "gpujob_0_a_b_c_d_e_f_g_h_i_j_7"),
+        ((0,), ("--mode", "ä€"), "gpujob_0_unknown_7"),
+        ((0,), ("--mode", "fein-ß-1"), "gpujob_0_fein-_-1_7"),
+        ((0,), ("--mode", "../../etc"), "gpujob_0_etc_7"),
+        ((0,), ("--mode", "x" * 200), f"gpujob_0_{'x' * 20}_7"),
+        ((0,), ("--mode", "%n^C\n\0"), "gpujob_0_n_C_7"),
+        ((0,), ("--modes", "no", "--mode-of", "no"), "gpujob_0_unknown_7"),
+        ((0,), ("--mode", "first", "--mode", "second"), "gpujob_0_first_7"),
+        (tuple(range(12)), ("--mode", "m"), "gpujob_0-1-2-3-4-5-6-7-8-9-10-11_m_7"),
+        (tuple(range(64)), ("--mode", "m"), "gpujob_64gpus_m_7"),
+    ],
+)
+def test_a_name_says_gpus_mode_and_id(gpus, arguments, name):
+    """S3.21, S3.22, J07."""
+    assert session_name(7, gpus, arguments) == name
+
+
+@given(st.integers(1, 10**12), st.lists(st.integers(0, 200), max_size=80, unique=True), WORDS)
+def test_any_name_is_safe_and_short(job, gpus, arguments):
+    """J07: also with all that is added when it is taken."""
+    name = session_name(job, sorted(gpus), arguments)
+    assert SAFE.fullmatch(name) and name.endswith(f"_{job}")
+    assert len(name) + len("_abcd_a9999") <= MOST
+    mode = mode_of(arguments)
+    assert 1 <= len(mode) <= 20 and re.fullmatch("[A-Za-z0-9_-]+", mode)
+
+
+@given(st.integers(1, 99), st.sets(st.sampled_from(["n", "n_abcd", "n_abcd_a3", "n_abcd_2", "n_abcd_3", "nn", "n_"])))
+def test_a_taken_name_is_not_used_again(attempt, taken):
+    """J06: the short id tells this scheduler's session from the other, the attempt from its own earlier one."""
+    name = free_name("n", "abcd", attempt, taken)
+    assert name not in taken
+    assert name == "n" if "n" not in taken else name.startswith("n_abcd")
+
+
+@pytest.mark.parametrize(
+    ("taken", "name"),
+    [
+        ((), "n"),
+        (("nn", "n_"), "n"),  # names that begin alike are others
+        (("n",), "n_abcd"),
+        (("n", "n_abcd"), "n_abcd_a3"),
+        (("n", "n_abcd", "n_abcd_a3"), "n_abcd_2"),
+        (("n", "n_abcd", "n_abcd_a3", "n_abcd_2"), "n_abcd_3"),
+    ],
+)
+def test_what_is_added_to_a_taken_name(taken, name):
+    assert free_name("n", "abcd", 3, taken) == name

@@ -1,0 +1,463 @@
+"""The shim's traps, each as a test: what it claims, gives to its job, survives and writes down."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import marshal
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.core.facts import Ended, NeverRan, Started
+from scheduler.core.gpu import Need
+from scheduler.core.job import Job, JobSpec
+from scheduler.core.recovery import Record
+from scheduler.runners import keeper, record
+from scheduler.runners import shim as shim_file
+from scheduler.runners.processes import boot_id, environment_of, lives, seen
+from tests.bench import ScreenBench, screen_bench
+from tests.screens import Terminal, tell
+
+HUNG_UP = "its screen session was ended from outside"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[ScreenBench]:
+    with screen_bench(tmp_path) as made:
+        yield made
+
+
+def run(bench: ScreenBench, number: int, *argv: str, **more: Any) -> Any:
+    """Start a job; the fact that tells its start."""
+    bench.start(number, *argv, **more)
+    return bench.until(Started, number)
+
+
+def python(program: str) -> tuple[str, ...]:
+    return (sys.executable, "-I", "-S", "-c", program)
+
+
+def said(bench: ScreenBench, number: int) -> Any:
+    """What a job printed as a literal."""
+    return ast.literal_eval(bench.whole(number).strip().splitlines()[-1])
+
+
+class Alone:
+    """A shim on a terminal of its own, without screen."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.terminal: Terminal | None = None
+
+    def run(self, *argv: str, before: Sequence[str] = (), **changes: Any) -> int:
+        """The exit code of the shim."""
+        job = Job(id=1, spec=JobSpec(arguments=argv), need=Need(1, 1000), attempt=1)
+        launch = {
+            "record": str(self.folder / "1.1"), "data": record.blank(job, boot_id()), "boot": boot_id(), "argv": argv,
+            "cwd": str(self.folder), "umask": None, "base": dict(os.environ), "env_file": "", "changes": {},
+            "files": 1024, "crash": "", **changes,
+        }  # fmt: skip
+        handed = self.folder / "launch"
+        handed.write_bytes(marshal.dumps(launch))
+        environ = {"GPUJOB_LAUNCH": str(handed), "PATH": os.environ["PATH"]}
+        self.terminal = Terminal([*before, sys.executable, "-I", "-S", shim_file.__file__], environ)
+        code = self.terminal.ended()
+        assert not handed.exists()
+        return code
+
+    def shown(self) -> str:
+        assert self.terminal is not None
+        self.terminal.read()
+        return self.terminal.text.decode().replace("\r\n", "\n")
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Alone]:
+    made = Alone(tmp_path)
+    yield made
+    if made.terminal is not None:
+        made.terminal.close()
+
+
+# -- claiming, and starts that fail --------------------------------------------------------------------------
+
+
+def test_a_claimed_record_is_left_alone(alone: Alone, tmp_path: Path) -> None:
+    """P1: whoever creates the record first has the attempt."""
+    (tmp_path / "1.1").write_text("somebody's")
+    assert alone.run("/bin/sh", "-c", "touch ran") == 0
+    assert not (tmp_path / "ran").exists() and (tmp_path / "1.1").read_text() == "somebody's"
+
+
+def test_without_what_was_handed_over_it_does_nothing(tmp_path: Path) -> None:
+    """The scheduler took the start back: there is nothing to run, and nothing to complain about."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", shim_file.__file__],
+        env={"GPUJOB_LAUNCH": str(tmp_path / "gone")},
+        capture_output=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("argv", "changes", "stage", "number"),
+    [
+        (("/no/such",), {}, "program", errno.ENOENT),
+        (("plain",), {}, "program", errno.ENOEXEC),
+        (("closed",), {}, "program", errno.EACCES),
+        (("/bin/true", "a\0b"), {}, "program", errno.EINVAL),
+        (("/bin/true",), {"cwd": "gone"}, "folder", errno.ENOENT),
+        (("/bin/true",), {"env_file": "/no/such"}, "environment", errno.ENOENT),
+    ],
+)
+def test_what_cannot_be_started_is_never_with_stage_and_reason(
+    alone: Alone, tmp_path: Path, argv: tuple[str, ...], changes: dict[str, str], stage: str, number: int
+) -> None:
+    (tmp_path / "plain").write_text("no first line")
+    (tmp_path / "plain").chmod(0o755)
+    (tmp_path / "closed").write_text("#!/bin/sh\n")
+    words = (str(tmp_path / argv[0]), *argv[1:])
+    if "cwd" in changes:
+        changes = {"cwd": str(tmp_path / changes["cwd"])}
+    assert alone.run(*words, **changes) == 1
+    found = record.read(str(tmp_path / "1.1"))
+    assert (found.kind, found.how, found.process) == (Record.NEVER_RAN, "never", None)
+    assert (keeper.STAGES[found.code // 1000], found.code % 1000) == (stage, number)
+    assert alone.shown() == f"gpujob: cannot start {words[0]}: {os.strerror(number)} ({stage})\n"
+
+
+def test_both_ends_agree_on_the_layout() -> None:
+    assert (shim_file.END_AT, shim_file.PID_AT) == (record.END_AT, record.PID_AT)
+    assert (shim_file.END_SIZE, shim_file.PID_SIZE) == (record.END_SIZE, record.PID_SIZE)
+    assert shim_file.BY_SIGNAL == record.BY_SIGNAL and keeper.STAGES == record.STAGES
+
+
+def test_the_file_handed_over_is_private_and_removed(bench: ScreenBench) -> None:
+    """It holds the whole environment of the job."""
+    old = os.umask(0)
+    try:
+        job, launch = bench.job(1, "/bin/true")
+        bench.runner.start(job, launch)
+    finally:
+        os.umask(old)
+    for name in os.listdir(bench.folder / "sessions"):
+        assert (bench.folder / "sessions" / name).stat().st_mode & 0o777 == 0o600
+    bench.until(Ended)
+    assert os.listdir(bench.folder / "sessions") == ["screenrc"]
+
+
+# -- endings ------------------------------------------------------------------------------------------------
+
+
+def test_codes_and_signals_are_exact(bench: ScreenBench) -> None:
+    codes = (0, 1, 2, 42, 126, 127, 128, 129, 137, 143, 255)
+    signals = (1, 6, 9, 11, 15)
+    for code in codes:
+        bench.start(1 + code, "/bin/sh", "-c", f"exit {code}")
+    for number in signals:
+        bench.start(1000 + number, *python(f"import os; os.kill(os.getpid(), {number}); input()"))
+    for code in codes:
+        ended = bench.until(Ended, 1 + code)
+        assert (ended.exit_code, ended.signal, ended.note) == (code, None, "")
+    for number in signals:
+        ended = bench.until(Ended, 1000 + number)
+        assert (ended.exit_code, ended.signal, ended.note) == (None, number, "")
+        found = record.read(bench.record(1000 + number))
+        assert (found.how, found.code) == ("signal", number)
+
+
+def test_ctrl_c_ends_only_its_own_job(bench: ScreenBench) -> None:
+    """J09 in part: by the terminal's own means, signal 2, not the shim, not another job."""
+    first = run(bench, 1, "/bin/sleep", "600")
+    second = run(bench, 2, "/bin/sleep", "601")
+    tell(bench.environ, first.session, "stuff", "\003")
+    ended = bench.until(Ended)
+    assert (ended.job, ended.exit_code, ended.signal) == (1, None, signal.SIGINT)
+    assert record.read(bench.record(1)).how == "signal"
+    assert lives(second.process)
+
+
+def test_ctrl_backslash_too(bench: ScreenBench) -> None:
+    first = run(bench, 1, "/bin/sleep", "600")
+    tell(bench.environ, first.session, "stuff", "\034")
+    assert bench.until(Ended).signal == signal.SIGQUIT
+
+
+def test_ctrl_c_may_be_caught(bench: ScreenBench) -> None:
+    """A job that tidies up after Ctrl-C and says how it ended is believed."""
+    started = run(bench, 1, "/bin/sh", "-c", "trap 'echo tidy; exit 5' INT; echo set; while :; do sleep 0.05; done")
+    bench.wait(lambda: "set" in bench.text(1), "the trap")
+    tell(bench.environ, started.session, "stuff", "\003")
+    assert bench.until(Ended).exit_code == 5 and "tidy" in bench.whole(1)
+
+
+def test_ctrl_z_and_ctrl_s_do_not_hold_it_up(bench: ScreenBench) -> None:
+    """Typed by mistake, they would stop a job for a whole night."""
+    keys = bench.folder / "keys"
+    started = run(
+        bench, 1, "/bin/sh", "-c", f"stty -icanon min 1 -echo; echo set; head -c 2 > {keys}; echo still; exit 9"
+    )  # fmt: skip
+    bench.wait(lambda: "set" in bench.text(1), "ready")
+    tell(bench.environ, started.session, "stuff", "\032\023")
+    assert bench.until(Ended).exit_code == 9  # both arrived as keys like any other
+    assert keys.read_bytes() == b"\032\023" and "still" in bench.whole(1)
+
+
+def test_stopped_from_the_keyboard_it_is_continued(bench: ScreenBench) -> None:
+    """A program that sets its terminal anew has Ctrl-Z again."""
+    started = run(bench, 1, "/bin/sh", "-c", "stty susp ^Z; echo set; sleep 0.5; echo on; exit 3")
+    bench.wait(lambda: "set" in bench.text(1), "ready")
+    tell(bench.environ, started.session, "stuff", "\032")
+    assert bench.until(Ended).exit_code == 3
+    text = bench.whole(1)
+    assert "stopped from the keyboard; continued" in text and "on" in text
+
+
+def test_stopped_by_somebody_on_purpose_it_stays_so(bench: ScreenBench) -> None:
+    """SIGSTOP is a wish, and SIGCONT ends it."""
+    started = run(bench, 1, "/bin/sh", "-c", "sleep 0.2; exit 4")
+    os.kill(started.process.pid, signal.SIGSTOP)
+    end = time.monotonic() + 0.6
+    while time.monotonic() < end:
+        bench.look()
+    assert not any(isinstance(fact, Ended) for fact in bench.facts)
+    found = seen(started.process.pid)
+    assert found is not None and found.state == "T"
+    os.kill(started.process.pid, signal.SIGCONT)
+    assert bench.until(Ended).exit_code == 4
+
+
+CATCHES = "import signal,sys,time; signal.signal(1, lambda *_: sys.exit({})); print('set', flush=True); time.sleep(600)"
+IGNORES = "import signal,os,sys,time; signal.signal(1, signal.SIG_IGN); print('set', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)\nsys.exit({})"
+
+
+@pytest.mark.parametrize(
+    ("program", "how"),
+    [
+        ("print('set', flush=True); import time; time.sleep(600)", (None, 1)),
+        (CATCHES.format(0), (None, 1)),
+        (CATCHES.format(7), (7, None)),
+        (IGNORES.format(0), (None, 1)),
+        (IGNORES.format(8), (8, None)),
+    ],
+    ids=["default", "caught-0", "caught-7", "ignored-0", "ignored-8"],
+)
+@pytest.mark.parametrize("number", [0, signal.SIGTERM, signal.SIGKILL], ids=["quit", "TERM", "KILL"])
+def test_the_end_of_its_session_is_no_success(
+    bench: ScreenBench, program: str, how: tuple[int | None, int | None], number: int
+) -> None:
+    """J03, J04, S3.23: whatever the job makes of it."""
+    started = run(bench, 1, *python(program))
+    bench.wait(lambda: "set" in bench.text(1), "the signal is caught")
+    if number:
+        os.kill(int(started.session.partition(".")[0]), number)
+    else:
+        tell(bench.environ, started.session, "quit")
+    (bench.folder / "go").touch()
+    ended = bench.until(Ended)
+    assert (ended.exit_code, ended.signal) == how
+    assert ended.note.startswith(HUNG_UP)
+    took_it_well = program in (CATCHES.format(0), IGNORES.format(0))
+    assert ended.note == HUNG_UP + ("; the command then ended with exit code 0" if took_it_well else "")
+    assert record.read(bench.record(1)).how == "hangup"
+
+
+@pytest.mark.parametrize(("code", "how"), [(6, (6, None)), (0, (None, 1))])
+def test_shim_killed_the_runner_learns_the_code_itself(
+    bench: ScreenBench, code: int, how: tuple[int | None, int | None]
+) -> None:
+    """The orphan becomes the child of whoever started the session; its terminal is gone all the same."""
+    hold = bench.folder / "hold"
+    hold.touch()
+    started = run(
+        bench, 1, "/bin/sh", "-c", f"trap '' HUP; echo set; while [ -e {hold} ]; do sleep 0.02; done; exit {code}"
+    )
+    bench.wait(lambda: "set" in bench.text(1), "the trap")
+    one = seen(started.process.pid)
+    assert one is not None
+    os.kill(one.parent, signal.SIGKILL)
+    bench.wait(lambda: (now := seen(started.process.pid)) is not None and now.parent == os.getpid(), "adopted")
+    hold.unlink()
+    ended = bench.until(Ended)
+    assert (ended.exit_code, ended.signal) == how and ended.note.startswith(HUNG_UP)
+
+
+def test_hangup_is_told_once_and_to_the_whole_group(bench: ScreenBench) -> None:
+    """Screen and the kernel each tell the shim; the job hears of it once, and its children too."""
+    program = "trap 'echo child >> told; exit' HUP; echo on; while :; do sleep 0.05; done"
+    started = run(
+        bench, 1, "/bin/sh", "-c",
+        f"sh -c \"{program}\" & trap 'echo job >> told' HUP; while [ ! -e go ]; do sleep 0.05; done; exit 3",
+    )  # fmt: skip
+    bench.wait(lambda: "on" in bench.text(1), "both are set")
+    time.sleep(0.2)  # the outer trap is set a moment after the child's start
+    tell(bench.environ, started.session, "quit")
+    told = bench.folder / "told"
+    bench.wait(lambda: told.exists() and len(told.read_text().split()) >= 2, "both were told")
+    (bench.folder / "go").touch()
+    assert bench.until(Ended).exit_code == 3
+    assert sorted(told.read_text().split()) == ["child", "job"]
+
+
+def test_a_stopped_job_hears_of_the_hangup(bench: ScreenBench) -> None:
+    started = run(bench, 1, "/bin/sleep", "600")
+    os.kill(started.process.pid, signal.SIGSTOP)
+    tell(bench.environ, started.session, "quit")
+    ended = bench.until(Ended)
+    assert (ended.signal, ended.note) == (signal.SIGHUP, HUNG_UP)
+
+
+def test_output_arrives_byte_for_byte_but_for_line_ends(bench: ScreenBench) -> None:
+    """Tabs, escape codes and bytes that are no text; a terminal makes \\r\\n of a line's end."""
+    data = bytes(range(1, 256)) + b"a\tb\x1b[31mred\x1b[0m\x1b]0;title\x07\n"
+    (bench.folder / "data").write_bytes(data)
+    run(bench, 1, "/bin/cat", "data")
+    bench.whole(1)
+    assert bench.raw(1) == data.replace(b"\n", b"\r\n")
+
+
+def test_signals_do_not_end_the_shim(bench: ScreenBench) -> None:
+    hold = bench.folder / "hold"
+    hold.touch()
+    started = run(bench, 1, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.02; done; exit 6")
+    one = seen(started.process.pid)
+    assert one is not None
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE, signal.SIGTSTP):
+        os.kill(one.parent, number)
+    hold.unlink()
+    ended = bench.until(Ended)
+    assert (ended.exit_code, ended.note) == (6, "")
+
+
+# -- what a job is given ------------------------------------------------------------------------------------
+
+
+def test_it_leads_a_group_in_the_foreground_of_a_terminal(bench: ScreenBench) -> None:
+    program = (
+        "import os, sys; print((os.getpid(), os.getpgrp(), os.tcgetpgrp(0), os.getsid(0), os.getppid(),"
+        " [os.isatty(n) for n in range(3)], tuple(os.get_terminal_size())))"
+    )
+    started = run(bench, 1, *python(program))
+    pid, group, foreground, session, parent, terminals, size = said(bench, 1)
+    assert pid == group == foreground == started.process.pid
+    assert session == parent  # the shim leads the session
+    assert terminals == [True] * 3 and size[0] == 80 and size[1] >= 23
+
+
+def test_its_signals_are_as_a_shell_would_give_them(bench: ScreenBench) -> None:
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    ignored = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        run(bench, 1, "/bin/sh", "-c", "grep -E '^Sig(Blk|Ign)' /proc/self/status")
+    finally:
+        signal.signal(signal.SIGUSR2, ignored)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    words = dict("".join(line.split()).split(":") for line in bench.whole(1).strip().splitlines())
+    assert int(words["SigBlk"], 16) == 0
+    assert int(words["SigIgn"], 16) & 0x7FFFFFFF == 0  # 32 and 33 belong to the C library
+
+
+def test_no_descriptor_of_ours_nor_screens(bench: ScreenBench) -> None:
+    """And none of whoever started the runner."""
+    leak = os.open(os.devnull, os.O_RDONLY)
+    os.set_inheritable(leak, True)
+    try:
+        run(bench, 1, "/bin/sh", "-c", "ls /proc/$$/fd | tr '\\n' ' '; echo; ulimit -n; ulimit -Hn")
+    finally:
+        os.close(leak)
+    descriptors, soft, hard = bench.whole(1).strip().splitlines()
+    assert descriptors.split()[:3] == ["0", "1", "2"] and set(descriptors.split()[3:]) <= {"10", "255"}  # the shell's
+    assert soft == "1024" and hard == subprocess.run(
+        ["/bin/sh", "-c", "ulimit -Hn"], capture_output=True, text=True
+    ).stdout.strip()  # fmt: skip
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+def test_umask_is_the_runners_or_the_jobs_own(bench: ScreenBench, umask: int) -> None:
+    old = os.umask(umask)
+    try:
+        bench.start(1, "/bin/sh", "-c", "umask")
+        bench.start(2, "/bin/sh", "-c", "umask", umask=0o027)
+    finally:
+        os.umask(old)
+    bench.until(Ended, 1)
+    bench.until(Ended, 2)
+    assert (int(bench.whole(1), 8), int(bench.whole(2), 8)) == (umask, 0o027)
+    assert (bench.folder / "logs" / "1.1.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_environment_is_the_base_the_changes_and_the_terminal(tmp_path: Path) -> None:
+    """Nothing that screen was told by us, and no mark of a session that the scheduler itself runs in."""
+    foreign = {"STY": "1.other", "WINDOW": "7", "TERMCAP": "junk", "LINES": "9", "COLUMNS": "9", "TERM": "vt52"}
+    with screen_bench(tmp_path, **foreign, MINE="a=b\nc", GPUJOB_CRASH_AT="") as bench:
+        started = run(bench, 1, *python("import os; print(ascii(dict(os.environ)))"), environment={"OWN": "1"})
+        found = said(bench, 1)
+        wanted = {k: v for k, v in bench.environ.items() if k not in {*foreign, "GPUJOB_CRASH_AT"}}
+        wanted.update(GPUJOB_ID="1", GPUJOB_ATTEMPT="1", GPUJOB_STATE_FILE=str(tmp_path / "state.json"), OWN="1")
+        wanted.update(STY=started.session, WINDOW="0", TERM=found["TERM"])
+        assert found["TERM"] in ("screen", "screen-256color")
+        found.pop("LC_CTYPE", None), wanted.pop("LC_CTYPE", None)  # Python's own, in the C locale
+        assert found == wanted
+
+
+def test_base_may_hold_what_screen_itself_is_run_with(tmp_path: Path) -> None:
+    """A job that starts sessions of its own: its SYSSCREENRC is the user's, not ours."""
+    with screen_bench(tmp_path, SYSSCREENRC="/theirs", GPUJOB_SESSION="theirs") as bench:
+        run(bench, 1, "/bin/sh", "-c", "echo $SYSSCREENRC $GPUJOB_SESSION")
+        assert bench.whole(1) == "/theirs theirs\n"
+
+
+def test_stored_environment_alone_is_used(bench: ScreenBench) -> None:
+    stored = bench.folder / "environment"
+    stored.write_bytes(b"PATH=/usr/bin:/bin\0TERM=dumb\0STY=no\0LINES=3\0MINE=1")
+    run(bench, 1, *python("import os; print(ascii(dict(os.environ)))"), env_file=str(stored))
+    found = said(bench, 1)
+    assert found["MINE"] == "1" and found["TERM"].startswith("screen") and "." in found["STY"]
+    assert not {"LINES", "HOME", "SCREENDIR", "GPUJOB_LAUNCH"} & set(found)
+
+
+def test_secrets_of_the_job_are_not_in_the_environment_of_screen(bench: ScreenBench) -> None:
+    """What a job's own changes hold goes through a private file."""
+    started = run(bench, 1, "/bin/sleep", "600", environment={"TOKEN": "hush"})
+    server = int(started.session.partition(".")[0])
+    assert environment_of(server) and b"TOKEN=hush" not in environment_of(server)
+    assert b"TOKEN=hush" in environment_of(started.process.pid)
+
+
+def test_many_jobs_leave_no_descriptor_and_no_file(bench: ScreenBench) -> None:
+    """F08 for the runner: 60 sessions and 20 failed starts, as many open files as before."""
+    bench.start(1, "/bin/true")
+    bench.until(Ended, 1)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(2, 62):
+        bench.start(number, "/bin/true")
+    for number in range(100, 120):
+        bench.start(number, "/no/such")
+    for number in range(2, 62):
+        bench.until(Ended, number)
+    for number in range(100, 120):
+        bench.until(NeverRan, number)
+    bench.wait(lambda: not os.listdir(bench.sockets), "the end of all sessions")
+    bench.wait(lambda: not bench.runner._servers, "all servers are reaped")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert os.listdir(bench.folder / "sessions") == ["screenrc"]
+
+
+def test_a_full_disk_gives_the_attempt_back(alone: Alone, tmp_path: Path) -> None:
+    """F01: claimed, but nothing could be written: nobody has it, nothing ran, and it can be given up and tried again."""
+    assert alone.run("/bin/sh", "-c", "touch ran", before=["prlimit", "--fsize=100"]) == 1
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "1.1").exists()
+
+
+def test_a_missing_folder_is_made_again(alone: Alone, tmp_path: Path) -> None:
+    path = tmp_path / "attempts" / "1.1"
+    assert alone.run("/bin/sh", "-c", "exit 5", record=str(path)) == 0
+    assert record.read(str(path)).code == 5 and path.parent.stat().st_mode & 0o777 == 0o700

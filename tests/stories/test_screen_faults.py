@@ -1,0 +1,405 @@
+"""What goes wrong with terminal sessions: rows J01 to J12 of the list of faults."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.screens import foreign_session, listed
+from tests.stories.harness import alive, wait_for
+from tests.stories.screen_harness import kill
+
+DETACH = b"\x01d"
+
+
+def refused(s, **environ: str) -> str:
+    """What `start --screen` says when it cannot begin."""
+    done = subprocess.run(
+        [sys.executable, "-m", "scheduler", "start", "--gpus", "1", "--screen"],
+        cwd=s.folder, env={**s.environ, **environ}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr, done
+    assert s.ledger() == [] and s.states() == {}
+    return done.stderr
+
+
+def test_j01_screen_is_missing_or_goes_missing(screens):
+    """J01: at the start, and later: then the job waits, is not lost, and runs once it is there again."""
+    s = screens(gpus=1, assign_retry_wait="0.2", max_assign_attempts=1000)
+    bin_ = s.folder / "bin"
+    bin_.mkdir()
+    path = f"{bin_}:{s.environ['PATH']}"
+    assert "GNU Screen command not found" in refused(s, PATH=str(bin_))
+    ours = bin_ / "screen"
+    ours.write_text('#!/bin/sh\nexec /usr/bin/env PATH="${PATH#*:}" screen "$@"\n')
+    ours.chmod(0o755)
+    s.start(PATH=path)
+    s.append(s.line("a"))
+    s.wait_state(1, "done")
+    ours.rename(bin_ / "away")
+    s.append(s.line("b", code=6))
+    wait_for(lambda: "No such file" in (s.job(2)["reason"] or "") if 2 in s.states() else False, "the reason")
+    assert s.states()[2] in ("pending", "starting")
+    (bin_ / "away").rename(ours)
+    s.wait_ended(2)
+    assert s.job(2)["exit_code"] == 6 and s.starts("b") == 1
+
+
+def test_j02_socket_folder_unusable_at_the_start(screens, tmp_path):
+    """J02, P3: screen's own reason, in one line."""
+    s = screens(gpus=1)
+    os.chmod(s.sockets, 0o755)
+    assert "must have mode 700" in refused(s)
+    os.chmod(s.sockets, 0o700)
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert "screen cannot keep sessions here" in refused(s, SCREENDIR=str(plain))
+    s.start()
+
+
+def test_j02_socket_folder_unusable_while_running(screens):
+    """J02: the job goes back to the queue with screen's reason; not lost, run once when it is mended."""
+    s = screens(gpus=1, assign_retry_wait="0.2", max_assign_attempts=1000)
+    s.start()
+    os.chmod(s.sockets, 0o755)
+    s.append(s.line("a", code=3))
+    wait_for(lambda: "must have mode 700" in (s.job(1)["reason"] or "") if s.states() else False, "screen's reason")
+    assert s.states()[1] in ("pending", "starting") and s.ledger() == []
+    os.chmod(s.sockets, 0o700)
+    s.wait_ended(1)
+    job = s.job(1)
+    assert (job["exit_code"], s.starts("a")) == (3, 1)
+
+
+def test_j02_socket_folder_removed_while_running(screens):
+    """J02: running jobs do not need it; the next ones do."""
+    s = screens(gpus=2, assign_retry_wait="0.2", max_assign_attempts=1000)
+    s.hold("a")
+    s.append(s.line("a", code=5))
+    s.start()
+    s.wait_state(1, "running")
+    away = s.sockets.with_name(s.sockets.name + "x")
+    s.sockets.rename(away)
+    try:
+        s.sockets.touch()  # screen makes a missing folder anew; a file in its place it cannot
+        s.append(s.line("b", code=6))
+        wait_for(lambda: 2 in s.states() and "screen" in (s.job(2)["reason"] or ""), "screen's reason")
+        s.release("a")
+        s.wait_state(1, "failed")
+        assert s.job(1)["exit_code"] == 5
+        s.sockets.unlink()
+    finally:
+        s.sockets.unlink(missing_ok=True)
+        away.rename(s.sockets)
+    s.wait_ended(2)
+    assert s.job(2)["exit_code"] == 6 and s.starts("b") == 1
+
+
+def test_j03_session_quit_leftovers_hold_the_gpu(screens):
+    """J03: failed, never a success; what is left of the job is found, and its GPU not given out until that is gone."""
+    s = screens(gpus=1)
+    s.script_of("work", "setsid sh -c 'echo $$ > left; exec sleep 600' & nohup sleep 601 & echo set; wait")
+    s.append("0,work", s.line("next"))
+    s.start()
+    s.wait_state(1, "running")
+    s.wait_log(1, "set")
+    left = int(wait_for(lambda: (s.folder / "left").exists() and (s.folder / "left").read_text(), "its pid"))
+    s.tell(1, "quit")
+    s.wait_state(1, "failed")
+    assert s.job(1)["signal"] == signal.SIGHUP and "ended from outside" in " ".join(s.job(1)["notes"])
+    assert s.cli("submit", "--cpu", "--wait", "--", "true").returncode == 0
+    assert s.states()[2] == "pending" and alive(left)
+    s.kill()
+    s.start()
+    s.cli("submit", "--cpu", "--wait", "--", "true", "again")
+    assert s.states()[2] == "pending"  # a restart does not forget it
+    kill(left)
+    for name in os.listdir("/proc"):
+        if name.isdigit() and _mark_of(int(name), s, 1):
+            os.kill(int(name), signal.SIGKILL)
+    s.wait_state(2, "done")
+
+
+def _mark_of(pid: int, s, job: int) -> bool:
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"GPUJOB_STATE_FILE={s.folder}/gpu_scheduler_state.json".encode() in entries and (
+        b"GPUJOB_ID=%d" % job in entries
+    )
+
+
+def test_j04_server_killed(screens):
+    """J04: as for a job killed from outside; a job that goes on without its terminal keeps its GPU until it ends."""
+    s = screens(gpus=2)
+    s.hold("a")
+    s.script_of("work", "trap '' HUP; echo set; while [ ! -e go ]; do sleep 0.05; done; exit 0")
+    s.append(s.line("a", gpus="0"), "0,work,,,1")
+    s.start()
+    s.wait_state(1, "running")
+    s.wait_log(2, "set")
+    wait_for(s.ledger, "a runs")
+    kill(s.server(1))
+    kill(s.server(2))
+    s.wait_state(1, "failed")
+    assert s.job(1)["signal"] == signal.SIGHUP
+    assert s.states()[2] == "running" and [g["allocated"] for g in s.status()["gpus"]] == [0.0, 1.0]
+    (s.folder / "go").touch()
+    s.wait_ended(2)
+    job = s.job(2)
+    assert job["state"] == "failed" and "ended from outside" in " ".join(job["notes"])
+    wait_for(lambda: [g["allocated"] for g in s.status()["gpus"]] == [0.0, 0.0], "both GPUs are free")
+
+
+def test_j05_a_screen_that_returns_0_and_starts_nothing(screens):
+    """J05: its exit code proves nothing; found at once, and failed to start after the attempts."""
+    s = screens(gpus=1, max_assign_attempts=2, assign_retry_wait="0.1")
+    bin_ = s.folder / "bin"
+    bin_.mkdir()
+    fake = bin_ / "screen"
+    fake.write_text('#!/bin/sh\nPATH="${PATH#*:}"; [ "$1" = -ls ] && exec screen -ls\necho odd terminal; exit 0\n')
+    fake.chmod(0o755)
+    s.append(s.line("a"))
+    s.start(PATH=f"{bin_}:{s.environ['PATH']}")
+    s.wait_state(1, "failed")
+    job = s.job(1)
+    assert job["outcome"] == "could_not_start" and job["exit_code"] is None
+    assert "odd terminal" in s.said() + str(job)
+    assert s.ledger() == [] and s.sessions() == {}
+
+
+def test_j06_name_taken_by_another(screens):
+    """J06: ours has the short id appended; the other is not touched, whatever happens to ours."""
+    s = screens(gpus=1)
+    other = foreign_session(s.environ, "gpujob_0_unknown_1", "sleep", "600")
+    foreign_session(s.environ, "gpujob_0_unknown_1_", "sleep", "601")
+    s.hold("a")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_state(1, "running")
+    name = s.session(1).partition(".")[2]
+    assert name.startswith("gpujob_0_unknown_1_") and len(name) == len("gpujob_0_unknown_1_") + 4
+    seat = s.gpujob("attach", "1")
+    seat.shows(name)
+    assert f"{other}.gpujob_0_unknown_1\t" in listed(s.environ)
+    seat.type(DETACH)
+    assert seat.ended() == 0
+    s.cli("cancel", "1")
+    s.wait_state(1, "cancelled")
+    wait_for(lambda: name not in s.sessions(), "the end of ours")
+    assert s.sessions()["gpujob_0_unknown_1"] == other and len(s.sessions()) == 2
+
+
+def test_j06_name_that_begins_like_another(screens):
+    """J06: job 1 and job 11: what is done to the one does not reach the other."""
+    s = screens(gpus=1, cpu_slots=20)
+    s.script_of("work", "echo set; while [ ! -e go ]; do sleep 0.1; done")
+    s.append(*(f"0,work,,{n};gpus=0" for n in range(12)))
+    s.start()
+    wait_for(lambda: list(s.states().values()).count("running") == 12, "all run")
+    seat = s.gpujob("attach", "1")
+    seat.shows("gpujob_cpu_unknown_1 ")
+    seat.type(b"\x03")
+    assert seat.ended() == 0
+    s.wait_state(1, "failed")
+    s.cli("cancel", "2")
+    s.wait_state(2, "cancelled")
+    assert all(s.states()[n] == "running" for n in range(3, 13))
+    (s.folder / "go").touch()
+    s.wait_ended(12)
+    assert all(s.states()[n] == "done" for n in range(3, 13))
+
+
+@pytest.mark.parametrize("mode", ["x" * 200, "a b", "$(touch x)", "-X quit", "../../x", "%n^C", "ä'\\\"", "a.b:c*"])
+def test_j07_odd_characters_in_the_mode(screens, mode):
+    """J07: the name is safe; the job gets its word as it is."""
+    s = screens(gpus=1)
+    s.script_of("work", 'printf "%s\\n" "$@" > words; exit 0')
+    s.start()
+    s.cli("submit", "--gpus", "1", "--", "./work", "--mode", mode)
+    s.wait_ended(1)
+    assert s.job(1)["state"] == "done"
+    name = s.session(1).partition(".")[2]
+    assert len(name) <= 80 and name.startswith("gpujob_0_") and name.endswith("_1")
+    assert not set(name) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+    assert (s.folder / "words").read_text() == f"--mode\n{mode}\n"
+    assert not (s.folder / "x").exists()
+
+
+def test_j08_a_dead_session_is_none(screens):
+    """J08: `screen -ls` goes on listing it."""
+    s = screens(gpus=2)
+    s.hold("a")
+    s.script_of("work", "trap '' HUP; echo set; while [ ! -e go ]; do sleep 0.05; done; exit 0")
+    s.append(s.line("a", gpus="0"), "0,work,,,1")
+    s.start()
+    s.wait_state(1, "running")
+    s.wait_log(2, "set")
+    wait_for(s.ledger, "a runs")
+    for number in (1, 2):
+        kill(s.server(number))
+    s.wait_state(1, "failed")
+    assert listed(s.environ).count("Dead") == 2
+    assert s.cli("screens").stdout == "no job runs in a screen session\n"
+    assert s.status()["jobs"] and [j["state"] for j in s.status()["jobs"] if j["id"] == 1] == ["failed"]
+    seat = s.gpujob("attach", "2")
+    assert seat.ended() == 1
+    seat.shows("session")
+    (s.folder / "go").touch()
+    s.wait_ended(2)
+    s.append(s.line("c", gpus="0"))  # the dead ones are in nobody's way
+    s.wait_state(3, "done")
+
+
+def test_j09_detach_resize_close_and_ctrl_c(screens):
+    """J09: only Ctrl-C ends a job, and only the one at which it is typed; its ending is recorded."""
+    s = screens(gpus=2)
+    s.script_of(
+        "work",
+        "trap 'echo resized; stty size' WINCH; echo set; while [ -e hold-work ]; do sleep 0.05; done; exit 0",
+    )
+    s.hold("work")
+    s.append("0,work,,1", "0,work,,2")
+    s.start()
+    s.wait_state(1, "running")
+    s.wait_state(2, "running")
+    s.wait_log(1, "set")
+    name = s.session(1)
+    seat = s.sit("screen", "-r", name, rows=30, columns=100)
+    seat.shows("leave it running")
+    seat.resize(40, 132)
+    s.wait_log(1, "132")
+    seat.type(DETACH)
+    assert seat.ended() == 0
+    seat = s.sit("screen", "-r", name)
+    seat.shows("leave it running")
+    seat.close()  # the window is shut, the connection lost
+    wait_for(lambda: "(Attached)" not in listed(s.environ), "nobody is attached")
+    assert s.job(1)["state"] == s.job(2)["state"] == "running"
+    seat = s.sit("screen", "-r", name)
+    seat.shows("leave it running")
+    seat.type(b"\x1a\x13")  # Ctrl-Z, Ctrl-S: nothing stands still
+    seat.type(b"\x03")
+    seat.shows("screen is terminating")
+    s.wait_state(1, "failed")
+    job = s.job(1)
+    assert (job["outcome"], job["signal"], job["notes"]) == ("signal", signal.SIGINT, [])
+    assert s.job(2)["state"] == "running"
+    s.release("work")
+    s.wait_state(2, "done")
+    s.wait_no_session()
+
+
+def test_j10_daemon_killed_in_the_midst_of_a_start(screens):
+    """J10, P1: the session was made and nobody wrote down which: its job runs once, and its code is learned."""
+    s = screens(gpus=2)
+    s.append(*(s.line(f"k{n}", code=n, seconds=0.3) for n in range(4)))
+    for _ in range(3):
+        s.start(GPUJOB_CRASH_AT="screen.created", ready=False)
+        assert s.process.wait(60) == -signal.SIGKILL
+    s.hold("k3")
+    s.start()
+    s.wait_state(4, "running")
+    name = "gpujob_0_unknown_4" if s.job(4)["gpus"] == [0] else "gpujob_1_unknown_4"
+    wait_for(lambda: s.session(4).partition(".")[::2] == (str(s.sessions().get(name)), name), "its number is known")
+    s.release("k3")
+    s.wait_ended(4)
+    s.judge({n + 1: n for n in range(4)})
+    assert s.rows("SELECT outcome, exit_code FROM jobs ORDER BY id") == [("exit", n) for n in range(4)], s.said()
+    assert [s.starts(f"k{n}") for n in range(4)] == [1] * 4
+    s.wait_no_session()
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["lives", "restarted"])
+@pytest.mark.parametrize(
+    "point",
+    ["shim.before_claim", "shim.claimed", "shim.spawned", "shim.pid_written", "shim.before_record", "shim.recorded"],
+)
+def test_j10_shim_killed_at_a_named_point(screens, point, restart):
+    """J10, P1: at most one start an attempt, never a success that was none; and then all goes on."""
+    s = screens(gpus=2, max_assign_attempts=2, assign_retry_wait="0.1")
+    codes = {1: 0, 2: 0, 3: 5, 4: 7}
+    s.append(*(s.line(f"k{n}", code=code, seconds=0.2) for n, code in codes.items()))
+    s.start(GPUJOB_CRASH_AT=point)
+    if restart:
+        wait_for(lambda: any(state != "pending" for state in s.states().values()), "a first start")
+        s.kill()
+        s.start(GPUJOB_CRASH_AT=point)
+    s.wait_ended(4)
+    s.judge(codes)
+    rows = s.rows("SELECT outcome, exit_code, signal FROM jobs ORDER BY id")
+    if point == "shim.before_claim":
+        assert s.ledger() == [] and all(row[0] == "could_not_start" for row in rows), rows
+    elif point == "shim.claimed":
+        assert s.ledger() == [] and all(row[0] in ("could_not_start", "lost") for row in rows), rows
+    elif point == "shim.recorded" and not restart:
+        assert [row[1] for row in rows] == list(codes.values()), rows
+    else:  # the terminal goes with the shim, and so does the job, if it has not ended
+        assert all(row[0] in ("signal", "lost", "exit") for row in rows), rows
+    s.kill()
+    s.append(s.line("after", code=9))
+    s.start()
+    s.wait_ended(5)
+    assert s.job(5)["exit_code"] == 9 and all(g["allocated"] == 0 for g in s.status()["gpus"])
+    s.wait_no_session()
+
+
+def test_j11_a_log_full_of_escape_codes(screens):
+    """J11: the file is what the job printed; nothing of it plays with the terminal of who reads it.
+
+    (A code that asks the terminal something is answered, and the answer echoed into the log, as in any terminal.)
+    """
+    s = screens(gpus=1)
+    data = b"\x1b]0;title\x07\x1b[31mred\x1b[0m\x1b[2J\xc2\x9b2J\xe2\x82\xac\ttab\x00\x0e\x0f\x1bc\x1b_apc\x1b\\end\n"
+    (s.folder / "data").write_bytes(data * 200)
+    s.script_of("work", "cat data; exit 0")
+    s.append("0,work")
+    s.start()
+    s.wait_state(1, "done")
+    s.wait_no_session()
+    assert s.raw(1) == data.replace(b"\n", b"\r\n") * 200
+    seat = s.gpujob("logs", "1", "-n", "5")
+    assert seat.ended() == 0
+    seat.shows("end")
+    shown = re.sub(rb"\x1b\[[0-9;]*m", b"", seat.text)  # colours may pass
+    assert b"\x1b" not in shown and b"\xc2\x9b" not in shown and b"\x07" not in shown
+    assert "€\ttab".encode() in shown and b"\x1b[31mred" in seat.text
+    assert "\x1b" not in s.said() and "\x07" not in s.said()
+    piped = subprocess.run(
+        [sys.executable, "-m", "scheduler", "logs", "1"], cwd=s.folder, env=s.environ, capture_output=True
+    )
+    assert piped.stdout == s.raw(1)
+
+
+def test_j12_hostile_screenrc_of_the_user(screens):
+    """J12: ours is used: the session ends with its job, logs where it should, and is nobody else's."""
+    s = screens(gpus=1)
+    home = s.folder / "home"
+    home.mkdir()
+    rc = (
+        f"zombie kr\ndefzombie kr\nlogfile {home}/stolen\ndeflog on\nshell /bin/false\nmultiuser on\nacladd nobody\n"
+        f"sessionname other\nstartup_message on\nescape ^Bb\nscreen -t more /bin/sh -c 'touch {home}/ran'\n"
+    )
+    (home / ".screenrc").write_text(rc)
+    (home / "system").write_text(rc)
+    s.script_of("work", "echo mine; while [ -e hold-work ]; do sleep 0.05; done; exit 3")
+    s.hold("work")
+    s.append("0,work")
+    s.start(HOME=str(home), SYSSCREENRC=str(home / "system"), SCREENRC=str(home / "system"))
+    s.wait_state(1, "running")
+    s.wait_log(1, "mine")
+    assert set(s.sessions()) == {"gpujob_0_unknown_1"}
+    socket = s.sockets / s.session(1)
+    assert socket.stat().st_mode & 0o077 == 0 and "(Multi" not in listed(s.environ)
+    s.release("work")
+    s.wait_state(1, "failed")
+    s.wait_no_session()
+    assert s.log(1) == "mine\n" and s.job(1)["exit_code"] == 3
+    assert sorted(os.listdir(home)) == [".screenrc", "system"]

@@ -1,0 +1,51 @@
+"""Odd and hostile surroundings of screen mode."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+
+@pytest.mark.parametrize("folder", ["a b'\"$HOME;%n^C ä\\x", "y" * 200 + "/" + "z" * 150], ids=["odd", "long"])
+def test_any_folder_will_do(screens, tmp_path, folder):
+    """Blanks, quotes, what screen's own file would expand, and a path of 350 characters."""
+    place = tmp_path / folder
+    place.mkdir(parents=True)
+    s = screens(gpus=1, folder=place)
+    s.script_of("work", "echo mine; exit 3")
+    s.append("0,work")
+    s.start()
+    s.wait_ended(1)
+    assert s.job(1)["exit_code"] == 3, s.job(1)
+    assert s.log(1) == "mine\n"
+
+
+def test_folders_removed(screens):
+    """A missing folder of ours is made again; it is no fault of the jobs."""
+    s = screens(gpus=1, assign_retry_wait="0.2")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_ended(1)
+    s.wait_no_session()
+    house = s.folder / ".gpujob"
+    subprocess.run(
+        ["rm", "-r", str(house / "attempts"), str(house / "sessions"), str(s.folder / "gpu_scheduler_logs")], check=True
+    )
+    s.append(s.line("b", code=4))
+    s.wait_ended(2)
+    assert s.job(2)["exit_code"] == 4 and s.starts("b") == 1
+
+
+def test_a_large_and_an_odd_environment(screens):
+    """300 KB of it; values that are no text; no HOME, no locale, an unknown terminal."""
+    s = screens(gpus=1)
+    s.script_of("work", 'echo ${#A} ${#B} "$LANG" "$HOME"; printf %s "$ODD" | od -An -tx1; echo ä')
+    s.append("0,work")
+    for name in ("HOME", "LANG", "LC_ALL", "TERM"):
+        s.environ.pop(name, None)
+    s.environ["ODD"] = os.fsdecode(b"\xff\n%n$X")
+    s.start(A="a" * 100_000, B="b" * 100_000, C="c" * 100_000, TERM="no-such-terminal")
+    s.wait_state(1, "done")
+    assert s.log(1) == "100000 100000  \n ff 0a 25 6e 24 58\nä\n"
