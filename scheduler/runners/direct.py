@@ -229,23 +229,14 @@ class DirectRunner(Watching):
 
     def _reap(self) -> None:
         """Children of ours that ended: orphans of jobs, and leaders inherited from a dead keeper."""
-        while True:
-            try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if found is None:
-                return
-            key = self._inherited.pop(found.si_pid, None)
-            if key is None and found.si_pid not in (self._keeper,) and self._socket_is_dead():
+        for pid, exited, code in self._ended_children():
+            key = self._inherited.pop(pid, None)
+            if key is None and pid != self._keeper and self._socket_is_dead():
                 return  # perhaps a leader of the keeper that just died: `_keeper_died` tells them apart
-            exited = found.si_code == os.CLD_EXITED
             if key is not None:
-                self._end_of_child(self._running.pop(key), exited, found.si_status)
+                self._end_of_child(self._running.pop(key), exited, code)
             else:
-                self._orphan_ended(found.si_pid, exited, found.si_status)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(found.si_pid, os.WNOHANG)
+                self._orphan_ended(pid, exited, code)
 
     def _socket_is_dead(self) -> bool:
         found = seen(self._keeper)

@@ -300,21 +300,13 @@ class ScreenRunner(Watching):
 
     def _reap(self) -> None:
         """Children of ours that ended: servers of sessions, orphans of jobs, jobs whose shim was killed."""
-        while True:
-            try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if found is None:
-                return
-            key = self._servers.pop(found.si_pid, None)
+        for pid, exited, code in self._ended_children():
+            key = self._servers.pop(pid, None)
             if key is None:
-                self._orphan_ended(found.si_pid, found.si_code == os.CLD_EXITED, found.si_status)
+                self._orphan_ended(pid, exited, code)
             elif key in self._sessions:
                 self._sessions[key].over = True
                 self._sessions[key].due = 0.0
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(found.si_pid, os.WNOHANG)
 
     def _how_of_child(self, exited: bool, code: int) -> tuple[str, int]:
         """With its shim killed a job has lost its terminal, too: no success, whatever it makes of that."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from scheduler.core.facts import Fact, Gone, Lost, Started
@@ -186,6 +186,19 @@ class Watching:
         if own and makers:
             self._unsure.add(Process(orphan.pid, orphan.ticks))
         return own
+
+    def _ended_children(self) -> Iterator[tuple[int, bool, int]]:
+        """(pid, whether it exited, code or signal) of each child that ended; reaped once the caller has dealt with it."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            yield found.si_pid, found.si_code == os.CLD_EXITED, found.si_status
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(found.si_pid, os.WNOHANG)
 
     def _orphan_ended(self, pid: int, exited: bool, code: int) -> None:
         """A child of ours ended: if it led a watched attempt, its supervisor is dead and we were given it."""
