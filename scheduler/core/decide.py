@@ -30,7 +30,7 @@ from scheduler.core.queue import Order, Queue
 from scheduler.core.requests import Answer, Cancel, Pause, PauseQueue, Requeue, Resume
 from scheduler.core.retry import LONGEST_WAIT_S, backoff_s
 from scheduler.core.states import Move, move
-from scheduler.core.telemetry import Limits, Tenant, Verdict
+from scheduler.core.telemetry import Limits, Tenant
 
 MOST_STARTS_A_TURN = 256  # so that one paste of 10,000 lines does not hold up everything else
 KILL_AGAIN_S = 1.0
@@ -112,7 +112,7 @@ class World:
     estimates: Estimates = field(default_factory=Estimates)
     timers: list[tuple[float, str, int, int]] = field(default_factory=list)
     leader_ended: set[int] = field(default_factory=set)  # STOPPING jobs whose leader is gone, others not
-    told: dict[int, Verdict] = field(default_factory=dict)  # what was last said of each GPU
+    told: dict[int, str] = field(default_factory=dict)  # what was last said of each GPU: a verdict's code, or `trouble`
 
     def __post_init__(self) -> None:
         self.fleet.telemetry.tenants = self.tenants
@@ -510,7 +510,9 @@ class _Turn:
         self.plan.pauses_changed = True
         paused = gpu_ids_text(ids_of(fleet.paused_mask)) or "none"
         for gpu in known:
-            lines.append(f"GPU {gpu} {'paused' if isinstance(request, Pause) else 'resumed'} (paused now: {paused})")
+            accepted = "; what others have on it is accepted" if isinstance(request, Resume) and request.force else ""
+            done = "paused" if isinstance(request, Pause) else "resumed"
+            lines.append(f"GPU {gpu} {done} (paused now: {paused}){accepted}")
         return lines, code
 
     def _cancel(self, job: Job) -> str:
@@ -612,15 +614,12 @@ class _Turn:
         silent, free_again = [], []
         for index, card in telemetry.cards.items():
             before, after = world.told.get(index), card.verdict
-            if (
-                after.code == "releasing"
-                or (after.code == "foreign" and not card.blocked)
-                or (before.code if before else "") == after.code
-                or not card.heard_of(telemetry)
-            ):
+            what = "trouble" if after.code == "stale" and telemetry.trouble else after.code
+            passing = what == "releasing" or (what == "foreign" and not card.blocked)
+            if passing or (before or "") == what or not card.heard_of(telemetry):
                 continue
-            world.told[index] = after
-            if after.code == "stale" and telemetry.trouble:
+            world.told[index] = what
+            if what == "trouble":
                 silent.append(index)
             elif after.code:
                 self.plan.notices.append((f"{after.sentence}; no new job goes there", True))

@@ -237,7 +237,8 @@ class Telemetry:
         elif card.excess:
             card.why_excess = Verdict("foreign", _in_use(card.gpu.index, foreign, foreign_processes))
         self._hysteresis(card, reading, tenants, foreign_processes, foreign / total, first, now)
-        self._whole(card, foreign_processes, total, first)
+        if not self._releasing(card, reading):
+            self._whole(card, foreign_processes, total, first)
 
     def _split(
         self, card: Card, reading: GpuReading, tenants: Sequence[Tenant], used: int, total: int, now: Now
@@ -315,7 +316,7 @@ class Telemetry:
         card.counted_at = now.mono
         if memory >= limits.memory or load >= limits.load:
             card.above, card.below = card.above + 1, 0
-            if first or card.above >= BLOCK_AFTER:
+            if (first or card.above >= BLOCK_AFTER) and not self._releasing(card, reading):
                 card.blocked = True
         elif memory < limits.memory - HYSTERESIS and load < limits.load - HYSTERESIS:
             card.above, card.below = 0, card.below + 1
@@ -340,6 +341,12 @@ class Telemetry:
         # The driver counts only who is busy: what those make that we know is not theirs.
         others = (process for process in reading.processes or () if process not in working)
         return max(0.0, reading.load - sum(process.load or 0.0 for process in others))
+
+    def _releasing(self, card: Card, reading: GpuReading) -> bool:
+        """Whether more memory is in use than before a job left, and it may still be that job's."""
+        if card.freed_at is None or card.measured_at - card.freed_at >= self.limits.release_s:
+            return False
+        return card.foreign_mib - card.before_mib > self.limits.tolerance * (reading.memory_total_mib or 0)
 
     def _whole(self, card: Card, foreign: Sequence[GpuProcess], total: int, first: bool) -> None:
         """A job that was promised the whole card is kept from one on which somebody computes."""
@@ -369,8 +376,6 @@ class Telemetry:
                 self.tight_mask |= 1 << index
             if card.verdict.code != "stale" and card.read_at > -math.inf:
                 due.append(card.read_at + self._stale_s() + 0.001)
-            if card.verdict.code == "releasing" and card.freed_at is not None:
-                due.append(card.freed_at + self.limits.release_s + 0.001)
         self.next_look = min((moment for moment in due if moment > now.mono), default=None)
 
     def _stale_s(self) -> float:
@@ -398,14 +403,13 @@ class Telemetry:
             if card.read_at <= card.freed_at:
                 return Verdict("releasing", f"GPU {index} was just left by a job; it is read again first")
             grown = card.foreign_mib - card.before_mib
-            if (
-                grown > self.limits.tolerance * reading.memory_total_mib
-                and now.mono - card.freed_at < self.limits.release_s
-            ):
+            if self._releasing(card, reading):
                 who = _who(card.strangers)
                 return Verdict("releasing", f"GPU {index}: {mib_text(grown)} not yet released after a job's end{who}")
             if grown <= self.limits.tolerance * reading.memory_total_mib and now.mono - card.freed_at >= LOAD_WINDOW_S:
                 card.freed_at = None
+        if card.blocked and card.below:
+            return Verdict("foreign", f"GPU {index} was in use by others a moment ago; it is watched a little longer")
         if card.blocked or card.above:
             again = "" if card.blocked else "; looked at again in a moment"
             if card.foreign_mib >= (self.limits.memory - HYSTERESIS) * reading.memory_total_mib:

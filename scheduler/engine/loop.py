@@ -158,6 +158,7 @@ class House:
         world.fleet.paused_mask = mask_of(rows.paused_gpus(connection)) & world.fleet.all_mask
         world.queue_paused = bool(rows.meta(connection, "queue_paused"))
         self.world, self.lazy, self.kept = world, [], {}
+        self.state_file.numbers = {gpu.uuid: gpu.index for gpu in self.gpus}
         for job in rows.last_ended(connection, 300)[::-1]:
             if job.succeeded and job.started_at and job.finished_at:
                 world.estimates.learn(job.spec, job.need, job.finished_at - job.started_at)

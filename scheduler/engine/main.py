@@ -31,6 +31,7 @@ from scheduler.store.database import Database
 from scheduler.store.moved import follow_moved
 from scheduler.store.office import Office, register
 from scheduler.store.places import Places, make_private_folder
+from scheduler.store.readings import forget_readings
 
 CRASHED = 1
 
@@ -117,6 +118,7 @@ class Daemon:
                     for note in follow_moved(connection, moved_gpus(stored, managed.gpus)):
                         self.listener(Said(note, 30))
                     rows.save_gpus(connection, managed.gpus)
+                    forget_readings(connection)
                     rows.set_meta(connection, "jobs_file", config.jobs_file)
                     rows.set_meta(connection, "llm_config", config.llm_config)
                 registered = register(self.environ, config.state_file)

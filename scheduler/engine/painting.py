@@ -77,6 +77,7 @@ class StateFile:
     broken_since: float | None = None
     said: list[str] = field(default_factory=list)
     trouble: str = ""
+    numbers: dict[str, int] = field(default_factory=dict)  # UUID → number of the GPUs today
 
     def edits(self, managed: Iterable[int], now: float) -> list[Request]:
         """What a person changed since the last paint. A file that stays unreadable for 1 s is set aside."""
@@ -104,6 +105,7 @@ class StateFile:
         try:
             document = json.loads(data)
             gpus, paused = _wishes(document)
+            gpus = self._today(document, gpus)
         except (ValueError, RecursionError) as error:
             return self._broken(str(error), now)
         self.broken_since = None
@@ -121,6 +123,15 @@ class StateFile:
         if paused != self.shown_paused:
             wishes.append(PauseQueue(paused))
         return wishes
+
+    def _today(self, document: dict[str, Any], gpus: list[int]) -> list[int]:
+        """Today's numbers: the file names the cards that had its numbers when it was painted."""
+        cards = document.get("gpus")
+        then: dict[int, object] = {}
+        for card in cards if isinstance(cards, list) else ():
+            if isinstance(card, dict) and isinstance(card.get("index"), int):
+                then[card["index"]] = card.get("uuid")
+        return [self.numbers.get(str(then.get(gpu)), gpu) for gpu in gpus]
 
     def _broken(self, why: str, now: float) -> list[Request]:
         if self.broken_since is None:

@@ -39,7 +39,7 @@ HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
     "cancel": ({}, "some"),
     "retry": ({}, "some"),
     "pause": ({}, "some"),
-    "resume": ({}, "some"),
+    "resume": ({"--force": ("force", FLAG)}, "some"),
     "wait": ({"--timeout": ("timeout", ONE)}, "any"),
 }  # fmt: skip
 

@@ -39,6 +39,11 @@ def save_readings(connection: sqlite3.Connection, cards: Iterable[Card], at: flo
     )  # fmt: skip
 
 
+def forget_readings(connection: sqlite3.Connection) -> None:
+    """A new daemon knows nothing yet, and perhaps other GPUs."""
+    connection.execute("DELETE FROM readings")
+
+
 def readings(connection: sqlite3.Connection) -> dict[int, LastReading]:
     """What the GPUs said last, by index."""
     return {row[0]: LastReading(*row[1:]) for row in connection.execute("SELECT * FROM readings")}

@@ -467,7 +467,6 @@ def test_memory_that_stays_after_an_end_is_waited_for_and_then_is_foreign(bench:
     left = replace(process, visible=False, owner="", user="", ours=False)
     verdict = bench.read(DRIVER + 70_000, left)
     assert verdict == Verdict("releasing", "GPU 0: 68.4 GiB not yet released after a job's end (pid 11)")
-    assert bench.telemetry.next_look is not None and bench.telemetry.next_look <= bench.mono + 30
     for _ in range(4):
         assert bench.read(DRIVER + 70_000, left).code == "releasing"
     verdict = bench.read(DRIVER + 70_000, left)
@@ -475,6 +474,41 @@ def test_memory_that_stays_after_an_end_is_waited_for_and_then_is_foreign(bench:
     for _ in range(3):
         verdict = bench.read()
     assert verdict == NOTHING_FORBIDDEN and bench.card.freed_at is None
+
+
+def test_memory_that_is_released_in_time_was_never_foreign(bench: Bench) -> None:
+    """I11"""
+    bench.on = [a_tenant(1, 1000)]
+    process = a_process(11, 70_000, owner="1.1")
+    bench.read(DRIVER + 70_000, process)
+    bench.on = []
+    bench.telemetry.left([0], bench.now)
+    left = replace(process, visible=False, owner="", user="", ours=False)
+    for _ in range(5):
+        assert bench.read(DRIVER + 70_000, left).code == "releasing"
+    assert bench.read() == NOTHING_FORBIDDEN and bench.forbids("1") == ""
+
+
+def test_the_patience_ends_with_a_reading_and_leaves_no_gap(bench: Bench) -> None:
+    """I11"""
+    bench.on = [a_tenant(1, 1000)]
+    process = a_process(11, 70_000, owner="1.1")
+    bench.read(DRIVER + 70_000, process)
+    bench.on = []
+    bench.telemetry.left([0], bench.now)
+    for _ in range(5):
+        bench.read(DRIVER + 70_000, replace(process, visible=False, owner="", ours=False))
+    bench.wait(10)
+    assert not bench.usable(), "nobody has looked since"
+    assert bench.read(DRIVER + 70_000, replace(process, visible=False, owner="", ours=False)).code == "foreign"
+
+
+def test_while_a_gpu_is_watched_a_little_longer_that_is_what_is_said(bench: Bench) -> None:
+    for _ in range(2):
+        bench.read(DRIVER + 70_000, a_process(mib=70_000))
+    for _ in range(2):
+        assert bench.read().sentence == "GPU 0 was in use by others a moment ago; it is watched a little longer"
+    assert bench.read() == NOTHING_FORBIDDEN
 
 
 def test_the_load_right_after_an_end_is_still_the_jobs(bench: Bench) -> None:

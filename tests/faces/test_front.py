@@ -215,6 +215,8 @@ CASES = [
     "retry 3-9",
     "pause 0-3 5",
     "resume 1",
+    "resume 1 --force --state-file s",
+    "resume --force 0-2",
     "wait",
     "wait 1 2 --timeout 5m",
     "wait --timeout=1 -- 3",

@@ -18,7 +18,7 @@ def scheduler(tmp_path: Path) -> Iterator[Callable[..., Scheduler]]:
     """Makes schedulers; ends all that was started."""
     made: list[Scheduler] = []
 
-    def make(gpus: int = 2, folder: Path | None = None, **settings: Any) -> Scheduler:
+    def make(gpus: int | None = 2, folder: Path | None = None, **settings: Any) -> Scheduler:
         place = folder or tmp_path
         place.mkdir(exist_ok=True)
         made.append(Scheduler(place, gpus, **settings))

@@ -61,7 +61,8 @@ def alive(pid: int) -> bool:
 class Scheduler:
     """One scheduler in ``folder``."""
 
-    def __init__(self, folder: Path, gpus: int = 2, **settings: Any) -> None:
+    def __init__(self, folder: Path, gpus: int | None = 2, **settings: Any) -> None:
+        """``gpus`` None: whatever is detected."""
         self.folder, self.gpus, self.settings = folder, gpus, settings
         self.process: subprocess.Popen[bytes] | None = None
         self.jobs_file = folder / "jobs.txt"
@@ -78,10 +79,11 @@ class Scheduler:
     def start(self, *words: str, ready: bool = True, **environ: str) -> Scheduler:
         """Start it and wait until it says so."""
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
+        flags += [] if self.gpus is None else [f"--gpus={self.gpus}"]
         before = self.said().count("scheduler started")
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "scheduler", "start", "--gpus", str(self.gpus), *flags, *words],
+                [sys.executable, "-m", "scheduler", "start", *flags, *words],
                 cwd=self.folder,
                 env={**self.environ, **environ},
                 stdout=out,

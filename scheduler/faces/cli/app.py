@@ -260,9 +260,16 @@ def pause(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -
 
 
 @app.command("resume")
-def resume(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -> None:
+def resume(
+    gpus: Gpus,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also beside memory and processes of others that are there now.")
+    ] = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
     """Give GPUs jobs again."""
-    raise typer.Exit(control.resume(gpus, **_which(state_file, config)))
+    raise typer.Exit(control.resume(gpus, force=force, **_which(state_file, config)))
 
 
 @app.command("queue")

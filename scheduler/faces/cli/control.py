@@ -76,9 +76,15 @@ def pause(gpus: Sequence[str], *, state_file: str | None = None, config: str | N
     return _ask(state_file_for(state_file, config), config, Pause(_gpus(gpus)))
 
 
-def resume(gpus: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
-    """Give these GPUs jobs again."""
-    return _ask(state_file_for(state_file, config), config, Resume(_gpus(gpus)))
+def resume(
+    gpus: Sequence[str], *, force: bool = False, state_file: str | None = None, config: str | None = None
+) -> int:
+    """Give these GPUs jobs again; ``force``: also beside what others have on them now."""
+    found = state_file_for(state_file, config)
+    ids = _gpus(gpus)
+    if force and not Desk(found).alive():
+        raise NoDaemon("no scheduler is running: nobody sees what --force would accept", do="start it: gpujob start")
+    return _ask(found, config, Resume(ids, force))
 
 
 def queue(what: str, *, state_file: str | None = None, config: str | None = None) -> int:

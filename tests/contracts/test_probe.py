@@ -1,0 +1,43 @@
+"""What every probe must do (core/ports.py): NvidiaProbe has each method of it, called in the same way."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.errors import NoGpuData
+from scheduler.core.facts import Readings
+from scheduler.core.ports import Probe
+from scheduler.probes.nvidia import NvidiaProbe
+from tests.gpus.stub import FakeDriver
+
+METHODS = [name for name, each in vars(Probe).items() if inspect.isfunction(each) and not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_is_called_in_the_same_way(name: str) -> None:
+    asked, given = getattr(Probe, name), getattr(NvidiaProbe, name)
+    assert inspect.signature(given) == inspect.signature(asked)
+    assert inspect.getdoc(given), "it says what it does"
+
+
+def test_an_error_is_never_read_as_none(tmp_path: Path) -> None:
+    driver = FakeDriver(tmp_path)
+    driver.gpu("GPU-1")
+    probe: Probe = NvidiaProbe({"PATH": "/nonexistent", **driver.environ()}, 60.0)
+    try:
+        assert [gpu.uuid for gpu in probe.first().gpus] == ["GPU-1"]
+        assert probe.look() is None and probe.next_look() is None, "nothing was asked"
+        assert len(probe.sessions()) == 1 and probe.descriptors()
+        driver.error("nvmlDeviceGetCount_v2", 999)
+        with pytest.raises(NoGpuData):
+            probe.first()
+        probe.ask()
+        found: Readings | None = None
+        while found is None:
+            found = probe.look()
+        assert found.problem and not found.gpus
+    finally:
+        probe.close()

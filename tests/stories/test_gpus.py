@@ -1,0 +1,400 @@
+"""Which GPUs there are, what they say, and what keeps jobs from them: a real daemon over a pretended driver."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.stories.harness import alive, wait_for
+from tests.stories.machine import INTERVAL_S, TOTAL, machine, processes_with
+
+__all__ = ["machine"]
+
+MISMATCH = 18
+
+
+# -- detection --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["nvml", "nvidia-smi"])
+def test_s3_2_the_number_of_gpus_is_detected(machine, way):
+    m = machine()
+    m.cards("GPU-a", "GPU-b", "GPU-c") if way == "nvml" else m.only_smi("GPU-a", "GPU-b", "GPU-c")
+    m.s.start()
+    assert "GPUs 0-2, " in m.s.said()
+    assert [(gpu["index"], gpu["uuid"]) for gpu in m.s.status()["gpus"]] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
+    m.add("a", "b", "c", "d")
+    for key in "abc":
+        m.running(key)
+    assert m.s.starts("d") == 0 and m.waits(4, "no-room")
+    assert sorted(entry[3] for entry in m.s.ledger()) == ["0", "1", "2"]
+
+
+def test_s3_2_none_detected_and_none_given_is_exit_4(machine):
+    m = machine()
+    environ = {**m.s.environ, "PATH": "/nonexistent", "NVML_STUB_FILE": "/nonexistent"}
+    words = [sys.executable, "-m", "scheduler", "start"]
+    done = subprocess.run(words, cwd=m.s.folder, env=environ, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 4 and done.stdout == ""
+    assert re.fullmatch(r"gpujob: no GPU is seen \(NVML: .*nvidia-smi.*\).*--gpus N.*\n", done.stderr), done.stderr
+
+
+def test_s3_2_more_than_there_are_is_refused(machine):
+    m = machine(gpus=3).cards("GPU-a", "GPU-b")
+    done = m.s.cli("start", "--gpus", "3", code=3)
+    assert "there is no GPU 2" in done.stderr and "the driver shows 0,1" in done.stderr
+
+
+def test_s3_2_some_of_them_by_number(machine):
+    m = machine(gpu_ids="0,2").cards("GPU-a", "GPU-b", "GPU-c")
+    m.s.start()
+    assert [(gpu["index"], gpu["uuid"]) for gpu in m.s.status()["gpus"]] == [(0, "GPU-a"), (2, "GPU-c")]
+
+
+def test_i01_without_a_driver_gpus_are_declared_and_that_is_said(machine):
+    m = machine(gpus=2)
+    m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
+    m.s.start(PATH="/usr/bin:/bin") if not _has_nvidia_smi() else pytest.skip("a machine with nvidia-smi")
+    assert "no NVIDIA driver here: GPU 0,1 declared, given out by booking alone" in m.s.said()
+    assert [gpu["uuid"] for gpu in m.s.status()["gpus"]] == ["declared:0", "declared:1"]
+    m.s.append(m.s.line("a"), m.s.line("c") + ";gpus=0")
+    assert set(m.s.wait_ended(2).values()) == {"done"}
+    assert {entry[1]: entry[3] for entry in m.s.ledger()} == {"a": "0", "c": "-"}
+    text = m.s.cli("status").stdout
+    assert re.search(r"^0 +AVAILABLE +0 +- +- +", text, re.M), text
+
+
+def _has_nvidia_smi() -> bool:
+    return any(subprocess.run(["which", "nvidia-smi"], capture_output=True, env={"PATH": "/usr/bin:/bin"}).stdout)
+
+
+def test_i01_jobs_without_a_gpu_need_no_driver(machine):
+    m = machine(gpus=0)
+    m.s.start(NVML_STUB_FILE="/nonexistent")
+    m.s.append(m.s.line("c") + ";gpus=0")
+    assert m.s.wait_ended(1) == {1: "done"}
+
+
+# -- an nvidia-smi that hangs or talks nonsense -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("id_", "how"), [("i02", "hang"), ("i02", "deaf"), ("i03", "stop")], ids=["i02-hang", "i02-deaf", "i03-stop"]
+)
+def test_i02_i03_an_nvidia_smi_that_hangs_stops_nothing_but_starts(machine, id_, how):
+    """I02, I03: it is asked in a process of its own, one at a time; the loop and the commands go on."""
+    m = machine().only_smi("GPU-a", "GPU-b")
+    m.s.start()
+    m.add("old", gpus="0")
+    m.running("old")
+    program = str(m.smi.program_folder)
+    {"hang": m.smi.hang, "deaf": lambda: m.smi.hang(deaf=True), "stop": m.smi.stop}[how]()
+    wait_for(lambda: len(processes_with("--query-gpu")) and m.gpu(1)["state"] == "STALE", "stale")
+    m.add("new", gpus="1")
+    assert "no answer within" in m.waits(2, "stale")["reason"]
+    for _ in range(5):  # each of these asks the daemon, or reads its store
+        m.s.cli("pause", "0")
+        m.s.cli("resume", "0")
+        hanging = [pid for pid in processes_with(f"{program}/nvidia-smi") if alive(pid)]
+        assert len(hanging) <= 1, "a pile of helpers"
+    m.s.release("old")
+    m.s.wait_state(1, "done")
+    assert m.s.states()[2] == "pending" and "running jobs go on" in m.s.said()
+    m.smi.clear()
+    m.running("new")
+    wait_for(lambda: not [pid for pid in processes_with(program) if _state(pid) == "T"], "the end of the stopped one")
+
+
+def _state(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat") as stream:
+            return stream.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def test_i02_a_driver_that_hangs_from_the_first_call_on(machine):
+    """The start waits for it, with a limit; then the GPUs stand and wait until it answers."""
+    m = machine(gpus=1).cards("GPU-a")
+    m.driver.hang("nvmlInitWithFlags")
+    m.add("a")
+    m.s.start()
+    assert "no answer within" in m.s.said() and "nothing is started until the driver answers" in m.s.said()
+    m.waits(1, "stale")
+    m.driver.clear_errors()
+    m.running("a")
+    assert m.gpu(0)["uuid"] == "GPU-a"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "NVIDIA-SMI hat versagt, weil kein Treiber antwortet.",
+        "0, GPU-a, 0 %, 80000 MiB, 500 MiB",
+        "0, GPU-a, 0, 800",
+    ],
+    ids=["empty", "localised", "units", "cut"],
+)
+def test_i04_an_answer_that_cannot_be_read_frees_no_gpu(machine, text):
+    m = machine().only_smi("GPU-a")
+    m.s.start()
+    m.readings(2)
+    m.smi.text(text)
+    m.state(0, "STALE")
+    m.add("a")
+    assert "nvidia-smi" in m.waits(1, "stale")["reason"]
+    m.still_waits(1, 3)
+    m.smi.clear()
+    m.running("a")
+
+
+@pytest.mark.parametrize("what", ["memory", "all"])
+def test_i04_what_is_not_available_is_not_zero(machine, what):
+    m = machine().only_smi("GPU-a")
+    m.smi.gpu("GPU-a", used=None, **({"total": None, "load": None} if what == "all" else {}))
+    m.s.start()
+    m.add("a")
+    m.state(0, "UNHEALTHY")
+    assert "does not tell its memory" in m.waits(1, "unhealthy")["reason"]
+    m.still_waits(1)
+    shown = m.gpu(0)
+    assert shown["memory_used"] is None and "does not tell" in shown["reason"]
+    m.smi.gpu("GPU-a", used=500, total=TOTAL, load=0)
+    m.running("a")
+
+
+# -- a library that does not match ------------------------------------------------------------------------
+
+
+def test_i05_a_mismatch_while_running_holds_starts_and_ends_no_job(machine):
+    m = machine().cards("GPU-a", "GPU-b")
+    m.s.start()
+    m.add("old", gpus="0")
+    m.running("old")
+    m.driver.error("nvmlDeviceGetCount_v2", MISMATCH)
+    m.driver.error("nvmlInitWithFlags", MISMATCH)
+    m.state(1, "STALE")
+    m.add("new", gpus="1")
+    assert "driver/library version mismatch" in m.waits(2, "stale")["reason"]
+    assert "driver/library version mismatch" in m.s.cli("why", "2").stdout
+    m.still_waits(2, 3)
+    assert m.s.states()[1] == "running"
+    said = m.s.said()
+    assert said.count("version mismatch") == 1 and "no new job goes there, running jobs go on" in said
+    m.s.release("old")
+    m.s.wait_state(1, "done")
+    m.driver.clear_errors()
+    m.running("new")
+    assert "GPU 0,1 can be given jobs again" in m.s.said()
+
+
+def test_i05_a_mismatch_at_the_first_start_waits_for_the_driver(machine):
+    m = machine(gpus=2).cards("GPU-a", "GPU-b")
+    m.driver.error("nvmlInitWithFlags", MISMATCH)
+    m.add("a", "b")
+    m.s.start()
+    assert "version mismatch" in m.s.said() and "nothing is started until the driver answers" in m.s.said()
+    shown = m.s.status()["gpus"]
+    assert [gpu["index"] for gpu in shown] == [0, 1] and all("declared" not in gpu["uuid"] for gpu in shown)
+    assert "version mismatch" in m.waits(1, "stale")["reason"]
+    m.driver.clear_errors()
+    m.running("a"), m.running("b")
+    assert [gpu["uuid"] for gpu in m.s.status()["gpus"]] == ["GPU-a", "GPU-b"]
+    m.s.stop()
+    m.s.start()
+    assert "taken over" in m.s.said() or m.s.states() == {1: "running", 2: "running"}
+
+
+# -- GPUs that go and come --------------------------------------------------------------------------------
+
+
+def test_i06_i08_a_gpu_falls_off_the_bus_and_comes_back(machine):
+    m = machine().cards("GPU-a", "GPU-b", "GPU-c")
+    m.s.start()
+    m.add("on-b", gpus="1")
+    m.add("on-c", gpus="2", need="0.5")
+    pid = m.running("on-b")
+    m.running("on-c")
+    m.driver.remove("GPU-b")
+    assert "GPU-b" in m.state(1, "GONE")["reason"]
+    assert [(gpu["index"], gpu["uuid"]) for gpu in m.s.status()["gpus"]] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
+    wait_for(lambda: "is gone while it ran" in " ".join(m.s.job(1)["notes"]), "a note")
+    assert alive(pid) and m.s.states()[1] == "running", "not killed"
+    assert not m.s.job(2)["notes"] and m.gpu(2)["jobs"] == [2]
+    m.s.release("on-b")
+    m.s.wait_state(1, "done")
+    m.add("again", gpus="1")
+    assert "GPU 1 (GPU-b) is gone" in m.waits(3, "gone")["reason"]
+    m.still_waits(3)
+    m.cards("GPU-b")
+    m.driver.order(["GPU-a", "GPU-b", "GPU-c"])
+    m.running("again")
+    assert m.s.job(3)["gpus"] == [1]
+    assert m.s.said().count("GPU 1 (GPU-b) is gone; no new job goes there") == 1
+
+
+def test_i06_a_gpu_that_is_listed_but_lost(machine):
+    m = machine().cards("GPU-a", "GPU-b")
+    m.s.start()
+    m.driver.error("*", 15, "GPU-b")
+    m.state(1, "GONE")
+    m.add("a", "b")
+    m.running("a")
+    m.waits(2, "gone")
+    m.driver.clear_errors()
+    m.running("b")
+
+
+def test_i07_after_a_restart_with_another_order_pauses_and_lists_follow_the_card(machine):
+    m = machine().cards("GPU-a", "GPU-b", "GPU-c")
+    m.s.start()
+    m.s.cli("pause", "0")
+    m.add("on-a", gpus="0")
+    m.add("on-c", gpus="2")
+    m.running("on-c")
+    m.waits(1, "paused")
+    m.s.stop()
+    m.driver.order(["GPU-c", "GPU-a", "GPU-b"])
+    m.s.start()
+    said = m.s.said()
+    assert "the driver numbers the GPUs anew: GPU 0 is now GPU 1, GPU 1 is now GPU 2, GPU 2 is now GPU 0" in said
+    assert "paused now: 1" in said
+    assert {gpu["uuid"]: (gpu["index"], gpu["paused"], gpu["jobs"]) for gpu in m.s.status()["gpus"]} == {
+        "GPU-a": (1, True, []),
+        "GPU-b": (2, False, []),
+        "GPU-c": (0, False, [2]),
+    }
+    assert m.s.job(1)["allowed_gpus"] == [1] and m.s.job(2)["gpus"] == [0]
+    m.waits(1, "paused")
+    m.s.cli("resume", "1")
+    m.running("on-a")
+    assert m.s.job(1)["gpus"] == [1]
+    m.s.stop()
+    m.s.start()
+    assert m.s.said().count("numbers the GPUs anew") == 1, "said once"
+
+
+# -- errors, MIG, CUDA_VISIBLE_DEVICES --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["xid", "ecc"])
+def test_i09_a_gpu_with_errors_is_held_out_if_that_is_wanted(machine, what):
+    m = machine(hold_on_errors="true").cards("GPU-a", "GPU-b")
+    m.s.start()
+    m.driver.xid("GPU-a", 79) if what == "xid" else m.driver.gpu("GPU-a", ecc=3)
+    m.state(0, "UNHEALTHY")
+    m.add("a", gpus="0")
+    m.add("b", gpus="1")
+    m.running("b")
+    cause = "XID 79: fell off the bus" if what == "xid" else "3 uncorrected memory errors"
+    assert f"GPU 0 reported {cause}" in m.waits(1, "unhealthy")["reason"]
+    assert f"GPU 0 reported {cause}; no new job goes there" in m.s.said()
+    m.still_waits(1, 3)
+    assert m.gpu(1)["state"] == "BUSY"
+
+
+def test_i09_without_that_wish_errors_hold_nothing(machine):
+    m = machine().cards("GPU-a")
+    m.driver.gpu("GPU-a", ecc=3)
+    m.s.start()
+    m.add("a")
+    m.running("a")
+
+
+def test_i17_cuda_visible_devices_of_the_daemon_limits_what_it_manages(machine):
+    m = machine().cards("GPU-a", "GPU-b", "GPU-c")
+    m.s.start(CUDA_VISIBLE_DEVICES="2,GPU-b")
+    assert "CUDA_VISIBLE_DEVICES=2,GPU-b in the scheduler's environment: only GPU 1,2 managed" in m.s.said()
+    assert [gpu["index"] for gpu in m.s.status()["gpus"]] == [1, 2]
+    (m.s.folder / "show.py").write_text("import os; print('sees', os.environ['CUDA_VISIBLE_DEVICES'])\n")
+    m.s.append("0,show.py,,,1", "0,show.py,,again,2", "0,show.py,,none,0")
+    m.s.wait_ended(2)
+    assert "sees 1\n" in m.s.log(1) and "sees 2\n" in m.s.log(2), "a job gets its own only"
+    wait_for(lambda: "GPU 0 is not managed here" in m.s.said(), "the refusal")
+
+
+@pytest.mark.parametrize("text", ["", "-1", "NoDevFiles"])
+def test_i17_a_value_that_names_no_gpu_is_said_and_not_regarded(machine, text):
+    m = machine().cards("GPU-a", "GPU-b")
+    m.s.start(CUDA_VISIBLE_DEVICES=text)
+    assert f"CUDA_VISIBLE_DEVICES={text!r} names no GPU here" in m.s.said()
+    assert len(m.s.status()["gpus"]) == 2
+
+
+def test_i17_what_is_asked_for_counts_more(machine):
+    m = machine(gpus=2).cards("GPU-a", "GPU-b")
+    m.s.start(CUDA_VISIBLE_DEVICES="1")
+    m.add("a", gpus="0")
+    m.running("a")
+    assert [gpu["index"] for gpu in m.s.status()["gpus"]] == [0, 1]
+
+
+def test_i18_mig_is_shown_and_named_and_gets_no_job(machine):
+    m = machine().cards("GPU-a", "GPU-b")
+    m.driver.gpu("GPU-a", mig=1)
+    m.s.start()
+    shown = m.state(0, "UNHEALTHY")
+    assert shown["uuid"] == "GPU-a" and "MIG mode is on" in shown["reason"]
+    m.add("a", gpus="0")
+    m.add("b")
+    m.running("b")
+    assert m.s.job(2)["gpus"] == [1] and "MIG mode is on" in m.waits(1, "unhealthy")["reason"]
+    assert "MIG mode is on" in m.s.cli("status").stdout
+    m.driver.gpu("GPU-a", mig=0)
+    m.running("a")
+
+
+def test_i18_names_instead_of_numbers_are_refused_in_one_line(machine):
+    m = machine().cards("GPU-a", "GPU-b")
+    error = m.s.cli("start", "--gpu-ids", "MIG-1234", code=2).stderr
+    assert error.count("\n") == 1 and "GPU list" in error
+    m.s.start()
+    m.s.append('0,job.py,,x,"GPU-a"')
+    wait_for(lambda: "jobs.txt:1:" in m.s.said(), "the refusal")
+    m.s.cli("pause", "GPU-a", code=2)
+
+
+# -- two of them ------------------------------------------------------------------------------------------
+
+
+def test_a_second_scheduler_of_this_machine_is_told_of_at_the_start(machine, tmp_path):
+    one, two = machine(folder=tmp_path / "one", gpu_ids="0"), machine(folder=tmp_path / "two", gpu_ids="1")
+    one.cards("GPU-a", "GPU-b").s.start()
+    two.cards("GPU-a", "GPU-b").s.start()
+    told = f"another gpujob runs on this machine: pid {one.s.pid} of user"
+    assert told in two.s.said() and "GPUs 0; they do not know" in two.s.said()
+    assert f"pid {two.s.pid} of user" not in one.s.said()
+    one.s.stop()
+    two.s.stop()
+    two.s.start()
+    assert two.s.said().count(told) == 1, "one that has ended is not told of"
+
+
+def test_a_scheduler_of_another_user_is_told_of_too(machine, tmp_path):
+    one, two = machine(folder=tmp_path / "one"), machine(folder=tmp_path / "two")
+    one.cards("GPU-a").s.start()
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable]
+    works = subprocess.run([*as_nobody, "-c", "import scheduler"], env=one.s.environ, cwd="/", capture_output=True)
+    if works.returncode:
+        pytest.skip("no other user can be taken, or he may not read this Python")
+    code = "from scheduler.engine.gpus import other_schedulers; print(*other_schedulers(), sep='\\n')"
+    seen = subprocess.run([*as_nobody, "-c", code], env=two.s.environ, cwd="/", capture_output=True, text=True)
+    assert f"pid {one.s.pid} of user" in seen.stdout, seen
+
+
+def test_what_an_earlier_daemon_read_is_not_shown(machine):
+    """Declared GPUs after read ones: nobody reads them any more."""
+    m = machine(gpus=1).cards("GPU-a")
+    m.s.start()
+    m.readings(1)
+    assert m.gpu(0)["memory_used"] is not None
+    m.s.stop()
+    m.driver.error("nvmlInitWithFlags", MISMATCH)
+    m.s.start()
+    shown = m.gpu(0)
+    assert shown["memory_used"] is None and shown["load"] is None
+    assert INTERVAL_S and m.state(0, "STALE")
