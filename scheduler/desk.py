@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, StoreTrouble, UsageError
 from scheduler.core.gpu import WHOLE, Gpu
 from scheduler.core.job import Event, Job, JobSpec, JobState
-from scheduler.core.launch import script_words, with_cuda
+from scheduler.core.launch import LAUNCHERS, script_words, with_cuda
 from scheduler.core.llm import ModelTable, need_of
 from scheduler.core.marks import Refusal
 from scheduler.core.placement import Fleet, Reason, class_of, reason_with_place
@@ -330,5 +330,5 @@ def words_run(job: Job) -> list[str]:
     arguments = spec.arguments
     if job.gpus and spec.cuda != "none":
         ids = range(len(job.gpus)) if spec.cuda == "local" else job.gpus
-        arguments = with_cuda(arguments, ",".join(map(str, ids)), add=spec.launch != "torchrun")
+        arguments = with_cuda(arguments, ",".join(map(str, ids)), add=LAUNCHERS[spec.launch].adds_cuda)
     return list(script_words(spec, "python", arguments, len(job.gpus) or job.need.count))

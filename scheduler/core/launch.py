@@ -10,7 +10,20 @@ from scheduler.core.job import Job, JobSpec
 
 CUDA_MODES = ("physical", "local", "unset", "auto", "none")
 CONDA_MODES = ("auto", "direct", "activate", "run")
-LAUNCHERS = ("python", "torchrun")
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A way to run a Python script: words between interpreter and script, ``{gpus}`` being the number of GPUs."""
+
+    words: tuple[str, ...]
+    adds_cuda: bool = True  # False: `--cuda` is replaced where it stands, but not added
+
+
+LAUNCHERS: dict[str, Launcher] = {
+    "python": Launcher(("-u",)),
+    "torchrun": Launcher(("-m", "torch.distributed.run", "--standalone", "--nproc_per_node={gpus}"), adds_cuda=False),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +81,7 @@ def launch_of(
     else:
         if job.gpus and mode != "none":
             ids = ",".join(str(n) for n in range(len(job.gpus))) if mode == "local" else physical
-            arguments = with_cuda(arguments, ids, add=job.spec.launch != "torchrun")
+            arguments = with_cuda(arguments, ids, add=LAUNCHERS[job.spec.launch].adds_cuda)
         argv = script_words(job.spec, found.program, arguments, len(job.gpus))
     return Launch(
         key=job.attempt_key,
@@ -84,10 +97,8 @@ def launch_of(
 
 def script_words(spec: JobSpec, python: str, arguments: Sequence[str], gpus: int) -> tuple[str, ...]:
     """The command of a Python script with these arguments on so many GPUs; torchrun starts one process a GPU."""
-    if spec.launch == "torchrun":
-        start = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={max(1, gpus)}")
-        return (python, *start, spec.script, *arguments)
-    return (python, "-u", spec.script, *arguments)
+    words = (word.format(gpus=max(1, gpus)) for word in LAUNCHERS[spec.launch].words)
+    return (python, *words, spec.script, *arguments)
 
 
 def with_cuda(arguments: Sequence[str], ids: str, *, add: bool = True) -> tuple[str, ...]:

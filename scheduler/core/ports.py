@@ -53,6 +53,8 @@ class Runner(Protocol):
 class Probe(Protocol):
     """Says which GPUs there are and what is on them. Asking never blocks; an error is never read as "none"."""
 
+    absent: bool  # the last reading failed because there is no driver at all
+
     def first(self) -> Readings:
         """The first reading, waited for at the start. Raises NoGpuData when no GPU can be seen."""
 

@@ -94,7 +94,7 @@ def _verdict(record: Record, same_boot: bool, found: Found) -> Verdict:
     return rows[record][same_boot, found]
 
 
-HOLDING_STATES = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+HOLDING_STATES = tuple(state for state in JobState if state.holds_gpus)
 # A job that was RUNNING had a record once: without one (somebody removed it) nothing proves that it never ran.
 TABLE: dict[tuple[JobState, Record, bool, Found], Verdict] = {
     (state, record, same_boot, found): (

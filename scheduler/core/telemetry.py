@@ -15,7 +15,8 @@ from scheduler.core.facts import Now, Readings
 from scheduler.core.gpu import WHOLE, Gpu, GpuProcess, GpuReading
 from scheduler.core.units import mib_text
 
-BLOCK_AFTER = 2  # samples above the limit
+PASSING = frozenset({"stale", "foreign", "over-share", "releasing"})  # codes of what ends by itself: a drain waits
+BLOCK_AFTER = 2  # samples above the limit, after which it stays blocked (one already holds jobs back for a moment)
 UNBLOCK_AFTER = 3  # samples below it, by
 HYSTERESIS = 0.05
 STALE_AFTER = 3  # intervals without a reading

@@ -15,6 +15,7 @@ from scheduler.core.errors import NoGpuData, Refused
 from scheduler.core.facts import Readings
 from scheduler.core.gpu import Gpu, GpuProcess, GpuReading, gpu_ids_text
 from scheduler.core.job import Job
+from scheduler.core.ports import Probe
 from scheduler.probes.fixed import declared
 from scheduler.probes.nvidia import NvidiaProbe
 from scheduler.runners.processes import environment_of, seen
@@ -29,7 +30,7 @@ class Managed:
     """The GPUs to manage, what reads them (None: declared, given out by booking alone), and what is to be said of it."""
 
     gpus: list[Gpu]
-    probe: NvidiaProbe | None = None
+    probe: Probe | None = None
     notes: list[str] = field(default_factory=list)
     first: Readings | None = None
 
@@ -45,7 +46,7 @@ def managed_gpus(config: Config, environ: Mapping[str, str], stored: Sequence[Gp
         wanted = tuple(range(config.gpus))
     if wanted == ():
         return Managed([])
-    probe = NvidiaProbe(environ)
+    probe: Probe = NvidiaProbe(environ)
     try:
         first = probe.first()
     except NoGpuData as error:
@@ -69,9 +70,7 @@ def _gpu(reading: GpuReading, stored: Sequence[Gpu]) -> Gpu:
     return Gpu(reading.ordinal, uuid, name, 0, reading.memory_total_mib)
 
 
-def _without_answer(
-    probe: NvidiaProbe, wanted: tuple[int, ...] | None, stored: Sequence[Gpu], error: NoGpuData
-) -> Managed:
+def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequence[Gpu], error: NoGpuData) -> Managed:
     """No reading at the start. Only where there is no driver at all may GPUs be declared."""
     real = {gpu.index: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
     if probe.absent and not (real and wanted is None):
@@ -120,7 +119,7 @@ class GpuEyes:
     ``state_file`` marks the processes of this scheduler's jobs; ``jobs`` gives the live ones.
     """
 
-    def __init__(self, probe: NvidiaProbe, state_file: str, jobs: Callable[[], Iterable[Job]]) -> None:
+    def __init__(self, probe: Probe, state_file: str, jobs: Callable[[], Iterable[Job]]) -> None:
         self.probe, self._jobs = probe, jobs
         self._mark = b"GPUJOB_STATE_FILE=" + os.fsencode(state_file)
         self._known: dict[tuple[int, int], GpuProcess] = {}

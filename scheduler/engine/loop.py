@@ -27,7 +27,7 @@ from scheduler.core.placement import Fleet
 from scheduler.core.ports import Runner
 from scheduler.core.requests import Answer, Request
 from scheduler.core.session import session_name
-from scheduler.core.telemetry import FRESH_S, Telemetry
+from scheduler.core.telemetry import FRESH_S, PASSING, Telemetry
 from scheduler.crashpoints import crash_point
 from scheduler.engine.gpus import GpuEyes
 from scheduler.engine.painting import StateFile, picture
@@ -57,7 +57,6 @@ REFUSED_AFTER = 3  # vain tries, after which open requests are refused
 MISSING_A_ROUND = 200
 MOST_KEPT = 2000
 MOST_NAMED = 20
-PASSING = frozenset({"stale", "foreign", "over-share", "releasing"})  # reasons that end by themselves
 TAIL_BYTES = 16 * 1024
 
 

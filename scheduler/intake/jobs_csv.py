@@ -348,10 +348,11 @@ def _check_width(spec: JobSpec) -> None:
 
 def check_launch(spec: JobSpec) -> None:
     """Raise Refused when the script cannot be run the way that is asked for."""
-    if spec.launch == "torchrun" and not spec.script.endswith(".py"):
+    if spec.launch != "python" and not spec.script.endswith(".py"):
         name = spec.script.rsplit("/", 1)[-1]
         raise Refused(
-            f"torchrun runs Python scripts, and {name} does not end in .py", do="name the .py file, or leave launch out"
+            f"{spec.launch} runs Python scripts, and {name} does not end in .py",
+            do="name the .py file, or leave launch out",
         )
 
 

@@ -18,7 +18,7 @@ from scheduler.core.facts import Readings
 from scheduler.core.gpu import GpuProcess, GpuReading
 from scheduler.probes import reader
 
-DEADLINE_S = 5.0
+DEADLINE_S = 5.0  # for one answer; then the reader is killed (how old a reading may be: core/telemetry.py)
 FIRST_DEADLINE_S = 15.0  # a driver that nobody holds open needs seconds to wake up
 NVML_AGAIN_S = 60.0  # while nvidia-smi serves, try the better way now and then
 LONGEST_ANSWER = 4 << 20

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from scheduler.core.gpu import Gpu, Need, gpu_ids_text, parse_gpu_ids
-from scheduler.core.job import Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process
+from scheduler.core.job import HOLDING, Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process
 from scheduler.core.placement import Reason
 from scheduler.core.requests import Answer, Request, from_row, to_row
 
@@ -25,7 +25,8 @@ _CHANGING = (
 ).split()
 _UPDATE = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in _CHANGING)} WHERE id=?"
 _STATES = {state.value: state for state in JobState}
-_BLOCKING = frozenset({JobState.PENDING, JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.DONE})
+_BLOCKING = frozenset({JobState.PENDING, *HOLDING, JobState.DONE})
+_IN_HAND = ", ".join(f"'{state.value}'" for state in JobState if state.holds_gpus)
 
 
 def _ids(gpus: tuple[int, ...]) -> str:
@@ -147,7 +148,7 @@ def live(connection: sqlite3.Connection) -> Iterator[Job]:
 
 def in_hand(connection: sqlite3.Connection) -> Iterator[Job]:
     """Jobs that are STARTING, RUNNING or STOPPING."""
-    rows = connection.execute(f"{_SELECT} WHERE state IN ('starting','running','stopping') ORDER BY id").fetchall()
+    rows = connection.execute(f"{_SELECT} WHERE state IN ({_IN_HAND}) ORDER BY id").fetchall()
     return map(job_of, rows)
 
 
