@@ -18,6 +18,7 @@ from benchmarks.house import Stuck
 from benchmarks.living import cli, idle, paste
 from benchmarks.plan import Plan
 from benchmarks.programs import NoCompiler
+from benchmarks.sessions import readings, screen
 from benchmarks.starting import burst, gap, start
 
 CASES: dict[str, Callable[[Plan], Report]] = {
@@ -29,6 +30,8 @@ CASES: dict[str, Callable[[Plan], Report]] = {
     "idle": idle,
     "cli": cli,
     "decide": decide_case,
+    "screen": screen,
+    "readings": readings,
 }
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 
 import scheduler
@@ -100,7 +100,9 @@ class House:
     The folder stays: removing many files makes ext4 slower at making new ones, which the next case would pay for.
     """
 
-    def __init__(self, base: str, *, gpus: int) -> None:
+    def __init__(
+        self, base: str, *, gpus: int, words: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = tempfile.mkdtemp(prefix="house-", dir=base)
         self.jobs_file = os.path.join(self.folder, "jobs.txt")
         self.store = os.path.join(self.folder, ".gpujob", "store.db")
@@ -111,8 +113,9 @@ class House:
         compiled = os.path.join(base, "pycache")
         self.environ = {
             **kept, "PYTHONPATH": search, "XDG_RUNTIME_DIR": self.folder, "PYTHONPYCACHEPREFIX": compiled,
+            **(environ or {}),
         }  # fmt: skip
-        self.gpus = gpus
+        self.gpus, self.words = gpus, words
         self.daemon: subprocess.Popen[bytes] | None = None
         self.keeper = 0
         self._keeper_fd = -1
@@ -138,7 +141,7 @@ class House:
     def _start(self) -> None:
         open(self.jobs_file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)).close()
         logs = os.path.join(self.folder, "logs")
-        words = [sys.executable, "-m", "scheduler", "start", "--gpus", str(self.gpus), "--log-dir", logs]
+        words = [sys.executable, "-m", "scheduler", "start", "--gpus", str(self.gpus), "--log-dir", logs, *self.words]
         with open(self.path("stderr"), "wb") as stderr:
             self.daemon = subprocess.Popen(
                 words,
@@ -155,7 +158,7 @@ class House:
             with open(f"/proc/{child}/cmdline", "rb") as stream:
                 if b"keeper.py" in stream.read():
                     self.keeper, self._keeper_fd = child, os.pidfd_open(child)
-        if not self.keeper:
+        if not self.keeper and "--screen" not in self.words:
             raise Stuck("the daemon has no keeper")
         self.wait_quiet()
 
@@ -177,9 +180,9 @@ class House:
         return self.daemon.pid
 
     @property
-    def pids(self) -> tuple[int, int]:
-        """Daemon and keeper."""
-        return self.pid, self.keeper
+    def pids(self) -> tuple[int, ...]:
+        """Daemon and keeper (none in screen mode)."""
+        return (self.pid, self.keeper) if self.keeper else (self.pid,)
 
     def path(self, name: str) -> str:
         """A file in the folder."""

@@ -30,7 +30,7 @@ from scheduler.core.queue import Order, Queue
 from scheduler.core.requests import Answer, Cancel, Pause, PauseQueue, Requeue, Resume
 from scheduler.core.retry import LONGEST_WAIT_S, backoff_s
 from scheduler.core.states import Move, move
-from scheduler.core.telemetry import Limits, Tenant
+from scheduler.core.telemetry import FRESH_S, Limits, Tenant
 
 MOST_STARTS_A_TURN = 256  # so that one paste of 10,000 lines does not hold up everything else
 KILL_AGAIN_S = 1.0
@@ -71,7 +71,11 @@ class Plan:
     pauses_changed: bool = False
     must_sync: bool = False
     notices: list[tuple[str, bool]] = field(default_factory=list)  # about no job: a sentence, and whether it warns
-    read_gpus: bool = False  # a GPU is waited for that has to be read first
+    read_since: float | None = None  # a GPU is waited for that must be read: asked at this ``mono`` time or later
+
+    def read_gpus(self, since: float) -> None:
+        """Have the GPUs read, unless they are being read since ``since``."""
+        self.read_since = since if self.read_since is None else max(self.read_since, since)
 
     @property
     def empty(self) -> bool:
@@ -410,7 +414,8 @@ class _Turn:
         world.leader_ended.discard(job.id)
         vram = job.spec.vram_mib or 0
         world.fleet.give_back(job.need, job.gpus, vram)
-        self.plan.read_gpus |= world.fleet.telemetry.left(job.gpus, self.now)
+        if world.fleet.telemetry.left(job.gpus, self.now):
+            self.plan.read_gpus(self.now.mono)
         if leftovers and job.gpus:
             holding = Holding(job.attempt_key, job.id, job.need, job.gpus, vram, leftovers)
             world.hold(holding)
@@ -422,7 +427,8 @@ class _Turn:
         holding = self.world.holdings.pop(key, None)
         if holding is not None:
             self.world.fleet.give_back(holding.need, holding.gpus, holding.vram_mib)
-            self.plan.read_gpus |= self.world.fleet.telemetry.left(holding.gpus, self.now)
+            if self.world.fleet.telemetry.left(holding.gpus, self.now):
+                self.plan.read_gpus(self.now.mono)
             self.plan.freed.append(key)
             return
         job_id, _, attempt = key.partition(".")
@@ -649,7 +655,7 @@ class _Turn:
             job_id, kind = offer
             gpus = world.fleet.find(kind)
             if gpus and not world.fleet.telemetry.fresh(gpus, self.now):
-                self.plan.read_gpus = True  # it is placed when they have been looked at
+                self.plan.read_gpus(self.now.mono - FRESH_S)  # it is placed when they have been looked at
                 gpus = None
             taken = gpus is not None
             if gpus is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -125,16 +126,17 @@ class GpuEyes:
         self._known: dict[tuple[int, int], GpuProcess] = {}
         self._due = 0.0
         self._under_way = False
+        self._asked_at = 0.0
         self._once_more = False
         self._me = os.getuid()
 
-    def read_now(self) -> None:
-        """Have the GPUs read again, from now on."""
-        if self._under_way:
-            self._once_more = True  # the one under way may have looked before what we want to know of
-        else:
-            self._under_way = True
+    def read(self, since: float) -> None:
+        """Have the GPUs read; a reading that was asked for at ``since`` (``mono``) or later will do."""
+        if not self._under_way:
+            self._under_way, self._asked_at = True, time.monotonic()
             self.probe.ask()
+        elif self._asked_at < since:
+            self._once_more = True  # the one under way may have looked before what we want to know of
 
     def look(self, now_mono: float, interval_s: float) -> Readings | None:
         """What was read, or that it failed; asks when it is time."""
@@ -145,9 +147,9 @@ class GpuEyes:
             found = replace(found, gpus=tuple(map(self._identified, found.gpus)))
         if self._once_more and not self._under_way:
             self._once_more = False
-            self.read_now()
+            self.read(now_mono)
         elif not self._under_way and now_mono >= self._due:
-            self.read_now()
+            self.read(now_mono)
         return found
 
     def identified(self, readings: Readings) -> Readings:

@@ -273,8 +273,10 @@ class House:
             self._paint_if_due(now)
             return
         facts, self.lazy = self.lazy + facts, []
+        if self.eyes is not None and (batches or self.rung) and not self.telemetry.fresh(self.telemetry.cards, now):
+            self.eyes.read(now.mono - FRESH_S)  # while the new jobs are written down: they will want to know
         only_read = bool(read) and len(urgent) == len(read) and not (batches or requests or due)
-        self.turn(facts, batches, now, sync=not only_read, requests=requests)
+        self.turn(facts, batches, now, sync=not only_read or bool(self.world.waiting()), requests=requests)
         self._paint_if_due(self.now())
 
     def turn(
@@ -332,8 +334,8 @@ class House:
         if len(plan.starts) >= 256:
             self.again = True
         self._tell(plan, gathered)
-        if plan.read_gpus and self.eyes is not None:
-            self.eyes.read_now()
+        if plan.read_since is not None and self.eyes is not None:
+            self.eyes.read(plan.read_since)
         for job_id, moved in plan.changed.items():
             if moved.state is not JobState.PENDING:
                 self.kept.pop(job_id, None)
