@@ -182,8 +182,9 @@ class Telemetry:
         """A job left these GPUs: they are read again before anybody gets them. True if any of them is read at all."""
         mine = [self.cards[gpu] for gpu in gpus if gpu in self.cards]
         for card in mine:
+            waited_for = card.freed_at is not None and now.mono - card.freed_at < self.limits.release_s
+            card.before_mib = min(card.before_mib, card.foreign_mib) if waited_for else card.foreign_mib
             card.freed_at = now.mono
-            card.before_mib = card.foreign_mib
         if mine:
             self.judge(now)
         return bool(mine)

@@ -489,6 +489,22 @@ def test_memory_that_is_released_in_time_was_never_foreign(bench: Bench) -> None
     assert bench.read() == NOTHING_FORBIDDEN and bench.forbids("1") == ""
 
 
+def test_two_that_leave_one_after_the_other_are_both_waited_for(bench: Bench) -> None:
+    """I11"""
+    bench.on = [a_tenant(1), a_tenant(2)]
+    one, other = a_process(11, 38_000, owner="1.1"), a_process(12, 38_000, owner="2.1")
+    bench.read(DRIVER + 76_000, one, other)
+    bench.on = [a_tenant(2)]
+    bench.telemetry.left([0], bench.now)
+    left = [replace(each, visible=False, owner="", user="", ours=False) for each in (one, other)]
+    assert bench.read(DRIVER + 76_000, left[0], other, after=1).code == "releasing"
+    bench.on = []
+    bench.telemetry.left([0], bench.now)
+    for _ in range(4):
+        assert bench.read(DRIVER + 38_000, left[0]).code == "releasing", "the first one's, though the other's is free"
+    assert bench.read() == NOTHING_FORBIDDEN and bench.forbids("1") == ""
+
+
 def test_the_patience_ends_with_a_reading_and_leaves_no_gap(bench: Bench) -> None:
     """I11"""
     bench.on = [a_tenant(1, 1000)]
