@@ -56,7 +56,7 @@ class NvidiaProbe:
         self._due = 0.0
         self._ways: list[str] = []
         self._failed: list[tuple[str, str, bool]] = []
-        self._good = "nvml"
+        self._no_nvml = False  # not there at all, by the last try
         self._nvml_at = 0.0
         self._hidden: set[int] = set()  # readers that may still live
 
@@ -69,7 +69,7 @@ class NvidiaProbe:
         now = time.monotonic()
         self._asked_at = now
         self._failed = []
-        if self._good == "smi" and now - self._nvml_at < NVML_AGAIN_S:
+        if self._no_nvml and now - self._nvml_at < NVML_AGAIN_S:
             self._ways = ["smi", "nvml"]
         else:
             self._ways = ["nvml", "smi"]
@@ -188,9 +188,10 @@ class NvidiaProbe:
                     (current.way, f"no answer within {now - self._due + self._limit(current):.0f} s", False)
                 )
             else:
-                self._failed.append(
-                    (current.way, str(answer.get("trouble", "an unreadable answer")), bool(answer.get("absent")))
-                )
+                absent = bool(answer.get("absent"))
+                self._failed.append((current.way, str(answer.get("trouble", "an unreadable answer")), absent))
+                if current.way == "nvml":
+                    self._no_nvml = absent
             self._end(current)
             self._next_way(now)
             if self._reader is not None:
@@ -227,7 +228,9 @@ class NvidiaProbe:
     def _heard(self, current: _Reader, answer: dict[str, Any]) -> Readings:
         asked, self._asked_at = self._asked_at or 0.0, None
         current.answered = True
-        self._good, self.absent = current.way, False
+        self.absent = False
+        if current.way == "nvml":
+            self._no_nvml = False
         return Readings(asked, tuple(_reading(gpu) for gpu in answer["gpus"]))
 
     # -- at the start -------------------------------------------------------------------------------------

@@ -564,10 +564,21 @@ def test_nvidia_smi_serves_where_nvml_does_not(two: FakeSmi, probe: Make) -> Non
     assert not made.absent
 
 
-def test_nvml_is_tried_again_later(driver: FakeDriver, two: FakeSmi, probe: Make) -> None:
+def test_nvml_in_trouble_is_tried_again_at_the_next_reading(driver: FakeDriver, two: FakeSmi, probe: Make) -> None:
+    """Only NVML tells of processes: one hiccup of it must not cost them for long."""
     driver.gpu("GPU-1")
     driver.gpu("GPU-2")
     driver.error("nvmlInitWithFlags", MISMATCH)
+    made = probe(driver, two)
+    assert good(made)[0].processes is None
+    driver.clear_errors()
+    assert good(made)[0].processes == ()
+
+
+def test_nvml_that_is_not_there_is_tried_again_later(driver: FakeDriver, two: FakeSmi, probe: Make) -> None:
+    driver.gpu("GPU-1")
+    driver.gpu("GPU-2")
+    driver.error("nvmlInitWithFlags", 9)  # no driver loaded
     made = probe(driver, two)
     assert good(made)[0].processes is None
     driver.clear_errors()
