@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from scheduler.core.errors import Refused, SchedulerError
+from scheduler.core.answering import answer
 from scheduler.core.estimate import Estimates
 from scheduler.core.facts import (
     Arrived,
@@ -23,11 +23,12 @@ from scheduler.core.facts import (
     Unclaimed,
 )
 from scheduler.core.failure import OUT_OF_MEMORY
-from scheduler.core.gpu import WHOLE, Need, gpu_ids_text, ids_of, mask_of
+from scheduler.core.gpu import WHOLE, Need
 from scheduler.core.job import Event, Holding, Job, JobState, Outcome, Process
+from scheduler.core.noticing import judge_gpus
 from scheduler.core.placement import Fleet, Reason, class_of
 from scheduler.core.queue import Order, Queue
-from scheduler.core.requests import Answer, Cancel, Pause, PauseQueue, Requeue, Resume
+from scheduler.core.requests import Answer
 from scheduler.core.retry import LONGEST_WAIT_S, backoff_s
 from scheduler.core.states import Move, move
 from scheduler.core.telemetry import FRESH_S, Limits, Tenant
@@ -184,7 +185,7 @@ def decide(world: World, facts: Iterable[Fact], now: Now, jitter: float = 0.5) -
     ``jitter`` in [0, 1) spreads back-offs. The world is changed as the plan says; a caller that cannot record
     the plan must build its world anew from the store.
     """
-    turn = _Turn(world, now, jitter)
+    turn = Turn(world, now, jitter)
     for fact in facts:
         turn.take_in(fact)
     turn.fall_due()
@@ -192,7 +193,7 @@ def decide(world: World, facts: Iterable[Fact], now: Now, jitter: float = 0.5) -
     return turn.plan
 
 
-class _Turn:
+class Turn:
     """One call of ``decide``."""
 
     def __init__(self, world: World, now: Now, jitter: float) -> None:
@@ -205,7 +206,7 @@ class _Turn:
         elif isinstance(fact, Started):
             self._started(fact)
         elif isinstance(fact, Arrived):
-            self._enqueue(fact.job)
+            self.enqueue(fact.job)
         elif isinstance(fact, NeverRan):
             self._never_ran(fact)
         elif isinstance(fact, Unclaimed):
@@ -215,27 +216,27 @@ class _Turn:
         elif isinstance(fact, Gone):
             self._gone(fact.key)
         elif isinstance(fact, Missing):
-            job = self._find(fact.job)
+            job = self.find(fact.job)
             if job is not None and job.state is JobState.PENDING:
                 self._park_missing(job, fact.sentence)
         elif isinstance(fact, Asked):
-            self._asked(fact)
+            answer(self, fact)
         elif isinstance(fact, Readings):
             self.world.fleet.telemetry.take(fact, self.now)
 
-    def _find(self, job_id: int) -> Job | None:
+    def find(self, job_id: int) -> Job | None:
         """A job as it is in this turn: what the turn changed, what is in hand, else the store's row."""
         return self.plan.changed.get(job_id) or self.world.live.get(job_id) or self.world.fetch(job_id)
 
     # -- writing down -------------------------------------------------------------------------------------
 
-    def _changed(self, job: Job, kind: str, **detail: object) -> None:
+    def changed(self, job: Job, kind: str, **detail: object) -> None:
         self.plan.changed[job.id] = job
         self.plan.events.append(Event(job.id, self.now.wall, kind, dict(detail)))
 
     # -- waiting ------------------------------------------------------------------------------------------
 
-    def _enqueue(self, job: Job) -> None:
+    def enqueue(self, job: Job) -> None:
         """Queue a PENDING job, or park it with the reason why it is not ready."""
         world = self.world
         world.queue.drop(job.id)
@@ -279,7 +280,7 @@ class _Turn:
         """Ids that still have to end; None when the job was skipped because one of them failed."""
         waits_for = []
         for parent_id in dict.fromkeys((*job.spec.after_ok, *job.spec.after)):
-            parent = self._find(parent_id)
+            parent = self.find(parent_id)
             ended = parent is None or parent.state.ended
             if parent_id in job.spec.after_ok and ended and (parent is None or not parent.succeeded):
                 what = "is not known" if parent is None else f"ended {parent.state.value}"
@@ -301,16 +302,16 @@ class _Turn:
         job.finished_at = self.now.wall
         move(job, Move.PASSED_OVER, self.now.wall)
         job.outcome = Outcome.DEPENDENCY
-        self._changed(job, "skipped", why=why)
-        self._after_end(job)
+        self.changed(job, "skipped", why=why)
+        self.after_end(job)
 
-    def _after_end(self, job: Job) -> None:
+    def after_end(self, job: Job) -> None:
         """Look again at the jobs that waited for this one."""
         for child_id in self.world.children.pop(job.id, ()):
             if self.world.parked.get(child_id) == "depends":
-                child = self._find(child_id)
+                child = self.find(child_id)
                 if child is not None and child.state is JobState.PENDING:
-                    self._enqueue(child)
+                    self.enqueue(child)
 
     # -- running ------------------------------------------------------------------------------------------
 
@@ -327,7 +328,7 @@ class _Turn:
         if job.state is JobState.STARTING:
             move(job, Move.STARTED, self.now.wall)
             job.start_failures = 0
-        self._changed(job, "started", pid=fact.process.pid, gpus=list(job.gpus), attempt=job.attempt)
+        self.changed(job, "started", pid=fact.process.pid, gpus=list(job.gpus), attempt=job.attempt)
         if job.state is JobState.STOPPING:
             self.plan.stops.append(Stop(job, hard=False))
         else:
@@ -348,7 +349,7 @@ class _Turn:
         self.plan.must_sync = True
         if job.state is JobState.STOPPING and fact.leftovers:
             self.world.leader_ended.add(job.id)  # its GPUs are given back when all of it is gone
-            self._changed(job, "leader_ended", processes=[p.pid for p in fact.leftovers])
+            self.changed(job, "leader_ended", processes=[p.pid for p in fact.leftovers])
             return
         self._finish(job, fact.leftovers)
 
@@ -393,9 +394,9 @@ class _Turn:
         job.not_before = self.now.wall + wait
         job.reason_code = "backoff"
         job.reason = f"{why}; tried again {'at once' if not wait else f'in {wait:.0f} s'}"
-        self._changed(job, "fell", why=why, wait=wait, **gone)
+        self.changed(job, "fell", why=why, wait=wait, **gone)
         self.plan.must_sync = True
-        self._enqueue(job)
+        self.enqueue(job)
 
     def _end(self, job: Job, how: Move, outcome: Outcome, leftovers: tuple[Process, ...]) -> None:
         self._release(job, leftovers)
@@ -404,8 +405,8 @@ class _Turn:
         job.not_before = None
         self.plan.must_sync = True
         detail = {"outcome": outcome.value, "exit_code": job.exit_code, "signal": job.signal, "attempt": job.attempt}
-        self._changed(job, job.state.value, **detail)
-        self._after_end(job)
+        self.changed(job, job.state.value, **detail)
+        self.after_end(job)
 
     def _release(self, job: Job, leftovers: tuple[Process, ...]) -> None:
         """Give the job's GPUs back, or keep them for the processes it left behind."""
@@ -462,8 +463,8 @@ class _Turn:
             return
         self._release(job, ())
         move(job, Move.FELL, self.now.wall)
-        self._changed(job, "unclaimed", attempt=job.attempt)
-        self._enqueue(job)
+        self.changed(job, "unclaimed", attempt=job.attempt)
+        self.enqueue(job)
 
     def _lost(self, fact: Lost) -> None:
         job = self._of(fact.job, fact.attempt)
@@ -476,173 +477,41 @@ class _Turn:
         else:
             self._end(job, Move.GAVE_UP, Outcome.LOST, fact.leftovers)
 
-    # -- requests -----------------------------------------------------------------------------------------
-
-    def _asked(self, fact: Asked) -> None:
-        request, lines, code = fact.request, [], 0
-        if isinstance(request, (Cancel, Requeue)):
-            for job_id in request.jobs:
-                job = self._find(job_id)
-                if job is None:
-                    lines.append(f"no job {job_id}")
-                    code = 6
-                    continue
-                try:
-                    lines.append(self._cancel(job) if isinstance(request, Cancel) else self._requeue(job))
-                except SchedulerError as error:
-                    lines.append(str(error))
-                    code = code or error.exit_code
-        elif isinstance(request, PauseQueue):
-            self.world.queue_paused = request.on
-            self.plan.pauses_changed = True
-            lines.append("the queue is paused; running jobs go on" if request.on else "the queue goes on")
-        else:
-            lines, code = self._pause(request)
-        self.plan.answers.append(Answer(fact.row, code, tuple(lines)))
-        self.plan.must_sync = True
-
-    def _pause(self, request: Pause | Resume) -> tuple[list[str], int]:
-        fleet = self.world.fleet
-        known = [gpu for gpu in request.gpus if fleet.manages(gpu)]
-        managed = gpu_ids_text(ids_of(fleet.all_mask)) or "none"
-        lines = [f"no GPU {gpu} is managed here (managed: {managed})" for gpu in request.gpus if gpu not in known]
-        code = 6 if lines else 0
-        if isinstance(request, Pause):
-            fleet.paused_mask |= mask_of(known)
-        else:
-            fleet.paused_mask &= ~mask_of(known)
-            if request.force:
-                fleet.telemetry.accept(known, self.now)
-        self.plan.pauses_changed = True
-        paused = gpu_ids_text(ids_of(fleet.paused_mask)) or "none"
-        for gpu in known:
-            accepted = "; what others have on it is accepted" if isinstance(request, Resume) and request.force else ""
-            done = "paused" if isinstance(request, Pause) else "resumed"
-            lines.append(f"GPU {gpu} {done} (paused now: {paused}){accepted}")
-        return lines, code
-
-    def _cancel(self, job: Job) -> str:
-        now = self.now
-        if job.state.ended:
-            return f"job {job.id} has ended already ({job.state.value})"
-        if job.state is JobState.STOPPING:
-            if job.stop_why != "cancelled":  # its time limit was first; it must not be tried again all the same
-                job.stop_why = "cancelled"
-                self._changed(job, "stopping", why=job.stop_why)
-            return f"job {job.id} is being stopped already"
-        job.stop_why, job.stop_at = "cancelled", now.wall
-        if job.state is JobState.PENDING:
-            self.world.queue.drop(job.id)
-            self.world.parked.pop(job.id, None)
-            job.finished_at = now.wall
-            move(job, Move.STOP_ASKED, now.wall)
-            job.outcome = Outcome.CANCELLED
-            job.not_before = None
-            self._changed(job, "cancelled", outcome="cancelled")
-            self._after_end(job)
-            return f"job {job.id} cancelled before it ran"
-        self._stop(job)
-        return f"job {job.id}: SIGTERM to all its processes, SIGKILL after {self.world.policy.kill_grace_s:g} s"
-
-    def _stop(self, job: Job) -> None:
+    def stop(self, job: Job) -> None:
         move(job, Move.STOP_ASKED, self.now.wall)
         job.stop_at = self.now.wall
-        self._changed(job, "stopping", why=job.stop_why)
+        self.changed(job, "stopping", why=job.stop_why)
         if job.process is not None:
             self.plan.stops.append(Stop(job, hard=False))
         self.world.at(self.now.mono + self.world.policy.kill_grace_s, "kill", job)
-
-    def _requeue(self, job: Job) -> str:
-        if not job.state.ended:
-            return f"job {job.id} is {job.state.value} already"
-        equal = self._equal(job)
-        if equal is not None:
-            raise Refused(
-                f"job {job.id} cannot run again: job {equal.id} ({equal.state.value}) is the same script, arguments and environment",
-                do=f"gpujob retry {equal.id}" if equal.state.ended else f"see gpujob why {equal.id}",
-            )
-        before = job.state.value
-        move(job, Move.REQUEUED, self.now.wall)
-        job.start_failures = job.runs_failed = job.oom_retries = 0
-        job.not_before = job.failure = None
-        self._changed(job, "requeued", before=before)
-        self._enqueue(job)
-        if job.state is not JobState.PENDING:
-            return f"job {job.id} is {job.state.value} again: a job that it needs has not ended well"
-        return f"job {job.id} waits again (it was {before})"
-
-    def _equal(self, job: Job) -> Job | None:
-        """Another job with this one's identity that waits, runs or has succeeded."""
-        if not job.identity:
-            return None
-        for other in (*self.plan.changed.values(), self.world.blocker(job.identity)):
-            if other is not None and other.id != job.id and other.identity == job.identity:
-                if self._find(other.id) is other or other.id not in self.plan.changed:
-                    if other.state is JobState.DONE or not other.state.ended:
-                        return other
-        return None
 
     # -- time and room ------------------------------------------------------------------------------------
 
     def fall_due(self) -> None:
         """Timers: back-off over, time limit reached, grace over; and what the GPUs' readings have come to say."""
-        self._judge_gpus()
+        judge_gpus(self)
         timers = self.world.timers
         while timers and timers[0][0] <= self.now.mono:
             _, kind, job_id, attempt = heapq.heappop(timers)
             if kind == "retry":
                 if self.world.parked.get(job_id) == "backoff":
-                    job = self._find(job_id)
+                    job = self.find(job_id)
                     if job is not None and job.state is JobState.PENDING and job.attempt == attempt:
                         job.not_before = None
-                        self._enqueue(job)
+                        self.enqueue(job)
                 continue
             job = self._of(job_id, attempt)
             if job is None:
                 continue
             if kind == "limit" and job.state is JobState.RUNNING:
                 job.stop_why = "time_limit"
-                self._stop(job)
+                self.stop(job)
             elif kind == "term" and job.state is JobState.STOPPING:
                 self.plan.stops.append(Stop(job, hard=False))
             elif kind == "kill" and job.state is JobState.STOPPING:
                 if job.process is not None or job.id in self.world.leader_ended:
                     self.plan.stops.append(Stop(job, hard=True))
                 self.world.at(self.now.mono + KILL_AGAIN_S, "kill", job)
-
-    def _judge_gpus(self) -> None:
-        """Let time pass over the readings, and say what changed."""
-        world, telemetry = self.world, self.world.fleet.telemetry
-        if not telemetry.cards:
-            return
-        telemetry.limits = world.policy.limits
-        telemetry.judge(self.now)
-        silent, free_again = [], []
-        for index, card in telemetry.cards.items():
-            before, after = world.told.get(index), card.verdict
-            what = "trouble" if after.code == "stale" and telemetry.trouble else after.code
-            passing = what == "releasing" or (what == "foreign" and not card.blocked)
-            if passing or (before or "") == what or not card.heard_of(telemetry):
-                continue
-            world.told[index] = what
-            if what == "trouble":
-                silent.append(index)
-            elif after.code:
-                self.plan.notices.append((f"{after.sentence}; no new job goes there", True))
-            elif before is not None:
-                free_again.append(index)
-            if after.code == "gone":
-                for job in world.live.values():
-                    if index in job.gpus:
-                        job.notes = (*job.notes, f"{after.sentence} while it ran")
-                        self._changed(job, "gpu_gone", gpu=index)
-        if free_again:
-            self.plan.notices.append((f"GPU {gpu_ids_text(free_again)} can be given jobs again", False))
-        if silent:
-            gpus = gpu_ids_text(silent)
-            self.plan.notices.append(
-                (f"no telemetry from GPU {gpus}: {telemetry.trouble}; no new job goes there, running jobs go on", True)
-            )
 
     def place(self) -> None:
         """Start each waiting job that fits, in order; skip those that do not."""
@@ -659,7 +528,7 @@ class _Turn:
                 gpus = None
             taken = gpus is not None
             if gpus is not None:
-                job = self._find(job_id)
+                job = self.find(job_id)
                 world.queue.drop(job_id)
                 if job is not None and job.state is JobState.PENDING:
                     self._start(job, gpus)

@@ -1,0 +1,45 @@
+"""What is said when the GPUs' readings come to say something else; part of the one place that chooses (`decide.py`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler.core.gpu import gpu_ids_text
+
+if TYPE_CHECKING:
+    from scheduler.core.decide import Turn
+
+
+def judge_gpus(turn: Turn) -> None:
+    """Let time pass over the readings, and say what changed."""
+    world, telemetry = turn.world, turn.world.fleet.telemetry
+    if not telemetry.cards:
+        return
+    telemetry.limits = world.policy.limits
+    telemetry.judge(turn.now)
+    silent, free_again = [], []
+    for index, card in telemetry.cards.items():
+        before, after = world.told.get(index), card.verdict
+        what = "trouble" if after.code == "stale" and telemetry.trouble else after.code
+        passing = what == "releasing" or (what == "foreign" and not card.blocked)
+        if passing or (before or "") == what or not card.heard_of(telemetry):
+            continue
+        world.told[index] = what
+        if what == "trouble":
+            silent.append(index)
+        elif after.code:
+            turn.plan.notices.append((f"{after.sentence}; no new job goes there", True))
+        elif before is not None:
+            free_again.append(index)
+        if after.code == "gone":
+            for job in world.live.values():
+                if index in job.gpus:
+                    job.notes = (*job.notes, f"{after.sentence} while it ran")
+                    turn.changed(job, "gpu_gone", gpu=index)
+    if free_again:
+        turn.plan.notices.append((f"GPU {gpu_ids_text(free_again)} can be given jobs again", False))
+    if silent:
+        gpus = gpu_ids_text(silent)
+        turn.plan.notices.append(
+            (f"no telemetry from GPU {gpus}: {telemetry.trouble}; no new job goes there, running jobs go on", True)
+        )
