@@ -26,7 +26,10 @@ def answer(turn: Turn, fact: Asked) -> None:
                 code = 6
                 continue
             try:
-                lines.append(_cancel(turn, job) if isinstance(request, Cancel) else _requeue(turn, job))
+                if isinstance(request, Requeue) and request.unless_done and job.succeeded:
+                    lines.append(f"job {job.id} has ended well meanwhile; it is not run again")
+                else:
+                    lines.append(_cancel(turn, job) if isinstance(request, Cancel) else _requeue(turn, job))
             except SchedulerError as error:
                 lines.append(str(error))
                 code = code or error.exit_code

@@ -58,6 +58,8 @@ def _number(value: Any) -> float:
 
 
 def _share(value: Any) -> float:
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return _share(_number(value.strip()[:-1]) / 100)
     number = _number(value)
     if number > 1:
         raise UsageError(f"must be a share between 0 and 1, not {value!r}", do="write 0.8 for 80 %")
@@ -66,8 +68,8 @@ def _share(value: Any) -> float:
 
 def _interval(value: Any) -> float:
     number = _seconds(value)
-    if number < 0.05:
-        raise UsageError(f"must be 0.05 s or more, not {value!r}")
+    if 0 < number < 0.05:
+        raise UsageError(f"must be 0.05 s or more, not {value!r}", do="0 turns readings off")
     return number
 
 
@@ -140,7 +142,12 @@ class Config:
     whole_gpu_tolerance: float = _option(
         0.02, _share, "share of memory that others may use on a GPU given out as a whole", reload=True
     )
-    gpu_interval: float = _option(5.0, _interval, "between two readings of the GPUs", reload=True)
+    gpu_interval: float = _option(
+        5.0,
+        _interval,
+        "between two readings of the GPUs; 0: never read, --gpus N are given out by booking alone",
+        reload=True,
+    )
     settle: float = _option(
         120.0, _seconds, "after a start, new processes of ours on its GPU count as the job's for this long", reload=True
     )

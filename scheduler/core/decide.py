@@ -23,7 +23,7 @@ from scheduler.core.facts import (
     Unclaimed,
 )
 from scheduler.core.failure import OUT_OF_MEMORY
-from scheduler.core.gpu import WHOLE, Need
+from scheduler.core.gpu import WHOLE, Need, gpu_ids_text
 from scheduler.core.job import Event, Holding, Job, JobState, Outcome, Process
 from scheduler.core.noticing import judge_gpus
 from scheduler.core.placement import Fleet, Reason, class_of
@@ -117,6 +117,7 @@ class World:
     estimates: Estimates = field(default_factory=Estimates)
     timers: list[tuple[float, str, int, int]] = field(default_factory=list)
     leader_ended: set[int] = field(default_factory=set)  # STOPPING jobs whose leader is gone, others not
+    unbooked: set[str] = field(default_factory=set)  # attempts found in the store with GPUs that others have booked
     told: dict[int, str] = field(default_factory=dict)  # what was last said of each GPU: a verdict's code, or `trouble`
 
     def __post_init__(self) -> None:
@@ -155,7 +156,11 @@ class World:
 
     def adopt(self, job: Job, now: Now) -> None:
         """Count a STARTING, RUNNING or STOPPING job read from the store, with its GPUs."""
-        self.fleet.take(job.need, job.gpus, job.spec.vram_mib or 0)
+        try:
+            self.fleet.take(job.need, job.gpus, job.spec.vram_mib or 0)
+        except ValueError:  # a booking that cannot be: the job runs all the same, and must not keep us from all others
+            self.unbooked.add(job.attempt_key)
+            job.notes = (*job.notes, f"its GPUs ({gpu_ids_text(job.gpus)}) are booked by others as well")
         self.live[job.id] = job
         self._watch_limit(job, now)
         if job.state is JobState.STOPPING:
@@ -166,7 +171,10 @@ class World:
 
     def hold(self, holding: Holding) -> None:
         """Count GPUs held by processes that outlived their job."""
-        self.fleet.take(holding.need, holding.gpus, holding.vram_mib)
+        try:
+            self.fleet.take(holding.need, holding.gpus, holding.vram_mib)
+        except ValueError:
+            self.unbooked.add(holding.key)
         self.holdings[holding.key] = holding
 
     def at(self, mono: float, kind: str, job: Job) -> None:
@@ -347,7 +355,7 @@ class Turn:
         if fact.note:
             job.notes = (*job.notes, fact.note)
         self.plan.must_sync = True
-        if job.state is JobState.STOPPING and fact.leftovers:
+        if job.state is JobState.STOPPING and set(fact.leftovers) - set(fact.unsure):
             self.world.leader_ended.add(job.id)  # its GPUs are given back when all of it is gone
             self.changed(job, "leader_ended", processes=[p.pid for p in fact.leftovers])
             return
@@ -414,7 +422,10 @@ class Turn:
         world.live.pop(job.id, None)
         world.leader_ended.discard(job.id)
         vram = job.spec.vram_mib or 0
-        world.fleet.give_back(job.need, job.gpus, vram)
+        if job.attempt_key in world.unbooked:
+            world.unbooked.discard(job.attempt_key)
+        else:
+            world.fleet.give_back(job.need, job.gpus, vram)
         if world.fleet.telemetry.left(job.gpus, self.now):
             self.plan.read_gpus(self.now.mono)
         if leftovers and job.gpus:
@@ -427,7 +438,10 @@ class Turn:
     def _gone(self, key: str) -> None:
         holding = self.world.holdings.pop(key, None)
         if holding is not None:
-            self.world.fleet.give_back(holding.need, holding.gpus, holding.vram_mib)
+            if key in self.world.unbooked:
+                self.world.unbooked.discard(key)
+            else:
+                self.world.fleet.give_back(holding.need, holding.gpus, holding.vram_mib)
             if self.world.fleet.telemetry.left(holding.gpus, self.now):
                 self.plan.read_gpus(self.now.mono)
             self.plan.freed.append(key)

@@ -48,6 +48,7 @@ class Ended:
     leftovers: tuple[Process, ...] = ()
     failure: Failure | None = None
     note: str = ""  # what else is to be said about it
+    unsure: tuple[Process, ...] = ()  # of ``leftovers``: may be another job's; they hold GPUs, and are not waited for
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,11 @@ _SIGNS = (
         "activation scripts, a larger activation_limit gives them more time",
     ),
     ("start", re.compile(r"^gpujob: cannot start "), "the command did not run: its program could not be executed"),
-    ("import", re.compile(r"ModuleNotFoundError: No module named"), "a module is missing: is it the right conda_env?"),
+    (
+        "import",
+        re.compile(r"ModuleNotFoundError: No module named"),
+        "a module is missing: is it the right conda_env? (gpujob show names the interpreter; without conda_env it is the scheduler's own python)",
+    ),
 )
 
 

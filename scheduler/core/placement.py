@@ -92,6 +92,9 @@ class Fleet:
             usable = self._with_slack(usable, need.parts)
         if kind.vram_mib:
             usable = self._with_memory(usable, kind.vram_mib)
+        if self.telemetry.cards:
+            room = self.telemetry.has_room
+            usable = mask_of(i for i in ids_of(usable) if room(i, need.parts, kind.vram_mib))
         if not usable:
             return None
         return self._find_share(need.parts, usable) if need.count == 1 else self._find_wide(need, usable)
@@ -229,7 +232,7 @@ class Fleet:
             ids = ids_of(allowed)
             are = "is" if len(ids) == 1 else "are"
             return Reason("paused", f"its GPU{'s' * (len(ids) > 1)} {gpu_ids_text(ids)} {are} paused")
-        forbidden = self._forbidden(need, usable)
+        forbidden = self._forbidden(need, usable, kind.vram_mib)
         if forbidden is not None:
             return forbidden
         usable = usable & self.usable_mask or usable
@@ -259,7 +262,7 @@ class Fleet:
             return Reason("no-wide-room", text + tail)
         return Reason("no-wide-room", f"needs {need.in_words()}; {best} {'is' if best == 1 else 'are'} free{tail}")
 
-    def _forbidden(self, need: Need, usable: int) -> Reason | None:
+    def _forbidden(self, need: Need, usable: int, vram_mib: int) -> Reason | None:
         """Why GPUs whose ledger has room must not be used now, where that is what the job waits for."""
         verdicts = {}
         room: dict[int, int] = {}
@@ -267,7 +270,7 @@ class Fleet:
             if self.free[i] < need.parts:
                 continue
             server = self.gpus[i].server
-            verdict = self.telemetry.forbids(i, need.parts, self.free[i])
+            verdict = self.telemetry.forbids(i, need.parts, self.free[i], vram_mib)
             if verdict.code:
                 verdicts[i] = verdict
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
 from scheduler.core.facts import Fact, Readings
@@ -55,8 +55,11 @@ class Probe(Protocol):
 
     absent: bool  # the last reading failed because there is no driver at all
 
-    def first(self) -> Readings:
-        """The first reading, waited for at the start. Raises NoGpuData when no GPU can be seen."""
+    def first(self, slow: Callable[[], None] | None = None) -> Readings:
+        """The first reading, waited for at the start (``slow`` is called once if that takes more than a moment).
+
+        Raises NoGpuData when no GPU can be seen.
+        """
 
     def ask(self) -> None:
         """Begin a reading, unless one is under way."""

@@ -17,9 +17,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Run these ended jobs again: same id, new attempt, new log."""
+    """Run these ended jobs again: same id, new attempt, new log; ``unless_done``: not those that ended well."""
 
     jobs: tuple[int, ...]
+    unless_done: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,14 @@ def mode_of(arguments: Sequence[str]) -> str:
     return "unknown"
 
 
+def shortened(name: str, most: int) -> str:
+    """``name`` cut to ``most`` characters, before the id at its end."""
+    if len(name) <= most:
+        return name
+    head, _, job = name.rpartition("_")
+    return f"{head[: most - len(job) - 1]}_{job}"
+
+
 def free_name(name: str, short_id: str, attempt: int, taken: Container[str]) -> str:
     """``name``, or with this scheduler's short id, and then the attempt, where another session has it already."""
     for candidate in (name, f"{name}_{short_id}", f"{name}_{short_id}_a{attempt}"):

@@ -77,6 +77,7 @@ class Card:
     excess: int = 0  # parts that memory beyond the promised shares takes from the ledger's free ones
     excess_mib: int = 0
     why_excess: Verdict = NOTHING_FORBIDDEN
+    own: dict[str, float] = field(default_factory=dict)  # measured, by attempt
     own_mib: int = 0
     foreign_mib: int = 0
     baseline_mib: int | None = None
@@ -210,6 +211,7 @@ class Telemetry:
         total, used = reading.memory_total_mib or 0, reading.memory_used_mib
         tenants = self.tenants(card.gpu.index)
         if used is None or not total:
+            card.own = {}
             card.own_mib = card.foreign_mib = 0
             card.measured_at = -math.inf
             return
@@ -224,6 +226,7 @@ class Telemetry:
         capacity = max(1, total - (card.baseline_mib or 0))
         outgrown = {t: own[t.key] for t in tenants if t.key in own and own[t.key] > OUTGROWN * _promised(t, capacity)}
         beyond = sum(used_by - _promised(t, capacity) for t, used_by in outgrown.items())
+        card.own = own
         card.own_mib, card.foreign_mib = int(sum(own.values())), foreign
         card.excess_mib = int(foreign + beyond)
         slack = self.limits.tolerance * capacity
@@ -320,7 +323,7 @@ class Telemetry:
             card.above, card.below = card.above + 1, 0
             if (first or card.above >= BLOCK_AFTER) and not self._releasing(card, reading):
                 card.blocked = True
-        elif memory < limits.memory - HYSTERESIS and load < limits.load - HYSTERESIS:
+        elif memory < _below(limits.memory) and load < _below(limits.load):
             card.above, card.below = 0, card.below + 1
             if card.below >= UNBLOCK_AFTER:
                 card.blocked = False
@@ -414,7 +417,7 @@ class Telemetry:
             return Verdict("foreign", f"GPU {index} was in use by others a moment ago; it is watched a little longer")
         if card.blocked or card.above:
             again = "" if card.blocked else "; looked at again in a moment"
-            if card.foreign_mib >= (self.limits.memory - HYSTERESIS) * reading.memory_total_mib:
+            if card.foreign_mib >= _below(self.limits.memory) * reading.memory_total_mib:
                 return Verdict("foreign", _in_use(index, card.foreign_mib, card.strangers) + again)
             busy = f"{100 * (reading.load or 0):.0f} % busy"
             limit = f"limit {100 * self.limits.load:g} %{again}"
@@ -423,7 +426,19 @@ class Telemetry:
             )
         return NOTHING_FORBIDDEN
 
-    def forbids(self, index: int, parts: int, free: int) -> Verdict:
+    def has_room(self, index: int, parts: int, vram_mib: int) -> bool:
+        """Whether the memory that is left holds the job: each of ours counts with what it was promised, or has outgrown."""
+        card = self.cards.get(index)
+        if card is None or card.reading is None or not card.reading.memory_total_mib:
+            return True
+        capacity = card.reading.memory_total_mib - (card.baseline_mib or 0)
+        room = float(capacity - card.foreign_mib)
+        for tenant in self.tenants(index):
+            promised, own = _promised(tenant, capacity), card.own.get(tenant.key, 0.0)
+            room -= own if own > OUTGROWN * promised else promised
+        return max(vram_mib, capacity * parts / WHOLE) <= room + self.limits.tolerance * capacity
+
+    def forbids(self, index: int, parts: int, free: int, vram_mib: int = 0) -> Verdict:
         """Why a job that needs ``parts`` of GPU ``index``, of which the ledger has ``free``, must not go there."""
         card = self.cards.get(index)
         if card is None:
@@ -431,10 +446,23 @@ class Telemetry:
         if card.verdict.code:
             return card.verdict
         if parts == WHOLE and card.whole_blocked:
-            return card.whole
+            limit = f"{100 * self.limits.tolerance:g} %"
+            return Verdict(
+                card.whole.code,
+                f"{card.whole.sentence}; a job that needs the whole GPU waits while that is above {limit}",
+            )
         if parts + card.excess > free:
-            return card.why_excess
+            return Verdict(card.why_excess.code, f"{card.why_excess.sentence}; too little is left for this job's share")
+        if not self.has_room(index, parts, vram_mib):
+            return Verdict(
+                "no-room", f"GPU {index} has too little memory left beside what its jobs were promised or use"
+            )
         return NOTHING_FORBIDDEN
+
+
+def _below(limit: float) -> float:
+    """From where a sample counts as well below a limit."""
+    return limit - min(HYSTERESIS, limit / 2)
 
 
 def _most_baseline(total: int) -> int:
@@ -467,6 +495,8 @@ def _who(processes: Sequence[GpuProcess]) -> str:
     if not processes:
         return ""
     largest = max(processes, key=lambda process: (process.memory_mib or 0, -process.pid))
+    if largest.owner:
+        return f" (pid {largest.pid} of job {largest.owner.partition('.')[0]}, which was not given this GPU)"
     user = f", user {largest.user}" if largest.user else ""
     more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
     return f" (pid {largest.pid}{user}{more})"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pwd
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +26,7 @@ from scheduler.runners.processes import environment_of, seen
 UNREAD = "unread:"  # in place of the UUID of a GPU that the driver has not spoken of yet
 DECLARED = "declared:"
 MOST_PARENTS = 64
+LONGEST_BACKOFF_S = 30.0
 
 
 @dataclass(slots=True)
@@ -34,9 +37,15 @@ class Managed:
     probe: Probe | None = None
     notes: list[str] = field(default_factory=list)
     first: Readings | None = None
+    shown: list[Gpu] = field(default_factory=list)  # all that the driver shows, managed or not
 
 
-def managed_gpus(config: Config, environ: Mapping[str, str], stored: Sequence[Gpu] = ()) -> Managed:
+def managed_gpus(
+    config: Config,
+    environ: Mapping[str, str],
+    stored: Sequence[Gpu] = (),
+    say: Callable[[str], None] = lambda text: None,
+) -> Managed:
     """The GPUs to manage by the settings and the driver; ``stored``: those that the last daemon managed here.
 
     A driver that is there but cannot be asked is not taken for none: the GPUs stand, and wait until it answers.
@@ -47,44 +56,76 @@ def managed_gpus(config: Config, environ: Mapping[str, str], stored: Sequence[Gp
         wanted = tuple(range(config.gpus))
     if wanted == ():
         return Managed([])
+    if not config.gpu_interval:
+        if wanted is None:
+            raise NoGpuData("GPUs are not read (gpu_interval: 0), so their number is not known", do="say it: --gpus N")
+        text = f"GPUs are not read (gpu_interval: 0): GPU {gpu_ids_text(wanted)} declared, given out by booking alone"
+        return Managed(declared(wanted), None, [text])
     probe: Probe = NvidiaProbe(environ)
     try:
-        first = probe.first()
+        first = probe.first(lambda: say("waiting for the GPU driver to answer …"))
     except NoGpuData as error:
         return _without_answer(probe, wanted, stored, error)
-    found = {reading.ordinal: _gpu(reading, stored) for reading in first.gpus}
     notes: list[str] = []
+    found = _numbered(first, stored, notes)
     if wanted is None:
         wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), found, notes)
     beyond = [gpu for gpu in wanted if gpu not in found]
     if beyond:
         probe.close()
         raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {gpu_ids_text(found)}")
-    return Managed([found[gpu] for gpu in wanted], probe, notes, first)
+    return Managed([found[gpu] for gpu in wanted], probe, notes, first, list(found.values()))
 
 
-def _gpu(reading: GpuReading, stored: Sequence[Gpu]) -> Gpu:
-    uuid, name = reading.uuid, reading.name
-    if not uuid:  # lost: the driver counts it, and no more
-        before = {gpu.index: gpu for gpu in stored}.get(reading.ordinal)
-        uuid, name = (before.uuid, before.name) if before else (f"{UNREAD}{reading.ordinal}", "lost")
-    return Gpu(reading.ordinal, uuid, name, 0, reading.memory_total_mib)
+def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[int, Gpu]:
+    """The GPUs by number. The driver's numbers count, unless a GPU of the last start has vanished: then each keeps the
+    number that jobs and pauses know it by, and the vanished one stays, as gone.
+    """
+    before = {gpu.uuid: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
+    by_ordinal = {gpu.index: gpu for gpu in before.values()}
+    shown: list[Gpu] = []
+    for reading in first.gpus:
+        uuid, name = reading.uuid, reading.name
+        if not uuid:  # lost: the driver counts it, and no more
+            known = by_ordinal.get(reading.ordinal)
+            uuid, name = (known.uuid, known.name) if known else (f"{UNREAD}{reading.ordinal}", "lost")
+        shown.append(Gpu(reading.ordinal, uuid, name, 0, reading.memory_total_mib))
+    vanished = [gpu for uuid, gpu in before.items() if uuid not in {gpu.uuid for gpu in shown}]
+    if not vanished:
+        return {gpu.index: gpu for gpu in shown}
+    numbered = {gpu.index: gpu for gpu in vanished}
+    for gpu in shown:
+        if gpu.uuid in before:
+            numbered[before[gpu.uuid].index] = replace(gpu, index=before[gpu.uuid].index)
+    for gpu in shown:
+        if gpu.uuid not in before:
+            free = gpu.index
+            while free in numbered:
+                free += 1
+            numbered[free] = replace(gpu, index=free)
+    lost = gpu_ids_text(gpu.index for gpu in vanished)
+    notes.append(
+        f"GPU {lost} of the last start ({', '.join(gpu.uuid for gpu in vanished)}) is not shown by the driver any more; the "
+        "others keep their numbers here"
+    )
+    return numbered
 
 
 def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequence[Gpu], error: NoGpuData) -> Managed:
     """No reading at the start. Only where there is no driver at all may GPUs be declared."""
     real = {gpu.index: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
-    if probe.absent and not (real and wanted is None):
+    if probe.absent and not real:
         probe.close()
         if wanted is None:
             raise error
         text = f"no NVIDIA driver here: GPU {gpu_ids_text(wanted)} declared, given out by booking alone"
         return Managed(declared(wanted), None, [text])
-    if wanted is None and not real:
+    if wanted is None and not real:  # no number of GPUs to wait with
         probe.close()
-        raise error
+        raise NoGpuData(error.what, do="mend the driver, or give GPUs out unread: --gpus N --gpu-interval 0")
     gpus = [real.get(index) or Gpu(index, f"{UNREAD}{index}", "not read yet") for index in wanted or sorted(real)]
-    return Managed(gpus, probe, [f"{error.what}: nothing is started until the driver answers"])
+    without = "; to give them out unread: --gpus N --gpu-interval 0"
+    return Managed(gpus, probe, [f"{error.what}: nothing is started until the driver answers{without}"])
 
 
 def _visible(text: str | None, found: Mapping[int, Gpu], notes: list[str]) -> tuple[int, ...]:
@@ -124,7 +165,8 @@ class GpuEyes:
         self.probe, self._jobs = probe, jobs
         self._mark = b"GPUJOB_STATE_FILE=" + os.fsencode(state_file)
         self._known: dict[tuple[int, int], GpuProcess] = {}
-        self._due = 0.0
+        self._read_at = -math.inf
+        self._failures = 0
         self._under_way = False
         self._asked_at = 0.0
         self._once_more = False
@@ -143,12 +185,13 @@ class GpuEyes:
         found = self.probe.look()
         if found is not None:
             self._under_way = False
-            self._due = now_mono + interval_s
+            self._read_at = now_mono
+            self._failures = self._failures + 1 if found.problem else 0
             found = replace(found, gpus=tuple(map(self._identified, found.gpus)))
         if self._once_more and not self._under_way:
             self._once_more = False
             self.read(now_mono)
-        elif not self._under_way and now_mono >= self._due:
+        elif not self._under_way and now_mono >= self._due(interval_s):
             self.read(now_mono)
         return found
 
@@ -156,10 +199,16 @@ class GpuEyes:
         """The same, with what /proc tells of each process."""
         return replace(readings, gpus=tuple(map(self._identified, readings.gpus)))
 
-    def next_look(self) -> float:
+    def next_look(self, interval_s: float) -> float:
         """A ``mono`` time at which to look again."""
         due = self.probe.next_look()
-        return self._due if due is None else due
+        return self._due(interval_s) if due is None else due
+
+    def _due(self, interval_s: float) -> float:
+        """When to read again: the longer the driver fails, the more seldom (each try starts two processes)."""
+        if self._failures:
+            interval_s = max(interval_s, min(LONGEST_BACKOFF_S, interval_s * 2 ** (self._failures - 1)))
+        return self._read_at + interval_s
 
     def _identified(self, reading: GpuReading) -> GpuReading:
         if reading.processes is None:
@@ -236,6 +285,13 @@ class Flag:
         self._socket.close()
 
 
+def _belongs(pid: int, uid: int) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid == uid
+    except OSError:
+        return False
+
+
 def other_schedulers() -> list[str]:
     """A sentence for each other scheduler that runs on this machine, of whatever user."""
     try:
@@ -245,8 +301,11 @@ def other_schedulers() -> list[str]:
         return []  # no such file in this container: only the warning is lost
     found = []
     for name in sorted(set(names)):
-        uid, pid, ids = [*name.split("/", 2), "", ""][:3]
-        if uid.isdigit() and pid.isdigit() and int(pid) != os.getpid():
+        found_name = re.fullmatch(r"(\d{1,10})/(\d{1,10})/([\d,-]+|none)", name, re.ASCII)
+        if found_name is None:
+            continue  # anybody may take such a name; only one of our shape is believed, and only of its own user
+        uid, pid, ids = found_name.groups()
+        if int(pid) != os.getpid() and _belongs(int(pid), int(uid)):
             found.append(
                 f"another gpujob runs on this machine: pid {pid} of user {_user(int(uid))}, GPUs {ids}; they do not know "
                 "of each other's bookings, so give each its own GPUs (--gpu-ids)"

@@ -57,6 +57,8 @@ REFUSED_AFTER = 3  # vain tries, after which open requests are refused
 MISSING_A_ROUND = 200
 MOST_KEPT = 2000
 MOST_NAMED = 20
+HOPE_S = 30.0  # a drain waits so long for a GPU that is gone or unhealthy
+LASTING = frozenset({"gone", "unhealthy"})
 TAIL_BYTES = 16 * 1024
 
 
@@ -115,6 +117,7 @@ class House:
     again: bool = True
     told_reasons: dict[str, object] = field(default_factory=dict)
     ended_badly: int = 0
+    hopeless_since: float | None = None
     told_running: set[int] = field(default_factory=set)  # jobs of which it was said that they run
 
     def __post_init__(self) -> None:
@@ -192,6 +195,9 @@ class House:
                 rows.save_holdings(writing, [], stale, this_boot)
         self.rung = True
         self.turn(facts, [], now, sync=True)
+        if self.eyes is not None:
+            with self.db.writing(sync=False) as writing:
+                save_readings(writing, self.telemetry.cards.values(), now.wall)
         for job in self.world.live.values():
             if job.process is not None and job.state is JobState.RUNNING and job.id not in self.told_running:
                 detail = {"gpus": list(job.gpus), "pid": job.process.pid, "attempt": job.attempt}
@@ -450,12 +456,16 @@ class House:
             out.append(fact)
         return out
 
+    def _interval(self) -> float:
+        """Between two readings; short while one sample wants another."""
+        interval = limits_of(self.config).interval_s
+        return min(FRESH_S, interval) if self.telemetry.uncertain else interval
+
     def _read_gpus(self, now: Now) -> list[Fact]:
         """What the GPUs say, when it is time; a reader's own processes are no job's."""
         if self.eyes is None:
             return []
-        interval = self.config.gpu_interval
-        found = self.eyes.look(now.mono, min(FRESH_S, interval) if self.telemetry.uncertain else interval)
+        found = self.eyes.look(now.mono, self._interval())
         self.runner.leave_alone(self.eyes.probe.sessions())
         if found is None:
             return []
@@ -625,7 +635,7 @@ class House:
         timer, look = self.world.next_timer(), self.runner.next_look()
         due += [moment for moment in (timer, look) if moment is not None]
         if self.eyes is not None:
-            due.append(self.eyes.next_look())
+            due.append(self.eyes.next_look(self._interval()))
         due += [watched.due for watched in self.files.values() if watched.due]
         if self.lazy:
             due.append(self.lazy_due)
@@ -648,7 +658,15 @@ class House:
             return False
         if "backoff" in world.parked.values():
             return False
-        return not any(reason.code in PASSING for reason in world.class_reasons().values())
+        codes = {reason.code for reason in world.class_reasons().values()}
+        if codes & PASSING or any(world.fleet.find(kind) is not None for kind in world.queue.classes()):
+            self.hopeless_since = None
+            return False
+        if not codes & LASTING:
+            return True
+        now = time.monotonic()  # one bad reading must not end a drain
+        self.hopeless_since = self.hopeless_since or now
+        return now - self.hopeless_since >= HOPE_S
 
     def wait(self, epoll: select.epoll, wakeup: int) -> None:
         """Sleep until something happens."""

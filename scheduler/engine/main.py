@@ -111,12 +111,9 @@ class Daemon:
             try:
                 check_home(db, self.places)
                 stored = rows.gpus(db.connection)
-                managed = managed_gpus(config, self.environ, stored)
-                for note in managed.notes:
-                    self.listener(Said(note, 30))
+                managed = managed_gpus(config, self.environ, stored, lambda text: self.listener(Said(text, 30)))
                 with db.writing() as connection:
-                    for note in follow_moved(connection, moved_gpus(stored, managed.gpus)):
-                        self.listener(Said(note, 30))
+                    managed.notes += follow_moved(connection, moved_gpus(stored, managed.shown))
                     rows.save_gpus(connection, managed.gpus)
                     forget_readings(connection)
                     rows.set_meta(connection, "jobs_file", config.jobs_file)
@@ -151,7 +148,11 @@ class Daemon:
         runner = self._runner(soft)
         if config.screen:
             with db.writing() as connection:
-                rows.set_meta(connection, "screen_folder", self.environ.get("SCREENDIR", ""))
+                rows.set_meta(
+                    connection,
+                    "screen_folder",
+                    os.path.abspath(folder) if (folder := self.environ.get("SCREENDIR", "")) else "",
+                )
         watching, note = watcher(config.watch, {os.path.dirname(path) for path in paths})
         house = House(
             self.places, config, db, runner, watching, managed.gpus, tell, self.environ, folder, self._again,
@@ -159,8 +160,9 @@ class Daemon:
         )  # fmt: skip
         house.flush_log = log.flush
         house.table = table  # type: ignore[assignment]
-        if note:
-            tell(Said(note, 30))
+        for text in (*managed.notes, note):
+            if text:
+                tell(Said(text, 30))
         watching.watch(
             [*paths, self.places.bell, config.state_file]
             + [path for path in (config.llm_config, self.settings.config_file) if path]
@@ -217,11 +219,14 @@ class Daemon:
             if drain and not house.broken_until and not self.stop_signal:
                 if house.idle():
                     self._last_words(house)
+                    if not house.idle():
+                        continue
                     tell(Said("nothing is left to do"))
                     return Ending(1 if house.ended_badly else 0)
                 if house.stuck():
                     self._last_words(house)
-                    return Ending(1, self._left(house))
+                    if house.stuck():  # the last look may have started something
+                        return Ending(1, self._left(house))
         self._last_words(house)
         left = len(house.world.live)
         goes_on = f"; {left} running job{'s go' if left > 1 else ' goes'} on" if left else ""

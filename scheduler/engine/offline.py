@@ -52,12 +52,18 @@ def _carry_out(database: Database, config: Config, request: Request) -> Answer:
         if plan.pauses_changed:
             rows.save_pauses(writing, ids_of(world.fleet.paused_mask), world.queue_paused)
         if later:
-            rows.ask(writing, type(request)(later), now.wall)  # type: ignore[arg-type]
+            # Nobody knows yet how these end: asked to run again, one that ends well meanwhile is not run twice.
+            wish = Cancel(later) if isinstance(request, Cancel) else Requeue(later, unless_done=True)
+            rows.ask(writing, wish, now.wall)
     if plan.pauses_changed and os.path.exists(config.state_file):
         for job in in_hand.values():
             if all(gpu in world.fleet.gpus for gpu in job.gpus):
                 world.adopt(job, now)
         StateFile(config.state_file).paint(picture(world, rows.counts(connection), now.wall))
     answer = plan.answers[0]
-    lines = (*answer.lines, *(f"job {job} runs: done when the scheduler starts again" for job in later))
+    then = "it is cancelled" if isinstance(request, Cancel) else "it is run again, if it has not ended well,"
+    lines = (
+        *answer.lines,
+        *(f"job {job} was running at last; {then} when the scheduler starts again" for job in later),
+    )
     return Answer(0, 5 if later else answer.code, lines)

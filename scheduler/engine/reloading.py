@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from scheduler.engine.loop import House
 
 
+UNCHANGED_S = 5.0  # reading can be turned off only at the start
+
+
 def policy_of(config: Config) -> Policy:
     """The settings that decisions depend on."""
     return Policy(
@@ -39,7 +42,7 @@ def limits_of(config: Config) -> Limits:
         config.mem_threshold,
         config.load_threshold,
         config.whole_gpu_tolerance,
-        config.gpu_interval,
+        config.gpu_interval or UNCHANGED_S,
         config.settle,
         config.release,
         config.hold_on_errors,

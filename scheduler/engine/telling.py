@@ -76,7 +76,7 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     if event.kind == "missing":
         return f"{name} waits: {harmless(str(detail.get('why')))}", logging.WARNING
     if event.kind == "stopping":
-        why = "its time limit is over" if detail.get("why") == "time_limit" else "asked to"
+        why = "its time limit is over" if detail.get("why") == "time_limit" else "it was cancelled"
         return f"{name} is being ended: {why}", logging.INFO
     if event.kind == "unclaimed":
         return f"{name}: its start was cut off before it began; it waits again", logging.WARNING

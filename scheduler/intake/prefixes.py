@@ -92,7 +92,7 @@ class Prefixes:
             for candidate in self._named(name, environ):
                 return _checked(candidate, name)
         return Missing(
-            f"no environment {name} is known here; make it (conda create -n {name}) or write its folder; "
+            f"no environment {name} is known here; make it (conda create -n {name}) or write its folder (./{name} beside the jobs file, or the whole path); "
             "looked again when it appears"
         )
 

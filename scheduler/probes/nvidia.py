@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ from scheduler.probes import reader
 
 DEADLINE_S = 5.0  # for one answer; then the reader is killed (how old a reading may be: core/telemetry.py)
 FIRST_DEADLINE_S = 15.0  # a driver that nobody holds open needs seconds to wake up
+SLOW_S = 2.0
+READER = "GPUJOB_READER"
+LONGEST_WITHOUT_NVML_S = 3600.0
 NVML_AGAIN_S = 60.0  # while nvidia-smi serves, try the better way now and then
 LONGEST_ANSWER = 4 << 20
 WAYS = {"nvml": "NVML", "smi": "nvidia-smi"}
@@ -34,6 +37,7 @@ class _Reader:
     pidfd: int
     into: int
     out: int
+    token: str  # in the environment of all that it starts
     answered: bool = False
     text: bytes = b""
 
@@ -56,8 +60,11 @@ class NvidiaProbe:
         self._due = 0.0
         self._ways: list[str] = []
         self._failed: list[tuple[str, str, bool]] = []
-        self._no_nvml = False  # not there at all, by the last try
+        self._no_nvml = False  # not there at all, or without an answer, by the last try
+        self._nvml_wait = NVML_AGAIN_S
         self._nvml_at = 0.0
+        self._spawned = 0
+        self._answered = False  # somebody answered once: the driver is awake
         self._hidden: set[int] = set()  # readers that may still live
 
     # -- asking -------------------------------------------------------------------------------------------
@@ -69,7 +76,7 @@ class NvidiaProbe:
         now = time.monotonic()
         self._asked_at = now
         self._failed = []
-        if self._no_nvml and now - self._nvml_at < NVML_AGAIN_S:
+        if self._no_nvml and now - self._nvml_at < self._nvml_wait:
             self._ways = ["smi", "nvml"]
         else:
             self._ways = ["nvml", "smi"]
@@ -96,19 +103,21 @@ class NvidiaProbe:
             except OSError as error:
                 if self._reader is not None:
                     self._end(self._reader)
-                self._failed.append((way, error.strerror or str(error), False))
+                self._failed.append((way, f"its reader cannot be started ({error.strerror or error})", False))
                 continue
-            self._due = now + (self.deadline_s if self._reader.answered else max(self.deadline_s, FIRST_DEADLINE_S))
+            self._due = now + self._limit(self._reader)
             return
 
     def _spawn(self, way: str) -> _Reader:
+        self._spawned += 1
+        token = f"{os.getpid()}-{self._spawned}"
         theirs_in, into = os.pipe2(os.O_CLOEXEC)
         out, theirs_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, reader.__file__, way],
-                self.environ,
+                {**self.environ, READER: token},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, theirs_in, 0),
                     (os.POSIX_SPAWN_DUP2, theirs_out, 1),
@@ -126,7 +135,7 @@ class NvidiaProbe:
             os.close(theirs_in)
             os.close(theirs_out)
         self._hidden.add(pid)
-        made = _Reader(way, pid, os.pidfd_open(pid), into, out)
+        made = _Reader(way, pid, os.pidfd_open(pid), into, out, token)
         self._epoll.register(out, select.EPOLLIN)
         return made
 
@@ -148,7 +157,7 @@ class NvidiaProbe:
 
     def _bury(self) -> None:
         for gone in list(self._stuck):
-            if _ended(gone.pidfd):
+            if _ended(gone.pidfd) and not (gone.way == "smi" and _started_by(gone.token)):
                 os.close(gone.pidfd)
                 self._stuck.remove(gone)
                 self._hidden.discard(gone.pid)
@@ -184,9 +193,13 @@ class NvidiaProbe:
             if answer is not None and "gpus" in answer:
                 return self._heard(current, answer)
             if answer is None:
-                self._failed.append(
-                    (current.way, f"no answer within {now - self._due + self._limit(current):.0f} s", False)
-                )
+                waited = now - self._due + self._limit(current)
+                self._failed.append((current.way, f"no answer within {waited:.0f} s", False))
+                if current.way == "nvml":  # each try costs the whole deadline: seldom
+                    self._nvml_wait = min(
+                        LONGEST_WITHOUT_NVML_S, self._nvml_wait * 2 if self._no_nvml else NVML_AGAIN_S
+                    )
+                    self._no_nvml = True
             else:
                 absent = bool(answer.get("absent"))
                 self._failed.append((current.way, str(answer.get("trouble", "an unreadable answer")), absent))
@@ -203,7 +216,7 @@ class NvidiaProbe:
         return Readings(asked, problem="; ".join(f"{WAYS[way]}: {text}" for way, text, _ in told))
 
     def _limit(self, current: _Reader) -> float:
-        return self.deadline_s if current.answered else max(self.deadline_s, FIRST_DEADLINE_S)
+        return self.deadline_s if current.answered or self._answered else max(self.deadline_s, FIRST_DEADLINE_S)
 
     def _hear(self, current: _Reader) -> dict[str, Any] | None:
         """The answer, or None while it is not whole; an ended reader answers with trouble."""
@@ -228,22 +241,28 @@ class NvidiaProbe:
     def _heard(self, current: _Reader, answer: dict[str, Any]) -> Readings:
         asked, self._asked_at = self._asked_at or 0.0, None
         current.answered = True
-        self.absent = False
+        self.absent, self._answered = False, True
         if current.way == "nvml":
-            self._no_nvml = False
+            self._no_nvml, self._nvml_wait = False, NVML_AGAIN_S
         return Readings(asked, tuple(_reading(gpu) for gpu in answer["gpus"]))
 
     # -- at the start -------------------------------------------------------------------------------------
 
-    def first(self) -> Readings:
+    def first(self, slow: Callable[[], None] | None = None) -> Readings:
         """The first reading, waited for. Raises NoGpuData with what each way of asking said."""
         self.ask()
+        tell_at = time.monotonic() + SLOW_S
+        told = False
         while True:
             found = self.look()
             if found is not None:
                 break
-            left = (self.next_look() or 0.0) - time.monotonic()
-            self._epoll.poll(max(0.001, left))
+            now = time.monotonic()
+            if slow is not None and not told and now >= tell_at:
+                told = True
+                slow()
+            due = self.next_look() or 0.0
+            self._epoll.poll(max(0.001, (min(due, tell_at) if slow is not None and not told else due) - now))
         if found.problem:
             raise NoGpuData(f"no GPU is seen ({found.problem})", do="declare some with --gpus N, or mend the driver")
         return found
@@ -255,6 +274,20 @@ class NvidiaProbe:
         for gone in self._stuck:
             os.close(gone.pidfd)
         self._epoll.close()
+
+
+def _started_by(token: str) -> bool:
+    """Whether something that a reader started still lives: an nvidia-smi that sleeps in the driver cannot be killed."""
+    mark = f"{READER}={token}".encode()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as stream:
+                    if mark in stream.read().split(b"\0"):
+                        return True
+            except OSError:
+                continue  # gone meanwhile, or another user's
+    return False
 
 
 def _ended(pidfd: int) -> bool:

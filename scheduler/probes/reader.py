@@ -15,6 +15,8 @@ import contextlib
 import ctypes
 import json
 import os
+import re
+import shutil
 import signal
 import sys
 
@@ -39,7 +41,7 @@ class Nvml:
         try:
             import pynvml
         except ImportError as error:
-            raise Trouble(f"nvidia-ml-py cannot be imported: {error}", absent=True) from None
+            raise Trouble(f"nvidia-ml-py cannot be imported: {error}", absent=not _library()) from None
         self.n = pynvml
         # Not a kind of NVMLError, though it is raised for a function that the driver is too old for.
         self.failures = (pynvml.NVMLError, getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError))
@@ -211,14 +213,16 @@ class Smi:
         try:
             import GPUtil
         except ImportError as error:
-            raise Trouble(f"GPUtil cannot be imported: {error}", absent=True) from None
+            raise Trouble(f"GPUtil cannot be imported: {error}", absent=shutil.which("nvidia-smi") is None) from None
         self.ask = GPUtil.getGPUs
 
     def read(self):
         try:
             found = self.ask()
         except Exception as error:  # noqa: BLE001  GPUtil takes whatever nvidia-smi says for numbers
-            raise Trouble(f"nvidia-smi gave no readable answer ({_words(error)})") from None
+            said = re.search(r"with base 10: ['\"](.*)['\"]", str(error), re.DOTALL)
+            text = " ".join((said[1] if said else str(error)).replace("\\n", " ").split())[:200]
+            raise Trouble(f"no readable answer ({text})") from None
         if not found:
             raise Trouble("no nvidia-smi, or it shows no GPU", absent=True)
         return {"gpus": [_smi_gpu(gpu) for gpu in found], "driver": found[0].driver}
@@ -232,6 +236,15 @@ def _smi_gpu(gpu):
     return {"ordinal": gpu.id, "uuid": gpu.uuid, "name": gpu.name, "total": total, "used": used,
             "load": None if load is None else round(100 * load), "temperature": _number(gpu.temperature),
             "processes": None, "lost": False, "problem": problem, "errors": ""}  # fmt: skip
+
+
+def _library():
+    """Whether NVIDIA's library is there, whoever may use it."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+        return True
+    except OSError:
+        return False
 
 
 def _number(value):

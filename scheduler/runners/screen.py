@@ -24,7 +24,7 @@ from scheduler.core.facts import Fact, Started
 from scheduler.core.job import Job, Process
 from scheduler.core.launch import Launch
 from scheduler.core.recovery import Record
-from scheduler.core.session import free_name
+from scheduler.core.session import free_name, shortened
 from scheduler.crashpoints import crash_point
 from scheduler.runners import record
 from scheduler.runners import shim as shim_file
@@ -37,6 +37,8 @@ LIST_LIMIT_S = 10.0
 SLOWEST_LOOK_S = 0.05
 LOG_PATIENCE_S = 1.0
 MOST_SAID = 300
+SOCKET_PATH = 107
+SHORTEST_NAME = 24
 _FOLDER = re.compile(r"(?:Sockets? in|No Sockets found in) (.+?)\.\s*$", re.MULTILINE)
 _TERMINFO = ("/etc/terminfo", "/lib/terminfo", "/usr/share/terminfo", "/usr/local/share/terminfo")
 
@@ -114,11 +116,16 @@ class ScreenRunner(Watching):
         self.screen = shutil.which("screen", path=environ.get("PATH", os.defpath)) or ""
         if not self.screen:
             raise SchedulerError(
-                "GNU Screen command not found", do="install it (sudo apt-get install screen), or start without --screen"
+                "GNU Screen command not found", do="install it (sudo apt-get install screen), or start with --no-screen"
             )
         super().__init__(attempts, state_file, environ)
         self._server_environ = _server_environ(self.environ)
         self.sockets = self._socket_folder()
+        if self._longest_name() < SHORTEST_NAME:
+            raise SchedulerError(
+                "screen's socket folder has too long a path for session names", where=self.sockets,
+                do="set SCREENDIR to a shorter one (a folder of yours, mode 700)",
+            )  # fmt: skip
         self._screenrc = os.path.join(folder, "screenrc")
         self._write_screenrc()
         self._sessions: dict[str, _Session] = {}
@@ -147,6 +154,10 @@ class ScreenRunner(Watching):
                 do="mend its socket folder, or set SCREENDIR to a folder of yours (mode 700)",
             )
         return found.group(1)
+
+    def _longest_name(self) -> int:
+        """A socket's whole path has at most 107 bytes; a number, a dot, and an appended short id take some."""
+        return SOCKET_PATH - len(os.fsencode(self.sockets)) - len("/4194304.") - len("_12ab_a99")
 
     def _write_screenrc(self) -> None:
         self._write_private(self._screenrc, SCREENRC.format(term=_term()).encode())
@@ -192,7 +203,8 @@ class ScreenRunner(Watching):
                 ),
             )
             stage = "session"
-            name = free_name(job.session or f"gpujob_{job.id}", self.short_id, job.attempt, self._taken())
+            wanted = shortened(job.session or f"gpujob_{job.id}", self._longest_name())
+            name = free_name(wanted, self.short_id, job.attempt, self._taken())
             server = self._spawn(name, handed, launch)
         except OSError as error:
             self._forget(launch.key)
@@ -413,6 +425,8 @@ def _server_environ(environ: Mapping[str, str]) -> dict[str, str]:
     drop = ("STY", "WINDOW", "TERMCAP", "COLUMNS", "LINES")
     made = {name: value for name, value in environ.items() if not name.startswith("GPUJOB_") and name not in drop}
     made["SYSSCREENRC"] = os.devnull
+    if made.get("SCREENDIR"):
+        made["SCREENDIR"] = os.path.abspath(made["SCREENDIR"])
     made.setdefault("TERM", "screen")
     if not any(made.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG")):
         made["LC_ALL"] = "C.UTF-8"

@@ -20,6 +20,7 @@ from scheduler.runners.processes import (
     become_subreaper,
     boot_id,
     carries,
+    environment_of,
     members,
     open_pidfd,
     own_children,
@@ -34,6 +35,7 @@ ZOMBIE_PATIENCE_S = 10.0
 CLAIM_PATIENCE_S = 2.0  # for a starter that was in the midst of its work when the daemon before us died
 LOOK_AGAIN_S = 0.005
 LONGEST_LOOK_S = 0.5
+HELPERS = (b"GPUJOB_SESSION=", b"GPUJOB_READER=")  # in the environment of what belongs to no job
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class Attempt:
     path: str
     process: Process | None = None
     ours: bool = False
+    session: Process | None = None  # who leads the leader's session: itself, or in a terminal its shim
 
     @property
     def key(self) -> str:
@@ -71,6 +74,20 @@ class _Claim:
     due: float
 
 
+def _session_leader(process: Process) -> Process | None:
+    found = seen(process.pid)
+    if found is None or found.ticks != process.ticks:
+        return None
+    leader = seen(found.session)
+    return Process(leader.pid, leader.ticks) if leader is not None else None
+
+
+def _leads(attempt: Attempt, orphan: Seen) -> bool:
+    """Whether a process is of an attempt's session."""
+    leader = attempt.session or attempt.process
+    return leader is not None and orphan.session == leader.pid and orphan.ticks >= leader.ticks
+
+
 class Watching:
     """What all runners of this machine share: watching, adopting, ending attempts, and what these leave behind.
 
@@ -79,7 +96,8 @@ class Watching:
 
     def __init__(self, attempts: str, state_file: str, environ: Mapping[str, str]) -> None:
         self.attempts, self.state_file = attempts, state_file
-        self.environ = {name: value for name, value in environ.items() if name != "GPUJOB_CRASH_AT"}
+        drop = ("GPUJOB_CRASH_AT", "GPUJOB_SESSION", "GPUJOB_LAUNCH", "GPUJOB_READER")
+        self.environ = {name: value for name, value in environ.items() if name not in drop}
         self.boot = boot_id()
         self._epoll = select.epoll()
         self._adopted: dict[int, Attempt] = {}  # pidfd of the leader → attempt that is no child of our keeper
@@ -123,6 +141,8 @@ class Watching:
 
     def _watch(self, attempt: Attempt) -> None:
         """Be told when the leader ends; an ended one is settled from its record at the next look."""
+        if attempt.process is not None:
+            attempt.session = _session_leader(attempt.process)
         fd = open_pidfd(attempt.process) if attempt.process is not None else -1
         if fd < 0:
             self._zombies.append(_Zombie(attempt, time.monotonic()))
@@ -140,7 +160,9 @@ class Watching:
                 self._leftover_ended(fd)
 
     def _ended(self, attempt: Attempt, how: str, code: int, at: float) -> None:
-        self._facts.append(ending(attempt.job, attempt.attempt, how, code, at, self._left_behind(attempt)))
+        fact = ending(attempt.job, attempt.attempt, how, code, at, self._left_behind(attempt))
+        unsure = tuple(process for process in fact.leftovers if process in self._unsure)
+        self._facts.append(replace(fact, unsure=unsure) if unsure else fact)
 
     def _mark(self, attempt: Attempt) -> Mark:
         return Mark(attempt.job, attempt.attempt, self.state_file)
@@ -170,19 +192,21 @@ class Watching:
 
     def _may_be_of(self, attempt: Attempt, orphan: Seen) -> bool:
         mark, leader = self._mark(attempt), attempt.process
-        if (leader is not None and orphan.session == leader.pid) or carries(orphan.pid, mark):
+        if carries(orphan.pid, mark):
+            return True
+        if any(entry.startswith(HELPERS) for entry in environment_of(orphan.pid)):
+            return False  # a shim, what a user started in a window beside a job's, a reader of the GPUs: no job's
+        if _leads(attempt, orphan):
             return True
         if any(held != f"{attempt.job}.{attempt.attempt}" and p.pid == orphan.pid and carries(orphan.pid, m)
                for held, m, p in self._leftovers.values()):  # fmt: skip
             return False
         others = [other for other in self._in_hand() if other is not attempt]
         for other in others:
-            if (other.process is not None and orphan.session == other.process.pid) or carries(
-                orphan.pid, self._mark(other)
-            ):
+            if _leads(other, orphan) or carries(orphan.pid, self._mark(other)):
                 return False
         own = leader is None or orphan.ticks >= leader.ticks
-        makers = [o for o in others if o.process is not None and o.process.ticks <= orphan.ticks]
+        makers = [o for o in others if (first := o.session or o.process) is not None and first.ticks <= orphan.ticks]
         if own and makers:
             self._unsure.add(Process(orphan.pid, orphan.ticks))
         return own

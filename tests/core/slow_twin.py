@@ -36,7 +36,10 @@ class SlowFleet:
         excess = card.excess_mib if card is not None and kind.vram_mib else 0
         memory = self.memory.get(gpu.index, kind.vram_mib) - excess >= kind.vram_mib
         free = self.free[gpu.index]
-        may = gpu.index not in self.paused and not self.telemetry.forbids(gpu.index, kind.need.parts, free).code
+        may = (
+            gpu.index not in self.paused
+            and not self.telemetry.forbids(gpu.index, kind.need.parts, free, kind.vram_mib).code
+        )
         may = may and self.telemetry.fresh([gpu.index], self.now)  # all are read together
         return allowed and memory and may and free >= kind.need.parts
 

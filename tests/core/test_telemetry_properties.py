@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -217,6 +218,26 @@ class BothRead(Both):
         world.fleet.telemetry = Telemetry.of(self.gpus, world.policy.limits, self.play.now)
         world.fleet.telemetry.tenants = world.tenants
         self.twin.fleet.telemetry = world.fleet.telemetry
+        choose = self.twin.start_all
+
+        def start_all(*more: Any) -> list[tuple[int, tuple[int, ...]]]:
+            """The twin judges the same readings by its own jobs: the real world has started the new ones already."""
+            telemetry = world.fleet.telemetry
+            telemetry.tenants, real = self.tenants, telemetry.tenants
+            try:
+                return choose(*more)
+            finally:
+                telemetry.tenants = real
+
+        self.twin.start_all = start_all  # type: ignore[method-assign]
+
+    def tenants(self, gpu: int) -> list[Tenant]:
+        """Who is on a GPU by the twin's own books."""
+        return [
+            Tenant(f"{job}.1", job, kind.need.parts, kind.vram_mib)
+            for job, (kind, gpus) in self.twin.running.items()
+            if gpu in gpus
+        ]
 
     def turn(self, facts: list[Fact]) -> None:
         self.twin.fleet.now = Now(self.play.wall + 1.0, self.play.mono + 1.0)

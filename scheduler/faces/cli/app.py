@@ -83,7 +83,9 @@ def start(
     log_dir: Annotated[Optional[str], _setting("--log-dir", "log_dir", "PATH")] = None,
     log_file: Annotated[Optional[str], _setting("--log-file", "log_file", "PATH")] = None,
     cpu_slots: Annotated[Optional[str], _setting("--cpu-slots", "cpu_slots", "N")] = None,
-    screen: Annotated[Optional[bool], typer.Option("--screen", help=_help("screen"), show_default=False)] = None,
+    screen: Annotated[
+        Optional[bool], typer.Option("--screen/--no-screen", help=_help("screen"), show_default=False)
+    ] = None,
     mem_threshold: Annotated[Optional[str], _setting("--mem-threshold", "mem_threshold", "SHARE")] = None,
     load_threshold: Annotated[Optional[str], _setting("--load-threshold", "load_threshold", "SHARE")] = None,
     whole_gpu_tolerance: Annotated[

@@ -43,7 +43,7 @@ def _gpus() -> list[str]:
         found = probe.first().gpus
     except NoGpuData:
         print("no GPU is seen here: the demo declares two", file=sys.stderr)
-        return ["--gpus", "2"]
+        return ["--gpus", "2", "--gpu-interval", "0"]
     finally:
         probe.close()
     return ["--gpu-ids", ",".join(str(gpu.ordinal) for gpu in found[:8])]

@@ -52,7 +52,7 @@ def _detached(flags: dict[str, Any], config: str | None, drain: bool) -> int:
     words = [sys.executable, "-m", "scheduler", "start"]
     for name, value in flags.items():
         flag = f"--{name.replace('_', '-')}"
-        words += [flag] if value is True else [flag, str(value)]
+        words += [flag] if value is True else [f"--no-{flag[2:]}"] if value is False else [flag, str(value)]
     if config:
         words += ["--config", os.path.abspath(config)]
     if drain:
