@@ -77,6 +77,10 @@ def check_home(db: Database, places: Places) -> None:
             rows.set_meta(connection, "home", here)
 
 
+class _Stopped(Exception):
+    """SIGTERM before the loop began."""
+
+
 class Daemon:
     """One run of the scheduler. ``run`` returns when it was told to end, or had nothing left to do."""
 
@@ -91,6 +95,19 @@ class Daemon:
 
     def run(self, *, drain: bool = False) -> Ending:
         """Be the daemon. Raises SchedulerError when it cannot start."""
+
+        def early(_number: int, _frame: object) -> None:
+            raise _Stopped  # asking a driver that hangs may take a while
+
+        before = signal.signal(signal.SIGTERM, early)
+        try:
+            return self._run(drain)
+        except _Stopped:
+            return Ending(0)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _run(self, drain: bool) -> Ending:
         folder = os.getcwd()
         config = self.config
         for path in (config.jobs_file, config.commands_file):

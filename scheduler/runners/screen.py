@@ -39,6 +39,7 @@ LOG_PATIENCE_S = 1.0
 MOST_SAID = 300
 SOCKET_PATH = 107
 SHORTEST_NAME = 24
+OLD_S = 2 * START_LIMIT_S
 _FOLDER = re.compile(r"(?:Sockets? in|No Sockets found in) (.+?)\.\s*$", re.MULTILINE)
 _TERMINFO = ("/etc/terminfo", "/lib/terminfo", "/usr/share/terminfo", "/usr/local/share/terminfo")
 
@@ -128,6 +129,7 @@ class ScreenRunner(Watching):
             )  # fmt: skip
         self._screenrc = os.path.join(folder, "screenrc")
         self._write_screenrc()
+        self._tidy()
         self._sessions: dict[str, _Session] = {}
         self._servers: dict[int, str] = {}  # pid of a session's server, our child → key
         self._server_of: dict[str, Process] = {}  # key of a job that was seen to run → its session's server
@@ -154,6 +156,16 @@ class ScreenRunner(Watching):
                 do="mend its socket folder, or set SCREENDIR to a folder of yours (mode 700)",
             )
         return found.group(1)
+
+    def _tidy(self) -> None:
+        """Remove what a killed daemon left: a session that has not begun within a minute never will."""
+        for entry in os.scandir(self.folder):
+            key, _, ending = entry.name.rpartition(".")
+            if ending in ("launch", "said"):
+                old = time.time() - entry.stat().st_mtime > OLD_S
+                if old or (ending == "said" and os.path.exists(self.path_of(key))):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(entry.path)
 
     def _longest_name(self) -> int:
         """A socket's whole path has at most 107 bytes; a number, a dot, and an appended short id take some."""
