@@ -66,6 +66,9 @@ def managed_gpus(
         first = probe.first(lambda: say("waiting for the GPU driver to answer …"))
     except NoGpuData as error:
         return _without_answer(probe, wanted, stored, error)
+    except BaseException:
+        probe.close()
+        raise
     notes: list[str] = []
     found = _numbered(first, stored, notes)
     if wanted is None:
