@@ -164,12 +164,9 @@ class Daemon:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
         runner = self._runner(soft)
         if config.screen:
+            sockets = self.environ.get("SCREENDIR", "")
             with db.writing() as connection:
-                rows.set_meta(
-                    connection,
-                    "screen_folder",
-                    os.path.abspath(folder) if (folder := self.environ.get("SCREENDIR", "")) else "",
-                )
+                rows.set_meta(connection, "screen_folder", os.path.abspath(sockets) if sockets else "")
         watching, note = watcher(config.watch, {os.path.dirname(path) for path in paths})
         house = House(
             self.places, config, db, runner, watching, managed.gpus, tell, self.environ, folder, self._again,

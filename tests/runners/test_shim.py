@@ -409,10 +409,12 @@ def test_environment_is_the_base_the_changes_and_the_terminal(tmp_path: Path) ->
 
 
 def test_base_may_hold_what_screen_itself_is_run_with(tmp_path: Path) -> None:
-    """A job that starts sessions of its own: its SYSSCREENRC is the user's, not ours."""
+    """A job that starts sessions of its own: its SYSSCREENRC is the user's, not ours. GPUJOB_SESSION marks what belongs
+    to no job, so no job gets that of a session in which the scheduler itself was started.
+    """
     with screen_bench(tmp_path, SYSSCREENRC="/theirs", GPUJOB_SESSION="theirs") as bench:
-        run(bench, 1, "/bin/sh", "-c", "echo $SYSSCREENRC $GPUJOB_SESSION")
-        assert bench.whole(1) == "/theirs theirs\n"
+        run(bench, 1, "/bin/sh", "-c", "echo $SYSSCREENRC-$GPUJOB_SESSION")
+        assert bench.whole(1) == "/theirs-\n"
 
 
 def test_stored_environment_alone_is_used(bench: ScreenBench) -> None:
