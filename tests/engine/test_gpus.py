@@ -128,7 +128,7 @@ class OneAnswer:
 )
 def test_a_driver_that_fails_is_asked_more_seldom_until_it_answers(interval: float, waits: list[float]) -> None:
     probe = OneAnswer()
-    eyes = GpuEyes(probe, "/s", lambda: [])  # type: ignore[arg-type]
+    eyes = GpuEyes(probe, "/s", list)  # type: ignore[arg-type]
     now = 1000.0
     eyes.look(now, interval)
     assert probe.asked == 1, "at once"

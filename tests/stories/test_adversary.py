@@ -76,12 +76,12 @@ def drained(m) -> int:
 
 
 def test_a_drain_waits_out_a_back_off_and_runs_the_retry(machine):
-    m = machine(assign_retry_wait="0.3").cards("GPU-a")
+    m = machine(assign_retry_wait="1.5", gpu_interval=20).cards("GPU-a")  # the last reading is old by then
     (m.s.folder / "fails.py").write_text("raise SystemExit(3)")
-    m.s.append(f"0,{m.s.folder}/fails.py,,,;retries=2")
+    m.s.append(f"0,{m.s.folder}/fails.py,,,;retries=1")
     m.s.start("--drain")
     assert drained(m) == 1
-    assert m.s.rows("SELECT state, attempt, exit_code FROM jobs") == [("failed", 3, 3)], m.s.said()
+    assert m.s.rows("SELECT state, attempt, exit_code FROM jobs") == [("failed", 2, 3)], m.s.said()
     assert "nothing is left to do" in m.s.said() and "cannot start" not in m.s.said()
 
 
