@@ -96,3 +96,142 @@ def test_one_unhealthy_reading_does_not_end_a_drain(machine):
     m.driver.gpu("GPU-a", mig=0)
     assert drained(m) == 0
     assert m.s.states() == {1: "done"}
+
+
+# -- promised and measured memory -------------------------------------------------------------------------
+
+
+def test_declared_memory_waits_for_what_others_of_ours_were_promised(machine):
+    m = machine().cards("GPU-a")
+    m.s.start()
+    m.add("half", need="0.5")
+    m.use("GPU-a", m.running("half"), 38_000, load=90, total_load=90)
+    wait_for(lambda: m.gpu(0)["memory_own"], "its memory")
+    m.s.hold("large")
+    m.s.append(m.s.line("large") + ";gpus=0.5;vram=60G")
+    assert "too little memory left" in m.waits(2, "no-room")["reason"]
+    m.still_waits(2, 3)
+    m.add("small", need="0.5")
+    m.running("small")
+    for key in ("half", "small"):
+        m.s.release(key)
+        m.s.wait_state(1 if key == "half" else 3, "done")
+    m.unuse("GPU-a", m.running("half"))
+    m.running("large")
+
+
+def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(machine):
+    m = machine().cards("GPU-a", "GPU-b")
+    m.s.start()
+    m.add("astray", gpus="0")
+    pid = m.running("astray")
+    m.use("GPU-b", pid, 60_000, load=95, total_load=95)
+    m.state(1, "FOREIGN")
+    m.add("b", need="0.5", gpus="1")
+    assert f"(pid {pid} of job 1, which was not given this GPU)" in m.waits(2, "foreign")["reason"]
+    assert f"pid {pid} of job 1" in m.s.cli("status").stdout
+
+
+def test_a_low_load_limit_lets_jobs_in_again(machine):
+    m = machine(load_threshold=0.05).cards("GPU-a")
+    stranger = m.stranger()
+    m.use("GPU-a", stranger, 3_000, load=50, total_load=50)
+    m.s.start()
+    m.add("a")
+    m.waits(1, "foreign")
+    m.unuse("GPU-a", stranger)
+    m.running("a")
+
+
+# -- a driver that is not there, or only seems so ---------------------------------------------------------
+
+
+def without_packages(m) -> None:
+    """Neither pynvml nor GPUtil can be imported."""
+    shadow = m.s.folder / "shadow"
+    shadow.mkdir()
+    for name in ("pynvml", "GPUtil"):
+        (shadow / f"{name}.py").write_text("raise ImportError('broken, for this test')\n")
+    m.s.environ["PYTHONPATH"] = f"{shadow}:{m.s.environ['PYTHONPATH']}"
+
+
+def test_packages_that_cannot_be_imported_are_no_missing_driver(machine):
+    """Its library is there: then GPUs wait, and are not given out beside what others have on them."""
+    m = machine(gpus=1).cards("GPU-a")
+    without_packages(m)
+    m.add("a")
+    m.s.start()
+    said = m.s.said()
+    assert "nvidia-ml-py cannot be imported: broken" in said and "nothing is started until" in said
+    assert "declared" not in said and "--gpus N --gpu-interval 0" in said
+    assert m.gpu(0)["uuid"].startswith("unread:")
+    m.waits(1, "stale")
+    m.s.stop()
+    m.s.start("--gpu-interval=0")
+    m.running("a")
+
+
+def test_a_driver_seen_at_the_last_start_is_waited_for(machine):
+    """Though the number of GPUs was said; how to do without it is told, and works."""
+    m = machine(gpus=1).cards("GPU-a")
+    m.use("GPU-a", m.stranger(), 79_000, load=99, total_load=99)
+    m.add("a")
+    m.s.start()
+    m.waits(1, "foreign")
+    m.s.stop()
+    here = m.s.environ["NVML_STUB_FILE"]
+    m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
+    m.smi.program_folder.joinpath("nvidia-smi").unlink()
+    m.s.environ["PATH"] = "/usr/bin:/bin"
+    m.s.start()
+    assert "nothing is started until the driver answers; to give them out unread: --gpus N --gpu-interval 0" in m.s.said()
+    assert m.gpu(0)["uuid"] == "GPU-a"
+    m.waits(1, "stale")
+    m.s.stop()
+    m.s.start(NVML_STUB_FILE=here)
+    m.waits(1, "foreign")
+    m.s.stop()
+    m.s.start("--gpu-interval=0")
+    assert "GPUs are not read (gpu_interval: 0): GPU 0 declared" in m.s.said()
+    m.running("a")
+    assert m.gpu(0)["uuid"] == "declared:0" and m.gpu(0)["memory_used"] is None
+
+
+@pytest.mark.parametrize("how", ["option", "file"])
+def test_without_readings_the_number_of_gpus_must_be_said(machine, how):
+    m = machine(**({"gpu_interval": 0} if how == "option" else {})).cards("GPU-a")
+    words = ["--gpu-interval=0"] if how == "option" else []
+    if how == "file":
+        m.s.folder.joinpath("own.yaml").write_text("gpu_interval: 0\n")
+        words = ["--config", "own.yaml"]
+    done = m.s.cli("start", *words, code=4)
+    assert done.stderr.count("\n") == 1 and "gpu_interval: 0" in done.stderr and "--gpus N" in done.stderr
+
+
+def test_a_driver_that_fails_at_the_first_start_is_told_without_pythons_words(machine):
+    m = machine()
+    m.driver.error("nvmlInitWithFlags", 18)
+    done = m.s.cli("start", code=4)
+    assert done.stderr.count("\n") == 1 and "--gpus N --gpu-interval 0" in done.stderr, done.stderr
+    assert "NVIDIA-SMI has failed because" in done.stderr and "version mismatch" in done.stderr
+    for word in ("invalid literal", "base 10", "ValueError", "\\n"):
+        assert word not in done.stderr, done.stderr
+
+
+def test_the_demo_runs_to_its_end_beside_an_nvidia_smi_that_fails(machine):
+    m = machine()
+    m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
+    done = m.s.cli("demo")
+    assert "no GPU is seen here: the demo declares two" in done.stderr
+    assert "pending" not in done.stdout.rpartition("ENDED")[2], done.stdout
+
+
+# -- options ----------------------------------------------------------------------------------------------
+
+
+def test_a_threshold_in_percent(machine):
+    m = machine(mem_threshold="80%", load_threshold="35 %").cards("GPU-a")
+    m.use("GPU-a", m.stranger(), 1_000, load=40, total_load=40)
+    m.s.start()
+    m.add("a", need="0.1")
+    assert "limit 35 %" in m.waits(1, "foreign")["reason"]
