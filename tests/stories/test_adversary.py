@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.stories.harness import alive, wait_for
-from tests.stories.machine import machine
+from tests.stories.machine import kill_all, machine
 
 __all__ = ["machine"]
 
@@ -235,3 +235,35 @@ def test_a_threshold_in_percent(machine):
     m.s.start()
     m.add("a", need="0.1")
     assert "limit 35 %" in m.waits(1, "foreign")["reason"]
+
+
+def test_an_nvidia_smi_that_cannot_be_ended_is_no_jobs(machine):
+    """It left its group and sleeps in the driver, so it stays, alone: no GPU is held for it, no pile grows."""
+    m = machine().only_smi("GPU-a", "GPU-b")
+    hold = m.s.folder / "stray"
+    program = m.smi.program_folder / "nvidia-smi"
+    real = program.resolve()
+    program.unlink()
+    program.write_text(
+        f'#!/bin/sh\n[ ! -e {hold} ] || exec setsid sh -c "echo \\$\\$ >> {hold}; exec sleep 10000"\nexec {real} "$@"\n'
+    )
+    program.chmod(0o755)
+    m.s.start()
+    m.add("old", gpus="0")
+    m.running("old")
+    hold.touch()
+    wait_for(lambda: "hangs in the driver and cannot be ended" in (m.gpu(0)["reason"] or ""), "the stuck reader")
+    (pid,) = map(int, hold.read_text().split())
+    try:
+        assert alive(pid)
+        m.s.release("old")
+        m.s.wait_state(1, "done")
+        assert m.s.rows("SELECT * FROM holdings") == [], m.s.said()
+        m.add("new", gpus="0")
+        m.waits(2, "stale")
+        assert hold.read_text().split() == [str(pid)] and alive(pid), "one of them"
+        hold.unlink()
+    finally:
+        hold.unlink(missing_ok=True)
+        kill_all([pid])
+    m.running("new")
