@@ -158,10 +158,11 @@ def a_world(
 
 
 def check_ledger(world: World) -> None:
-    """What is free is what nobody holds, and no GPU holds more than 1000 parts."""
+    """What is free is what nobody holds, and no GPU holds more than 1000 parts; bookings that cannot be count nothing."""
     free = dict.fromkeys(world.fleet.gpus, WHOLE)
     slots = world.fleet.cpu_slots
-    for holder in (*world.live.values(), *world.holdings.values()):
+    live = [job for job in world.live.values() if job.attempt_key not in world.unbooked]
+    for holder in (*live, *(held for held in world.holdings.values() if held.key not in world.unbooked)):
         if holder.need.count == 0:
             slots -= 1
         for gpu in holder.gpus:

@@ -1,0 +1,172 @@
+"""Memory that a job says it needs, against what others were promised or use; bookings that cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.core.facts import Gone
+from scheduler.core.gpu import Need
+from scheduler.core.job import JobState, Process
+from scheduler.core.placement import Fleet
+from scheduler.core.requests import Cancel
+from scheduler.core.telemetry import NOTHING_FORBIDDEN
+from tests.builders import Play, a_gpu, a_job, a_kind, a_world
+from tests.core.test_telemetry import DRIVER, TOTAL, Bench, a_process, a_tenant
+
+S = JobState
+CAPACITY = TOTAL - DRIVER
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """GPU 0, read once while it was empty."""
+    made = Bench()
+    assert made.read(after=0.0) == NOTHING_FORBIDDEN
+    return made
+
+
+def fits(bench: Bench, need: str, vram_mib: int = 0) -> bool:
+    """Whether such a job is put on GPU 0 by placement, where the ledger has room; `forbids` must say the same."""
+    fleet = Fleet([a_gpu(memory_mib=TOTAL)])
+    for tenant in bench.on:
+        fleet.take(Need(1, tenant.parts), (0,), tenant.vram_mib)
+    fleet.telemetry = bench.telemetry
+    kind = a_kind(need, vram_mib=vram_mib)
+    found = fleet.find(kind) == (0,)
+    parts = Need.parse(need).parts
+    if parts <= fleet.free[0]:
+        verdict = bench.telemetry.forbids(0, parts, fleet.free[0], vram_mib)
+        held_by_ledger = vram_mib > fleet.memory_free.get(0, TOTAL)
+        assert found == (verdict == NOTHING_FORBIDDEN and not held_by_ledger), verdict
+        if not found:
+            assert fleet.why_not(kind).sentence
+    return found
+
+
+@pytest.mark.parametrize(
+    ("share", "vram_mib", "uses", "need", "wants", "room"),
+    [
+        # a half that uses its half: declared memory beyond the other half has no room
+        (500, 0, 40_000, "0.5", 60_000, False),
+        (500, 0, 40_000, "0.5", 39_000, True),
+        (500, 0, 40_000, "0.5", 0, True),
+        # a half that uses nothing yet was promised it all the same
+        (500, 0, 0, "0.5", 60_000, False),
+        (500, 0, 0, "0.5", 40_000, True),
+        # a tenth that declared 60 GB: nobody is promised more than the rest, whatever it uses now
+        (100, 60_000, 60_000, "0.9", 0, False),
+        (100, 60_000, 100, "0.9", 0, False),
+        (100, 60_000, 60_000, "0.2", 0, True),
+        (100, 60_000, 60_000, "0.1", 19_000, True),
+        # one that outgrew its promise counts with what it uses; a tenth is forgiven
+        (250, 0, 50_000, "0.25", 0, True),
+        (250, 0, 50_000, "0.25", 40_000, False),
+        (250, 0, 21_000, "0.75", 0, True),
+    ],
+)
+def test_declared_memory_is_held_against_promised_and_measured_memory(
+    bench: Bench, share: int, vram_mib: int, uses: int, need: str, wants: int, room: bool
+) -> None:
+    bench.on = [a_tenant(1, share, vram_mib)]
+    bench.read(DRIVER + uses, *([a_process(11, uses, owner="1.1")] if uses else []))
+    assert fits(bench, need, wants) is room
+
+
+def test_an_exact_fit_and_the_tolerance(bench: Bench) -> None:
+    slack = int(bench.telemetry.limits.tolerance * CAPACITY)
+    bench.on = [a_tenant(1, 500)]
+    bench.read(DRIVER + 30_000, a_process(11, 30_000, owner="1.1"))
+    most = CAPACITY // 2 + slack
+    assert bench.telemetry.has_room(0, 500, most) and not bench.telemetry.has_room(0, 500, most + 1)
+
+
+def test_foreign_memory_leaves_less_room(bench: Bench) -> None:
+    bench.read(DRIVER + 30_000, a_process(mib=30_000))
+    assert not fits(bench, "0.1", 60_000) and fits(bench, "0.1", 48_000)
+
+
+def test_what_was_not_measured_is_left_to_the_ledger() -> None:
+    made = Bench()
+    assert made.telemetry.has_room(0, 1000, 10**6) and made.telemetry.has_room(99, 1000, 10**6)
+
+
+def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(bench: Bench) -> None:
+    for _ in range(2):
+        verdict = bench.read(DRIVER + 66_000, a_process(11, 66_000, owner="7.2"))
+    assert verdict.code == "foreign"
+    assert verdict.sentence.endswith("(pid 11 of job 7, which was not given this GPU)"), verdict.sentence
+
+
+@pytest.mark.parametrize("limit", [0.01, 0.05, 0.1, 0.8])
+def test_any_limit_can_be_got_below_again(limit: float) -> None:
+    """An idle card is well below a limit of 5 %."""
+    made = Bench(load=limit, memory=max(limit, 0.1))
+    assert made.read(load=90).code == "foreign"
+    for _ in range(3):
+        made.read(load=0)
+    assert made.card.verdict == NOTHING_FORBIDDEN and made.usable()
+
+
+# -- bookings that cannot be ------------------------------------------------------------------------------
+
+
+def taken_over(play: Play, number: int, need: str, *gpus: int) -> None:
+    job = a_job(number, need, state=S.RUNNING, attempt=1, gpus=gpus, process=Process(10 + number, 5))
+    play.rows[number] = job
+    play.world.adopt(job, play.now)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("1", (0,)), ("1", (0,))),
+        (("0.6", (0,)), ("0.6", (0,))),
+        (("2", (0, 1)), ("1", (1,))),
+        (("1", (0,)), ("1", (7,))),
+        (("1", (0,)), ("2", (1,))),
+        (("1", (0,)), ("1", ())),
+    ],
+    ids=["twice", "shares", "wide", "unmanaged", "too-few", "none"],
+)
+def test_a_booking_that_cannot_be_keeps_nobody_from_being_taken_over(
+    first: tuple[str, tuple[int, ...]], second: tuple[str, tuple[int, ...]]
+) -> None:
+    play = a_world(2)
+    for number, (need, gpus) in enumerate((first, second), 1):
+        taken_over(play, number, need, *gpus)
+    assert set(play.world.live) == {1, 2} and play.world.unbooked == {"2.1"}
+    assert "are booked by others as well" in play.world.live[2].notes[-1]
+    free = dict(play.world.fleet.free)
+    play.tell(play.ended(2))
+    assert play.state(2) is S.DONE and play.world.fleet.free == free and not play.world.unbooked
+    play.tell(play.ended(1))
+    assert play.world.fleet.free == {0: 1000, 1: 1000}
+    play.arrive(a_job(3, "2"))
+    assert play.started == [3]
+
+
+def test_leftovers_of_such_a_job_give_nothing_back_twice() -> None:
+    play = a_world(1)
+    for number in (1, 2):
+        taken_over(play, number, "1", 0)
+    left = (Process(99, 9),)
+    play.tell(play.ended(2, leftovers=left))
+    assert play.world.fleet.free == {0: 0} and play.world.unbooked == {"2.1"}
+    play.tell(Gone("2.1"))
+    assert play.world.fleet.free == {0: 0} and not play.world.unbooked and not play.world.holdings
+    play.tell(play.ended(1))
+    assert play.world.fleet.free == {0: 1000}
+
+
+def test_leftovers_that_may_be_anothers_do_not_keep_a_job_in_stopping() -> None:
+    """They hold the GPU, but the job has ended."""
+    left = (Process(99, 9),)
+    for unsure, after in ((left, S.CANCELLED), ((), S.STOPPING)):
+        play: Play = a_world(1)
+        play.run(a_job(1))
+        play.ask(Cancel((1,)))
+        play.tell(replace(play.ended(1), leftovers=left, unsure=unsure))
+        assert play.state(1) is after
+        assert play.world.fleet.free == {0: 0}, "the GPU is held either way"

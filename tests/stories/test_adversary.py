@@ -1,0 +1,269 @@
+"""What an adversary found around GPUs that are read: cards that vanish, drains that end too soon, drivers that lie."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.stories.harness import alive, wait_for
+from tests.stories.machine import kill_all, machine
+
+__all__ = ["machine"]
+
+
+# -- a GPU vanishes while no scheduler looks --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [None, 3])
+def test_a_gpu_that_vanished_over_a_restart_moves_nothing(machine, given):
+    """All jobs are taken over; numbers, bookings, pauses and allowed lists stay with their cards."""
+    m = machine(gpus=given).cards("GPU-a", "GPU-b", "GPU-c")
+    m.s.start()
+    for i in range(3):
+        m.add(f"on{i}", gpus=str(i))
+    pids = [m.running(f"on{i}") for i in range(3)]
+    m.s.cli("pause", "2")
+    m.add("for-c", gpus="2")
+    m.add("for-b", gpus="1")
+    m.waits(4, "paused")
+    m.s.kill()
+    m.driver.remove("GPU-b")
+    m.s.start()
+    assert [(gpu["index"], gpu["uuid"], gpu["jobs"], gpu["paused"]) for gpu in m.s.status()["gpus"]] == [
+        (0, "GPU-a", [1], False),
+        (1, "GPU-b", [2], False),
+        (2, "GPU-c", [3], True),
+    ]
+    said = m.s.said()
+    assert "GPU 1 of the last start (GPU-b) is not shown by the driver any more" in said and "anew" not in said
+    m.state(1, "GONE")
+    assert all(map(alive, pids)) and [m.s.states()[i] for i in (1, 2, 3)] == ["running"] * 3
+    assert m.s.job(4)["allowed_gpus"] == [2] and m.s.job(5)["allowed_gpus"] == [1]
+    for i in range(3):
+        m.s.release(f"on{i}")
+    for i in (1, 2, 3):
+        m.s.wait_state(i, "done")
+    m.waits(5, "gone")
+    m.s.cli("resume", "2")
+    m.running("for-c")
+    assert m.s.job(4)["gpus"] == [2]
+    m.cards("GPU-b")
+    m.driver.order(["GPU-a", "GPU-b", "GPU-c"])
+    m.running("for-b")
+    assert m.s.job(5)["gpus"] == [1]
+
+
+def test_a_pause_of_a_gpu_that_vanished_passes_to_no_other(machine):
+    m = machine().cards("GPU-a", "GPU-b", "GPU-c")
+    m.s.start()
+    m.s.cli("pause", "1")
+    m.s.stop()
+    m.driver.remove("GPU-b")
+    m.s.start()
+    assert {gpu["uuid"]: (gpu["index"], gpu["paused"]) for gpu in m.s.status()["gpus"]} == {
+        "GPU-a": (0, False),
+        "GPU-b": (1, True),
+        "GPU-c": (2, False),
+    }
+
+
+# -- drains -----------------------------------------------------------------------------------------------
+
+
+def drained(m) -> int:
+    """Wait for the end of a scheduler that drains; its exit code."""
+    wait_for(lambda: m.s.process.poll() is not None, f"the drain's end: {m.s.said()[-2000:]}")
+    return m.s.process.returncode
+
+
+def test_a_drain_waits_out_a_back_off_and_runs_the_retry(machine):
+    m = machine(assign_retry_wait="1.5", gpu_interval=20).cards("GPU-a")  # the last reading is old by then
+    (m.s.folder / "fails.py").write_text("raise SystemExit(3)")
+    m.s.append(f"0,{m.s.folder}/fails.py,,,;retries=1")
+    m.s.start("--drain")
+    assert drained(m) == 1
+    assert m.s.rows("SELECT state, attempt, exit_code FROM jobs") == [("failed", 2, 3)], m.s.said()
+    assert "nothing is left to do" in m.s.said() and "cannot start" not in m.s.said()
+
+
+def test_one_unhealthy_reading_does_not_end_a_drain(machine):
+    m = machine().cards("GPU-a")
+    m.driver.gpu("GPU-a", mig=1)
+    m.s.append(m.s.line("a"))
+    m.s.start("--drain")
+    m.waits(1, "unhealthy")
+    m.readings(3)
+    assert m.s.process.poll() is None, m.s.said()
+    m.driver.gpu("GPU-a", mig=0)
+    assert drained(m) == 0
+    assert m.s.states() == {1: "done"}
+
+
+# -- promised and measured memory -------------------------------------------------------------------------
+
+
+def test_declared_memory_waits_for_what_others_of_ours_were_promised(machine):
+    m = machine().cards("GPU-a")
+    m.s.start()
+    m.add("half", need="0.5")
+    m.use("GPU-a", m.running("half"), 38_000, load=90, total_load=90)
+    wait_for(lambda: m.gpu(0)["memory_own"], "its memory")
+    m.s.hold("large")
+    m.s.append(m.s.line("large") + ";gpus=0.5;vram=60G")
+    assert "too little memory left" in m.waits(2, "no-room")["reason"]
+    m.still_waits(2, 3)
+    m.add("small", need="0.5")
+    m.running("small")
+    for key in ("half", "small"):
+        m.s.release(key)
+        m.s.wait_state(1 if key == "half" else 3, "done")
+    m.unuse("GPU-a", m.running("half"))
+    m.running("large")
+
+
+def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(machine):
+    m = machine().cards("GPU-a", "GPU-b")
+    m.s.start()
+    m.add("astray", gpus="0")
+    pid = m.running("astray")
+    m.use("GPU-b", pid, 60_000, load=95, total_load=95)
+    m.state(1, "FOREIGN")
+    m.add("b", need="0.5", gpus="1")
+    assert f"(pid {pid} of job 1, which was not given this GPU)" in m.waits(2, "foreign")["reason"]
+    assert f"pid {pid} of job 1" in m.s.cli("status").stdout
+
+
+def test_a_low_load_limit_lets_jobs_in_again(machine):
+    m = machine(load_threshold=0.05).cards("GPU-a")
+    stranger = m.stranger()
+    m.use("GPU-a", stranger, 3_000, load=50, total_load=50)
+    m.s.start()
+    m.add("a")
+    m.waits(1, "foreign")
+    m.unuse("GPU-a", stranger)
+    m.running("a")
+
+
+# -- a driver that is not there, or only seems so ---------------------------------------------------------
+
+
+def without_packages(m) -> None:
+    """Neither pynvml nor GPUtil can be imported."""
+    shadow = m.s.folder / "shadow"
+    shadow.mkdir()
+    for name in ("pynvml", "GPUtil"):
+        (shadow / f"{name}.py").write_text("raise ImportError('broken, for this test')\n")
+    m.s.environ["PYTHONPATH"] = f"{shadow}:{m.s.environ['PYTHONPATH']}"
+
+
+def test_packages_that_cannot_be_imported_are_no_missing_driver(machine):
+    """Its library is there: then GPUs wait, and are not given out beside what others have on them."""
+    m = machine(gpus=1).cards("GPU-a")
+    without_packages(m)
+    m.add("a")
+    m.s.start()
+    said = m.s.said()
+    assert "nvidia-ml-py cannot be imported: broken" in said and "nothing is started until" in said
+    assert "declared" not in said and "--gpus N --gpu-interval 0" in said
+    assert m.gpu(0)["uuid"].startswith("unread:")
+    m.waits(1, "stale")
+    m.s.stop()
+    m.s.start("--gpu-interval=0")
+    m.running("a")
+
+
+def test_a_driver_seen_at_the_last_start_is_waited_for(machine):
+    """Though the number of GPUs was said; how to do without it is told, and works."""
+    m = machine(gpus=1).cards("GPU-a")
+    m.use("GPU-a", m.stranger(), 79_000, load=99, total_load=99)
+    m.add("a")
+    m.s.start()
+    m.waits(1, "foreign")
+    m.s.stop()
+    here = m.s.environ["NVML_STUB_FILE"]
+    m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
+    m.smi.program_folder.joinpath("nvidia-smi").unlink()
+    m.s.environ["PATH"] = "/usr/bin:/bin"
+    m.s.start()
+    assert "nothing is started until the driver answers; to give them out unread: --gpus N --gpu-interval 0" in m.s.said()
+    assert m.gpu(0)["uuid"] == "GPU-a"
+    m.waits(1, "stale")
+    m.s.stop()
+    m.s.start(NVML_STUB_FILE=here)
+    m.waits(1, "foreign")
+    m.s.stop()
+    m.s.start("--gpu-interval=0")
+    assert "GPUs are not read (gpu_interval: 0): GPU 0 declared" in m.s.said()
+    m.running("a")
+    assert m.gpu(0)["uuid"] == "declared:0" and m.gpu(0)["memory_used"] is None
+
+
+@pytest.mark.parametrize("how", ["option", "file"])
+def test_without_readings_the_number_of_gpus_must_be_said(machine, how):
+    m = machine(**({"gpu_interval": 0} if how == "option" else {})).cards("GPU-a")
+    words = ["--gpu-interval=0"] if how == "option" else []
+    if how == "file":
+        m.s.folder.joinpath("own.yaml").write_text("gpu_interval: 0\n")
+        words = ["--config", "own.yaml"]
+    done = m.s.cli("start", *words, code=4)
+    assert done.stderr.count("\n") == 1 and "gpu_interval: 0" in done.stderr and "--gpus N" in done.stderr
+
+
+def test_a_driver_that_fails_at_the_first_start_is_told_without_pythons_words(machine):
+    m = machine()
+    m.driver.error("nvmlInitWithFlags", 18)
+    done = m.s.cli("start", code=4)
+    assert done.stderr.count("\n") == 1 and "--gpus N --gpu-interval 0" in done.stderr, done.stderr
+    assert "NVIDIA-SMI has failed because" in done.stderr and "version mismatch" in done.stderr
+    for word in ("invalid literal", "base 10", "ValueError", "\\n"):
+        assert word not in done.stderr, done.stderr
+
+
+def test_the_demo_runs_to_its_end_beside_an_nvidia_smi_that_fails(machine):
+    m = machine()
+    m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
+    done = m.s.cli("demo")
+    assert "no GPU is seen here: the demo declares two" in done.stderr
+    assert "pending" not in done.stdout.rpartition("ENDED")[2], done.stdout
+
+
+# -- options ----------------------------------------------------------------------------------------------
+
+
+def test_a_threshold_in_percent(machine):
+    m = machine(mem_threshold="80%", load_threshold="35 %").cards("GPU-a")
+    m.use("GPU-a", m.stranger(), 1_000, load=40, total_load=40)
+    m.s.start()
+    m.add("a", need="0.1")
+    assert "limit 35 %" in m.waits(1, "foreign")["reason"]
+
+
+def test_an_nvidia_smi_that_cannot_be_ended_is_no_jobs(machine):
+    """It left its group and sleeps in the driver, so it stays, alone: no GPU is held for it, no pile grows."""
+    m = machine().only_smi("GPU-a", "GPU-b")
+    hold = m.s.folder / "stray"
+    program = m.smi.program_folder / "nvidia-smi"
+    real = program.resolve()
+    program.unlink()
+    program.write_text(
+        f'#!/bin/sh\n[ ! -e {hold} ] || exec setsid sh -c "echo \\$\\$ >> {hold}; exec sleep 10000"\nexec {real} "$@"\n'
+    )
+    program.chmod(0o755)
+    m.s.start()
+    m.add("old", gpus="0")
+    m.running("old")
+    hold.touch()
+    wait_for(lambda: "hangs in the driver and cannot be ended" in (m.gpu(0)["reason"] or ""), "the stuck reader")
+    (pid,) = map(int, hold.read_text().split())
+    try:
+        assert alive(pid)
+        m.s.release("old")
+        m.s.wait_state(1, "done")
+        assert m.s.rows("SELECT * FROM holdings") == [], m.s.said()
+        m.add("new", gpus="0")
+        m.waits(2, "stale")
+        assert hold.read_text().split() == [str(pid)] and alive(pid), "one of them"
+        hold.unlink()
+    finally:
+        hold.unlink(missing_ok=True)
+        kill_all([pid])
+    m.running("new")

@@ -1,0 +1,97 @@
+"""What an adversary found in screen mode: whose a process is when its session is gone or was never a job's."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.screens import tell
+from tests.stories.harness import alive, wait_for
+from tests.stories.screen_harness import ScreenScheduler, kill
+
+DEAF_TO_HANGUP = """\
+import os, signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+open(sys.argv[1], "w").close()
+while os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+"""
+BESIDE = """\
+echo $$ > "$1.pid.aside"
+mv "$1.pid.aside" "$1.pid"
+while [ -e "$1" ]; do sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize("how", ["cancelled", "ended"])
+def test_a_job_whose_screen_server_was_killed_is_not_taken_for_its_neighbours(screens, how):
+    """Its shim and it come to the daemon as orphans; job 1, which began earlier, must neither end nor wait for them."""
+    s = screens(gpus=2, kill_grace="2")
+    place = s.folder / "x.py"
+    place.write_text(DEAF_TO_HANGUP)
+    hold = s.folder / "hold-x"
+    s.start()
+    s.hold("y")
+    s.append(s.line("y", gpus="0"))
+    s.wait_state(1, "running")
+    s.append(f"0,{place},,{hold},1")
+    s.wait_state(2, "running")
+    wait_for(hold.exists, "the second job's first line")
+    pid, server = s.job_pid(2), s.server(2)
+    kill(server)
+    s.cli("cancel", "1") if how == "cancelled" else s.release("y")
+    s.wait_state(1, "cancelled" if how == "cancelled" else "done")
+    assert alive(pid) and s.states()[2] == "running", s.said()
+    assert s.rows("SELECT * FROM holdings") == [], "GPU 0 is held by nobody"
+    s.append(s.line("next", gpus="0"))
+    s.wait_state(3, "done")
+    assert alive(pid) and s.states()[2] == "running", s.said()
+    hold.unlink()
+    s.wait_state(2, "failed")  # its session was ended from outside
+    wait_for(lambda: not s.rows("SELECT * FROM holdings"), "GPU 1 given back")
+
+
+def beside(s: ScreenScheduler, job_id: int, mark: Path) -> int:
+    """A program that a user leaves behind from a second window of a job's session; its pid."""
+    mark.touch()
+    program = s.folder / "beside.sh"
+    program.write_text(BESIDE)
+    line = f"setsid nohup sh {program} {mark} >/dev/null 2>&1 & until [ -e {mark}.pid ]; do sleep 0.05; done"
+    tell(s.environ, s.session(job_id), "screen", "sh", "-c", line)
+    told = Path(f"{mark}.pid")
+    wait_for(told.exists, "the user's program")
+    pid = int(told.read_text())
+    wait_for(lambda: _parent(pid) == s.pid, f"the user's program {pid} as an orphan, is {_parent(pid)}'s")
+    return pid
+
+
+def _parent(pid: int) -> int:
+    return int(re.sub(r"^.*\)", "", Path(f"/proc/{pid}/stat").read_text()).split()[1])
+
+
+@pytest.mark.parametrize("whose", ["its own session's job", "another job"])
+def test_what_a_user_leaves_in_a_second_window_is_no_jobs(screens, whose):
+    """It holds no GPU, keeps no job from ending, and is not ended with one."""
+    s = screens(gpus=2, kill_grace="1")
+    s.start()
+    for gpu, key in enumerate("yx"):
+        s.hold(key)
+        s.append(s.line(key, gpus=str(gpu)))
+        s.wait_state(gpu + 1, "running")
+    mark = s.folder / "mark"
+    pid = beside(s, 2, mark)
+    ended = 2 if whose.startswith("its") else 1
+    s.cli("cancel", str(ended))
+    s.wait_state(ended, "cancelled")
+    assert s.rows("SELECT * FROM holdings") == [] and alive(pid)
+    s.append(s.line("next", gpus=str(ended - 1)))
+    s.wait_state(3, "done")
+    for key in "yx":
+        s.release(key)
+    s.wait_ended(3)
+    assert s.rows("SELECT * FROM holdings") == [] and alive(pid), "it is the user's"
+    os.unlink(mark)
+    wait_for(lambda: not alive(pid), "the end of the user's program")
