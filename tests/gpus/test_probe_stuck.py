@@ -17,7 +17,14 @@ from scheduler.probes import nvidia
 from scheduler.probes.nvidia import LONGEST_WITHOUT_NVML_S, NVML_AGAIN_S
 from tests.gpus.stub import FakeDriver, FakeSmi
 from tests.gpus.test_probe import (
-    FOR_EVER_S, Make, driver, good, hasty, look, probe, smi,
+    FOR_EVER_S,
+    Make,
+    driver,
+    good,
+    hasty,
+    look,
+    probe,
+    smi,
 )  # fmt: skip
 from tests.screens import marked
 from tests.stories.harness import alive, wait_for
@@ -68,9 +75,7 @@ def test_nvml_that_hangs_is_asked_seldom_while_nvidia_smi_serves(
     assert made._nvml_wait == NVML_AGAIN_S and not made._no_nvml
 
 
-def test_once_somebody_answered_a_fresh_reader_gets_no_more_time(
-    driver: FakeDriver, smi: FakeSmi, probe: Make
-) -> None:
+def test_once_somebody_answered_a_fresh_reader_gets_no_more_time(driver: FakeDriver, smi: FakeSmi, probe: Make) -> None:
     """The driver is awake: a retry must not cost the long deadline of the first one."""
     driver.gpu("GPU-1")
     made = probe(driver, deadline_s=1.0)

@@ -184,7 +184,9 @@ def test_a_driver_seen_at_the_last_start_is_waited_for(machine):
     m.smi.program_folder.joinpath("nvidia-smi").unlink()
     m.s.environ["PATH"] = "/usr/bin:/bin"
     m.s.start()
-    assert "nothing is started until the driver answers; to give them out unread: --gpus N --gpu-interval 0" in m.s.said()
+    assert (
+        "nothing is started until the driver answers; to give them out unread: --gpus N --gpu-interval 0" in m.s.said()
+    )
     assert m.gpu(0)["uuid"] == "GPU-a"
     m.waits(1, "stale")
     m.s.stop()
