@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.session import free_name, mode_of, session_name
+from scheduler.core.session import free_name, mode_of, session_name, shortened
 
 SAFE = re.compile(r"gpujob_[A-Za-z0-9_-]+_[0-9]+")
 MOST = 80  # screen takes no more
@@ -73,3 +73,28 @@ def test_a_taken_name_is_not_used_again(attempt, taken):
 )
 def test_what_is_added_to_a_taken_name(taken, name):
     assert free_name("n", "abcd", 3, taken) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "short"),
+    [
+        ("gpujob_0_train_7", 80, "gpujob_0_train_7"),
+        ("gpujob_0_train_7", 16, "gpujob_0_train_7"),
+        ("gpujob_0_train_7", 15, "gpujob_0_trai_7"),
+        ("gpujob_0_train_7", 11, "gpujob_0__7"),
+        ("gpujob_0_train_7", 8, "gpujob_7"),
+        ("gpujob_0_train_1234567", 18, "gpujob_0_t_1234567"),
+        ("gpujob_0-1-2-3_unknown_12", 24, "gpujob_0-1-2-3_unknow_12"),
+    ],
+)
+def test_a_name_that_is_too_long_keeps_its_id(name: str, most: int, short: str) -> None:
+    """The path of a socket has at most 107 bytes."""
+    assert shortened(name, most) == short and len(short) <= most
+
+
+@given(st.integers(1, 10**9), st.lists(st.integers(0, 99), max_size=20, unique=True), WORDS, st.integers(24, 80))
+def test_any_shortened_name_is_safe_and_fits(job, gpus, arguments, most):
+    name = session_name(job, sorted(gpus), arguments)
+    short = shortened(name, most)
+    assert len(short) <= most and short.endswith(f"_{job}") and re.fullmatch("gpujob[A-Za-z0-9_-]*", short)
+    assert short == name or len(name) > most

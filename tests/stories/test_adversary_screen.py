@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.screens import tell
+from tests.screens import end_marked, need_screen, tell
 from tests.stories.harness import alive, wait_for
 from tests.stories.screen_harness import ScreenScheduler, kill
 
@@ -95,3 +99,74 @@ def test_what_a_user_leaves_in_a_second_window_is_no_jobs(screens, whose):
     assert s.rows("SELECT * FROM holdings") == [] and alive(pid), "it is the user's"
     os.unlink(mark)
     wait_for(lambda: not alive(pid), "the end of the user's program")
+
+
+# -- paths and options ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Callable[[int], ScreenScheduler]]:
+    """Makes one scheduler whose socket folder has a path of so many bytes."""
+    need_screen()
+    top = Path(tempfile.mkdtemp(prefix="gs", dir="/tmp"))
+    made: list[ScreenScheduler] = []
+
+    def make(length: int) -> ScreenScheduler:
+        sockets = top / ("s" * (length - len(str(top)) - 1))
+        sockets.mkdir(mode=0o700)
+        assert len(str(sockets)) == length
+        made.append(ScreenScheduler(tmp_path, 1, sockets))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end_all()
+    end_marked(f"SCREENDIR={top}/")
+    shutil.rmtree(top)
+
+
+def test_a_socket_folder_with_too_long_a_path_is_said_at_the_start(deep):
+    s = deep(80)
+    done = s.cli("start", "--gpus", "1", "--screen", code=1)
+    assert done.stderr.count("\n") == 1 and str(s.sockets) in done.stderr
+    assert "too long a path" in done.stderr and "set SCREENDIR to a shorter one" in done.stderr
+
+
+def test_a_long_mode_is_cut_so_that_the_socket_fits(deep):
+    s = deep(64)
+    s.start()
+    s.hold("a")
+    s.append(s.line("a", more="--mode=abcdefghijklmnopqrstuvwxyz", gpus="0"))
+    s.wait_state(1, "running")
+    (name,) = s.sessions()
+    assert name.startswith("gpujob_0_abc") and name.endswith("_1") and s.session(1).endswith(f".{name}")
+    assert len(name) < len("gpujob_0_abcdefghijklmnopqrst_1"), "cut"
+    s.release("a")
+    s.wait_ended(1)
+    assert s.states() == {1: "done"}
+
+
+def test_no_screen_overrides_the_settings_file(screens):
+    s = screens(gpus=1)
+    s.folder.joinpath("own.yaml").write_text("screen: true\n")
+    s.hold("a")
+    s.append(s.line("a"))
+    s.mode = "--no-screen"
+    s.start("--config", "own.yaml")
+    s.wait_state(1, "running")
+    assert s.sessions() == {} and s.rows("SELECT session, runner FROM jobs") == [(None, "direct")]
+    s.release("a")
+    s.wait_state(1, "done")
+
+
+def test_no_screen_reaches_a_scheduler_in_the_background(screens):
+    s = screens(gpus=1)
+    s.folder.joinpath("own.yaml").write_text("screen: true\n")
+    pid = int(s.cli("start", "--gpus", "1", "--detach", "--no-screen", "--config", "own.yaml").stdout.split()[-1])
+    try:
+        s.append(s.line("a"))
+        s.wait_state(1, "done")
+        assert s.rows("SELECT runner FROM jobs") == [("direct",)]
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: not s.status()["daemon"]["alive"], "its end")
