@@ -163,8 +163,8 @@ def test_the_ending_fits_on_a_full_disk(desk: Desk, tmp_path: Path) -> None:
     """F01: every byte of the ending is reserved before the command runs."""
     desk.send(desk.start(1, "/bin/sh", "-c", "sleep 0.2; exit 44"))
     end = time.monotonic() + LIMIT_S
-    while not (tmp_path / "1.1").exists() and time.monotonic() < end:
-        time.sleep(0.005)
+    while not ((tmp_path / "1.1").exists() and (tmp_path / "1.1").stat().st_size) and time.monotonic() < end:
+        time.sleep(0.005)  # it is made, and a moment later written
     size = (tmp_path / "1.1").stat().st_size
     blocks = (tmp_path / "1.1").stat().st_blocks
     assert size > record.SPEC_AT

@@ -135,7 +135,9 @@ def test_a_job_over_its_share_is_named_and_counted(machine):
     m.add("half", need="0.5")
     m.add("small", need="0.25")
     reason = m.waits(2, "over-share")["reason"]
-    assert re.fullmatch(r"job 1 uses 48.8 GiB of its 19.4 GiB share on GPU 0", reason), reason
+    assert re.fullmatch(
+        r"job 1 uses 48.8 GiB of its 19.4 GiB share on GPU 0; too little is left for this job's share", reason
+    ), reason
     m.running("small")
     m.still_waits(2, 3)
     m.unuse("GPU-a", m.running("greedy"))

@@ -107,6 +107,7 @@ def test_status_jobs_show_why_and_logs(scheduler):
     assert status["schema"] == 1 and status["daemon"] == {"alive": True, "pid": s.pid}
     assert set(status["gpus"][0]) == {
         "index", "uuid", "name", "state", "paused", "allocated", "memory_used", "memory_total", "load", "jobs",
+            "memory_own", "temperature", "reason",
     }  # fmt: skip
     job = next(j for j in status["jobs"] if j["id"] == 1)
     assert {"id", "state", "outcome", "exit_code", "signal", "priority", "command", "script", "arguments", "conda_env",
