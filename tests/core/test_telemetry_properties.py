@@ -183,7 +183,7 @@ def test_find_never_gives_what_is_forbidden_and_why_not_names_a_rule_that_fails(
             forbidden = {
                 gpu: verdict
                 for gpu in fleet.gpus
-                if (verdict := watched.telemetry.forbids(gpu, kind.need.parts, fleet.free[gpu])).code
+                if (verdict := watched.telemetry.forbids(gpu, kind.need.parts, fleet.free[gpu], kind.vram_mib)).code
             }
             if gpus is not None:
                 assert len(gpus) == kind.need.count and not set(gpus) & set(forbidden)
@@ -197,6 +197,8 @@ def test_find_never_gives_what_is_forbidden_and_why_not_names_a_rule_that_fails(
             if reason.code in CODES:
                 named = [gpu for gpu in open_ if gpu in forbidden and forbidden[gpu].code == reason.code]
                 assert any(reason.sentence.startswith(forbidden[gpu].sentence) for gpu in named)
+            elif any(reason.sentence.startswith(forbidden[gpu].sentence) for gpu in open_ if gpu in forbidden):
+                assert reason.code == "no-room"  # memory that our own jobs were promised or use
             elif not open_:
                 assert reason.code == "paused"
             else:
