@@ -21,7 +21,7 @@ from scheduler.core.requests import Answer, Request
 from scheduler.intake.jobs_csv import check_words
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
-from scheduler.store.database import Database, open_for_reading
+from scheduler.store.database import Database, NothingYet, open_for_reading
 from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places
 from scheduler.store.readings import LastReading
@@ -71,7 +71,13 @@ class Desk:
         if not self.places.exist():
             yield None
             return
-        connection = open_for_reading(self.places)
+        try:
+            connection = open_for_reading(self.places)
+        except NothingYet:
+            if not self.alive():
+                raise
+            yield None  # a daemon that has just been started is making it
+            return
         try:
             connection.execute("BEGIN")  # one moment for all questions
             yield connection

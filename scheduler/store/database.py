@@ -116,6 +116,10 @@ CHECKPOINT_PAGES = (
 PAGE = 4096
 
 
+class NothingYet(StoreTrouble):
+    """Nobody has begun this store."""
+
+
 class Database:
     """One connection to the store. ``writing`` is the only way to change anything.
 
@@ -277,7 +281,7 @@ class Database:
 
 
 def open_for_reading(places: Places) -> sqlite3.Connection:
-    """A read-only connection that holds nobody up. Raises StoreTrouble."""
+    """A read-only connection that holds nobody up. Raises StoreTrouble, NothingYet."""
     try:
         connection = sqlite3.connect(
             f"file:{_quoted(places.store)}?mode=ro", uri=True, isolation_level=None, timeout=5.0
@@ -291,7 +295,7 @@ def open_for_reading(places: Places) -> sqlite3.Connection:
                 f"was written by a newer gpujob (version {version})", where=places.store, do="use that version"
             )
         if version == 0:
-            raise StoreTrouble("holds nothing yet", where=places.store, do="start the scheduler: gpujob start")
+            raise NothingYet("holds nothing yet", where=places.store, do="start the scheduler: gpujob start")
     except sqlite3.Error as error:
         connection.close()
         raise _trouble(error, places.store) from error
