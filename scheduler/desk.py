@@ -250,7 +250,7 @@ class Desk:
         return [job for job in live if job.session and job.process is not None]
 
     def select(self, words: Sequence[str]) -> tuple[int, ...]:
-        """Job ids from ``12``, ``3-9``, a label, or ``@`` (the last). Raises NotFound, UsageError."""
+        """Job ids from ``12``, ``3-9``, a label, ``@`` (the last) or ``@~1`` (the one before). Raises NotFound, UsageError."""
         chosen: list[int] = []
         with self._reading() as connection:
             if connection is None:
@@ -268,15 +268,16 @@ class Desk:
                     chosen += inside
                 elif word.isascii() and word.isdigit():
                     chosen.append(int(word))
-                elif word == "@":
-                    if not last:
-                        raise NotFound("no job yet", do="see gpujob status")
-                    chosen.append(last)
+                elif re.fullmatch(r"@(~\d{1,9})?", word):
+                    chosen.append(rows.id_back(connection, int(word[2:] or 0)))
+                    if not chosen[-1]:
+                        raise NotFound(f"no job {word}" if last else "no job yet", do="see gpujob jobs")
                 else:
                     named = rows.labelled(connection, word)
                     if not named:
                         raise NotFound(
-                            f"no job {word}", do="name an id, a range such as 3-9, a label, or @ for the last"
+                            f"no job {word}",
+                            do="name an id, a range such as 3-9, a label, @ for the last, @~1 for the one before",
                         )
                     chosen += [job.id for job in named]
             for number in chosen:
@@ -313,7 +314,7 @@ def _reasons(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, R
     before: dict[str, int] = {}
     reasons: dict[int, Reason] = {}
     waiting = [job for job in live if job.state is JobState.PENDING]
-    for job in sorted(waiting, key=lambda job: (job.priority, job.order)):
+    for job in sorted(waiting, key=lambda job: job.turn):
         if job.reason_code:
             reasons[job.id] = Reason(job.reason_code, job.reason)
             continue

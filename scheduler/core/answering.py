@@ -1,14 +1,30 @@
-"""What people ask for, carried out: cancel, retry, pause; part of the one place that chooses (`decide.py`)."""
+"""What people ask for, carried out: cancel, retry, hold, pause…; part of the one place that chooses (`decide.py`)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
-from scheduler.core.errors import Refused, SchedulerError
+from scheduler.core.editing import edit
+from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.facts import Asked
-from scheduler.core.gpu import gpu_ids_text, ids_of, mask_of
+from scheduler.core.gpu import gpu_ids_text, ids_of
 from scheduler.core.job import Job, JobState, Outcome
-from scheduler.core.requests import Answer, Cancel, Pause, PauseQueue, Requeue, Resume
+from scheduler.core.pauses import QUEUE
+from scheduler.core.requests import (
+    Answer,
+    Cancel,
+    Edit,
+    First,
+    Hold,
+    Pause,
+    PauseQueue,
+    Release,
+    Requeue,
+    Resume,
+    StateEdited,
+    Swap,
+)
 from scheduler.core.states import Move, move
 
 if TYPE_CHECKING:
@@ -17,51 +33,176 @@ if TYPE_CHECKING:
 
 def answer(turn: Turn, fact: Asked) -> None:
     """Carry out what was asked, as far as it can be, and answer for each part of it."""
-    request, lines, code = fact.request, [], 0
-    if isinstance(request, (Cancel, Requeue)):
-        for job_id in request.jobs:
-            job = turn.find(job_id)
-            if job is None:
-                lines.append(f"no job {job_id}")
-                code = 6
-                continue
-            try:
-                if isinstance(request, Requeue) and request.unless_done and job.succeeded:
-                    lines.append(f"job {job.id} has ended well meanwhile; it is not run again")
-                else:
-                    lines.append(_cancel(turn, job) if isinstance(request, Cancel) else _requeue(turn, job))
-            except SchedulerError as error:
-                lines.append(str(error))
-                code = code or error.exit_code
+    request = fact.request
+    if isinstance(request, StateEdited):
+        _edited(turn, request)
+        return
+    if isinstance(request, Swap):
+        lines, code = _each(turn, request.jobs[:1], lambda job: _swap(turn, job, request.jobs[1:]))
+    elif isinstance(request, First):  # the last one asked for is moved first, so that the first of them ends in front
+        lines, code = _each(turn, request.jobs[::-1], lambda job: _first(turn, job))
+        lines.reverse()
+    elif isinstance(request, Edit):
+        needs = dict(zip(request.jobs, request.needs, strict=False))
+        lines, code = _each(turn, request.jobs, lambda job: edit(turn, job, request.changes, needs.get(job.id)))
+    elif isinstance(request, Requeue):
+        lines, code = _each(turn, request.jobs, lambda job: _requeue(turn, job, request.unless_done))
     elif isinstance(request, PauseQueue):
-        turn.world.queue_paused = request.on
-        turn.plan.pauses_changed = True
-        lines.append("the queue is paused; running jobs go on" if request.on else "the queue goes on")
-    else:
+        lines, code = [_pause_queue(turn, request.on)], 0
+    elif isinstance(request, (Pause, Resume)):
         lines, code = _pause(turn, request)
+    else:
+        lines, code = _each(turn, request.jobs, lambda job: SIMPLE[type(request)](turn, job))
     turn.plan.answers.append(Answer(fact.row, code, tuple(lines)))
     turn.plan.must_sync = True
 
 
-def _pause(turn: Turn, request: Pause | Resume) -> tuple[list[str], int]:
+def _each(turn: Turn, jobs: Iterable[int], act: Callable[[Job], str]) -> tuple[list[str], int]:
+    """Do something with each job: a line for each, and the first exit code that is not 0."""
+    lines, code = [], 0
+    for job_id in jobs:
+        job = turn.find(job_id)
+        if job is None:
+            lines.append(f"no job {job_id}")
+            code = code or 6
+            continue
+        try:
+            lines.append(act(job))
+        except SchedulerError as error:
+            lines.append(str(error))
+            code = code or error.exit_code
+    return lines, code
+
+
+# -- pauses -----------------------------------------------------------------------------------------------
+
+
+def _set_pause(turn: Turn, gpu: int, on: bool) -> None:
     fleet = turn.world.fleet
+    fleet.paused_mask = fleet.paused_mask | 1 << gpu if on else fleet.paused_mask & ~(1 << gpu)
+    turn.plan.pauses_changed = True
+
+
+def _pause(turn: Turn, request: Pause | Resume) -> tuple[list[str], int]:
+    fleet, book, on = turn.world.fleet, turn.world.pauses, isinstance(request, Pause)
     known = [gpu for gpu in request.gpus if fleet.manages(gpu)]
     managed = gpu_ids_text(ids_of(fleet.all_mask)) or "none"
     lines = [f"no GPU {gpu} is managed here (managed: {managed})" for gpu in request.gpus if gpu not in known]
     code = 6 if lines else 0
-    if isinstance(request, Pause):
-        fleet.paused_mask |= mask_of(known)
-    else:
-        fleet.paused_mask &= ~mask_of(known)
-        if request.force:
-            fleet.telemetry.accept(known, turn.now)
-    turn.plan.pauses_changed = True
+    done = "paused" if on else "resumed"
+    for gpu in known:
+        before = bool(fleet.paused_mask >> gpu & 1)
+        book.by_verb(gpu, before)
+        _set_pause(turn, gpu, on)
+        if before is not on:
+            turn.plan.notices.append((f"GPU {gpu} {done}", False))
+    if isinstance(request, Resume) and request.force:
+        fleet.telemetry.accept(known, turn.now)
     paused = gpu_ids_text(ids_of(fleet.paused_mask)) or "none"
     for gpu in known:
         accepted = "; what others have on it is accepted" if isinstance(request, Resume) and request.force else ""
-        done = "paused" if isinstance(request, Pause) else "resumed"
         lines.append(f"GPU {gpu} {done} (paused now: {paused}){accepted}")
     return lines, code
+
+
+def _pause_queue(turn: Turn, on: bool) -> str:
+    world = turn.world
+    world.pauses.by_verb(QUEUE, world.queue_paused)
+    if world.queue_paused is not on:
+        turn.plan.notices.append(("the queue is paused; running jobs go on" if on else "the queue goes on", False))
+    world.queue_paused = on
+    turn.plan.pauses_changed = True
+    return "the queue is paused; running jobs go on" if on else "the queue goes on"
+
+
+def _edited(turn: Turn, edit: StateEdited) -> None:
+    """Take in what somebody changed in the state file since he read it."""
+    world = turn.world
+    fleet, book = world.fleet, world.pauses
+    managed = ids_of(fleet.all_mask)
+    unknown = [gpu for gpu in edit.gpus if not fleet.manages(gpu)]
+    if unknown:
+        names = gpu_ids_text(managed) or "none"
+        text = f"the state file pauses GPU {', '.join(map(str, unknown))}, which is not managed here (managed: {names})"
+        turn.plan.notices.append((text, True))
+    for gpu in managed:
+        wanted, paused = gpu in edit.gpus, bool(fleet.paused_mask >> gpu & 1)
+        if wanted is book.base(gpu, paused, edit.read):
+            continue
+        book.by_edit(gpu)
+        if wanted is not paused:
+            _set_pause(turn, gpu, wanted)
+            turn.plan.notices.append(
+                (f"GPU {gpu} {'paused' if wanted else 'resumed'} by an edit of the state file", False)
+            )
+    if edit.paused is not book.base(QUEUE, world.queue_paused, edit.read):
+        book.by_edit(QUEUE)
+        if edit.paused is not world.queue_paused:
+            world.queue_paused = edit.paused
+            turn.plan.pauses_changed = True
+            how = "is paused" if edit.paused else "goes on, said"
+            turn.plan.notices.append((f"the queue {how} by an edit of the state file", False))
+    if turn.plan.pauses_changed:
+        turn.plan.must_sync = True
+
+
+# -- jobs -------------------------------------------------------------------------------------------------
+
+
+def _waits(job: Job, what: str) -> None:
+    """Raises SchedulerError unless the job waits."""
+    if job.state is not JobState.PENDING:
+        raise SchedulerError(f"job {job.id} is {job.state.value}: only a waiting job can be {what}")
+
+
+def _hold(turn: Turn, job: Job) -> str:
+    if job.held:
+        return f"job {job.id} is held already"
+    _waits(job, "held")
+    job.held = True
+    turn.changed(job, "held")
+    turn.enqueue(job)
+    return f"job {job.id} is held; gpujob release {job.id}"
+
+
+def _release(turn: Turn, job: Job) -> str:
+    if not job.held:
+        return f"job {job.id} is not held ({job.state.value})"
+    job.held = False
+    turn.changed(job, "released")
+    turn.enqueue(job)
+    if job.state is not JobState.PENDING:
+        return f"job {job.id} is {job.state.value}: a job that it needs has not ended well"
+    return f"job {job.id} is released"
+
+
+def _first(turn: Turn, job: Job) -> str:
+    _waits(job, "put first")
+    turn.world.front -= 1
+    job.order = turn.world.front
+    turn.changed(job, "first")
+    turn.enqueue(job)
+    return f"job {job.id} comes first"
+
+
+def _swap(turn: Turn, job: Job, others: tuple[int, ...]) -> str:
+    other = turn.find(others[0]) if others else None
+    if other is None:
+        raise NotFound(f"no job {others[0] if others else ''}")
+    if other.id == job.id:
+        raise UsageError(f"job {job.id} cannot change places with itself")
+    _waits(job, "swapped")
+    _waits(other, "swapped")
+    rule = turn.world.policy.order
+    if rule.rule != "fifo" or rule.aging_h:
+        how = f"order: {rule.rule}" if rule.rule != "fifo" else f"aging: {rule.aging_h:g}"
+        raise SchedulerError(f"places are computed here ({how}), not kept", do=f"gpujob first {job.id} puts it first")
+    job.order, other.order = other.order, job.order
+    job.priority, other.priority = other.priority, job.priority
+    for one, another in ((job, other), (other, job)):
+        turn.changed(one, "swapped", with_job=another.id)
+        turn.enqueue(one)
+    return f"jobs {job.id} and {other.id} have changed places"
 
 
 def _cancel(turn: Turn, job: Job) -> str:
@@ -88,7 +229,9 @@ def _cancel(turn: Turn, job: Job) -> str:
     return f"job {job.id}: SIGTERM to all its processes, SIGKILL after {turn.world.policy.kill_grace_s:g} s"
 
 
-def _requeue(turn: Turn, job: Job) -> str:
+def _requeue(turn: Turn, job: Job, unless_done: bool) -> str:
+    if unless_done and job.succeeded:
+        return f"job {job.id} has ended well meanwhile; it is not run again"
     if not job.state.ended:
         return f"job {job.id} is {job.state.value} already"
     equal = _equal(turn, job)
@@ -101,6 +244,7 @@ def _requeue(turn: Turn, job: Job) -> str:
     move(job, Move.REQUEUED, turn.now.wall)
     job.start_failures = job.runs_failed = job.oom_retries = 0
     job.not_before = job.failure = None
+    job.order = job.id
     turn.changed(job, "requeued", before=before)
     turn.enqueue(job)
     if job.state is not JobState.PENDING:
@@ -118,3 +262,6 @@ def _equal(turn: Turn, job: Job) -> Job | None:
                 if other.state is JobState.DONE or not other.state.ended:
                     return other
     return None
+
+
+SIMPLE: dict[type[Any], Callable[[Turn, Job], str]] = {Cancel: _cancel, Hold: _hold, Release: _release}

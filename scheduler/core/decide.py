@@ -26,6 +26,7 @@ from scheduler.core.failure import OUT_OF_MEMORY
 from scheduler.core.gpu import WHOLE, Need, gpu_ids_text
 from scheduler.core.job import Event, Holding, Job, JobState, Outcome, Process
 from scheduler.core.noticing import judge_gpus
+from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet, Reason, class_of
 from scheduler.core.queue import Order, Queue
 from scheduler.core.requests import Answer
@@ -67,6 +68,7 @@ class Plan:
     starts: list[Job] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    respecs: dict[int, Job] = field(default_factory=dict)  # those of ``changed`` whose wish itself has changed
     held: list[Holding] = field(default_factory=list)
     freed: list[str] = field(default_factory=list)
     pauses_changed: bool = False
@@ -113,6 +115,8 @@ class World:
     parked: dict[int, str] = field(default_factory=dict)  # waiting, but not for room: id → reason code
     children: dict[int, list[int]] = field(default_factory=dict)
     queue_paused: bool = False
+    pauses: Pauses = field(default_factory=Pauses)  # who changed what since which picture of the state file
+    front: int = 0  # the lowest place given out: whoever comes first is put before it
     may_start: bool = True  # False where requests are carried out without a daemon
     estimates: Estimates = field(default_factory=Estimates)
     timers: list[tuple[float, str, int, int]] = field(default_factory=list)
@@ -249,6 +253,7 @@ class Turn:
         world = self.world
         world.queue.drop(job.id)
         world.parked.pop(job.id, None)
+        world.front = min(world.front, job.order)
         if job.held:
             self._park(job, "hold-user", f"held by its owner; gpujob release {job.id}")
             return

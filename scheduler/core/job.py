@@ -72,6 +72,7 @@ class JobSpec:
     env_file: str = ""
     umask: int | None = None
     origin: str = ""  # jobs.txt:7
+    edited: tuple[str, ...] = ()  # fields that its owner has changed since: its line has no say in them any more
 
     @property
     def is_script(self) -> bool:
@@ -141,7 +142,7 @@ class Job:
     need: Need
     state: JobState = JobState.PENDING
     identity: str = ""
-    order: int = 0  # place among equal priorities
+    order: int = 0  # place among equal priorities; below 0: before all others
     priority: int = 0
     allowed: tuple[int, ...] | None = None
     submitted_at: float = 0.0
@@ -175,6 +176,11 @@ class Job:
     def attempt_key(self) -> str:
         """Name of this attempt's record: ``12.1``."""
         return f"{self.id}.{self.attempt}"
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Sorts waiting jobs as they stand in the queue: those put first, then by priority and place."""
+        return (self.priority if self.order >= 0 else -(1 << 62), self.order)
 
     @property
     def session_name(self) -> str | None:

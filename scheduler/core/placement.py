@@ -69,7 +69,7 @@ class Fleet:
 
     def manages(self, gpu: int) -> bool:
         """Whether this GPU id is one that jobs may be put on."""
-        return bool(self.all_mask >> gpu & 1)
+        return gpu >= 0 and bool(self.all_mask >> gpu & 1)
 
     @property
     def usable_mask(self) -> int:

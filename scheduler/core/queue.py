@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ class Order:
 
     def key(self, priority: int, order: int, submitted_at: float, estimate_s: float | None) -> Key:
         """A fixed sort key: smaller starts first; nothing in it changes while the job waits."""
+        if order < 0:
+            return (-math.inf, order)
         estimate = min(estimate_s or 0.0, LONGEST_ESTIMATE_S) if self.rule == "short" else 0.0
         if self.aging_h:
             return (submitted_at + self.aging_h * 3600.0 * priority + SHORT_BETA * estimate, order)

@@ -46,6 +46,55 @@ class PauseQueue:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Do not start these waiting jobs until they are released."""
+
+    jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let held jobs wait for room again."""
+
+    jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """Start these waiting jobs before all others, in this order."""
+
+    jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Let two waiting jobs change places."""
+
+    jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Change waiting jobs: ``changes`` holds fields of JobSpec; ``needs`` each job's new need as (count, parts)."""
+
+    jobs: tuple[int, ...]
+    changes: dict[str, Any]
+    needs: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StateEdited:
+    """Somebody saved the state file: just these GPUs are to be paused. Never stored: the file itself is the wish.
+
+    ``read``: the revision of the picture that was edited, None if the file does not say.
+    """
+
+    gpus: tuple[int, ...]
+    paused: bool
+    read: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What to tell whoever asked: an exit code and one line for each thing asked."""
 
@@ -54,8 +103,9 @@ class Answer:
     lines: tuple[str, ...]
 
 
-Request = Union[Cancel, Requeue, Pause, Resume, PauseQueue]
-KINDS: dict[str, type[Any]] = {cls.__name__.lower(): cls for cls in (Cancel, Requeue, Pause, Resume, PauseQueue)}
+JobRequest = (Cancel, Requeue, Hold, Release, First, Swap, Edit)
+Request = Union[Cancel, Requeue, Hold, Release, First, Swap, Edit, Pause, Resume, PauseQueue, StateEdited]
+KINDS: dict[str, type[Any]] = {cls.__name__.lower(): cls for cls in (*JobRequest, Pause, Resume, PauseQueue)}
 
 
 def to_row(request: Request) -> tuple[str, dict[str, Any]]:
@@ -71,9 +121,13 @@ def from_row(kind: str, arguments: dict[str, Any]) -> Request:
     known = {f.name for f in fields(cls)}
     request: Request = cls(
         **{
-            name: tuple(value) if isinstance(value, list) else value
+            name: _as_tuples(value) if isinstance(value, list) else value
             for name, value in arguments.items()
             if name in known
         }
     )
     return request
+
+
+def _as_tuples(value: list[Any]) -> tuple[Any, ...]:
+    return tuple(_as_tuples(item) if isinstance(item, list) else item for item in value)

@@ -10,7 +10,7 @@ import sqlite3
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from scheduler.core.config import Config
@@ -23,6 +23,7 @@ from scheduler.core.job import Event, Job, JobState
 from scheduler.core.launch import Found, Launch, launch_of, log_name
 from scheduler.core.llm import ModelTable
 from scheduler.core.marks import Batch
+from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet
 from scheduler.core.ports import Runner
 from scheduler.core.requests import Answer, Request
@@ -30,9 +31,10 @@ from scheduler.core.session import session_name
 from scheduler.core.telemetry import FRESH_S, PASSING, Telemetry
 from scheduler.crashpoints import crash_point
 from scheduler.engine.gpus import GpuEyes
-from scheduler.engine.painting import StateFile, picture
+from scheduler.engine.painting import Painter, open_state_file
 from scheduler.engine.reading import Gathered, Parser, Reader
 from scheduler.engine.reloading import bind_unread, limits_of, policy_of, reload_config, reload_table
+from scheduler.engine.state_file import Edit
 from scheduler.engine.telling import Said, accepted, harmless, sentence
 from scheduler.intake import commands, jobs_csv
 from scheduler.intake.environments import Environments, Missing, names_devices
@@ -48,9 +50,6 @@ from scheduler.store.places import Places
 from scheduler.store.readings import save_readings
 
 LAZY_S = 0.03  # a pid may wait this long to be written down: its record has it already
-PAINT_S = 0.1
-BUSY_PAINT_S = 0.5
-QUIET_S = 0.02
 MISSING_AGAIN_S = 2.0
 LONGEST_BREAK_S = 8.0
 REFUSED_AFTER = 3  # vain tries, after which open requests are refused
@@ -94,7 +93,7 @@ class House:
     world: World = field(init=False)
     bell: str = field(init=False)
     environments: Environments = field(init=False)
-    state_file: StateFile = field(init=False)
+    painter: Painter = field(init=False)
     files: dict[str, Watched] = field(default_factory=dict)
     known_refusals: set[tuple[str, str]] = field(default_factory=set)
     kept: dict[int, Job] = field(default_factory=dict)  # waiting jobs at hand, so that the head needs no look-up
@@ -109,13 +108,9 @@ class House:
     broken_said: str = ""
     broken_times: int = 0
     missing_from: int = 0
-    dirty_since: float | None = None
-    last_move: float = 0.0
     missing_due: float = 0.0
     scan_due: float = 0.0
-    state_due: float = 0.0
     again: bool = True
-    told_reasons: dict[str, object] = field(default_factory=dict)
     ended_badly: int = 0
     hopeless_since: float | None = None
     told_running: set[int] = field(default_factory=set)  # jobs of which it was said that they run
@@ -125,7 +120,6 @@ class House:
         self.environments = Environments(self.environ, self.config.python, launcher)
         self.set_modes()
         self.bell = self.places.bell
-        self.state_file = StateFile(self.config.state_file)
 
     def set_modes(self) -> None:
         """Hand the settings for environments to those who look them up."""
@@ -159,8 +153,10 @@ class House:
             self.telemetry.tenants = world.tenants
         world.fleet.paused_mask = mask_of(rows.paused_gpus(connection)) & world.fleet.all_mask
         world.queue_paused = bool(rows.meta(connection, "queue_paused"))
+        world.pauses = Pauses(0, rows.pause_changes(connection))
+        world.front = rows.lowest_place(connection)
         self.world, self.lazy, self.kept = world, [], {}
-        self.state_file.numbers = {gpu.uuid: gpu.index for gpu in self.gpus}
+        self._show_world()
         for job in rows.last_ended(connection, 300)[::-1]:
             if job.succeeded and job.started_at and job.finished_at:
                 world.estimates.learn(job.spec, job.need, job.finished_at - job.started_at)
@@ -194,7 +190,7 @@ class House:
             with self.db.writing() as writing:
                 rows.save_holdings(writing, [], stale, this_boot)
         self.rung = True
-        self.turn(facts, [], now, sync=True)
+        self.turn(facts, [], now, sync=True, edit=self._edit(now))  # before anything is placed: it may pause a GPU
         if self.eyes is not None:
             with self.db.writing(sync=False) as writing:
                 save_readings(writing, self.telemetry.cards.values(), now.wall)
@@ -205,6 +201,16 @@ class House:
                 self.say(text, level, kind="adopted", job=job)
                 self.told_running.add(job.id)
         crash_point("adopt.committed")
+
+    def _show_world(self) -> None:
+        """Let the painter show this world, and go on from the picture that stands there."""
+        numbers = {gpu.uuid: gpu.index for gpu in self.gpus}
+        if not hasattr(self, "painter"):
+            file = open_state_file(self.config.state_file, self.db, self.world, numbers)
+            self.painter = Painter(file, self.db, lambda text, level, kind: self.say(text, level, kind=kind))
+        self.painter.file.numbers = numbers
+        self.painter.dirty = True
+        self.world.pauses.revision = self.painter.file.revision
 
     def _fetch(self, job_id: int) -> Job | None:
         return self.kept.get(job_id) or rows.get(self.db.connection, job_id)
@@ -260,7 +266,7 @@ class House:
     def _tick(self, now: Now) -> None:
         facts = self._with_failures(self.runner.look())
         batches = self._batches(now)
-        requests = self._edits(now)
+        edit = self._edit(now)
         self.changed.clear()
         facts += self._missing_again(now)
         read = self._read_gpus(now)
@@ -268,7 +274,7 @@ class House:
         timer = self.world.next_timer()
         due = timer is not None and timer <= now.mono
         urgent = [fact for fact in facts if not isinstance(fact, Started)]
-        if not (urgent or batches or requests or due or self.rung or self.again):
+        if not (urgent or batches or edit or due or self.rung or self.again):
             if facts:
                 if not self.lazy:
                     self.lazy_due = now.mono + LAZY_S
@@ -281,8 +287,8 @@ class House:
         facts, self.lazy = self.lazy + facts, []
         if self.eyes is not None and (batches or self.rung) and not self.telemetry.fresh(self.telemetry.cards, now):
             self.eyes.read(now.mono - FRESH_S)  # while the new jobs are written down: they will want to know
-        only_read = bool(read) and len(urgent) == len(read) and not (batches or requests or due)
-        self.turn(facts, batches, now, sync=not only_read or bool(self.world.waiting()), requests=requests)
+        only_read = bool(read) and len(urgent) == len(read) and not (batches or edit or due)
+        self.turn(facts, batches, now, sync=not only_read or bool(self.world.waiting()), edit=edit)
         self._paint_if_due(self.now())
 
     def turn(
@@ -292,7 +298,7 @@ class House:
         now: Now,
         *,
         sync: bool,
-        requests: Iterable[Request] = (),
+        edit: Edit | None = None,
     ) -> None:
         """Decide and record in one transaction, then act and tell."""
         gathered = Gathered()
@@ -302,14 +308,13 @@ class House:
             for reader, batch in batches:
                 reader.take(connection, batch, now.wall, gathered)
                 crash_point("ingest.batch")
-            for request in requests:
-                rows.ask(connection, request, now.wall)
-            asked: list[Fact] = []
-            if rung or requests:
+            wishes: list[tuple[float, int, Request]] = [] if edit is None else [(edit.at, 0, edit.request)]
+            if rung or edit:
                 known = {job.id for job in gathered.jobs}
                 arrived = [job for job in rows.new_pending(connection, self.last_id) if job.id not in known]
                 gathered.jobs += arrived
-                asked = [Asked(row, request) for row, request in rows.asked(connection)]
+                wishes += rows.asked(connection)
+            asked = [Asked(row, request) for _, row, request in sorted(wishes, key=lambda wish: wish[:2])]
             for job in (*gathered.jobs, *gathered.changed):
                 if len(self.kept) < MOST_KEPT or job.id in self.kept:
                     self.kept[job.id] = job
@@ -317,6 +322,8 @@ class House:
             plan = decide(self.world, [*facts, *news, *asked], now, random.random())
             launches = self._prepare(plan, now)
             rows.save(connection, plan.changed.values())
+            for job in plan.respecs.values():
+                rows.respec(connection, job)
             rows.write_events(connection, [*gathered.events, *plan.events])
             rows.answer(connection, plan.answers)
             if plan.held or plan.freed:
@@ -324,7 +331,8 @@ class House:
             if any(isinstance(fact, Readings) for fact in facts):
                 save_readings(connection, self.world.fleet.telemetry.cards.values(), now.wall)
             if plan.pauses_changed:
-                rows.save_pauses(connection, ids_of(self.world.fleet.paused_mask), self.world.queue_paused)
+                world = self.world
+                rows.save_pauses(connection, ids_of(world.fleet.paused_mask), world.queue_paused, world.pauses.changes)
             crash_point("start.chosen")
         if gathered.jobs:
             self.last_id = max(self.last_id, gathered.jobs[-1].id)
@@ -333,6 +341,8 @@ class House:
         if plan.must_sync and not sync:
             with db.writing(sync=True) as connection:
                 rows.set_meta(connection, "synced", str(now.wall))
+        if edit is not None:
+            self.painter.took(edit)
         for _, batch in batches:
             self.files[batch.mark.path].follower.accept(batch)
             self.again = self.again or batch.more
@@ -348,9 +358,7 @@ class House:
         self.found.clear()
         if plan.empty and not plan.notices and not gathered.jobs and not self.world.waiting() and not rung:
             return  # nothing to be seen but another reading
-        self.last_move = now.mono
-        if self.dirty_since is None:
-            self.dirty_since = now.mono
+        self.painter.dirty = True
 
     def _prepare(self, plan: Plan, now: Now) -> list[tuple[Job, Launch]]:
         """Words, environment and log of each start; what is wrong with one is found before anything is written."""
@@ -525,18 +533,9 @@ class House:
         door = jobs_csv.Door(os.path.dirname(watched.follower.path), self.environments.home, managed)
         return Reader(watched.parse, door, self.table, self.world.fleet, self.known_refusals)
 
-    def _edits(self, now: Now) -> list[Request]:
-        if self.config.state_file not in self.changed and now.mono < self.state_due:
-            return []
-        wishes = self.state_file.edits(ids_of(self.world.fleet.all_mask), now.mono)
-        heard = bool(self.state_file.said)
-        for text in self.state_file.said:
-            self.say(text, 30, kind="state")
-        self.state_file.said.clear()
-        self.state_due = now.mono + (0.25 if self.state_file.broken_since is not None else self.config.state_interval)
-        if (wishes or heard) and self.dirty_since is None:
-            self.dirty_since = now.mono
-        return wishes
+    def _edit(self, now: Now) -> Edit | None:
+        heard = self.config.state_file in self.changed
+        return self.painter.look(now, self.config.state_interval, heard=heard)
 
     def _missing_again(self, now: Now) -> list[Fact]:
         """Look again at scripts and environments that were missing."""
@@ -556,43 +555,19 @@ class House:
     # -- the state file and the reasons -------------------------------------------------------------------
 
     def _paint_if_due(self, now: Now) -> None:
-        if self.dirty_since is None:
-            return
-        wait = BUSY_PAINT_S if self.again else PAINT_S  # in the midst of a long paste counting all jobs would cost most
-        if now.mono < self.dirty_since + wait and now.mono < self.last_move + QUIET_S:
-            return
-        self.paint(now)
+        due = self.painter.due(busy=self.again)
+        if due is not None and now.mono >= due:
+            self.paint(now)
 
     def paint(self, now: Now) -> None:
-        """Repaint the state file and the reasons; edits that came meanwhile are taken in first."""
-        self.dirty_since = None
-        if self._waiting_edit(now):
-            return
-        reasons = self.world.class_reasons()
-        if reasons != self.told_reasons:
-            with self.db.writing(sync=False) as connection:
-                rows.save_class_reasons(connection, reasons)
-            self.told_reasons = dict(reasons)
+        """Repaint the state file and the reasons; an edit that came meanwhile is taken in first."""
+        edit = self.painter.look(now, self.config.state_interval, heard=True)
+        if edit is not None:
+            self.turn([], [], now, sync=True, edit=edit)
         try:
-            counts = rows.counts(self.db.connection)
-            self.state_file.paint(picture(self.world, counts, now.wall))
-        except OSError as error:
-            text = f"{self.config.state_file} cannot be written: {error.strerror}; the store is up to date all the same"
-            if (text, "") not in self.known_refusals:
-                self.known_refusals.add((text, ""))
-                self.say(text, 30, kind="state")
+            self.painter.paint(self.world, now)
         except sqlite3.Error as error:
             raise StoreTrouble(f"cannot be read: {error}", where=self.places.store) from error
-
-    def _waiting_edit(self, now: Now) -> bool:
-        """Take in an edit of the state file that nobody told us of yet; True if there was one."""
-        wishes = self.state_file.edits(ids_of(self.world.fleet.all_mask), now.mono)
-        for text in self.state_file.said:
-            self.say(text, 30, kind="state")
-        self.state_file.said.clear()
-        if wishes:
-            self.turn([], [], now, sync=True, requests=wishes)
-        return bool(wishes)
 
     # -- when the store cannot be used --------------------------------------------------------------------
 
@@ -618,7 +593,8 @@ class House:
         """Answer what was asked with a refusal: a wish that cannot be carried out must not come back for ever."""
         with self.db.writing() as connection:
             answers = [
-                Answer(row, 1, (f"could not be carried out: {self.broken_said}",)) for row, _ in rows.asked(connection)
+                Answer(row, 1, (f"could not be carried out: {self.broken_said}",))
+                for _, row, _ in rows.asked(connection)
             ]
             rows.answer(connection, answers)
 
@@ -631,16 +607,14 @@ class House:
             return max(0.0, self.broken_until - now)
         if self.again or self.rung:
             return 0.0
-        due = [self.scan_due, self.state_due]
-        timer, look = self.world.next_timer(), self.runner.next_look()
-        due += [moment for moment in (timer, look) if moment is not None]
+        due = [self.scan_due, self.painter.look_due]
+        sometimes = (self.world.next_timer(), self.runner.next_look(), self.painter.due(busy=False))
+        due += [moment for moment in sometimes if moment is not None]
         if self.eyes is not None:
             due.append(self.eyes.next_look(self._interval()))
         due += [watched.due for watched in self.files.values() if watched.due]
         if self.lazy:
             due.append(self.lazy_due)
-        if self.dirty_since is not None:
-            due.append(min(self.dirty_since + PAINT_S, self.last_move + QUIET_S))
         if "missing" in self.world.parked.values():
             due.append(self.missing_due)
         return max(0.0, min(due) - now)

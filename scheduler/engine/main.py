@@ -188,7 +188,6 @@ class Daemon:
                 house.eyes = GpuEyes(managed.probe, config.state_file, lambda: house.world.live.values())
                 house.first_readings = managed.first
             house.open()
-            self._state_file_at_start(house)
             if config.jobs_file:
                 house.follow(config.jobs_file, PARSERS["jobs_file"])
             if config.commands_file:
@@ -264,16 +263,6 @@ class Daemon:
             why = job.reason or (reasons[class_of(job).key].sentence if class_of(job).key in reasons else "")
             left.append(f"job {job.id} ({job.spec.shown_name}) cannot start: {why}")
         return tuple(left)
-
-    def _state_file_at_start(self, house: House) -> None:
-        """An edit made while no daemon ran is a wish; a deleted file means no pauses."""
-        keeper = house.state_file
-        keeper.shown_gpus = rows.paused_gpus(house.db.connection)
-        keeper.shown_paused = house.world.queue_paused
-        if not os.path.exists(house.config.state_file):
-            keeper.painted = b"deleted" if keeper.shown_gpus or keeper.shown_paused else b""
-        house.changed.add(house.config.state_file)
-        house.dirty_since = time.monotonic()
 
     def _again(self) -> Config:
         """The settings read again: only what may change while running is taken."""

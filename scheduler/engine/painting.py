@@ -1,23 +1,23 @@
-"""The state file: painted from the store, and read again as a wish when a person edited it."""
+"""What is shown: the state file painted from the world, and the reasons of those that wait."""
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.core.decide import World
+from scheduler.core.facts import Now
 from scheduler.core.gpu import WHOLE, ids_of
 from scheduler.core.job import JobState
-from scheduler.core.requests import Pause, PauseQueue, Request, Resume
-from scheduler.intake.files import read_plain
-from scheduler.store.safely import replace_file
+from scheduler.engine.state_file import Edit, StateFile
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
 
-LARGEST = 1 << 20
-HALF_SAVED_S = 1.0
+PAINT_S = 0.1  # at most ten pictures a second
+BUSY_PAINT_S = 0.5  # in the midst of a long paste counting all jobs would cost most
+AGAIN_S = 2.0  # after one that could not be written
 
 
 def picture(world: World, counts: dict[str, int], now: float) -> dict[str, Any]:
@@ -67,106 +67,77 @@ def picture(world: World, counts: dict[str, int], now: float) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class StateFile:
-    """Paints the file and notices edits: whatever it holds that we did not paint is somebody's wish."""
+class Painter:
+    """Keeps the state file true: painted at once after a quiet moment, else at most ten times a second."""
 
-    path: str
-    painted: bytes = b""
-    shown_gpus: tuple[int, ...] = ()
-    shown_paused: bool = False
-    broken_since: float | None = None
-    said: list[str] = field(default_factory=list)
+    file: StateFile
+    db: Database
+    say: Callable[[str, int, str], None]  # text, level, kind
+    dirty: bool = True
+    painted_at: float = float("-inf")  # mono
+    not_before: float = 0.0
+    look_due: float = 0.0
+    told_reasons: dict[str, object] = field(default_factory=dict)
     trouble: str = ""
-    numbers: dict[str, int] = field(default_factory=dict)  # UUID → number of the GPUs today
+    noted: bool = False
 
-    def edits(self, managed: Iterable[int], now: float) -> list[Request]:
-        """What a person changed since the last paint. A file that stays unreadable for 1 s is set aside."""
+    def look(self, now: Now, interval: float, *, heard: bool) -> Edit | None:
+        """The next edit that nobody has taken in, if it is time to look (``heard``: something happened to the file)."""
+        if not (heard or now.mono >= self.look_due):
+            return None
+        edit = self.file.look(now.mono)
+        for text in self.file.said:
+            self.say(text, 30, "state")
+        self.dirty = self.dirty or bool(self.file.said) or self.file.overdue(now.mono)
+        self.file.said.clear()
+        soon = self.file.next_look(now.mono)
+        self.look_due = now.mono + interval if soon is None else soon
+        return edit
+
+    def took(self, edit: Edit) -> None:
+        """An edit is written down: the picture has to show what became of it, and there may be another."""
+        self.file.accept(edit)
+        self.dirty, self.look_due = True, 0.0
+
+    def due(self, *, busy: bool) -> float | None:
+        """The ``mono`` time at which to paint, None while the picture is true."""
+        if not self.dirty:
+            return None
+        return max(self.not_before, self.painted_at + (BUSY_PAINT_S if busy else PAINT_S))
+
+    def paint(self, world: World, now: Now) -> None:
+        """Paint the state file and write down the reasons. Raises sqlite3.Error, StoreTrouble."""
+        self.dirty, self.painted_at = False, now.mono
+        reasons = world.class_reasons()
+        if reasons != self.told_reasons or not self.noted:
+            with self.db.writing(sync=False) as connection:
+                rows.save_class_reasons(connection, reasons)
+                rows.set_meta(connection, "painted", "1")  # from now on a missing file is a deleted one
+            self.told_reasons, self.noted = dict(reasons), True
         try:
-            data = read_plain(self.path, LARGEST)
-        except FileNotFoundError:
-            if not self.painted:
-                return []
-            self.painted = b""
-            gone: list[Request] = [Resume(self.shown_gpus)] if self.shown_gpus else []
-            if self.shown_paused:
-                gone.append(PauseQueue(False))
-            self.said.append("the state file was deleted: pauses are reset")
-            return gone
+            done = self.file.paint(picture(world, rows.counts(self.db.connection), now.wall), now.mono)
         except OSError as error:
-            text = f"{self.path} cannot be read: {error.strerror}"
-            if text != self.trouble:
-                self.trouble = text
-                self.said.append(text)
-            return []
-        self.trouble = ""
-        if data == self.painted:
-            self.broken_since = None
-            return []
-        try:
-            document = json.loads(data)
-            gpus, paused = _wishes(document)
-            gpus = self._today(document, gpus)
-        except (ValueError, RecursionError) as error:
-            return self._broken(str(error), now)
-        self.broken_since = None
-        self.painted = data  # taken in; painted over at the next paint
-        known = set(managed)
-        unknown = sorted(set(gpus) - known)
-        if unknown:
-            self.said.append(f"the state file pauses GPU {', '.join(map(str, unknown))}, which is not managed here")
-        wanted, shown = set(gpus) & known, set(self.shown_gpus)
-        wishes: list[Request] = []
-        if wanted - shown:
-            wishes.append(Pause(tuple(sorted(wanted - shown))))
-        if shown - wanted:
-            wishes.append(Resume(tuple(sorted(shown - wanted))))
-        if paused != self.shown_paused:
-            wishes.append(PauseQueue(paused))
-        return wishes
+            self._trouble(error, now)
+            return
+        world.pauses.revision = self.file.revision
+        self.look_due = 0.0  # what came out may hold an edit
+        self.dirty = not done
+        if done and self.trouble:
+            self.trouble = ""
+            self.say(f"{self.file.path} can be written again", 20, "state")
 
-    def _today(self, document: dict[str, Any], gpus: list[int]) -> list[int]:
-        """Today's numbers: the file names the cards that had its numbers when it was painted."""
-        cards = document.get("gpus")
-        then: dict[int, object] = {}
-        for card in cards if isinstance(cards, list) else ():
-            if isinstance(card, dict) and isinstance(card.get("index"), int):
-                then[card["index"]] = card.get("uuid")
-        return [self.numbers.get(str(then.get(gpu)), gpu) for gpu in gpus]
-
-    def _broken(self, why: str, now: float) -> list[Request]:
-        if self.broken_since is None:
-            self.broken_since = now
-        if now - self.broken_since >= HALF_SAVED_S:
-            aside = f"{self.path}.bad-{time.strftime('%Y%m%d-%H%M%S')}"
-            try:
-                os.rename(self.path, aside)
-            except OSError as error:
-                self.said.append(f"{self.path}: not a state file ({why}), and cannot be set aside: {error.strerror}")
-                self.broken_since = now
-                return []
-            self.said.append(f"{self.path}: not a state file ({why}); set aside as {aside}, pauses stay in force")
-            self.broken_since, self.painted = None, b""
-        return []
-
-    def paint(self, document: dict[str, Any]) -> None:
-        """Replace the file by a whole new one. Raises OSError."""
-        if self.broken_since is not None:
-            return  # somebody may be half through saving it
-        data = (json.dumps(document, indent=1) + "\n").encode()
-        if os.path.islink(self.path):
-            raise OSError(40, "is a link, which is not written through", self.path)
-        replace_file(self.path, data, sync=False)
-        self.painted = data
-        self.shown_gpus = tuple(document["paused_gpus"])
-        self.shown_paused = bool(document["paused"])
+    def _trouble(self, error: OSError, now: Now) -> None:
+        self.dirty, self.not_before = True, now.mono + AGAIN_S
+        text = f"{self.file.path} cannot be written: {error.strerror}; the store is up to date all the same"
+        if text != self.trouble:
+            self.trouble = text
+            self.say(text, 30, "state")
 
 
-def _wishes(document: Any) -> tuple[list[int], bool]:
-    if not isinstance(document, dict):
-        raise ValueError("it must be an object")
-    gpus, paused = document.get("paused_gpus", []), document.get("paused", False)
-    if not isinstance(gpus, list) or not all(isinstance(gpu, int) and not isinstance(gpu, bool) for gpu in gpus):
-        raise ValueError("paused_gpus must be a list of whole numbers")
-    if not isinstance(paused, bool):
-        raise ValueError("paused must be true or false")
-    return gpus, paused
+def open_state_file(path: str, db: Database, world: World, numbers: dict[str, int]) -> StateFile:
+    """The state file as it is found at a start: an edit made since the last picture, or a deletion, is still a wish."""
+    file = StateFile(path, numbers=numbers)
+    file.revision = max([world.pauses.revision, *(revision for revision, _, _ in world.pauses.changes)])
+    file.begin(was_there=bool(rows.meta(db.connection, "painted")))
+    world.pauses.revision = file.revision
+    return file

@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from scheduler.core.errors import SchedulerError, StoreTrouble, UsageError
 from scheduler.core.identity import identity_of
@@ -115,9 +116,12 @@ class Reader:
                 out.jobs.append(job)
             return
         blocker = rows.blocker_of(connection, identity)
-        if blocker is None or count != 1 or blocker.state is not JobState.PENDING or not _differs(blocker.spec, spec):
+        if blocker is None or count != 1 or blocker.state is not JobState.PENDING:
             return
-        blocker.spec, blocker.need = spec, need
+        spec = _with_edits(blocker.spec, spec)
+        if not _differs(blocker.spec, spec):
+            return
+        blocker.spec, blocker.need = spec, need_of(spec, self.table)[0]
         blocker.priority, blocker.allowed = spec.priority, spec.allowed
         rows.respec(connection, blocker)
         rows.save(connection, [blocker])
@@ -131,6 +135,12 @@ class Reader:
         if blocker is None:
             raise StoreTrouble(f"identity {identity} blocks itself", do="decided anew")
         return blocker
+
+
+def _with_edits(old: JobSpec, new: JobSpec) -> JobSpec:
+    """What a line says now, but for what the job's owner has edited since."""
+    mine: dict[str, Any] = {name: getattr(old, name) for name in old.edited}
+    return replace(new, **mine, edited=old.edited)
 
 
 def _differs(old: JobSpec, new: JobSpec) -> bool:

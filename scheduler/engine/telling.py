@@ -29,6 +29,7 @@ class Said:
 
 
 Listener = Callable[[Said], None]
+PLAIN = {"held": "is held", "released": "is released", "first": "comes first", "requeued": "waits again"}
 
 
 def harmless(text: str) -> str:
@@ -78,6 +79,13 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     if event.kind == "stopping":
         why = "its time limit is over" if detail.get("why") == "time_limit" else "it was cancelled"
         return f"{name} is being ended: {why}", logging.INFO
+    if event.kind == "swapped":
+        return f"{name} has changed places with job {detail.get('with_job')}", logging.INFO
+    if event.kind == "edited":
+        what = ", ".join(map(str, detail.get("what") or ["its need"]))
+        return f"{name} edited: {harmless(what)}", logging.INFO
+    if event.kind in PLAIN:
+        return f"{name} {PLAIN[event.kind]}", logging.INFO
     if event.kind == "unclaimed":
         return f"{name}: its start was cut off before it began; it waits again", logging.WARNING
     return f"{name}: {event.kind}", logging.INFO

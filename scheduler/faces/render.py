@@ -192,7 +192,7 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
         lines += ["", *table(("RUNNING", "STATE", "NAME", "GPU", "PID", "TIME", "LOG"), rows_)]
     waiting = [job for job in view.jobs if job.state is JobState.PENDING]
     if waiting:
-        waiting.sort(key=lambda job: (job.priority, job.order))
+        waiting.sort(key=lambda job: job.turn)
         shown = [
             (job.id, job.priority, job.spec.shown_words(), job.need, _allowed(job), _why(view.reasons.get(job.id)))
             for job in waiting

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from scheduler.core.errors import UsageError
 from scheduler.core.gpu import Gpu, Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import HOLDING, Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process
 from scheduler.core.placement import Reason
@@ -171,6 +172,12 @@ def last_id(connection: sqlite3.Connection) -> int:
     return int(connection.execute("SELECT coalesce(max(id), 0) FROM jobs").fetchone()[0])
 
 
+def id_back(connection: sqlite3.Connection, steps: int) -> int:
+    """The newest id, or the one so many jobs before it; 0 if there is none."""
+    row = connection.execute("SELECT id FROM jobs ORDER BY id DESC LIMIT 1 OFFSET ?", (steps,)).fetchone()
+    return int(row[0]) if row else 0
+
+
 def last_ended(connection: sqlite3.Connection, most: int) -> list[Job]:
     """The jobs that ended last, newest first."""
     rows = connection.execute(f"{_SELECT} WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?", (most,))
@@ -180,8 +187,8 @@ def last_ended(connection: sqlite3.Connection, most: int) -> list[Job]:
 def first_pending(connection: sqlite3.Connection, most: int) -> list[Job]:
     """The waiting jobs that come first by priority and place."""
     rows = connection.execute(
-        f"{_SELECT} WHERE finished_at IS NULL AND state='pending' ORDER BY priority, CASE place WHEN 0 THEN id ELSE place END"
-        " LIMIT ?",
+        f"{_SELECT} WHERE finished_at IS NULL AND state='pending' ORDER BY min(place, 0), priority,"
+        " CASE place WHEN 0 THEN id ELSE place END LIMIT ?",
         (most,),
     )
     return [job_of(row) for row in rows]
@@ -215,10 +222,20 @@ def ask(connection: sqlite3.Connection, request: Request, now: float) -> int:
     return row or 0
 
 
-def asked(connection: sqlite3.Connection) -> list[tuple[int, Request]]:
-    """Requests that nobody has answered, oldest first."""
-    rows = connection.execute("SELECT id, kind, arguments FROM requests WHERE code IS NULL ORDER BY id").fetchall()
-    return [(row[0], from_row(row[1], json.loads(row[2]))) for row in rows]
+def asked(connection: sqlite3.Connection) -> list[tuple[float, int, Request]]:
+    """Requests that nobody has answered, oldest first: (when, row, request).
+
+    One of a kind that only another version knows is answered with a refusal: it must not come back for ever.
+    """
+    found: list[tuple[float, int, Request]] = []
+    rows = connection.execute("SELECT made_at, id, kind, arguments FROM requests WHERE code IS NULL ORDER BY id")
+    for at, row, kind, arguments in rows.fetchall():
+        try:
+            found.append((at, row, from_row(kind, json.loads(arguments))))
+        except (UsageError, ValueError, TypeError, AttributeError) as error:
+            text = f"the scheduler that runs is of another version and cannot do that: {error}; restart it"
+            answer(connection, [Answer(row, 1, (text,))])
+    return found
 
 
 def answer(connection: sqlite3.Connection, answers: Iterable[Answer]) -> None:
@@ -239,11 +256,26 @@ def paused_gpus(connection: sqlite3.Connection) -> tuple[int, ...]:
     return tuple(row[0] for row in connection.execute("SELECT gpu FROM pauses ORDER BY gpu"))
 
 
-def save_pauses(connection: sqlite3.Connection, gpus: Iterable[int], queue_paused: bool) -> None:
-    """Write all pauses."""
+def save_pauses(
+    connection: sqlite3.Connection, gpus: Iterable[int], queue_paused: bool, changes: list[tuple[int, int, bool]]
+) -> None:
+    """Write all pauses, and what verbs changed since which picture of the state file (`core/pauses.py`)."""
     connection.execute("DELETE FROM pauses")
     connection.executemany("INSERT INTO pauses VALUES (?)", [(gpu,) for gpu in gpus])
     set_meta(connection, "queue_paused", "1" if queue_paused else "")
+    set_meta(connection, "pause_changes", json.dumps(changes))
+
+
+def pause_changes(connection: sqlite3.Connection) -> list[tuple[int, int, bool]]:
+    """The inverse of the last part of ``save_pauses``."""
+    text = meta(connection, "pause_changes")
+    return [(revision, what, before) for revision, what, before in json.loads(text)] if text else []
+
+
+def lowest_place(connection: sqlite3.Connection) -> int:
+    """The place of the waiting job that was put first last, 0 if none was."""
+    found = connection.execute("SELECT min(place) FROM jobs WHERE finished_at IS NULL AND place < 0").fetchone()[0]
+    return int(found or 0)
 
 
 def meta(connection: sqlite3.Connection, key: str) -> str:

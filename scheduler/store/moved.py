@@ -18,7 +18,9 @@ def follow_moved(connection: sqlite3.Connection, moved: Mapping[int, int]) -> li
     def new(ids: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted({moved.get(gpu, gpu) for gpu in ids}))
 
-    rows.save_pauses(connection, new(rows.paused_gpus(connection)), bool(rows.meta(connection, "queue_paused")))
+    changes = [(revision, moved.get(what, what), before) for revision, what, before in rows.pause_changes(connection)]
+    queue_paused = bool(rows.meta(connection, "queue_paused"))
+    rows.save_pauses(connection, new(rows.paused_gpus(connection)), queue_paused, changes)
     changed = []
     for job in rows.live(connection):
         allowed = None if job.allowed is None else new(job.allowed)

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
 import os
+import signal
+from collections.abc import Callable
 
 from scheduler.crashpoints import crash_point
+
+_EXCHANGE, _NO_REPLACE, _AT_FDCWD = 2, 1, -100
 
 
 def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
     """Write aside (0600, never through a link), sync, rename over ``path``. Raises OSError; the old file stays then."""
+    aside = _write_aside(path, data, sync)
+    try:
+        crash_point("state.tmp_written")
+        os.rename(aside, path)
+        crash_point("state.renamed")
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
+        raise
+    if sync:
+        sync_folder(os.path.dirname(path))
+
+
+def _write_aside(path: str, data: bytes, sync: bool) -> str:
     folder, name = os.path.split(path)
     aside = os.path.join(folder, f".{name}.new-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
@@ -20,17 +42,81 @@ def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
         write_all(fd, data)
         if sync:
             os.fsync(fd)
-        crash_point("state.tmp_written")
-        os.rename(aside, path)
-        crash_point("state.renamed")
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(aside)
         raise
     finally:
         os.close(fd)
-    if sync:
-        sync_folder(folder)
+    return aside
+
+
+def swap_file(path: str, data: bytes, there: bool) -> int:
+    """Put a new file at ``path`` and hand out the one that stood there, open for reading: nothing is overwritten unseen.
+
+    ``there``: whether a file is thought to stand there. Returns its descriptor, -1 when there was none. Not synced.
+    Raises FileNotFoundError or FileExistsError when ``there`` is wrong, and other OSErrors; the old file stays then.
+    """
+    aside = _write_aside(path, data, sync=False)
+    out = -1
+    try:
+        crash_point("state.tmp_written")
+        try:
+            _renameat2()(aside, path, _EXCHANGE if there else _NO_REPLACE)
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+                raise
+            out = _replace_plainly(aside, path, there)
+        else:
+            if there:
+                out = os.open(aside, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        crash_point("state.renamed")
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
+    return out
+
+
+def _replace_plainly(aside: str, path: str, there: bool) -> int:
+    """Where two names cannot be exchanged (NFS and others): as near to it as a rename comes."""
+    if not there:
+        os.link(aside, path, follow_symlinks=False)
+        return -1
+    out = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        os.rename(aside, path)
+    except BaseException:
+        os.close(out)
+        raise
+    return out
+
+
+@functools.cache
+def _renameat2() -> Callable[[str, str, int], None]:
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+
+    def rename(old: str, new: str, flags: int) -> None:
+        if call is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), new)
+        if call(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flags) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), new)
+
+    return rename
+
+
+def has_writer(fd: int) -> bool:
+    """Whether somebody has this file open for writing; True where the file system does not tell.
+
+    The kernel grants a read lease only on a file that nobody writes (fcntl(2), F_SETLEASE).
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGCHLD)  # should it be broken at once: SIGIO would end us
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError:
+        return True
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
 
 
 def write_all(fd: int, data: bytes) -> None:

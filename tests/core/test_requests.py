@@ -7,9 +7,27 @@ import json
 import pytest
 
 from scheduler.core.errors import UsageError
-from scheduler.core.requests import KINDS, Cancel, Pause, PauseQueue, Request, Requeue, Resume, from_row, to_row
+from scheduler.core.requests import (
+    KINDS,
+    Cancel,
+    Edit,
+    First,
+    Hold,
+    Pause,
+    PauseQueue,
+    Release,
+    Request,
+    Requeue,
+    Resume,
+    Swap,
+    from_row,
+    to_row,
+)
 
-EVERY: list[Request] = [Cancel((1, 2)), Requeue((3,)), Pause((0, 7)), Resume(()), PauseQueue(True), PauseQueue(False)]
+EVERY: list[Request] = [
+    Cancel((1, 2)), Requeue((3,)), Pause((0, 7)), Resume(()), PauseQueue(True), PauseQueue(False), Hold((4,)),
+    Release((4, 5)), First((9,)), Swap((1, 2)), Edit((1, 2), {"priority": 3, "label": "x"}, ((1, 500), (2, 1000))),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("request_", EVERY, ids=str)
@@ -23,7 +41,7 @@ def test_every_kind_is_shown_here() -> None:
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="unknown request 'preempt'; known: cancel, pause"):
+    with pytest.raises(UsageError, match="unknown request 'preempt'; known: cancel, edit, first"):
         from_row("preempt", {})
 
 

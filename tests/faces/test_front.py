@@ -24,6 +24,7 @@ GROUP: Any = typer.main.get_command(app)
 COMMANDS: dict[str, Any] = GROUP.commands
 FUNCTIONS = {
     "add": adding.add, "submit": adding.submit, "status": show.status, "jobs": show.jobs, "why": show.why,
+    "hold": control.hold, "release": control.release, "first": control.first, "swap": control.swap,
     "cancel": control.cancel, "retry": control.retry, "pause": control.pause, "resume": control.resume, "wait": control.wait,
 }  # fmt: skip
 

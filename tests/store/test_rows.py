@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.core.decide import Answer, Holding
-from scheduler.core.errors import UsageError
 from scheduler.core.gpu import Gpu, Need
 from scheduler.core.job import Event, Failure, Job, JobSpec, JobState, Outcome, Process
 from scheduler.core.marks import FileMark, Refusal
@@ -269,7 +268,7 @@ def test_requests_and_their_answers_are_read_back(database: Database, request_: 
     """S3.30, P4."""
     with database.writing() as connection:
         row = rows.ask(connection, request_, 1.0)
-    assert rows.asked(database.connection) == [(row, request_)]
+    assert rows.asked(database.connection) == [(1.0, row, request_)]
     assert rows.answer_of(database.connection, row) is None
     answer = Answer(row, 5, ("one", "zwei é"))
     with database.writing() as connection:
@@ -283,15 +282,21 @@ def test_requests_are_given_in_their_order(database: Database) -> None:
     wanted: list[Request] = [Pause((0,)), Resume((0,)), Pause((0,))]
     with database.writing() as connection:
         numbers = [rows.ask(connection, one, 1.0) for one in wanted]
-    assert rows.asked(database.connection) == list(zip(numbers, wanted, strict=True))
+    assert rows.asked(database.connection) == [(1.0, row, one) for row, one in zip(numbers, wanted, strict=True)]
 
 
-def test_a_request_of_a_newer_version_is_one_error(database: Database) -> None:
-    """P3."""
+@pytest.mark.parametrize(("kind", "arguments"), [("dance", "{}"), ("pause", "{}"), ("pause", "[]"), ("pause", "{")])
+def test_k07_a_request_that_this_version_does_not_know_is_refused_once(
+    database: Database, kind: str, arguments: str
+) -> None:
+    """K07, P3."""
     with database.writing() as connection:
-        connection.execute("INSERT INTO requests (kind, arguments, made_at) VALUES ('dance', '{}', 1)")
-    with pytest.raises(UsageError):
-        rows.asked(database.connection)
+        connection.execute("INSERT INTO requests (kind, arguments, made_at) VALUES (?, ?, 1)", (kind, arguments))
+        rows.ask(connection, Pause((0,)), 2.0)
+        assert [request for _, _, request in rows.asked(connection)] == [Pause((0,))]
+        assert [row for _, row, _ in rows.asked(connection)] == [2]
+    answer = rows.answer_of(database.connection, 1)
+    assert answer is not None and answer.code == 1 and "restart it" in answer.lines[0]
 
 
 def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> None:
@@ -299,17 +304,18 @@ def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> N
     gpus = [Gpu(0, "u0", "A", 0, 1000), Gpu(2, "u2", "B", 1, None)]
     held = Holding("3.1", 3, Need(2, 500), (0, 2), 7, (Process(10, 20), Process(11, 2**60)))
     with database.writing() as connection:
-        rows.save_pauses(connection, (2, 0), True)
+        rows.save_pauses(connection, (2, 0), True, [(4, 2, False), (5, -1, True)])
         rows.save_gpus(connection, gpus)
         rows.save_class_reasons(connection, {"1x1000/*/0": Reason("no-room", "full")})
         rows.save_holdings(connection, [held], [], "boot")
     connection = database.connection
     assert rows.paused_gpus(connection) == (0, 2) and rows.meta(connection, "queue_paused")
+    assert rows.pause_changes(connection) == [(4, 2, False), (5, -1, True)]
     assert rows.gpus(connection) == gpus
     assert rows.class_reasons(connection) == {"1x1000/*/0": Reason("no-room", "full")}
     assert rows.holdings(connection) == [(held, "boot")]
     with database.writing() as connection:
-        rows.save_pauses(connection, (), False)
+        rows.save_pauses(connection, (), False, [])
         rows.save_gpus(connection, [])
         rows.save_class_reasons(connection, {})
         rows.save_holdings(connection, [], ["3.1"], "boot")

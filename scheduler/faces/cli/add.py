@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import parse_gpu_ids
@@ -14,7 +16,7 @@ from scheduler.core.placement import Fleet, JobClass
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, state_file_for
 from scheduler.intake.files import check_private
-from scheduler.intake.jobs_csv import LONGEST_WORD, Door, check_launch, parse, read_options, write_line
+from scheduler.intake.jobs_csv import LONGEST_WORD, OPTION_KEYS, Door, check_launch, parse, read_options, write_line
 from scheduler.intake.settings import model_table
 from scheduler.probes.fixed import declared
 from scheduler.store.safely import append_line
@@ -42,10 +44,7 @@ def add(
             script = os.path.abspath(script)
         if "/" in conda and not conda.startswith(("/", "~/")):
             conda = os.path.abspath(conda)
-    try:
-        level = int(priority)
-    except ValueError:
-        raise UsageError(f"the priority must be a whole number, not {priority!r}", where="--priority") from None
+    level = _level(priority)
     try:
         parse_gpu_ids(gpus)
     except UsageError as error:
@@ -74,6 +73,44 @@ def add(
     sys.stdout.flush()
     sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # the very bytes of the line, whatever the terminal's encoding
     return 0
+
+
+def _level(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"the priority must be a whole number, not {text!r}", where="--priority") from None
+
+
+def _read(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """JobSpec fields from options of the command line. Raises UsageError, Refused naming the option."""
+    for key, text in pairs:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UsageError("not UTF-8", where=f"--{key.replace('_', '-')}") from None
+    try:
+        return read_options(pairs)
+    except SchedulerError as error:
+        key, _, what = error.what.partition("=: ")
+        raise type(error)(f"--{key.strip(';').replace('_', '-')}: {what}", do=error.do) from None
+
+
+def changes_of(wishes: Mapping[str, str]) -> dict[str, Any]:
+    """JobSpec fields that `edit` changes: option → text, an empty text gives a field its default back."""
+    rest = {key: text for key, text in wishes.items() if key not in ("priority", "allowed")}
+    changes = _read([(key, text) for key, text in rest.items() if text])
+    defaults = JobSpec()
+    for key, text in rest.items():
+        if not text:
+            changes[OPTION_KEYS[key][0]] = getattr(defaults, OPTION_KEYS[key][0])
+    if changes.get("cwd"):
+        changes["cwd"] = os.path.abspath(os.path.expanduser(changes["cwd"]))
+    if "priority" in wishes:
+        changes["priority"] = _level(wishes["priority"] or "0")
+    if "allowed" in wishes:
+        changes["allowed"] = None if wishes["allowed"] == "any" else parse_gpu_ids(wishes["allowed"])
+    return changes
 
 
 def submit(
@@ -109,15 +146,8 @@ def submit(
         ("gpus", "0" if cpu else gpus), ("label", label), ("after", after), ("after_ok", after_ok), ("vram", vram),
         ("time", time_limit), ("retries", retries), ("cuda", cuda), ("launch", launch),
     ]  # fmt: skip
-    try:
-        values = read_options([(key, text) for key, text in pairs if text])
-    except SchedulerError as error:
-        key, _, what = error.what.partition("=: ")
-        raise type(error)(f"--{key.strip(';').replace('_', '-')}: {what}", do=error.do) from None
-    try:
-        level = int(priority)
-    except ValueError:
-        raise UsageError(f"the priority must be a whole number, not {priority!r}", where="--priority") from None
+    values = _read([(key, text) for key, text in pairs if text])
+    level = _level(priority)
     environment = dict(os.environ)
     for item in env:
         name, equals, value = item.partition("=")
@@ -131,7 +161,6 @@ def submit(
         conda = os.path.abspath(os.path.expanduser(conda))
     script = ""
     for name, text in (
-        ("--label", label),
         ("--conda", conda),
         ("--cwd", cwd),
         ("--launch", command[0] if launch else ""),

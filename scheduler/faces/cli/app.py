@@ -24,8 +24,8 @@ StateFile = Annotated[
     Optional[str], typer.Option("--state-file", metavar="PATH", help="The scheduler meant, by its state file.")
 ]
 ConfigFile = Annotated[Optional[str], typer.Option("--config", metavar="PATH", help="Config file (YAML).")]
-Jobs = Annotated[list[str], typer.Argument(metavar="JOB…", help="Id, range 3-9, label, or @ for the last.")]
-OneJob = Annotated[str, typer.Argument(metavar="JOB", help="Id, range 3-9, label, or @ for the last.")]
+Jobs = Annotated[list[str], typer.Argument(metavar="JOB…", help="Id, range 3-9, label, @ for the last, @~1.")]
+OneJob = Annotated[str, typer.Argument(metavar="JOB", help="Id, range 3-9, label, @ for the last, @~1.")]
 Gpus = Annotated[list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON value, for programs.")]
 
@@ -242,6 +242,66 @@ def cancel(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) 
 def retry(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Run ended jobs again: same id, new attempt, new log."""
     raise typer.Exit(control.retry(jobs, **_which(state_file, config)))
+
+
+@app.command("hold")
+def hold(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Do not start these waiting jobs until they are released."""
+    raise typer.Exit(control.hold(jobs, **_which(state_file, config)))
+
+
+@app.command("release")
+def release(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Let held jobs wait for room again."""
+    raise typer.Exit(control.release(jobs, **_which(state_file, config)))
+
+
+@app.command("first")
+def first(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Start these waiting jobs before all others, in this order."""
+    raise typer.Exit(control.first(jobs, **_which(state_file, config)))
+
+
+@app.command("swap")
+def swap(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Let two waiting jobs change places."""
+    raise typer.Exit(control.swap(jobs, **_which(state_file, config)))
+
+
+Changed = Optional[str]
+
+
+@app.command("edit")
+def edit(
+    jobs: Jobs,
+    priority: Annotated[Changed, typer.Option("--priority", metavar="N", help="Lower starts first.")] = None,
+    allowed: Annotated[
+        Changed, typer.Option("--allowed", metavar="LIST", help="Allowed GPUs: 0,2 or 0-3; any for all.")
+    ] = None,
+    gpus: Annotated[Changed, typer.Option("--gpus", metavar="NEED", help="0.5, 1, 2 or 2x0.5.")] = None,
+    label: Annotated[Changed, typer.Option("--label", metavar="TEXT", help="A name for it.")] = None,
+    after: Annotated[Changed, typer.Option("--after", metavar="IDS", help="Start when these have ended.")] = None,
+    after_ok: Annotated[
+        Changed, typer.Option("--after-ok", metavar="IDS", help="Start when these have ended well.")
+    ] = None,
+    vram: Annotated[Changed, typer.Option("--vram", metavar="SIZE", help="GPU memory it needs: 18G.")] = None,
+    time_limit: Annotated[Changed, typer.Option("--time", metavar="SPAN", help="End it after this long: 4h.")] = None,
+    retries: Annotated[
+        Changed, typer.Option("--retries", metavar="N", help="Run it again this often when it fails.")
+    ] = None,
+    cwd: Annotated[Changed, typer.Option("--cwd", metavar="PATH", help="Working folder.")] = None,
+    cuda: Annotated[Changed, typer.Option("--cuda", metavar="MODE", help="cuda_ids mode of this job.")] = None,
+    launch: Annotated[Changed, typer.Option("--launch", metavar="HOW", help="python or torchrun.")] = None,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Change waiting jobs; an empty value takes a wish back (--time '')."""
+    given = {
+        "priority": priority, "allowed": allowed, "gpus": gpus, "label": label, "after": after, "after_ok": after_ok,
+        "vram": vram, "time": time_limit, "retries": retries, "cwd": cwd, "cuda": cuda, "launch": launch,
+    }  # fmt: skip
+    wishes = {key: text for key, text in given.items() if text is not None}
+    raise typer.Exit(control.edit(jobs, wishes, **_which(state_file, config)))
 
 
 @app.command("wait")

@@ -1,21 +1,37 @@
-"""`cancel`, `retry`, `pause`, `resume`, `queue`, `wait`, `recover`: what changes or waits."""
+"""`cancel`, `retry`, `hold`, `edit`, `pause`, `wait` and their like: what changes or waits."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from scheduler.core.errors import NoDaemon, UsageError
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import Job, Outcome
-from scheduler.core.requests import Answer, Cancel, Pause, PauseQueue, Request, Requeue, Resume
+from scheduler.core.requests import (
+    Answer,
+    Cancel,
+    Edit,
+    First,
+    Hold,
+    Pause,
+    PauseQueue,
+    Release,
+    Request,
+    Requeue,
+    Resume,
+    Swap,
+)
 from scheduler.core.units import seconds_of
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, state_file_for
 
 TIMED_OUT = 124
 SAY_WHY_S = 2.0
+SHOWN_S = 0.5  # so long a verb waits until the state file shows what it did
 STUCK = ("missing", "paused", "never", "hold-user")
 
 
@@ -32,12 +48,32 @@ def _ask(found: str, config: str | None, request: Request) -> int:
     desk = Desk(found)
     if desk.alive():
         answer = desk.ask(request)
+        if isinstance(request, (Pause, Resume, PauseQueue)) and not answer.code:
+            _until_shown(found, request)
     else:
         from scheduler.engine.offline import carry_out
 
         print("gpujob: no scheduler is running", file=sys.stderr)
         answer = carry_out(desk.places, settings_for({"state_file": found}, config).config, request)
     return _show(answer)
+
+
+def _until_shown(state_file: str, request: Pause | Resume | PauseQueue) -> None:
+    """Wait a moment for the state file: who edits it next must find there what was just done."""
+    end = time.monotonic() + SHOWN_S
+    while time.monotonic() < end:
+        try:
+            with open(state_file, encoding="utf-8") as stream:
+                document = json.load(stream)
+            if isinstance(request, PauseQueue):
+                shown = document["paused"] is request.on
+            else:
+                shown = all((gpu in document["paused_gpus"]) is isinstance(request, Pause) for gpu in request.gpus)
+        except (OSError, ValueError, KeyError, TypeError):
+            shown = False  # somebody is saving it
+        if shown:
+            return
+        time.sleep(0.003)
 
 
 def _show(answer: Answer) -> int:
@@ -62,6 +98,60 @@ def retry(jobs: Sequence[str], *, state_file: str | None = None, config: str | N
     """Run ended jobs again: same id, new attempt, new log."""
     found = state_file_for(state_file, config)
     return _ask(found, config, Requeue(_chosen(found, jobs)))
+
+
+def hold(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """Do not start these waiting jobs until they are released."""
+    found = state_file_for(state_file, config)
+    return _ask(found, config, Hold(_chosen(found, jobs)))
+
+
+def release(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """Let held jobs wait for room again."""
+    found = state_file_for(state_file, config)
+    return _ask(found, config, Release(_chosen(found, jobs)))
+
+
+def first(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """Start these waiting jobs before all others."""
+    found = state_file_for(state_file, config)
+    return _ask(found, config, First(_chosen(found, jobs)))
+
+
+def swap(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """Let two waiting jobs change places."""
+    found = state_file_for(state_file, config)
+    ids = _chosen(found, jobs)
+    if len(ids) != 2:
+        raise UsageError(f"two jobs change places, and {' '.join(jobs)} names {len(ids)}", do="gpujob swap 12 15")
+    return _ask(found, config, Swap(ids))
+
+
+def edit(
+    jobs: Sequence[str], wishes: Mapping[str, str], *, state_file: str | None = None, config: str | None = None
+) -> int:
+    """Change waiting jobs. ``wishes``: option → text as `submit` takes it, an empty text takes the wish back."""
+    from scheduler.core.llm import need_of
+    from scheduler.faces.cli.add import changes_of
+    from scheduler.intake.jobs_csv import check_launch
+    from scheduler.intake.settings import model_table
+
+    found = state_file_for(state_file, config)
+    ids = _chosen(found, jobs)
+    if not wishes:
+        raise UsageError("what is to be changed?", do="say it, as in gpujob edit 12 --gpus 0.5; see gpujob edit --help")
+    desk = Desk(found)
+    changes = changes_of(wishes)
+    specs = [replace(job.spec, **changes) for job in desk.states(ids)]
+    needs: tuple[tuple[int, int], ...] = ()
+    if "launch" in changes:
+        for spec in specs:
+            check_launch(spec)
+    if "gpus" in changes:
+        table_path = desk.remembered("llm_config") or settings_for({"state_file": found}, config).config.llm_config
+        found_needs = [need_of(spec, model_table(table_path))[0] for spec in specs]
+        needs = tuple((need.count, need.parts) for need in found_needs)
+    return _ask(found, config, Edit(ids, changes, needs))
 
 
 def _gpus(words: Sequence[str]) -> tuple[int, ...]:

@@ -1,0 +1,158 @@
+"""What owners do with jobs that wait: hold, release, put first, swap, edit."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.core.job import JobState
+from scheduler.core.queue import Order
+from scheduler.core.requests import Edit, First, Hold, Release, Requeue, Swap
+from tests.builders import Play, a_job, a_world
+
+S = JobState
+
+
+def full(jobs: int = 3, **of_world: object) -> Play:
+    """One GPU with job 1 on it; the others wait."""
+    play = a_world(1, **of_world)
+    play.run(a_job(1))
+    for number in range(2, jobs + 1):
+        play.arrive(a_job(number))
+    return play
+
+
+def starts_next(play: Play, running: int = 1) -> int:
+    """Which job gets the GPU when the one that has it ends."""
+    play.tell(play.ended(running))
+    return play.started[-1]
+
+
+def line(play: Play, request: object) -> tuple[int, str]:
+    plan = play.ask(request)  # type: ignore[arg-type]
+    return plan.answers[0].code, "\n".join(plan.answers[0].lines)
+
+
+def test_a_held_job_waits_until_it_is_released() -> None:
+    play = full()
+    assert line(play, Hold((2,))) == (0, "job 2 is held; gpujob release 2")
+    assert line(play, Hold((2,))) == (0, "job 2 is held already")
+    assert play.job(2).reason_code == "hold-user" and starts_next(play) == 3
+    assert line(play, Release((2,))) == (0, "job 2 is released")
+    assert starts_next(play, 3) == 2
+    assert line(play, Release((2,)))[1].startswith("job 2 is not held")
+
+
+@pytest.mark.parametrize("request_", [Hold((1,)), First((1,)), Swap((1, 2)), Swap((2, 1)), Edit((1,), {"priority": 1})])
+def test_only_waiting_jobs_can_be_moved(request_: object) -> None:
+    play = full()
+    code, said = line(play, request_)
+    assert code == 1 and "job 1 is running: only a waiting job can be" in said
+    assert starts_next(play) == 2
+
+
+@pytest.mark.parametrize(
+    "request_", [Hold((9,)), Release((9,)), First((9,)), Swap((9, 2)), Swap((2, 9)), Edit((9,), {})]
+)
+def test_a_job_that_is_not_there(request_: object) -> None:
+    assert line(full(), request_) == (6, "no job 9")
+
+
+def test_a_held_job_that_is_cancelled_and_run_again_is_not_lost() -> None:
+    play = full()
+    play.ask(Hold((2,)))
+    play.ask(Requeue((2,)))
+    assert play.job(2).held and play.state(2) is S.PENDING
+
+
+@pytest.mark.parametrize("order", [Order(), Order("short"), Order("fifo", 2.0)])
+def test_first_comes_before_every_priority_and_under_every_rule(order: Order) -> None:
+    play = full(2, order=order)
+    play.arrive(a_job(3, priority=-100))
+    play.arrive(a_job(4, priority=50))
+    assert line(play, First((4,))) == (0, "job 4 comes first")
+    assert starts_next(play) == 4
+
+
+def test_several_put_first_keep_the_order_they_are_named_in() -> None:
+    play = full(5)
+    assert line(play, First((5, 4))) == (0, "job 5 comes first\njob 4 comes first")
+    play.ask(First((3,)))
+    order, running = [], 1
+    for _ in range(4):
+        running = starts_next(play, running)
+        order.append(running)
+    assert order == [3, 5, 4, 2]
+
+
+def test_first_does_not_last_over_a_retry() -> None:
+    play = full(3)
+    play.ask(First((3,)))
+    assert starts_next(play) == 3
+    play.tell(play.ended(3, code=1))
+    assert play.started[-1] == 2
+    play.arrive(a_job(4, priority=-1))
+    play.ask(Requeue((3,)))
+    assert starts_next(play, 2) == 4
+
+
+def test_swapped_jobs_change_priority_and_place() -> None:
+    play = full(3)
+    play.arrive(a_job(4, priority=9))
+    assert line(play, Swap((2, 4))) == (0, "jobs 2 and 4 have changed places")
+    assert starts_next(play) == 4 and starts_next(play, 4) == 3 and starts_next(play, 3) == 2
+    assert line(full(), Swap((2, 2)))[0] == 2
+
+
+def test_swap_says_so_where_places_are_computed() -> None:
+    code, said = line(full(order=Order("short")), Swap((2, 3)))
+    assert code == 1 and "order: short" in said and "gpujob first 2" in said
+
+
+def test_an_edited_job_waits_for_what_it_says_now() -> None:
+    play = a_world(2)
+    play.run(a_job(1))
+    play.arrive(a_job(2, "2"))
+    plan = play.ask(Edit((2,), {"gpus": "0.5", "allowed": [1], "label": "eval"}, ((1, 500),)))
+    assert plan.answers[0].lines == ("job 2: gpus by model -> 0.5, allowed any -> 1, label none -> eval",)
+    job = play.job(2)
+    assert play.started == [1, 2] and job.gpus == (1,) and job.need.parts == 500
+    assert job.spec.edited == ("gpus", "allowed", "label") and plan.respecs == {2: job}
+
+
+def test_an_edit_that_could_never_run_changes_nothing() -> None:
+    play = full()
+    code, said = line(play, Edit((2,), {"gpus": "3"}, ((3, 1000),)))
+    assert code == 3 and said.startswith("job 2 stays as it is: needs 3 whole GPUs")
+    code, said = line(play, Edit((2,), {"allowed": [7]}))
+    assert code == 3 and "GPU 7 is not managed here" in said
+    assert play.job(2).spec.edited == () and play.job(2).allowed is None and starts_next(play) == 2
+
+
+def test_an_edit_of_nothing_new_says_so() -> None:
+    assert line(full(), Edit((2,), {"priority": 0})) == (0, "job 2 is like that already")
+    assert line(full(), Edit((2,), {"script": "/x"}))[0] == 2
+
+
+def test_edited_priorities_order_the_queue() -> None:
+    play = full(4)
+    play.ask(Edit((4, 3), {"priority": -1}))
+    assert starts_next(play) == 3 and starts_next(play, 3) == 4 and starts_next(play, 4) == 2
+
+
+def test_no_job_ever_waits_for_itself() -> None:
+    play = full(4)
+    assert line(play, Edit((2,), {"after": [3]}))[0] == 0
+    assert line(play, Edit((3,), {"after_ok": [4]}))[0] == 0
+    code, said = line(play, Edit((4,), {"after": [2]}))
+    assert (code, said) == (3, "job 4 would wait for itself; leave out the jobs that wait for it")
+    assert line(play, Edit((4,), {"after": [4]}))[0] == 3
+    assert line(play, Edit((4,), {"after": [77]})) == (6, "there is no job 77 to wait for; see gpujob jobs")
+    assert starts_next(play) == 4 and starts_next(play, 4) == 3 and starts_next(play, 3) == 2
+
+
+def test_an_edit_that_waits_for_a_failed_job_skips_it_and_says_so() -> None:
+    play = full(2)
+    play.tell(play.ended(1, code=3))
+    play.arrive(a_job(3))
+    code, said = line(play, Edit((3,), {"after_ok": [1]}))
+    assert play.state(3) is S.SKIPPED and code == 0 and "skipped" in said

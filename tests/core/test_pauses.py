@@ -1,0 +1,141 @@
+"""Pauses by verbs and by edits of the state file: who had read what decides, and nobody's save undoes what it had not seen."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.decide import World, decide
+from scheduler.core.facts import Asked, Now
+from scheduler.core.gpu import Gpu, ids_of
+from scheduler.core.pauses import MOST_REMEMBERED, Pauses
+from scheduler.core.placement import Fleet
+from scheduler.core.requests import Pause, PauseQueue, Resume, StateEdited
+from tests.builders import quick
+
+GPUS = 4
+
+
+def a_world() -> World:
+    return World(Fleet(Gpu(n, f"GPU-{n}", "x", 0) for n in range(GPUS)), lambda job: None)
+
+
+def paused(world: World) -> tuple[int, ...]:
+    return ids_of(world.fleet.paused_mask)
+
+
+def ask(world: World, request: object, at: float = 1.0) -> list[str]:
+    """What was said of it."""
+    plan = decide(world, [Asked(1, request)], Now(at, at))  # type: ignore[arg-type]
+    return [text for text, _ in plan.notices]
+
+
+def test_an_edit_holds_whatever_it_says() -> None:
+    """S3.32."""
+    world = a_world()
+    assert ask(world, StateEdited((1, 3), False)) == [
+        "GPU 1 paused by an edit of the state file", "GPU 3 paused by an edit of the state file",
+    ]  # fmt: skip
+    assert paused(world) == (1, 3)
+    ask(world, StateEdited((), True))
+    assert paused(world) == () and world.queue_paused
+    assert ask(world, StateEdited((), True)) == [], "nothing new is not said"
+
+
+def test_s3_32_unknown_ids_are_named_and_the_valid_ones_obeyed() -> None:
+    world = a_world()
+    said = ask(world, StateEdited((2, 99, -1), False))
+    assert said[0] == "the state file pauses GPU 99, -1, which is not managed here (managed: 0-3)"
+    assert paused(world) == (2,)
+
+
+def test_s3_31_a_save_that_had_not_seen_a_pause_does_not_undo_it() -> None:
+    world = a_world()
+    world.pauses.revision = 7
+    ask(world, Pause((2,)))
+    ask(world, StateEdited((1,), False, 7))  # read before, saved after
+    assert paused(world) == (1, 2)
+    world.pauses.revision = 8
+    ask(world, StateEdited((1,), False, 8))  # read after: it says that 2 is free
+    assert paused(world) == (1,)
+
+
+def test_s3_31_a_resume_that_an_edit_had_not_seen_stays_too() -> None:
+    world = a_world()
+    ask(world, Pause((0, 1)))
+    ask(world, PauseQueue(True))
+    world.pauses.revision = 3
+    ask(world, Resume((0,)))
+    ask(world, PauseQueue(False))
+    ask(world, StateEdited((0, 1, 3), True, 3))
+    assert paused(world) == (1, 3) and not world.queue_paused
+
+
+def test_among_edits_the_last_saved_file_holds() -> None:
+    """D11: two programs that save what they once read, in turn."""
+    world = a_world()
+    for number in range(20):
+        wanted = (number % 2,)
+        ask(world, StateEdited(wanted, False, 0))
+        assert paused(world) == wanted
+        world.pauses.revision += 1
+
+
+def test_a_file_that_does_not_say_what_it_was_read_from_is_taken_as_it_stands() -> None:
+    world = a_world()
+    ask(world, Pause((2,)))
+    for read in (None, 99):
+        ask(world, Pause((2,)))
+        ask(world, StateEdited((1,), False, read))
+        assert paused(world) == (1,), read
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    book = Pauses()
+    for number in range(3 * MOST_REMEMBERED):
+        book.by_verb(number % 5, before=bool(number % 2))
+    assert len(book.changes) == MOST_REMEMBERED
+
+
+STEP = st.one_of(
+    st.tuples(st.just("verb"), st.integers(0, GPUS - 1), st.booleans()),
+    st.tuples(st.just("read"), st.integers(0, 2), st.booleans()),
+    st.tuples(st.just("save"), st.integers(0, 2), st.integers(0, GPUS - 1)),
+    st.tuples(st.just("paint"), st.just(0), st.booleans()),
+)
+
+
+@quick
+@given(st.lists(STEP, max_size=60))
+def test_only_whom_a_writer_toggled_or_an_earlier_edit_named_changes(steps: list[tuple[str, int, int]]) -> None:
+    """S3.31, D05: three writers read the file, toggle one GPU each and save; verbs come between.
+
+    A save may change only its own GPU and those that an edit, not a verb, changed after it was read; its own GPU is as
+    it says afterwards.
+    """
+    world = a_world()
+    picture: tuple[tuple[int, ...], int] = ((), 0)
+    held: dict[int, tuple[tuple[int, ...], int]] = {}
+    by_edit: dict[int, int] = {}  # GPU → number of the step of the last edit that changed it
+    read_at: dict[int, int] = {}
+    for number, (what, who, value) in enumerate(steps):
+        if what == "verb":
+            ask(world, Pause((who,)) if value else Resume((who,)))
+            assert (who in paused(world)) is bool(value)
+            by_edit.pop(who, None)
+        elif what == "paint":
+            world.pauses.revision += 1
+            picture = paused(world), world.pauses.revision
+        elif what == "read":
+            held[who], read_at[who] = picture, number
+        elif who in held:
+            gpus, revision = held[who]
+            wanted = tuple(sorted(set(gpus) ^ {value}))
+            before = set(paused(world))
+            ask(world, StateEdited(wanted, False, revision))
+            picture = wanted, revision  # who reads next reads this
+            after = set(paused(world))
+            allowed = {gpu for gpu, at in by_edit.items() if at > read_at[who]} | {value}
+            assert before ^ after <= allowed
+            for gpu in before ^ after:
+                by_edit[gpu] = number
