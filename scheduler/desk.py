@@ -105,10 +105,18 @@ class Desk:
                 row = rows.ask(connection, request, time.time())
             database.ring()
             deadline = time.monotonic() + wait_s
+            looks = 0
             while time.monotonic() < deadline:
                 answer = rows.answer_of(database.connection, row)
                 if answer is not None:
                     return answer
+                looks += 1
+                if looks % 20 == 0 and not self.alive() and rows.answer_of(database.connection, row) is None:
+                    raise NoDaemon(
+                        "the scheduler ended before it answered; the request stands and is carried out when it starts",
+                        where=self.places.state_file,
+                        do="start it: gpujob start",
+                    )
                 time.sleep(0.003)
         finally:
             database.close()

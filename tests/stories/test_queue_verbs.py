@@ -1,0 +1,107 @@
+"""hold, release, first, swap, edit, and the names of jobs: as typed, with a daemon and without."""
+
+from __future__ import annotations
+
+import json
+
+from tests.stories.harness import wait_for
+
+
+def waiting(scheduler, count=4, **settings):
+    """A scheduler whose one GPU is paused, with so many waiting jobs of the ledger script."""
+    s = scheduler(gpus=1, **settings)
+    s.start()
+    s.cli("pause", "0")
+    s.append(*(s.line(f"j{number}") for number in range(1, count + 1)))
+    wait_for(lambda: len(s.states()) == count, "accepted")
+    return s
+
+
+def order(s) -> list[str]:
+    """Let them all run, one after the other; the keys in the order of their starts."""
+    s.cli("resume", "0")
+    s.wait_ended(1)
+    return [entry[1] for entry in s.ledger() if entry[0] == "start"]
+
+
+def test_hold_and_release_over_a_restart(scheduler):
+    s = waiting(scheduler)
+    assert s.cli("hold", "2-3").stdout == "job 2 is held; gpujob release 2\njob 3 is held; gpujob release 3\n"
+    assert s.cli("why", "2").stdout == "job 2 waits (hold-user): held by its owner; gpujob release 2\n"
+    s.kill()
+    s.start()
+    s.cli("resume", "0")
+    wait_for(lambda: list(s.states().values()).count("done") == 2, "the others ran")
+    assert s.states()[2] == s.states()[3] == "pending" and s.job(2)["reason_code"] == "hold-user"
+    s.cli("release", "3")
+    s.wait_state(3, "done")
+    s.stop()
+    assert s.cli("release", "2").stdout == "job 2 is released\n", "also without a daemon"
+    assert "no scheduler is running" in s.cli("hold", "2").stderr
+    s.cli("release", "2")
+    assert s.cli("hold", "3", code=1).stderr.endswith("gpujob: job 3 is done: only a waiting job can be held\n")
+    s.start()
+    s.wait_ended(4)
+    assert s.ledger()[-1][1] == "j2"
+
+
+def test_first_and_swap_change_who_starts_next(scheduler):
+    s = waiting(scheduler, 5)
+    assert s.cli("first", "5", "3").stdout == "job 5 comes first\njob 3 comes first\n"
+    assert s.cli("swap", "1", "4").stdout == "jobs 1 and 4 have changed places\n"
+    shown = [line.split()[0] for line in s.cli("status").stdout.split("WAITING")[1].splitlines()[1:6]]
+    assert shown == ["5", "3", "4", "2", "1"], "status shows them as they will start"
+    s.kill()
+    s.start()
+    assert order(s) == ["j5", "j3", "j4", "j2", "j1"]
+    assert "swap 1: two jobs" in s.cli("swap", "1", code=2).stderr or "names 1" in s.cli("swap", "1", code=2).stderr
+    assert s.cli("first", "1", code=1).stderr == "gpujob: job 1 is done: only a waiting job can be put first\n"
+    s.cli("swap", "1", "99", code=6)
+
+
+def test_edit_changes_what_a_waiting_job_asks_for(scheduler):
+    s = waiting(scheduler, 3)
+    done = s.cli(
+        "edit", "3", "--priority", "-5", "--label", "urgent", "--time", "4h", "--gpus", "0.5", "--allowed", "0"
+    )
+    assert done.stdout.startswith("job 3: ") and "priority 0 -> -5" in done.stdout and "time none -> 4 h" in done.stdout
+    job = s.job(3)
+    assert (job["priority"], job["label"], job["need"], job["allowed_gpus"]) == (-5, "urgent", 0.5, [0])
+    assert s.cli("edit", "urgent", "--time", "", "--allowed", "any").returncode == 0
+    assert s.job(3)["allowed_gpus"] is None
+    assert s.cli("edit", "3", "--gpus", "2", code=3).stderr.startswith("gpujob: job 3 stays as it is: needs 2")
+    assert "--gpus: " in s.cli("edit", "3", "--gpus", "much", code=2).stderr
+    assert s.cli("edit", "3", code=2).stderr.startswith("gpujob: what is to be changed?")
+    s.cli("edit", "9", "--priority", "1", code=6)
+    s.cli("edit", "2", "--after", "2", code=3)
+    s.cli("edit", "2", "--after-ok", "3")
+    s.stop()
+    assert s.cli("edit", "1", "--priority", "7").stdout == "job 1: priority 0 -> 7\n", "also without a daemon"
+    s.start()
+    assert order(s) == ["j3", "j2", "j1"]
+    assert [event["kind"] for event in json.loads(s.cli("show", "1", "--json").stdout)["events"]].count("edited") == 1
+    assert s.cli("edit", "1", "--priority", "1", code=1).stderr.startswith("gpujob: job 1 is done: only a waiting job")
+
+
+def test_what_was_edited_stays_when_the_jobs_file_is_saved_again(scheduler):
+    """An editor's save reads all lines again: they have no say in what their owner changed since."""
+    s = waiting(scheduler, 2)
+    s.cli("edit", "1", "--priority", "3")
+    text = s.jobs_file.read_text()
+    other = s.folder / "new"
+    other.write_text("# saved again\n" + text.replace("0,", "1,", 2))
+    other.rename(s.jobs_file)
+    wait_for(lambda: s.job(2)["priority"] == 1, "job 2 follows its line")
+    assert s.job(1)["priority"] == 3 and len(s.states()) == 2
+
+
+def test_names_of_jobs(scheduler):
+    """`12`, `3-9`, label, `@`, `@~1`."""
+    s = waiting(scheduler, 4)
+    s.cli("edit", "2", "--label", "base")
+    shown = lambda word: json.loads(s.cli("show", word, "--json").stdout)["id"]  # noqa: E731
+    assert [shown("@"), shown("@~1"), shown("@~3"), shown("base"), shown("2")] == [4, 3, 1, 2, 2]
+    assert s.cli("cancel", "3-9").stdout == "job 3 cancelled before it ran\njob 4 cancelled before it ran\n"
+    for word in ("@~4", "nobody", "7", "7-9", "@x", "@~", "0"):
+        assert s.cli("cancel", word, code=6).stderr.count("\n") == 1
+    s.cli("cancel", "9-7", code=2)

@@ -1,0 +1,406 @@
+"""The state file of a running scheduler: always whole, edits obeyed and never lost, damage set aside."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.core.errors import NoDaemon
+from scheduler.core.requests import Pause, Resume
+from scheduler.desk import Desk
+from scheduler.faces.cli.control import _until_shown
+from tests.stories.harness import Scheduler, wait_for
+
+HOW = ("in place", "rename", "truncate", "jq")
+
+
+def path(s: Scheduler) -> Path:
+    return s.folder / "gpu_scheduler_state.json"
+
+
+def read(s: Scheduler) -> dict[str, Any]:
+    """What any reader gets at this instant: a whole document."""
+    found: dict[str, Any] = json.loads(path(s).read_text())
+    return found
+
+
+def edit(s: Scheduler, how: str = "in place", **changes: Any) -> None:
+    """Read, change, save: in place, through another file, in two writes with a flush between, or by another program."""
+    document = {**read(s), **changes}
+    other = s.folder / f"edit-{threading.get_ident()}"
+    if how == "in place":
+        path(s).write_text(json.dumps(document))
+    elif how == "truncate":
+        text = json.dumps(document)
+        with path(s).open("w") as stream:
+            stream.write(text[:30])
+            stream.flush()
+            stream.write(text[30:])
+    elif how == "jq":
+        code = (
+            "import json,sys; d=json.load(open(sys.argv[1])); d.update(json.loads(sys.argv[2])); print(json.dumps(d))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, path(s), json.dumps(changes)], capture_output=True, check=True
+        )
+        other.write_bytes(done.stdout)
+        shutil.move(other, path(s))
+    else:
+        other.write_text(json.dumps(document))
+        other.rename(path(s))
+
+
+def paused(s: Scheduler) -> list[int]:
+    """As the store has it."""
+    return [row[0] for row in s.rows("SELECT gpu FROM pauses ORDER BY gpu")]
+
+
+def shows(s: Scheduler, *gpus: int) -> None:
+    """Store, file and status agree on this, sooner or later."""
+    wait_for(lambda: paused(s) == list(gpus), f"paused {gpus}, is {paused(s)}\n{s.said()[-2000:]}")
+    wait_for(lambda: read(s)["paused_gpus"] == list(gpus), f"shown {gpus}")
+    found = s.status()
+    assert [gpu["index"] for gpu in found["gpus"] if gpu["paused"]] == list(gpus)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_s3_32_edits_by_any_program_are_obeyed(scheduler, how):
+    """S3.30, S3.32, D09: pause, resume, both at once, the whole queue, an unknown id beside valid ones."""
+    s = scheduler(gpus=3)
+    s.start()
+    wait_for(path(s).exists, "state file")
+    edit(s, how, paused_gpus=[0])
+    shows(s, 0)
+    edit(s, how, paused_gpus=[1, 2])
+    shows(s, 1, 2)
+    edit(s, how, paused_gpus=[1, 99])
+    shows(s, 1)
+    assert s.said().count("pauses GPU 99, which is not managed here (managed: 0-2)") == 1
+    edit(s, how, paused=True)
+    wait_for(lambda: s.status()["paused"], "queue paused")
+    s.append(s.line("late", gpus="0"))
+    wait_for(lambda: s.states() == {1: "pending"}, "the job waits")
+    assert s.cli("why", "1").stdout.startswith("job 1 waits (paused): the whole queue is paused")
+    edit(s, how, paused=False)
+    s.wait_ended(1)
+    s.kill()
+    s.start()
+    shows(s, 1)
+
+
+def test_s3_31_a_thousand_pauses_and_resumes_against_a_busy_daemon(scheduler):
+    """S3.31, D05, D11: two threads by verb, one by edits of all kinds, while jobs churn; the last of each holds."""
+    s = scheduler(gpus=4, cpu_slots=4)
+    s.start()
+    wait_for(path(s).exists, "state file")
+    rng = random.Random(20261121)
+    stop = threading.Event()
+    trouble: list[BaseException] = []
+    last: dict[int, bool] = {}
+
+    def churn() -> None:
+        for number in range(1000):
+            if stop.is_set():
+                return
+            s.append(f"0,/bin/true,,{number};gpus=0")
+            time.sleep(0.02)
+
+    def verbs(gpu: int, steps: list[bool]) -> None:
+        desk = Desk(str(path(s)))
+        for on in steps:
+            request = Pause((gpu,)) if on else Resume((gpu,))
+            assert desk.ask(request, 30).code == 0
+            last[gpu] = on
+
+    def edits(steps: list[tuple[str, bool, bool]]) -> None:
+        for how, two, three in steps:
+            document = read(s)
+            wanted = set(document["paused_gpus"]) - {2, 3} | {gpu for gpu, on in ((2, two), (3, three)) if on}
+            edit(s, how, paused_gpus=sorted(wanted))
+            last[2], last[3] = two, three
+
+    def guarded(what: Any, *arguments: Any) -> threading.Thread:
+        def run() -> None:
+            try:
+                what(*arguments)
+            except BaseException as error:
+                trouble.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    coin = lambda: rng.random() < 0.5  # noqa: E731
+    workers = [
+        guarded(verbs, 0, [coin() for _ in range(300)]),
+        guarded(verbs, 1, [coin() for _ in range(300)]),
+        guarded(edits, [(rng.choice(HOW[:3]), coin(), coin()) for _ in range(400)]),
+    ]
+    busy = guarded(churn)
+    for worker in workers:
+        worker.join()
+    stop.set()
+    busy.join()
+    assert not trouble, trouble
+    shows(s, *sorted(gpu for gpu, on in last.items() if on))
+    s.kill()
+    s.start()
+    shows(s, *sorted(gpu for gpu, on in last.items() if on))
+    assert not [name for name in os.listdir(s.folder) if "bad" in name or ".new-" in name]
+
+
+def test_s3_31_verb_and_edit_in_turn_the_last_one_holds(scheduler):
+    """Each sees what the one before did, whichever way it went."""
+    s = scheduler(gpus=1)
+    s.start()
+    wait_for(path(s).exists, "state file")
+    desk, rng = Desk(str(path(s))), random.Random(7)
+    for number in range(120):
+        on = rng.random() < 0.5
+        if rng.random() < 0.5:
+            request = Pause((0,)) if on else Resume((0,))
+            assert desk.ask(request, 30).code == 0
+            _until_shown(str(path(s)), request)  # as `gpujob pause` does
+        else:
+            edit(s, rng.choice(HOW[:3]), paused_gpus=[0] if on else [])
+        if number % 10 == 9:
+            shows(s, *([0] if on else []))
+
+
+def test_s3_33_whole_at_every_instant_and_painted_ten_times_a_second_at_most(scheduler):
+    """S3.33: read again and again while 1,000 jobs come and go."""
+    s = scheduler(gpus=2, cpu_slots=8)
+    s.start()
+    wait_for(path(s).exists, "state file")
+    first, began = read(s)["revision"], time.monotonic()
+    s.append(*(f"0,/bin/true,,{number};gpus=0" for number in range(1000)))
+    reads = 0
+    while True:
+        document = read(s)
+        reads += 1
+        assert document["gpu_status"] == [0.0, 0.0] and document["paused_gpus"] == []
+        if document["jobs"]["done"] == 1000:
+            break
+        assert time.monotonic() - began < 120
+    pictures = document["revision"] - first
+    assert 2 <= pictures <= (time.monotonic() - began) * 10 + 2, (pictures, reads)
+    assert document["running"] == [] and document["jobs"]["pending"] == 0
+    assert path(s).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("damage", ["", '{"paused_gpus": [1', '{"paused_gpus": [1],}', "\0" * 64, '{"paused_gpus": 1}'])
+def test_d01_d02_d03_s3_34_damage_is_set_aside_and_pauses_stay(scheduler, damage):
+    """S3.34: never overwritten blindly, reported once with its place, what was paused stays paused."""
+    s = scheduler(gpus=2)
+    s.start()
+    wait_for(path(s).exists, "state file")
+    s.cli("pause", "1")
+    path(s).write_text(damage)
+    (aside,) = wait_for(lambda: list(s.folder.glob("gpu_scheduler_state.json.bad-*")), "set aside")
+    assert aside.read_text() == damage and aside.stat().st_mode & 0o777 == 0o600
+    shows(s, 1)
+    assert s.said().count("not a state file") == 1 and s.said().count("pauses stay in force") == 1
+
+
+def test_d04_keys_that_are_none(scheduler):
+    """A slip in the key's name is named; everything else is painted over."""
+    s = scheduler(gpus=2)
+    s.start()
+    wait_for(path(s).exists, "state file")
+    edit(s, pause_gpus=[1], gpu_status=[1.0, 1.0])
+    wait_for(lambda: "did you mean paused_gpus?" in s.said(), "named")
+    wait_for(lambda: read(s)["gpu_status"] == [0.0, 0.0] and "pause_gpus" not in read(s), "painted over")
+
+
+def test_d06_s3_42_deleting_it_resets_pauses_and_nothing_else(scheduler):
+    """S3.42: the main log has its name; the deleted state file is painted again, jobs are as they were."""
+    s = scheduler(gpus=2)
+    s.start()
+    s.hold("a")
+    s.append(s.line("a", gpus="0"))
+    s.wait_state(1, "running")
+    s.cli("pause", "0-1")
+    s.cli("queue", "pause")
+    path(s).unlink()
+    shows(s)
+    assert not s.status()["paused"] and s.states() == {1: "running"} and read(s)["gpu_status"] == [1.0, 0.0]
+    assert "the state file was deleted: pauses are reset" in (s.folder / "gpu_scheduler.log").read_text()
+    s.cli("pause", "1")
+    s.stop()
+    path(s).unlink()
+    s.start()
+    shows(s)
+    s.release("a")
+    s.wait_ended(1)
+
+
+def test_an_edit_made_while_no_daemon_runs_counts_before_anything_starts(scheduler):
+    s = scheduler(gpus=1)
+    s.start()
+    s.stop()
+    s.append(s.line("a"))
+    edit(s, paused_gpus=[0])
+    s.start()
+    wait_for(lambda: s.states() == {1: "pending"}, "accepted")
+    shows(s, 0)
+    assert s.starts("a") == 0
+    edit(s, paused_gpus=[])
+    s.wait_ended(1)
+
+
+def test_pauses_by_verb_without_a_daemon_and_by_edit_do_not_undo_each_other(scheduler):
+    s = scheduler(gpus=3)
+    s.start()
+    s.stop()
+    edit(s, paused_gpus=[0])
+    assert "no scheduler is running" in s.cli("pause", "2").stderr
+    assert read(s)["paused_gpus"] == [0, 2], "the file is painted, the edit taken in"
+    edit(s, paused_gpus=[0, 1, 2])
+    s.cli("resume", "0")
+    assert read(s)["paused_gpus"] == [1, 2]
+    s.start()
+    shows(s, 1, 2)
+
+
+def test_a_pause_committed_and_never_painted_is_no_edit_undone(scheduler):
+    """Killed between the commit and the picture: the old picture in the file is not taken for a wish."""
+    s = scheduler(gpus=2)
+    s.start(GPUJOB_CRASH_AT="state.tmp_written:6")
+    wait_for(path(s).exists, "state file")
+    before = path(s).read_bytes()
+    desk = Desk(str(path(s)))
+    for number in range(20):
+        request = Resume((1,)) if number % 2 else Pause((0, 1))
+        try:
+            desk.ask(request, 30)
+        except NoDaemon:
+            break
+        _until_shown(str(path(s)), request)
+    assert wait_for(lambda: s.process.poll(), "killed at the point") == -signal.SIGKILL
+    wanted = paused(s)
+    assert wanted
+    path(s).write_bytes(before)  # the oldest picture of all
+    s.start()
+    shows(s, *wanted)
+
+
+def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path):
+    """The store goes on; the picture catches up. Root writes everywhere, so a file system is filled and emptied."""
+    if os.getuid() != 0:
+        pytest.skip("mounting needs root")
+    s = scheduler(gpus=2)
+    inner = tmp_path / "small"
+    inner.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=64", "tmpfs", str(inner)], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"no mount here: {done.stderr}")
+    try:
+        house = tmp_path / ".gpujob-state"
+        house.mkdir(mode=0o700)
+        (inner / ".gpujob-state").mkdir()  # only the state file lies on the small one
+        subprocess.run(["mount", "--bind", str(house), str(inner / ".gpujob-state")], check=True)
+        s.settings.update(
+            state_file=str(inner / "state.json"), log_dir=str(tmp_path / "logs"), jobs_file=str(s.jobs_file)
+        )
+        s.settings["log_file"] = str(tmp_path / "main.log")
+        s.start()
+        file = inner / "state.json"
+        wait_for(file.exists, "state file")
+        fill = os.open(inner / "fill", os.O_WRONLY | os.O_CREAT)
+        with pytest.raises(OSError, match="No space"):
+            while os.write(fill, b"x" * 512):
+                continue
+        os.close(fill)
+        s.append(f"0,{s.script},,{s.folder} full 0 0,")
+        wait_for(lambda: "cannot be written: No space left on device; the store is up to date" in s.said(), "said")
+        wait_for(lambda: s.starts("full") == 1, "jobs go on")
+        (inner / "fill").unlink()
+        wait_for(lambda: json.loads(file.read_text())["jobs"]["done"] == 1, "caught up")
+        assert "can be written again" in s.said()
+    finally:
+        s.end_all()
+        for place in (inner / ".gpujob-state", inner):
+            subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+def test_d08_a_link_in_its_place(scheduler):
+    s = scheduler(gpus=1)
+    other = s.folder / "bashrc"
+    other.write_text("mine\n")
+    path(s).symlink_to(other)
+    s.start()
+    s.append(s.line("a"))
+    s.wait_ended(1)
+    assert other.read_text() == "mine\n" and path(s).is_symlink()
+    assert s.said().count("it is a link, which is not followed; put a plain file there") == 1
+    path(s).unlink()
+    wait_for(lambda: path(s).exists() and not path(s).is_symlink(), "painted when it is gone")
+
+
+def test_d10_swap_and_backup_files_are_ignored(scheduler):
+    s = scheduler(gpus=1)
+    s.start()
+    wait_for(path(s).exists, "state file")
+    for name in (".gpu_scheduler_state.json.swp", "gpu_scheduler_state.json~", "4913"):
+        (s.folder / name).write_text('{"paused_gpus": [0]}')
+    s.append(s.line("a"))
+    s.wait_ended(1)
+    assert paused(s) == [] and s.status()["daemon"]["alive"]
+
+
+def test_d11_two_programs_save_in_turn_the_last_whole_file_holds(scheduler):
+    s = scheduler(gpus=2)
+    s.start()
+    wait_for(path(s).exists, "state file")
+    document = read(s)
+    for number in range(40):
+        path(s).write_text(json.dumps({**document, "paused_gpus": [number % 2]}))
+        wait_for(lambda wanted=number % 2: paused(s) == [wanted], f"save {number}")
+    shows(s, 1)
+    told = (s.folder / "gpu_scheduler.log").read_text()
+    assert told.count("GPU 1 paused by an edit") == told.count("GPU 0 paused by an edit") == 20
+
+
+def test_two_daemons_one_file(scheduler):
+    """S3.37: the second refuses and touches nothing."""
+    s = scheduler(gpus=1)
+    s.start()
+    wait_for(path(s).exists, "state file")
+    s.cli("pause", "0")
+    before = read(s)
+    done = s.cli("start", "--gpus", "4", code=1)
+    assert f"pid {s.pid}" in done.stderr
+    assert {**read(s), "updated_at": 0, "revision": 0} == {**before, "updated_at": 0, "revision": 0}
+
+
+def test_by_polling_too(scheduler):
+    """Where there is no inotify, edits are seen a second later."""
+    s = scheduler(gpus=2, watch="poll")
+    s.start()
+    wait_for(path(s).exists, "state file")
+    edit(s, paused_gpus=[1])
+    shows(s, 1)
+
+
+def test_the_daemon_stops_and_starts_while_it_is_edited(scheduler):
+    s = scheduler(gpus=2)
+    for number in range(4):
+        s.start()
+        wait_for(path(s).exists, "state file")
+        edit(s, "in place", paused_gpus=[number % 2])
+        shows(s, number % 2)
+        s.stop(signal.SIGTERM)
+        assert read(s)["paused_gpus"] == [number % 2]
