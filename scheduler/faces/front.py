@@ -19,7 +19,7 @@ HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
     "add": (
         {
             "--conda": ("conda", ONE), "--args": ("args", ONE), "--priority": ("priority", ONE), "--gpus": ("gpus", ONE),
-            "--output-file": ("output_file", ONE),
+            "--set": ("wishes", MANY), "--output-file": ("output_file", ONE),
         },
         "one",
     ),

@@ -112,9 +112,9 @@ def test_the_quick_doors_defaults_are_the_declared_ones(verb: str) -> None:
     known = inspect.signature(FUNCTIONS[verb]).parameters
     for param in COMMANDS[verb].params:
         if param.param_type_name == "option" and param.name in known and param.name not in ("watch",):
-            assert known[param.name].default == (param.default or ({"env": ()}.get(param.name, param.default))), (
-                param.name
-            )
+            assert known[param.name].default == (
+                param.default or ({"env": (), "wishes": ()}.get(param.name, param.default))
+            ), param.name
 
 
 def test_the_common_options_stand_before_the_verb_as_well() -> None:

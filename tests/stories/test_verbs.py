@@ -24,6 +24,13 @@ def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
     assert printed == "0,x.py,,,\n" and "x.py" not in s.jobs_file.read_text()
     assert s.cli("add", "x.py", "--gpus", "9", code=3).stderr.startswith("gpujob: GPU 9 is not managed here")
     s.cli("add", "x.py", "--gpus", "a-b", code=2)
+    done = s.cli("add", "job.py", "--set", "gpus=0.5", "--set", "time=4h", "--output-file", "-", "--gpus", "0-1")
+    assert done.stdout == "0,job.py,,,0-1;gpus=0.5;time=4h\n" and not done.stderr
+    wrong = s.cli("add", "job.py", "--set", "tme=4h", code=2).stderr
+    assert wrong == "gpujob: --set: unknown option tme=; did you mean time=?\n"
+    assert "there is no " in s.cli("add", "later.py", "--output-file", "-").stderr
+    for wish in ("time", "label=a;b", 'label="x', "gpus=many", "label=a\nb"):
+        assert s.cli("add", "x.py", "--set", wish, code=2).stdout == ""
     s.cli("add", "x.py", "--priority", "high", code=2)
     s.cli("add", "x.py", "--args", "it's", code=2)
     s.cli("add", "x.py", "--output-file", "/nonexistent/jobs.txt", code=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ def add(
     args: str = "",
     priority: str = "0",
     gpus: str = "",
+    wishes: tuple[str, ...] = (),
     output_file: str = "",
     state_file: str | None = None,
     config: str | None = None,
@@ -51,12 +53,14 @@ def add(
         raise UsageError(f"{error.what}: --gpus of add names the allowed GPUs", do=error.do) from None
     if "," in script and not os.path.exists(script):
         raise UsageError(f"there is no script {script}", do=f"a whole line is appended by: echo '{script}' >> {path}")
-    line = write_line(script, priority=level, conda=conda, arguments=args, gpus=gpus)
+    options, values = _as_options(wishes)
+    line = write_line(script, priority=level, conda=conda, arguments=args, gpus=gpus, options=options)
     managed = desk.managed()
     parsed = parse(line, Door(folder, os.path.expanduser("~"), managed))
     if parsed is None:
         raise UsageError("that would be an empty line or a comment", do="give another script name")
-    if parsed.spec.allowed != parse_gpu_ids(gpus):
+    meant = {"allowed": parse_gpu_ids(gpus), **values}
+    if any(getattr(parsed.spec, name) != value for name, value in meant.items() if name != "cwd"):
         raise UsageError(f"cannot be written as a line: {line}")
     need, _ = need_of(parsed.spec, model_table(desk.remembered("llm_config") or settings.llm_config))
     if managed is not None:
@@ -72,7 +76,28 @@ def add(
             raise SchedulerError(f"cannot be written: {error.strerror}", where=path) from None
     sys.stdout.flush()
     sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # the very bytes of the line, whatever the terminal's encoding
+    if not os.path.exists(parsed.spec.script):
+        print(f"gpujob: there is no {parsed.spec.script} yet: the job waits until it appears", file=sys.stderr)
+    if path != "-" and not desk.alive():
+        print("gpujob: no scheduler is running: the line is read when one starts (gpujob start)", file=sys.stderr)
     return 0
+
+
+def _as_options(wishes: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The words of ``--set`` as ``;key=value`` texts and as fields of JobSpec. Raises UsageError, Refused."""
+    values: dict[str, Any] = {}
+    for wish in wishes:
+        key, equals, text = wish.partition("=")
+        if not equals:
+            raise UsageError(f"{wish!r} is not KEY=VALUE", where="--set", do=f"keys: {', '.join(OPTION_KEYS)}")
+        if re.search(r"[;\r\n\0]", wish):
+            raise UsageError(f"{wish!r} holds a semicolon or a line break", where="--set", do="give each its own --set")
+        try:
+            values.update(read_options([(key, text)]))
+        except SchedulerError as error:
+            do = error.do.replace(";", "").partition(" (quote")[0]
+            raise type(error)(error.what.replace(f";{key}=", f"{key}="), where="--set", do=do) from None
+    return "".join(f";{wish}" for wish in wishes), values
 
 
 def _level(text: str) -> int:

@@ -134,6 +134,10 @@ def add(
     args: Annotated[str, typer.Option("--args", metavar="TEXT", help="Arguments of the script.")] = "",
     priority: Annotated[str, typer.Option("--priority", metavar="N", help="Lower starts first.")] = "0",
     gpus: Annotated[str, typer.Option("--gpus", metavar="LIST", help="Allowed GPUs: 0,2 or 0-3.")] = "",
+    wishes: Annotated[
+        Optional[list[str]],
+        typer.Option("--set", metavar="K=V", help="What the line has no column for: gpus=0.5, time=4h, label=x…"),
+    ] = None,
     output_file: Annotated[str, typer.Option("--output-file", metavar="PATH", help="Jobs file; - prints only.")] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
@@ -145,6 +149,7 @@ def add(
         args=args,
         priority=priority,
         gpus=gpus,
+        wishes=tuple(wishes or ()),
         output_file=output_file,
         **_which(state_file, config),
     )
