@@ -15,7 +15,7 @@ from benchmarks.deciding import decide_case
 from benchmarks.disk import disk
 from benchmarks.figures import Report, progress
 from benchmarks.house import Stuck
-from benchmarks.living import cli, idle, paste
+from benchmarks.living import cli, edit, idle, paste
 from benchmarks.plan import Plan
 from benchmarks.programs import NoCompiler
 from benchmarks.sessions import readings, screen
@@ -28,6 +28,7 @@ CASES: dict[str, Callable[[Plan], Report]] = {
     "burst": burst,
     "paste": paste,
     "idle": idle,
+    "edit": edit,
     "cli": cli,
     "decide": decide_case,
     "screen": screen,

@@ -1,7 +1,8 @@
-"""Cases paste, idle and cli: what people notice of a daemon beside its jobs."""
+"""Cases paste, idle, edit and cli: what people notice of a daemon beside its jobs."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -131,6 +132,44 @@ def _memory(pid: int) -> dict[str, float]:
                 found[name] = int(line.split()[1]) / 1024
     found["threads"] = float(len(os.listdir(f"/proc/{pid}/task")))
     return found
+
+
+def edit(plan: Plan) -> Report:
+    """Edits of the state file, saved by rename: until the store has them, and until the file shows them again."""
+    count = plan.count(100)
+    with House(plan.folder, gpus=2) as house, house.reading() as store:
+        path, other = house.path("gpu_scheduler_state.json"), house.path("edited.json")
+        wait_until(lambda: os.path.exists(path), "state file")
+        report = Report("edit", f"{count} edits of paused_gpus", ("ms", "p50", "p99", "worst"))
+        for name, churn in (("quiet", 0), ("jobs come and go", 60 * count)):
+            append(house.jobs_file, "".join(f"0,{TRUE},,{name} {n};gpus=0\n" for n in range(churn)))
+            obeyed, shown = [], []
+            for n in range(count):
+                progress(f"edit, {name}: {n} of {count}")
+                if not churn:
+                    house.wait_quiet()
+                with open(path, encoding="utf-8") as stream:
+                    document = json.load(stream)
+                wanted = [] if document["paused_gpus"] else [0]
+                with open(other, "w", encoding="utf-8") as stream:
+                    json.dump({**document, "paused_gpus": wanted}, stream)
+                at = time.monotonic()
+                os.rename(other, path)
+                wait_until(
+                    lambda w=wanted: [r[0] for r in store.execute("SELECT gpu FROM pauses")] == w, "obeyed", 60.0, 5e-4
+                )  # type: ignore[misc]
+                obeyed.append((time.monotonic() - at) * 1e3)
+                wait_until(lambda r=document["revision"]: _revision(path) > r, "shown", 60.0, 5e-4)  # type: ignore[misc]
+                shown.append((time.monotonic() - at) * 1e3)
+            for what, values in ((f"{name}: obeyed", obeyed), (f"{name}: shown", shown)):
+                report.row(what, median(values), p99(values), max(values))
+                report.figures[what] = spread(values)
+    return report
+
+
+def _revision(path: str) -> int:
+    with open(path, encoding="utf-8") as stream:
+        return int(json.load(stream)["revision"])
 
 
 def cli(plan: Plan) -> Report:
