@@ -59,10 +59,16 @@ def test_the_example_files_are_read() -> None:
 
 def test_readme_examples_are_read() -> None:
     text = (ROOT / "README.md").read_text()
-    block = re.search(r"```\n(# lower priority.*?)```", text, re.S)
+    block = re.search(r"```\n(# priority.*?)```", text, re.S)
     assert block
-    for line in block.group(1).splitlines():
-        parse(line, Door("/data", managed=range(8)))
+    jobs = [parse(line, Door("/data", managed=range(8))) for line in block.group(1).splitlines()]
+    assert [job is not None for job in jobs] == [False, True, True, True, True]
+    config = re.search(r"```yaml\n(.*?)```", text, re.S)
+    assert config
+    for key, value in yaml.safe_load(config.group(1)).items():
+        read_option(key, value, "README.md")
+    for document in re.findall(r"```json\n(.*?)```", text, re.S):
+        json.loads(document)
 
 
 def test_every_statement_has_tests_that_exist() -> None:
