@@ -30,12 +30,13 @@ from scheduler.core.requests import Answer, Request
 from scheduler.core.session import session_name
 from scheduler.core.telemetry import FRESH_S, PASSING, Telemetry
 from scheduler.crashpoints import crash_point
+from scheduler.engine.announcing import announce
 from scheduler.engine.gpus import GpuEyes
 from scheduler.engine.painting import Painter, open_state_file
 from scheduler.engine.reading import Gathered, Parser, Reader
 from scheduler.engine.reloading import bind_unread, limits_of, policy_of, reload_config, reload_table
 from scheduler.engine.state_file import Edit
-from scheduler.engine.telling import Said, accepted, harmless, sentence
+from scheduler.engine.telling import Said, sentence
 from scheduler.intake import commands, jobs_csv
 from scheduler.intake.environments import Environments, Missing, names_devices
 from scheduler.intake.files import FileTrouble, Follower
@@ -55,7 +56,6 @@ LONGEST_BREAK_S = 8.0
 REFUSED_AFTER = 3  # vain tries, after which open requests are refused
 MISSING_A_ROUND = 200
 MOST_KEPT = 2000
-MOST_NAMED = 20
 HOPE_S = 30.0  # a drain waits so long for a GPU that is gone or unhealthy
 LASTING = frozenset({"gone", "unhealthy"})
 TAIL_BYTES = 16 * 1024
@@ -143,7 +143,7 @@ class House:
         slots = self.config.cpu_slots if self.config.cpu_slots is not None else os.cpu_count() or 1
         retired = busy - {gpu.index for gpu in self.gpus}
         world = World(
-            Fleet(self.gpus, slots, retired), self._fetch, policy_of(self.config), self._missing, self._blocker
+            Fleet(self.gpus, slots, retired), self.fetch, policy_of(self.config), self._missing, self._blocker
         )
         if self.eyes is not None:
             # What was seen stays seen when a world is built anew: readings are no decisions.
@@ -212,7 +212,8 @@ class House:
         self.painter.dirty = True
         self.world.pauses.revision = self.painter.file.revision
 
-    def _fetch(self, job_id: int) -> Job | None:
+    def fetch(self, job_id: int) -> Job | None:
+        """A job as the store has it, or None."""
         return self.kept.get(job_id) or rows.get(self.db.connection, job_id)
 
     def _blocker(self, identity: str) -> Job | None:
@@ -349,7 +350,7 @@ class House:
         self._act(plan, launches, facts)
         if len(plan.starts) >= 256:
             self.again = True
-        self._tell(plan, gathered)
+        announce(self, plan, gathered)
         if plan.read_since is not None and self.eyes is not None:
             self.eyes.read(plan.read_since)
         for job_id, moved in plan.changed.items():
@@ -397,48 +398,6 @@ class House:
         for fact in facts:
             if isinstance(fact, (Ended, Lost)) and fact.leftovers:
                 self.runner.watch_leftovers(f"{fact.job}.{fact.attempt}", fact.job, fact.attempt, fact.leftovers)
-
-    def _tell(self, plan: Plan, gathered: Gathered) -> None:
-        if len(gathered.jobs) > MOST_NAMED:
-            first, last = gathered.jobs[0], gathered.jobs[-1]
-            self.say(f"{len(gathered.jobs)} jobs accepted: {first.id} to {last.id}", kind="accepted")
-        for job in gathered.jobs if len(gathered.jobs) <= MOST_NAMED else ():
-            self.say(accepted(job), kind="accepted", job=job)
-        told = {job.id: job for job in gathered.jobs}
-        told.update((job.id, job) for job in gathered.changed)
-        told.update(plan.changed)
-        for event in (*gathered.events, *plan.events):
-            about = told.get(event.job) or self.world.live.get(event.job) or self._fetch(event.job)
-            if about is None:
-                continue
-            if event.kind == "failed":
-                self.ended_badly += 1
-            if event.kind == "started":
-                if about.id in self.told_running:
-                    continue  # taken over, which is said in other words
-                self.told_running.add(about.id)
-            elif event.kind in ("done", "failed", "cancelled", "fell", "unclaimed"):
-                self.told_running.discard(about.id)
-            text, level = sentence(event, about)
-            self.say(text, level, kind=event.kind, job=about)
-        for text, warns in plan.notices:
-            self.say(text, 30 if warns else 20, kind="gpu")
-        for refusal in gathered.refusals:
-            name = os.path.basename(refusal.path)
-            self.say(f"{name}:{refusal.number}: {harmless(refusal.reason)}", 30, kind="refused")
-        self._say_repeated(gathered)
-
-    def _say_repeated(self, gathered: Gathered) -> None:
-        if gathered.repeated:
-            path, number, blocker = gathered.repeated[0]
-            lines = len(gathered.repeated)
-            state = blocker.state.value
-            which = f"line {number} says what job {blocker.id} ({state}) says"
-            if state == "done":
-                which += f" (to run it again: gpujob retry {blocker.id})"
-            if lines > 1:
-                which = f"{lines} lines repeat jobs that wait, run or have succeeded (line {number}: job {blocker.id}, {state})"
-            self.say(f"{os.path.basename(path)}: {which}; not run again", 20, kind="repeated")
 
     def say(self, text: str, level: int = 20, *, kind: str = "", job: Job | None = None) -> None:
         """Tell whoever listens."""
@@ -549,7 +508,7 @@ class House:
             :MISSING_A_ROUND
         ]
         self.missing_from = round_[-1] if round_ else 0
-        jobs = [job for job in map(self._fetch, round_) if job is not None]
+        jobs = [job for job in map(self.fetch, round_) if job is not None]
         return [Arrived(job) for job in jobs if not self._missing(job)]
 
     # -- the state file and the reasons -------------------------------------------------------------------
