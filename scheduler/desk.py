@@ -7,10 +7,10 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, StoreTrouble, UsageError
+from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, StoreTrouble, UsageError, did_you_mean
 from scheduler.core.gpu import WHOLE, Gpu
 from scheduler.core.job import Event, Job, JobSpec, JobState
 from scheduler.core.launch import LAUNCHERS, script_words, with_cuda
@@ -29,6 +29,8 @@ from scheduler.store.readings import readings as last_readings
 
 ANSWER_S = 5.0
 LAST_ENDED = 100
+MOST_LABELS = 10_000
+STATES = tuple(state.value for state in JobState)
 SCHEMA = 1
 
 
@@ -58,6 +60,8 @@ class Overview:
     repeated: int
     queue_paused: bool
     held: Mapping[int, str]  # GPU → by what processes it is still held
+    started_at: float | None = None  # of the daemon that runs
+    runner: str = ""  # direct or screen, as that daemon runs its jobs
 
 
 class Desk:
@@ -189,10 +193,11 @@ class Desk:
         ``most_waiting``: only that many of the waiting jobs, those that come first.
         """
         alive = self.alive()
-        pid = holder(self.places).get("pid") if alive else None
+        told = holder(self.places) if alive else {}
+        pid, since, runner = told.get("pid"), _moment(told.get("started_at")), str(told.get("runner") or "")
         with self._reading() as connection:
             if connection is None:
-                return Overview(alive, pid, {s.value: 0 for s in JobState}, [], [], {}, [], 0, False, {})
+                return Overview(alive, pid, {s.value: 0 for s in JobState}, [], [], {}, [], 0, False, {}, since, runner)
             if most_waiting is None:
                 live = list(rows.live(connection))
             else:
@@ -219,7 +224,7 @@ class Desk:
                 views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused, reading))
             return Overview(
                 alive, pid, rows.counts(connection), views, [*live, *ended], _reasons(connection, live),
-                kept.refused(connection), kept.duplicates(connection), queue_paused, held,
+                kept.refused(connection), kept.duplicates(connection), queue_paused, held, since, runner,
             )  # fmt: skip
 
     def jobs(self, states: Sequence[str] = ()) -> tuple[list[Job], dict[int, Reason]]:
@@ -241,6 +246,23 @@ class Desk:
             if job.state is JobState.PENDING:
                 reason = _reasons(connection, list(rows.live(connection))).get(job_id)
             return job, reason, rows.events_of(connection, job_id)
+
+    def newest(self, states: Iterable[JobState], prefix: str, most: int) -> tuple[list[Job], dict[str, list[int]]]:
+        """The newest jobs in these states whose id begins with ``prefix``; and the labels that do, with their jobs."""
+        names = [state.value for state in states]
+        with self._reading() as connection:
+            if connection is None:
+                return [], {}
+            known = rows.labels(connection, names, MOST_LABELS)
+            labels = [label for label in known if label.startswith(prefix)]
+            return rows.newest(connection, names, prefix, most), {label: known[label] for label in labels[:most]}
+
+    def pauses(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The GPUs managed here, and those of them that are paused."""
+        with self._reading() as connection:
+            if connection is None:
+                return (), ()
+            return tuple(gpu.index for gpu in rows.gpus(connection)), rows.paused_gpus(connection)
 
     def states(self, jobs: Sequence[int]) -> list[Job]:
         """These jobs as they are now. Raises NotFound."""
@@ -283,8 +305,9 @@ class Desk:
                 else:
                     named = rows.labelled(connection, word)
                     if not named:
+                        near = did_you_mean(word, rows.labels(connection, STATES, MOST_LABELS))
                         raise NotFound(
-                            f"no job {word}",
+                            f"no job {word}{near}",
                             do="name an id, a range such as 3-9, a label, @ for the last, @~1 for the one before",
                         )
                     chosen += [job.id for job in named]
@@ -303,6 +326,10 @@ class Desk:
                 rows.set_meta(connection, "home", home)
         finally:
             database.close()
+
+
+def _moment(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e11 else None
 
 
 def _booked(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, tuple[int, tuple[int, ...]]]:

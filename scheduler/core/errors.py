@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class SchedulerError(Exception):
     """Something the user has to know: one line, and the exit code that goes with it.
@@ -20,7 +22,7 @@ class SchedulerError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}; {self.do}" if self.do else text
+        return text if not self.do else f"{text} {self.do}" if text.endswith("?") else f"{text}; {self.do}"
 
 
 class UsageError(SchedulerError):
@@ -59,3 +61,11 @@ class InvalidMove(SchedulerError):
 
 class StoreTrouble(SchedulerError):
     """The store could not be read or written: nothing new is started until it can."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean status?`` for the known word nearest to a wrong one, or nothing."""
+    import difflib  # only for those who mistype
+
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -118,7 +118,7 @@ class Daemon:
         me = seen(os.getpid())
         office = Office(self.places)
         info = {"pid": os.getpid(), "ticks": me.ticks if me else 0, "boot": boot_id(), "started_at": time.time(),
-                "host": socket.gethostname()}  # fmt: skip
+                "host": socket.gethostname(), "runner": "screen" if config.screen else "direct"}  # fmt: skip
         office.take(info)
         registered = ""
         try:

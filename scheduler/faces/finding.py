@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scheduler.core.errors import UsageError
+from scheduler.faces.terminal import safe
 from scheduler.intake.settings import Settings, find_config, load
 from scheduler.store.office import registered
 from scheduler.store.places import Places
@@ -35,7 +36,7 @@ def state_file_for(state_file: str | None, config_file: str | None = None) -> st
         return default
     alive = registered(dict(os.environ))
     if len(alive) == 1:
-        print(f"gpujob: using the scheduler of {alive[0]}", file=sys.stderr)
+        print(safe(f"gpujob: using the scheduler of {alive[0]}"), file=sys.stderr)
         return alive[0]
     if alive:
         raise UsageError(

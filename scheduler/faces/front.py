@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ FLAG = "flag"
 ONE = "one"
 MANY = "many"
 
+COMPLETION = "_GPUJOB_COMPLETE"  # set by a shell that wants to know what may come next
 COMMON = {"--state-file": ("state_file", ONE), "--config": ("config", ONE)}
 # verb → its options, and how many words it takes beside them: none, one, some, or the rest of the line as it stands.
 # The same as `faces/cli/app.py` declares (tests/faces compares the two); whatever is not found here goes there.
@@ -119,6 +119,10 @@ def _hot(verb: str) -> Callable[..., int]:
 
 
 def _run(words: list[str]) -> int:
+    if COMPLETION in os.environ:
+        from scheduler.faces.cli.completing import answer
+
+        return answer(words)
     hot = parse(words)
     if hot is None:
         from scheduler.faces.cli.app import run
@@ -134,11 +138,11 @@ def _run(words: list[str]) -> int:
 def main(words: list[str] | None = None) -> int:
     """Run a command line and return its exit code; every error is one line on stderr."""
     from scheduler.core.errors import SchedulerError
+    from scheduler.faces import terminal
 
     words = sys.argv[1:] if words is None else words
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that knows only ASCII is no reason to fail
+        terminal.prepare(stream)
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -166,7 +170,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    from scheduler.faces.render import safe
+    from scheduler.faces.terminal import safe
 
     print(f"gpujob: {safe(text)}", file=sys.stderr)
     return code

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,14 +13,11 @@ from scheduler.core.job import Job, JobState, Outcome
 from scheduler.core.placement import Reason
 from scheduler.core.units import mib_text, span_text
 from scheduler.desk import SCHEMA, GpuView, Overview, words_run
+from scheduler.faces import terminal
+from scheduler.faces.terminal import safe as safe
 
 MOST_WAITING = 20
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def safe(text: object) -> str:
-    """Text that cannot play the terminal: control and direction-changing characters made visible."""
-    return _UNSAFE.sub(lambda found: f"\\x{ord(found.group()):02x}", str(text))
+LABEL = 11  # columns of the words before the lines of `status`
 
 
 def utc(seconds: float | None) -> str | None:
@@ -76,7 +71,12 @@ def status_json(view: Overview) -> dict[str, Any]:
     """`status --json`."""
     return {
         "schema": SCHEMA,
-        "daemon": {"alive": view.alive, "pid": view.pid},
+        "daemon": {
+            "alive": view.alive,
+            "pid": view.pid,
+            "started_at": utc(view.started_at),
+            "runner": view.runner or None,
+        },
         "paused": view.queue_paused,
         "counts": dict(view.counts),
         "gpus": [
@@ -143,24 +143,21 @@ def gpus_text(job: Job) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Plain aligned columns. On a terminal too wide a last column is cut; piped, nothing is."""
+    """Aligned columns. On a terminal lines too wide are cut from the right and states coloured; piped, neither."""
     body = [[safe(cell) for cell in row] for row in rows]
-    widths = [max(len(head[i]), *(len(row[i]) for row in body)) if body else len(head[i]) for i in range(len(head))]
+    widths = [max(map(terminal.cells, column)) for column in zip(head, *body, strict=True)]
+    most = terminal.width()
+    state = head.index("STATE") if "STATE" in head and terminal.colours() else None
     lines = []
     for row in [list(head), *body]:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        padded = [cell + " " * (width - terminal.cells(cell)) for cell, width in zip(row, widths, strict=True)]
+        line = terminal.cut("  ".join(padded).rstrip(), most)
+        if state is not None:
+            start = sum(map(len, padded[:state])) + 2 * state
+            if line.startswith(row[state], start):
+                line = line[:start] + terminal.painted(row[state]) + line[start + len(row[state]) :]
         lines.append(line)
-    width = _width()
-    return [line if width is None or len(line) <= width else line[: max(1, width - 1)] + "…" for line in lines]
-
-
-def _width() -> int | None:
-    if not sys.stdout.isatty():
-        return None
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or None
-    except OSError:
-        return None
+    return lines
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
@@ -170,10 +167,10 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
     """`status` for people."""
-    daemon = f"running, pid {view.pid}" if view.alive else "not running"
-    lines = [f"scheduler  {daemon}  ({safe(state_file)})", f"jobs       {counts_text(view.counts)}"]
+    lines = terminal.folded(f"scheduler  {_daemon(view, now)}  ({safe(state_file)})", LABEL)
+    lines += terminal.folded(f"jobs       {counts_text(view.counts)}", LABEL)
     if view.queue_paused:
-        lines.append("queue      PAUSED")
+        lines.append(f"queue      {terminal.painted('PAUSED')}")
     if view.gpus:
         rows = []
         for gpu in view.gpus:
@@ -199,7 +196,8 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
         ]
         lines += ["", *table(("WAITING", "PRIORITY", "NAME", "NEED", "ALLOWED", "REASON"), shown)]
         if view.counts["pending"] > len(waiting):
-            lines.append(f"… and {view.counts['pending'] - len(waiting)} more: gpujob jobs --state pending")
+            more = f"… and {view.counts['pending'] - len(waiting)} more: gpujob jobs --state pending"
+            lines += terminal.folded(terminal.shown(more), 2)
     ended = [job for job in view.jobs if job.state.ended][:10]
     if ended:
         rows_ = [
@@ -217,10 +215,20 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
         lines += ["", *table(("ENDED", "STATE", "HOW", "NAME", "GPU", "TIME", "LOG"), rows_)]
     if view.refused:
         lines += ["", "refused lines"]
-        lines += [f"  {safe(os.path.basename(r.path))}:{r.number}: {safe(r.reason)}" for r in view.refused]
+        for line in view.refused:
+            lines += terminal.folded(f"  {safe(os.path.basename(line.path))}:{line.number}: {safe(line.reason)}", 4)
     if view.repeated:
-        lines += ["", f"{view.repeated} line(s) repeat another and are not run again"]
+        lines += ["", *terminal.folded(f"{view.repeated} line(s) repeat another and are not run again", 2)]
     return lines
+
+
+def _daemon(view: Overview, now: float) -> str:
+    """Whether a scheduler runs, since when, and how it runs jobs."""
+    if not view.alive:
+        return "not running"
+    since = "" if view.started_at is None else f" for {span_text(now - view.started_at)}"
+    how = ", jobs in screen sessions" if view.runner == "screen" else ""
+    return f"running{since}, pid {view.pid}{how}"
 
 
 def _memory(gpu: GpuView) -> str:

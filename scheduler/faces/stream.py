@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.engine.telling import Said
+from scheduler.faces.terminal import safe
 
 EVERY_S = 0.05
 MOST_BYTES = 1 << 18
@@ -86,7 +87,7 @@ class Stream:
         elif ended and said.log and self._follow and said.kind != "cancelled":
             self._print_log(_Log(said.job, said.log), last=True)
         mark = "! " if said.level >= logging.WARNING else ""
-        self._write(f"gpujob: {mark}{said.text}\n")
+        self._write(safe(f"gpujob: {mark}{said.text}") + "\n")
 
     def _print_logs(self) -> None:
         for log in self._logs.values():

@@ -111,6 +111,17 @@ class Prefixes:
                 if os.path.basename(known) == name and os.path.isdir(known):
                     yield known
 
+    def names(self, environ: Mapping[str, str]) -> list[str]:
+        """Names of the whole environments that can be found by name."""
+        found = ["base"]
+        for folder in self._folders(environ):
+            found += self.files.of(folder, _names, _NOTHING)
+        for home in self._values("HOME", environ):
+            found += map(
+                os.path.basename, self.files.of(os.path.join(home, ".conda", "environments.txt"), _lines, _NOTHING)
+            )
+        return [name for name in dict.fromkeys(found) if isinstance(self.find(name, environ), Prefix)]
+
     @staticmethod
     def _name_of(prefix: str) -> str:
         """What conda calls an environment that was named by its folder."""

@@ -207,6 +207,30 @@ def labelled(connection: sqlite3.Connection, label: str) -> list[Job]:
     return [job for job in map(job_of, rows) if job.spec.label == label]
 
 
+def labels(connection: sqlite3.Connection, states: Sequence[str], most: int) -> dict[str, list[int]]:
+    """Labels and the jobs in these states that have them, the newest first."""
+    rows = connection.execute(
+        f"SELECT id, spec FROM jobs WHERE spec LIKE '%\"label\"%' AND state IN ({','.join('?' * len(states))})"
+        " ORDER BY id DESC LIMIT ?",
+        (*states, most),
+    )
+    found: dict[str, list[int]] = {}
+    for job_id, spec in rows:
+        label = json.loads(spec).get("label")
+        if label:
+            found.setdefault(label, []).append(job_id)
+    return found
+
+
+def newest(connection: sqlite3.Connection, states: Sequence[str], prefix: str, most: int) -> list[Job]:
+    """The newest jobs in these states whose id begins with ``prefix``."""
+    rows = connection.execute(
+        f"{_SELECT} WHERE state IN ({','.join('?' * len(states))}) AND substr(id, 1, ?) = ? ORDER BY id DESC LIMIT ?",
+        (*states, len(prefix), prefix, most),
+    )
+    return [job_of(row) for row in rows]
+
+
 def counts(connection: sqlite3.Connection) -> dict[str, int]:
     """How many jobs are in each state (all eight, 0 where none)."""
     found = dict(connection.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())

@@ -195,7 +195,9 @@ def test_the_whole_status_in_json_has_the_keys_of_the_contract() -> None:
         {1: Reason("x", "y")}, [Refusal("/j", 3, "t", "r")], 2, False, {},
     )  # fmt: skip
     value = render.status_json(view)
-    assert value["schema"] == 1 and value["daemon"] == {"alive": True, "pid": 7}
+    assert value["schema"] == 1 and value["daemon"] == {
+        "alive": True, "pid": 7, "started_at": None, "runner": None,
+    }  # fmt: skip
     assert set(value["gpus"][0]) == set(
         "index uuid name state paused allocated memory_used memory_total memory_own load temperature reason jobs".split()
     )

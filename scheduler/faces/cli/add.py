@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,15 @@ from scheduler.core.llm import need_of
 from scheduler.core.placement import Fleet, JobClass
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, state_file_for
+from scheduler.faces.terminal import safe
 from scheduler.intake.files import check_private
 from scheduler.intake.jobs_csv import LONGEST_WORD, OPTION_KEYS, Door, check_launch, parse, read_options, write_line
+from scheduler.intake.prefixes import program_in
 from scheduler.intake.settings import model_table
 from scheduler.probes.fixed import declared
 from scheduler.store.safely import append_line
+
+_SHELL = frozenset(" \t\n;|&<>()$`\"'*?")
 
 
 def add(
@@ -75,9 +80,12 @@ def add(
         except OSError as error:
             raise SchedulerError(f"cannot be written: {error.strerror}", where=path) from None
     sys.stdout.flush()
-    sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # the very bytes of the line, whatever the terminal's encoding
+    if sys.stdout.isatty():
+        print(safe(line))
+    else:
+        sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # the very bytes of the line, whatever the encoding
     if not os.path.exists(parsed.spec.script):
-        print(f"gpujob: there is no {parsed.spec.script} yet: the job waits until it appears", file=sys.stderr)
+        print(safe(f"gpujob: there is no {parsed.spec.script} yet: the job waits until it appears"), file=sys.stderr)
     if path != "-" and not desk.alive():
         print("gpujob: no scheduler is running: the line is read when one starts (gpujob start)", file=sys.stderr)
     return 0
@@ -136,6 +144,19 @@ def changes_of(wishes: Mapping[str, str]) -> dict[str, Any]:
     if "allowed" in wishes:
         changes["allowed"] = None if wishes["allowed"] == "any" else parse_gpu_ids(wishes["allowed"])
     return changes
+
+
+def _check_program(command: list[str], folder: str, path: str) -> None:
+    """Refuse a shell text that was meant for a shell, unless a program is really called so. Raises UsageError."""
+    name = command[0]
+    if not _SHELL.intersection(name):
+        return
+    there = os.path.exists(os.path.join(folder, name)) if "/" in name else program_in(path, name)
+    if not there:
+        text = " ".join([name, *map(shlex.quote, command[1:])])
+        raise UsageError(
+            f"there is no program {name!r}", do=f"to run shell text write: gpujob submit -- sh -c {shlex.quote(text)}"
+        )
 
 
 def submit(
@@ -197,6 +218,8 @@ def submit(
     mask = os.umask(0)
     os.umask(mask)
     folder = os.path.abspath(os.path.expanduser(cwd)) if cwd else os.getcwd()
+    if not launch:
+        _check_program(command, folder, environment.get("PATH", os.defpath))
     if launch:
         script, command = os.path.normpath(os.path.join(folder, command[0])), command[1:]
     spec = JobSpec(
@@ -210,7 +233,7 @@ def submit(
     if not desk.alive():
         print("gpujob: no scheduler is running: the job waits until one starts (gpujob start)", file=sys.stderr)
     for note in job.notes:
-        print(f"gpujob: job {job.id}: {note}", file=sys.stderr)
+        print(safe(f"gpujob: job {job.id}: {note}"), file=sys.stderr)
     if wait:
         from scheduler.faces.cli.control import wait_for
 

@@ -5,14 +5,30 @@ from __future__ import annotations
 from typing import Annotated, Any, Optional
 
 import typer
+from typer.core import TyperGroup
 
 from scheduler import __version__
 from scheduler.core.config import OPTIONS
+from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.faces.cli import add as adding
-from scheduler.faces.cli import control, sessions, show
+from scheduler.faces.cli import completing, control, sessions, show
+
+
+class Verbs(TyperGroup):
+    """The verbs; an unknown one is answered with the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is meant. Raises UsageError."""
+        if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            raise UsageError(
+                f"no command {args[0]!r}{did_you_mean(args[0], self.list_commands(ctx))}", do="see gpujob --help"
+            )
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="gpujob",
+    cls=Verbs,
     help="Run jobs on the GPUs of this server, from lines in a file that is watched.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -24,9 +40,33 @@ StateFile = Annotated[
     Optional[str], typer.Option("--state-file", metavar="PATH", help="The scheduler meant, by its state file.")
 ]
 ConfigFile = Annotated[Optional[str], typer.Option("--config", metavar="PATH", help="Config file (YAML).")]
-Jobs = Annotated[list[str], typer.Argument(metavar="JOB…", help="Id, range 3-9, label, @ for the last, @~1.")]
-OneJob = Annotated[str, typer.Argument(metavar="JOB", help="Id, range 3-9, label, @ for the last, @~1.")]
-Gpus = Annotated[list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.")]
+JOB_HELP = "Id, range 3-9, label, @ for the last, @~1."
+
+
+def _jobs(completion: Any) -> Any:
+    """The argument JOB…, with the ids that fit the verb."""
+    return typer.Argument(metavar="JOB…", help=JOB_HELP, autocompletion=completion)
+
+
+def _words(flag: str, metavar: str, help: str, completion: Any) -> Any:
+    """An option whose values can be completed."""
+    return typer.Option(flag, metavar=metavar, help=help, autocompletion=completion)
+
+
+Jobs = Annotated[list[str], _jobs(completing.any_job)]
+LiveJobs = Annotated[list[str], _jobs(completing.live_job)]
+EndedJobs = Annotated[list[str], _jobs(completing.ended_job)]
+PendingJobs = Annotated[list[str], _jobs(completing.pending_job)]
+OneJob = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=completing.any_job)]
+SessionJob = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=completing.session_job)]
+Allowed = Annotated[str, _words("--allowed", "LIST", "Allowed GPUs: 0,2 or 0-3.", completing.gpu_list)]
+Conda = Annotated[str, _words("--conda", "ENV", "Conda environment: name or folder.", completing.environment)]
+Gpus = Annotated[
+    list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.", autocompletion=completing.unpaused_gpu)
+]
+PausedGpus = Annotated[
+    list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.", autocompletion=completing.paused_gpu)
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON value, for programs.")]
 
 
@@ -48,6 +88,7 @@ def main_options(
     ctx: typer.Context,
     state_file: StateFile = None,
     config: ConfigFile = None,
+    json: Json = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -55,7 +96,9 @@ def main_options(
     """Run jobs on the GPUs of this server, from lines in a file that is watched."""
     Common.state_file, Common.config = state_file, config
     if ctx.invoked_subcommand is None:
-        raise typer.Exit(show.status(state_file=state_file, config=config))
+        raise typer.Exit(show.status(json=json, state_file=state_file, config=config))
+    if json:
+        raise UsageError("--json stands behind the verb", do=f"write gpujob {ctx.invoked_subcommand} --json")
 
 
 def _which(state_file: Optional[str], config: Optional[str]) -> dict[str, Optional[str]]:
@@ -70,7 +113,9 @@ def _help(name: str) -> str:
 
 
 def _setting(flag: str, name: str, metavar: str) -> Any:
-    return typer.Option(flag, metavar=metavar, help=_help(name), show_default=False)
+    return typer.Option(
+        flag, metavar=metavar, help=_help(name), show_default=False, autocompletion=completing.setting(name)
+    )
 
 
 @app.command("start")
@@ -130,13 +175,13 @@ def start(
 @app.command("add")
 def add(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script, or any executable file.")],
-    conda: Annotated[str, typer.Option("--conda", metavar="ENV", help="Conda environment: name or folder.")] = "",
+    conda: Conda = "",
     args: Annotated[str, typer.Option("--args", metavar="TEXT", help="Arguments of the script.")] = "",
     priority: Annotated[str, typer.Option("--priority", metavar="N", help="Lower starts first.")] = "0",
-    gpus: Annotated[str, typer.Option("--gpus", metavar="LIST", help="Allowed GPUs: 0,2 or 0-3.")] = "",
+    gpus: Annotated[str, _words("--gpus", "LIST", "Allowed GPUs: 0,2 or 0-3.", completing.gpu_list)] = "",
     wishes: Annotated[
         Optional[list[str]],
-        typer.Option("--set", metavar="K=V", help="What the line has no column for: gpus=0.5, time=4h, label=x…"),
+        _words("--set", "K=V", "What the line has no column for: gpus=0.5, time=4h, label=x…", completing.line_key),
     ] = None,
     output_file: Annotated[str, typer.Option("--output-file", metavar="PATH", help="Jobs file; - prints only.")] = "",
     state_file: StateFile = None,
@@ -159,21 +204,24 @@ def add(
 @app.command("submit", context_settings={"allow_interspersed_args": False})
 def submit(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="The command and its words.")],
-    gpus: Annotated[str, typer.Option("--gpus", metavar="NEED", help="0.5, 1, 2 or 2x0.5.")] = "",
-    allowed: Annotated[str, typer.Option("--allowed", metavar="LIST", help="Allowed GPUs: 0,2 or 0-3.")] = "",
+    gpus: Annotated[str, _words("--gpus", "NEED", "0.5, 1, 2 or 2x0.5.", completing.need)] = "",
+    allowed: Allowed = "",
     priority: Annotated[str, typer.Option("--priority", metavar="N", help="Lower starts first.")] = "0",
     label: Annotated[str, typer.Option("--label", metavar="TEXT", help="A name for it.")] = "",
-    after: Annotated[str, typer.Option("--after", metavar="IDS", help="Start when these have ended.")] = "",
-    after_ok: Annotated[str, typer.Option("--after-ok", metavar="IDS", help="Start when these have ended well.")] = "",
+    after: Annotated[str, _words("--after", "IDS", "Start when these have ended.", completing.job_list)] = "",
+    after_ok: Annotated[
+        str, _words("--after-ok", "IDS", "Start when these have ended well.", completing.job_list)
+    ] = "",
     vram: Annotated[str, typer.Option("--vram", metavar="SIZE", help="GPU memory it needs: 18G.")] = "",
     time_limit: Annotated[str, typer.Option("--time", metavar="SPAN", help="End it after this long: 4h.")] = "",
     retries: Annotated[str, typer.Option("--retries", metavar="N", help="Run it again this often when it fails.")] = "",
     cwd: Annotated[str, typer.Option("--cwd", metavar="PATH", help="Working folder; else this one.")] = "",
     env: Annotated[Optional[list[str]], typer.Option("--env", metavar="K=V", help="Set a variable for it.")] = None,
-    conda: Annotated[str, typer.Option("--conda", metavar="ENV", help="Conda environment: name or folder.")] = "",
-    cuda: Annotated[str, typer.Option("--cuda", metavar="MODE", help="cuda_ids mode of this job.")] = "",
+    conda: Conda = "",
+    cuda: Annotated[str, _words("--cuda", "MODE", "cuda_ids mode of this job.", completing.setting("cuda_ids"))] = "",
     launch: Annotated[
-        str, typer.Option("--launch", metavar="HOW", help="The command is a Python script: python or torchrun runs it.")
+        str,
+        _words("--launch", "HOW", "The command is a Python script: python or torchrun runs it.", completing.launcher),
     ] = "",
     cpu: Annotated[bool, typer.Option("--cpu", help="Needs no GPU.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; its exit code is ours.")] = False,
@@ -204,7 +252,7 @@ def status(
 
 @app.command("jobs")
 def jobs(
-    state: Annotated[str, typer.Option("--state", metavar="STATES", help="Only these, comma-joined.")] = "",
+    state: Annotated[str, _words("--state", "STATES", "Only these, comma-joined.", completing.state_list)] = "",
     json: Json = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
@@ -214,9 +262,9 @@ def jobs(
 
 
 @app.command("show")
-def show_job(job: OneJob, json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """All facts about a job, and its story."""
-    raise typer.Exit(show.show(job, json=json, **_which(state_file, config)))
+def show_job(jobs: Jobs, json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """All facts about jobs, and their stories."""
+    raise typer.Exit(show.show(jobs, json=json, **_which(state_file, config)))
 
 
 @app.command("why")
@@ -238,37 +286,37 @@ def logs(
 
 
 @app.command("cancel")
-def cancel(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+def cancel(jobs: LiveJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """End jobs: waiting ones at once, running ones with all their processes."""
     raise typer.Exit(control.cancel(jobs, **_which(state_file, config)))
 
 
 @app.command("retry")
-def retry(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+def retry(jobs: EndedJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Run ended jobs again: same id, new attempt, new log."""
     raise typer.Exit(control.retry(jobs, **_which(state_file, config)))
 
 
 @app.command("hold")
-def hold(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+def hold(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Do not start these waiting jobs until they are released."""
     raise typer.Exit(control.hold(jobs, **_which(state_file, config)))
 
 
 @app.command("release")
-def release(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+def release(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Let held jobs wait for room again."""
     raise typer.Exit(control.release(jobs, **_which(state_file, config)))
 
 
 @app.command("first")
-def first(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+def first(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Start these waiting jobs before all others, in this order."""
     raise typer.Exit(control.first(jobs, **_which(state_file, config)))
 
 
 @app.command("swap")
-def swap(jobs: Jobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+def swap(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Let two waiting jobs change places."""
     raise typer.Exit(control.swap(jobs, **_which(state_file, config)))
 
@@ -278,16 +326,16 @@ Changed = Optional[str]
 
 @app.command("edit")
 def edit(
-    jobs: Jobs,
+    jobs: PendingJobs,
     priority: Annotated[Changed, typer.Option("--priority", metavar="N", help="Lower starts first.")] = None,
     allowed: Annotated[
-        Changed, typer.Option("--allowed", metavar="LIST", help="Allowed GPUs: 0,2 or 0-3; any for all.")
+        Changed, _words("--allowed", "LIST", "Allowed GPUs: 0,2 or 0-3; any for all.", completing.gpu_list)
     ] = None,
-    gpus: Annotated[Changed, typer.Option("--gpus", metavar="NEED", help="0.5, 1, 2 or 2x0.5.")] = None,
+    gpus: Annotated[Changed, _words("--gpus", "NEED", "0.5, 1, 2 or 2x0.5.", completing.need)] = None,
     label: Annotated[Changed, typer.Option("--label", metavar="TEXT", help="A name for it.")] = None,
-    after: Annotated[Changed, typer.Option("--after", metavar="IDS", help="Start when these have ended.")] = None,
+    after: Annotated[Changed, _words("--after", "IDS", "Start when these have ended.", completing.job_list)] = None,
     after_ok: Annotated[
-        Changed, typer.Option("--after-ok", metavar="IDS", help="Start when these have ended well.")
+        Changed, _words("--after-ok", "IDS", "Start when these have ended well.", completing.job_list)
     ] = None,
     vram: Annotated[Changed, typer.Option("--vram", metavar="SIZE", help="GPU memory it needs: 18G.")] = None,
     time_limit: Annotated[Changed, typer.Option("--time", metavar="SPAN", help="End it after this long: 4h.")] = None,
@@ -295,8 +343,10 @@ def edit(
         Changed, typer.Option("--retries", metavar="N", help="Run it again this often when it fails.")
     ] = None,
     cwd: Annotated[Changed, typer.Option("--cwd", metavar="PATH", help="Working folder.")] = None,
-    cuda: Annotated[Changed, typer.Option("--cuda", metavar="MODE", help="cuda_ids mode of this job.")] = None,
-    launch: Annotated[Changed, typer.Option("--launch", metavar="HOW", help="python or torchrun.")] = None,
+    cuda: Annotated[
+        Changed, _words("--cuda", "MODE", "cuda_ids mode of this job.", completing.setting("cuda_ids"))
+    ] = None,
+    launch: Annotated[Changed, _words("--launch", "HOW", "python or torchrun.", completing.launcher)] = None,
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
@@ -311,7 +361,10 @@ def edit(
 
 @app.command("wait")
 def wait(
-    jobs: Annotated[Optional[list[str]], typer.Argument(metavar="[JOB…]", help="All without any.")] = None,
+    jobs: Annotated[
+        Optional[list[str]],
+        typer.Argument(metavar="[JOB…]", help="All without any.", autocompletion=completing.live_job),
+    ] = None,
     timeout: Annotated[str, typer.Option("--timeout", metavar="SPAN", help="Give up after this long (exit 124).")] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
@@ -328,7 +381,7 @@ def pause(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -
 
 @app.command("resume")
 def resume(
-    gpus: Gpus,
+    gpus: PausedGpus,
     force: Annotated[
         bool, typer.Option("--force", help="Also beside memory and processes of others that are there now.")
     ] = False,
@@ -341,7 +394,7 @@ def resume(
 
 @app.command("queue")
 def queue(
-    what: Annotated[str, typer.Argument(metavar="pause|resume")],
+    what: Annotated[str, typer.Argument(metavar="pause|resume", autocompletion=completing.queue_word)],
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
@@ -356,7 +409,7 @@ def screens(json: Json = False, state_file: StateFile = None, config: ConfigFile
 
 
 @app.command("attach")
-def attach(job: OneJob, state_file: StateFile = None, config: ConfigFile = None) -> None:
+def attach(job: SessionJob, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Attach this terminal to a job's screen session (Ctrl-a d leaves it running)."""
     raise typer.Exit(sessions.attach(job, **_which(state_file, config)))
 
@@ -377,6 +430,29 @@ def demo(
     raise typer.Exit(run(keep=keep))
 
 
+@app.command("help")
+def help_of(
+    ctx: typer.Context,
+    verb: Annotated[
+        Optional[str], typer.Argument(metavar="[VERB]", help="A verb.", autocompletion=completing.verbs)
+    ] = None,
+) -> None:
+    """Explain gpujob, or one verb, as --help does."""
+    outer = ctx.find_root()
+    if verb is None:
+        print(outer.get_help())
+        return
+    name, command, _ = outer.command.resolve_command(outer, [verb])  # type: ignore[attr-defined]
+    with command.make_context(name, [], parent=outer, resilient_parsing=True) as inner:
+        print(command.get_help(inner))
+
+
+@app.command("version")
+def version_of() -> None:
+    """Print the version."""
+    print(f"gpujob {__version__}")
+
+
 def run(words: list[str]) -> int:
     """Run the command line; returns the exit code. Usage errors raise what Typer raises."""
     command = typer.main.get_command(app)
@@ -385,11 +461,17 @@ def run(words: list[str]) -> int:
 
 
 def usage_text(error: Exception) -> str | None:
-    """One line for a usage error of Typer's, or None when it is something else."""
+    """One line for a usage error of Typer's, or None when it is something else. Says it in our words where it can:
+    those of Typer and Click differ from version to version."""
     message = getattr(error, "format_message", None)
     if message is None:
         return None
     ctx = getattr(error, "ctx", None)
     path = ctx.command_path if ctx is not None else "gpujob"
-    text = " ".join(str(message()).split()).rstrip(".")
-    return f"{text}; see {path} --help"
+    option = getattr(error, "option_name", None)
+    if type(error).__name__ == "NoSuchOption" and isinstance(option, str):
+        known = [name for param in ctx.command.params for name in (*param.opts, *param.secondary_opts)] if ctx else []
+        text = f"no option {option}{did_you_mean(option, [*known, '--help'])}"
+    else:
+        text = " ".join(str(message()).split()).rstrip(".")
+    return f"{text}{'' if text.endswith('?') else ';'} see {path} --help"

@@ -28,6 +28,7 @@ from scheduler.core.requests import (
 from scheduler.core.units import seconds_of
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, state_file_for
+from scheduler.faces.terminal import safe
 
 TIMED_OUT = 124
 SAY_WHY_S = 2.0
@@ -40,7 +41,7 @@ def _say_why(desk: Desk, waiting: Sequence[int]) -> None:
     for number in waiting[:20]:
         _, reason, _ = desk.job(number)
         if reason is not None and reason.code in STUCK:
-            print(f"gpujob: job {number} waits ({reason.code}): {reason.sentence}", file=sys.stderr)
+            print(safe(f"gpujob: job {number} waits ({reason.code}): {reason.sentence}"), file=sys.stderr)
 
 
 def _ask(found: str, config: str | None, request: Request) -> int:
@@ -78,7 +79,7 @@ def _until_shown(state_file: str, request: Pause | Resume | PauseQueue) -> None:
 
 def _show(answer: Answer) -> int:
     for line in answer.lines:
-        print(f"gpujob: {line}" if answer.code else line, file=sys.stderr if answer.code else sys.stdout)
+        print(safe(f"gpujob: {line}" if answer.code else line), file=sys.stderr if answer.code else sys.stdout)
     return answer.code
 
 
@@ -240,5 +241,5 @@ def recover(*, state_file: str | None = None, config: str | None = None) -> int:
 
     desk = Desk(state_file_for(state_file, config))
     desk.settle_here(home_of(desk.places))
-    print(f"{desk.places.house} belongs here from now on; its jobs are settled at the next start")
+    print(safe(desk.places.house) + " belongs here from now on; its jobs are settled at the next start")
     return 0

@@ -10,6 +10,7 @@ from scheduler.core.errors import SchedulerError
 from scheduler.engine.main import Daemon
 from scheduler.faces.finding import settings_for
 from scheduler.faces.stream import Stream
+from scheduler.faces.terminal import safe
 from scheduler.intake.settings import find_config
 
 READY = "GPUJOB_READY_FD"
@@ -33,7 +34,7 @@ def start(flags: dict[str, Any], *, config: str | None = None, drain: bool = Fal
     finally:
         stream.close()
     for line in ending.left:
-        print(f"gpujob: {line}", file=sys.stderr)
+        print(safe(f"gpujob: {line}"), file=sys.stderr)
     return ending.code
 
 

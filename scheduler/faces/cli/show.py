@@ -7,14 +7,15 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 
-from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.errors import SchedulerError, UsageError, did_you_mean
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job, JobState
 from scheduler.core.placement import Reason
 from scheduler.core.units import seconds_of
-from scheduler.desk import Desk, words_run
-from scheduler.faces import render
+from scheduler.desk import SCHEMA, Desk, words_run
+from scheduler.faces import render, terminal
 from scheduler.faces.finding import state_file_for
 
 CHUNK = 1 << 16
@@ -53,10 +54,10 @@ def _watch(desk: Desk, every: float) -> int:
 
     def text() -> Text:
         lines = render.status_lines(desk.overview(render.MOST_WAITING), desk.places.state_file, time.time())
-        return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+        return Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop")
 
     try:
-        if not console.is_terminal:
+        if not sys.stdout.isatty():
             while True:
                 print(text().plain, flush=True)
                 time.sleep(max(0.1, every))
@@ -74,10 +75,14 @@ def jobs(*, state: str = "", json: bool = False, state_file: str | None = None, 
     states = [word for word in state.split(",") if word]
     unknown = [word for word in states if word not in known]
     if unknown:
-        raise UsageError(f"no state {unknown[0]!r}", where="--state", do=f"known: {', '.join(known)}")
+        raise UsageError(
+            f"no state {unknown[0]!r}{did_you_mean(unknown[0], known)}",
+            where="--state",
+            do=f"known: {', '.join(known)}",
+        )
     found, reasons = _desk(state_file, config).jobs(states)
     if json:
-        render.print_json({"schema": 1, "jobs": [render.job_json(job, reasons.get(job.id)) for job in found]})
+        render.print_json({"schema": SCHEMA, "jobs": [render.job_json(job, reasons.get(job.id)) for job in found]})
         return 0
     now = time.time()
     rows = [
@@ -96,20 +101,28 @@ def _reason_text(reason: Reason | None) -> str:
     return "" if reason is None else f"{reason.code}: {reason.sentence}"
 
 
-def show(job: str, *, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """All facts about one job and its story."""
+def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
+    """All facts about jobs and their stories; as JSON one value: the job, or for several a list of them."""
     desk = _desk(state_file, config)
-    for number in desk.select([job]):
-        found, reason, events = desk.job(number)
-        if json:
-            value = render.job_json(found, reason)
-            value["events"] = [{"at": render.utc(e.at), "kind": e.kind, **e.detail} for e in events]
-            render.print_json(value)
-            continue
-        print("\n".join(_facts(found, reason)))
+    found = [desk.job(number) for number in desk.select(jobs)]
+    if json:
+        values = [
+            {
+                **render.job_json(job, reason),
+                "events": [{"at": render.utc(e.at), "kind": e.kind, **e.detail} for e in events],
+            }
+            for job, reason, events in found
+        ]
+        render.print_json({"schema": SCHEMA, **values[0]} if len(values) == 1 else {"schema": SCHEMA, "jobs": values})
+        return 0
+    for at, (job, reason, events) in enumerate(found):
+        lines = [""] if at else []
+        lines += _facts(job, reason)
         for event in events:
             detail = ", ".join(f"{k} {_plain(v)}" for k, v in event.detail.items() if v not in (None, []))
-            print(f"  {render.utc(event.at)}  {event.kind}  {render.safe(detail)}".rstrip())
+            told = f"  {render.utc(event.at)}  {event.kind}  {render.safe(detail)}".rstrip()
+            lines += terminal.folded(told, 4)
+        print("\n".join(lines))
     return 0
 
 
@@ -139,7 +152,12 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
         ("hint", job.failure.hint if job.failure else ""),
         *(("note", note) for note in job.notes),
     ]
-    return [f"{name:<13} {render.safe(value)}" for name, value in facts if value not in ("", None)]
+    lines = []
+    for name, value in facts:
+        if value not in ("", None):
+            state = job.state.value if name == "state" else ""
+            lines += terminal.folded(f"{name:<13} {render.safe(value)}", 14, state)
+    return lines
 
 
 def _plain(value: object) -> str:
@@ -153,32 +171,37 @@ def why(job: str, *, state_file: str | None = None, config: str | None = None) -
     desk = _desk(state_file, config)
     for number in desk.select([job]):
         found, reason, _ = desk.job(number)
+        state = found.state.value
         if reason is not None:
-            print(f"job {number} waits ({reason.code}): {render.safe(reason.sentence)}")
+            lines = terminal.folded(f"job {number} waits ({reason.code}): {render.safe(reason.sentence)}", 2)
         elif found.state.ended:
-            hint = f"; {found.failure.hint}" if found.failure else ""
-            print(f"job {number} is {found.state.value}: {render.how_it_ended(found)}{hint}")
+            hint = f"; {found.failure.hint}" if found.failure and found.failure.hint else ""
+            lines = terminal.folded(
+                f"job {number} is {state}: {render.safe(render.how_it_ended(found) + hint)}", 2, state
+            )
         else:
-            print(f"job {number} is {found.state.value} on GPU {gpu_ids_text(found.gpus) or 'none'}")
+            lines = terminal.folded(f"job {number} is {state} on GPU {gpu_ids_text(found.gpus) or 'none'}", 2, state)
         for note in found.notes:
-            print(f"  {render.safe(note)}")
+            lines += terminal.folded(f"  {render.safe(note)}", 4)
         if found.state.ended and not found.succeeded and found.log:
-            _print_tail(found.log)
+            lines += _tail(found.log)
+        print("\n".join(lines))
     return 0
 
 
-def _print_tail(path: str, most: int = 5) -> None:
+def _tail(path: str, most: int = 5) -> list[str]:
     """The last lines of a failed job's log, and where the rest stands."""
+    near = render.safe(render.near(path))
     try:
         with open(path, "rb") as stream:
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - 8192))
-            lines = stream.read().decode("utf-8", "replace").splitlines()[-most:]
+            last = stream.read().decode("utf-8", "replace").splitlines()[-most:]
     except OSError as error:
-        print(f"  its log cannot be read: {error.strerror}: {path}")
-        return
-    print(f"  last lines of {render.near(path)}:" if lines else f"  its log is empty: {render.near(path)}")
-    for line in lines:
-        print(f"    {render.safe(line)}")
+        return terminal.folded(f"  its log cannot be read: {error.strerror}: {near}", 4)
+    lines = terminal.folded(f"  last lines of {near}:" if last else f"  its log is empty: {near}", 4)
+    for line in last:
+        lines += terminal.folded(f"    {render.safe(line)}", 6)
+    return lines
 
 
 def logs(

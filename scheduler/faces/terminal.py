@@ -1,0 +1,167 @@
+"""What the place our text goes to can show: its width, its characters, its colours."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+ELLIPSIS = "…"
+_PLAINLY = {"…": "...", "·": "-", "–": "-", "—": "-", "×": "x", "→": "->", "’": "'", "‘": "'", "“": '"', "”": '"', "≥": ">=", "≤": "<="}  # fmt: skip
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_ZERO_WIDTH = frozenset("\u200b\u200c\u200d\u2060\ufeff")
+GREEN, RED, YELLOW, CYAN = "32", "31", "33", "36"
+_COLOURS = {
+    "AVAILABLE": GREEN, "done": GREEN,
+    "failed": RED, "UNHEALTHY": RED, "GONE": RED,
+    "PAUSED": YELLOW, "STALE": YELLOW, "FOREIGN": YELLOW, "DRAINING": YELLOW, "pending": YELLOW, "stopping": YELLOW,
+    "BUSY": CYAN, "running": CYAN, "starting": CYAN,
+}  # fmt: skip
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    """For the codecs: our own typography has an ASCII form, everything else becomes its number."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    found = error.object[error.start : error.end]
+    return "".join(_PLAINLY.get(char) or _number(ord(char)) for char in found), error.end
+
+
+def _number(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+codecs.register_error("gpujob", _plainly)
+
+
+def charset() -> str:
+    """The encoding our text has to fit: ASCII where the user's locale is C, else the one of stdout."""
+    said = os.environ.get("LC_ALL") or _ctype() or os.environ.get("LANG")
+    return "ascii" if said in ("C", "POSIX") else getattr(sys.stdout, "encoding", None) or "utf-8"
+
+
+def _ctype() -> str:
+    """LC_CTYPE as the user set it: Python sets it to a UTF-8 one in a C locale."""
+    found = os.environ.get("LC_CTYPE", "")
+    if found not in ("C.UTF-8", "C.utf8", "UTF-8") or os.environ.get("LANG") not in ("C", "POSIX"):
+        return found
+    try:
+        with open("/proc/self/environ", "rb") as stream:
+            return found if b"\0LC_CTYPE=" in b"\0" + stream.read() else ""
+    except OSError:
+        return ""
+
+
+def prepare(stream: object) -> None:
+    """Make an output stream write whatever it is given: a terminal that knows only ASCII is no reason to fail."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(encoding="ascii" if charset() == "ascii" else None, errors="gpujob")
+
+
+def shown(text: str) -> str:
+    """The text as it will be seen in this locale."""
+    if text.isascii():
+        return text
+    code = charset()
+    return text if code.lower().replace("_", "-") == "utf-8" else text.encode(code, "gpujob").decode(code)
+
+
+def safe(text: object) -> str:
+    """Text that cannot play the terminal, in its characters: what controls, breaks or turns lines is made visible."""
+    return shown(_UNSAFE.sub(lambda found: f"\\x{ord(found.group()):02x}", str(text)))
+
+
+def width() -> int | None:
+    """Columns of the terminal that stdout is, or None where it is none."""
+    if not sys.stdout.isatty():
+        return None
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except OSError:
+        return None
+
+
+def colours() -> bool:
+    """Whether words may be coloured: on a terminal that can, unless NO_COLOR says otherwise."""
+    able = os.environ.get("TERM", "dumb") not in ("dumb", "") and not os.environ.get("NO_COLOR")
+    return able and sys.stdout.isatty()
+
+
+def painted(word: str) -> str:
+    """A state word in its colour. The word itself tells everything: the colour only helps the eye."""
+    colour = _COLOURS.get(word.partition(" ")[0])
+    return f"\x1b[{colour}m{word}\x1b[0m" if colour and colours() else word
+
+
+def cells(text: str) -> int:
+    """Columns that a text takes on a terminal (never too few: emoji sequences may take less)."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
+
+
+def _cells(char: str) -> int:
+    from unicodedata import category, east_asian_width
+
+    if char in _ZERO_WIDTH or (category(char) in ("Mn", "Me") and char != "\ufe0f"):
+        return 0
+    return 2 if east_asian_width(char) in "WF" else 1
+
+
+def cut(text: str, most: int | None) -> str:
+    """The text in at most so many columns, with … where something is missing."""
+    if most is None or cells(text) <= most:
+        return text
+    dots = shown(ELLIPSIS)
+    if most <= len(dots):
+        return next(_pieces(text, most), "")
+    return next(_pieces(text, most - len(dots))) + dots
+
+
+def _pieces(text: str, most: int) -> Iterator[str]:
+    """The text in pieces of at most so many columns each, and at least one character."""
+    start = used = 0
+    for at, char in enumerate(text):
+        size = _cells(char) if not char.isascii() else 1
+        if used + size > most and at > start:
+            yield text[start:at]
+            start, used = at, 0
+        used += size
+    if start < len(text):
+        yield text[start:]
+
+
+def folded(text: str, indent: int = 0, state: str = "") -> list[str]:
+    """Lines no wider than the terminal, broken at spaces, all but the first indented; elsewhere the text as it is.
+
+    ``state``: the state word in the first line, which gets its colour.
+    """
+    most = width()
+    lines = [text] if most is None or cells(text) <= most else _folded(text, indent, most)
+    if state:
+        lines[0] = lines[0].replace(state, painted(state), 1)
+    return lines
+
+
+def _folded(text: str, indent: int, most: int) -> list[str]:
+    if indent * 2 > most:
+        indent = 2 if most > 8 else 0
+    bare = text.lstrip(" ")
+    lines, line, fresh = [], text[: len(text) - len(bare)][: most // 2], True
+    used = len(line)
+    for word in bare.split(" "):
+        size = cells(word)
+        if not fresh and used + 1 + size > most:
+            lines.append(line.rstrip())
+            line, used, fresh = " " * indent, indent, True
+        if used + size > most:  # a word longer than a line: only here, so nothing but the indent stands before it
+            *whole, word = _pieces(word, max(1, most - max(used, indent)))
+            for piece in whole:
+                lines.append(line + piece)
+                line = " " * indent
+            size, used = cells(word), len(line)
+        line += word if fresh else " " + word
+        used += size + (not fresh)
+        fresh = False
+    return [*lines, line.rstrip()]
