@@ -98,14 +98,13 @@ def _told(job: Job) -> str:
     return f"{job.state.value} {job.spec.shown_words()}"
 
 
-def _jobs(states: Iterable[JobState], fits: Callable[[Job], bool] = lambda job: True) -> Completion:
+def _jobs(states: Iterable[JobState]) -> Completion:
     states = frozenset(states)
 
     def find(desk: Desk, incomplete: str) -> Found:
         jobs, labels = desk.newest(states, incomplete, MOST)
         for job in jobs:
-            if fits(job):
-                yield str(job.id), _told(job)
+            yield str(job.id), _told(job)
         for label, ids in labels.items():
             yield label, f"job {gpu_ids_text(ids)}"
 
@@ -132,7 +131,7 @@ any_job = _jobs(JobState)
 live_job = _jobs(set(JobState) - ENDED)
 pending_job = _jobs([JobState.PENDING])
 ended_job = _jobs(ENDED)
-session_job = _jobs([JobState.RUNNING, JobState.STOPPING], lambda job: job.session is not None)
+session_job = _quietly(lambda desk, incomplete: ((str(job.id), _told(job)) for job in desk.sessions()))
 job_list = _list_of(_ids)
 state_list = _list_of(_words(*(state.value for state in JobState)))
 
