@@ -17,6 +17,7 @@ from scheduler.faces import terminal
 from scheduler.faces.terminal import safe as safe
 
 MOST_WAITING = 20
+SHORTEST_NAME = 24  # columns, on a terminal that is too narrow for whole ones
 LABEL = 11  # columns of the words before the lines of `status`
 
 
@@ -143,10 +144,17 @@ def gpus_text(job: Job) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Aligned columns. On a terminal lines too wide are cut from the right and states coloured; piped, neither."""
+    """Aligned columns. On a terminal they are made to fit: names give way first, then the line is cut from the right;
+    states are coloured. Piped, neither."""
     body = [[safe(cell) for cell in row] for row in rows]
     widths = [max(map(terminal.cells, column)) for column in zip(head, *body, strict=True)]
     most = terminal.width()
+    too_much = sum(widths) + 2 * len(widths) - 2 - (most or 1 << 30)
+    if too_much > 0 and "NAME" in head:
+        name = head.index("NAME")
+        widths[name] = max(min(SHORTEST_NAME, widths[name]), widths[name] - too_much)
+        for row in body:
+            row[name] = terminal.shortened(row[name], widths[name])
     state = head.index("STATE") if "STATE" in head and terminal.colours() else None
     lines = []
     for row in [list(head), *body]:

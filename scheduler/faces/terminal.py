@@ -50,7 +50,7 @@ def _ctype() -> str:
         return found
     try:
         with open("/proc/self/environ", "rb") as stream:
-            return found if b"\0LC_CTYPE=" in b"\0" + stream.read() else ""
+            return found if f"LC_CTYPE={found}".encode() in stream.read().split(b"\0") else ""
     except OSError:
         return ""
 
@@ -117,6 +117,16 @@ def cut(text: str, most: int | None) -> str:
     if most <= len(dots):
         return next(_pieces(text, most), "")
     return next(_pieces(text, most - len(dots))) + dots
+
+
+def shortened(text: str, most: int) -> str:
+    """The text in at most so many columns, with … in its middle: what tells alike names apart often stands at their end."""
+    dots = shown(ELLIPSIS)
+    room = most - len(dots)
+    if cells(text) <= most or room < 2:
+        return cut(text, most)
+    head, tail = next(_pieces(text, room - room // 2)), next(_pieces(text[::-1], room // 2))[::-1]
+    return head + dots + tail
 
 
 def _pieces(text: str, most: int) -> Iterator[str]:

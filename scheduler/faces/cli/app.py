@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Optional
 
 import typer
@@ -10,6 +11,7 @@ from typer.core import TyperGroup
 from scheduler import __version__
 from scheduler.core.config import OPTIONS
 from scheduler.core.errors import UsageError, did_you_mean
+from scheduler.faces import terminal
 from scheduler.faces.cli import add as adding
 from scheduler.faces.cli import completing, control, sessions, show
 
@@ -455,9 +457,21 @@ def version_of() -> None:
 
 def run(words: list[str]) -> int:
     """Run the command line; returns the exit code. Usage errors raise what Typer raises."""
-    command = typer.main.get_command(app)
-    code = command.main(args=words, prog_name="gpujob", standalone_mode=False)
+    command: Any = typer.main.get_command(app)
+    if terminal.charset() == "ascii":  # Click takes such a stream for a mistake and writes UTF-8 beside it
+        for one in (command, *command.commands.values()):
+            one.get_help = _in_ascii(one.get_help)
+    try:
+        code = command.main(args=words, prog_name="gpujob", standalone_mode=False)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # Click makes a failure of it
+            raise end.__context__ from None
+        raise
     return code if isinstance(code, int) else 0
+
+
+def _in_ascii(get_help: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda ctx: terminal.shown(get_help(ctx))
 
 
 def usage_text(error: Exception) -> str | None:
