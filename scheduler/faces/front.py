@@ -48,6 +48,13 @@ HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
 }  # fmt: skip
 
 
+def bare(words: list[str]) -> tuple[str, list[str], dict[str, Any]] | None:
+    """`gpujob` alone, with no more than the options that stand before a verb: the status."""
+    values: dict[str, Any] = {}
+    end = _options(words, 0, {**COMMON, "--json": ("json", FLAG)}, values, stop_at_word=True)
+    return ("status", [], values) if end == len(words) else None
+
+
 def parse(words: list[str]) -> tuple[str, list[str], dict[str, Any]] | None:
     """Verb, its words and its options; None when this is for the whole command line (help, a mistake, another verb)."""
     values: dict[str, Any] = {}
@@ -123,7 +130,7 @@ def _run(words: list[str]) -> int:
         from scheduler.faces.cli.completing import answer
 
         return answer(words)
-    hot = parse(words)
+    hot = bare(words) or parse(words)
     if hot is None:
         from scheduler.faces.cli.app import run
 

@@ -56,6 +56,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
     wait_for(lambda: len(s.states()) == 4, "four jobs")
     s.cli("submit", "--allowed", "0", "--label", TRAP, "--", "sh", "-c", TRAP)
     s.cli("pause", "1")
+    s.cli("hold", "4")
     yield s
     s.end_all()
 
@@ -124,6 +125,8 @@ def zsh(house: Scheduler, line: str, ready: Callable[[str], object]) -> str:
     ("verb", "offered"),
     [
         ("cancel", {"3", "4", "5", "long", "later"}),
+        ("hold", {"4", "5", "later"}),
+        ("release", {"4"}),
         ("retry", {"1", "2", "base", "sweep-a"}),
         ("logs", {"1", "2", "3", "4", "5", "base", "sweep-a", "long", "later"}),
         ("show", {"1", "2", "3", "4", "5", "base", "sweep-a", "long", "later"}),
@@ -155,6 +158,7 @@ def test_k09_bash_completes_what_was_begun_and_lists(house: Scheduler) -> None:
     assert bash(house, "start", "--conda-mode", "a") == ["auto", "activate"]
     assert bash(house, "start", "--order", "") == ["fifo", "short"]
     assert bash(house, "start", "--watch", "p") == ["poll"]
+    assert "time=" in bash(house, "add", "x.py", "--set", "")
     assert bash(house, "queue", "") == ["pause", "resume"]
     assert bash(house, "start", "--jobs-file", "") == [], "bash itself completes files"
     assert "status" in bash(house, "sta") and bash(house, "help", "scr") == ["screens"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -404,3 +405,56 @@ def test_words_that_are_no_utf8_are_shown_somehow(tmp_path: Path, verb: str) -> 
     ran = gpujob(tmp_path, *words, PYTHONIOENCODING="utf-8:strict")
     assert "Traceback" not in ran.stderr
     assert ran.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("", {}),
+        ("--json", {"json": True}),
+        ("--state-file x --config=y", {"state_file": "x", "config": "y"}),
+        ("--json --state-file x", {"json": True, "state_file": "x"}),
+    ],
+)
+def test_without_a_verb_it_is_the_status(tmp_path: Path, line: str, values: dict[str, Any]) -> None:
+    """S3.38: with the options that stand before a verb."""
+    assert front.bare(line.split()) == ("status", [], values)
+    if "config" not in values:
+        quick, told = gpujob(tmp_path, *line.split()), gpujob(tmp_path, "status", *line.split())
+        assert (quick.returncode, quick.stdout, quick.stderr) == (0, told.stdout, told.stderr)
+
+
+@pytest.mark.parametrize("line", ["status", "--help", "--state-file", "--json=1", "--nope", "--", "x", "--json x"])
+def test_anything_else_is_not_the_bare_status(line: str) -> None:
+    """P3."""
+    assert front.bare(line.split()) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["echo hi; sleep 1", "a && b", "sleep 5", "ls|wc", "$HOME/x", "no 'such thing'", "/tmp/no such/program"]
+)
+def test_a_shell_text_is_no_program(tmp_path: Path, text: str) -> None:
+    """P3: nothing is queued, and the error says the command line that would do it."""
+    ran = gpujob(tmp_path, "submit", "--", text)
+    assert (ran.returncode, ran.stdout) == (2, "") and len(ran.stderr.splitlines()) == 1
+    told = shlex.split(ran.stderr.partition("write: gpujob submit -- ")[2])
+    assert told == ["sh", "-c", text]
+    assert not (tmp_path / ".gpujob").exists()
+
+
+def test_a_program_whose_name_looks_like_a_shell_text_is_one(tmp_path: Path) -> None:
+    """P3."""
+    program = tmp_path / "my program;v2"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert gpujob(tmp_path, "submit", "--", str(program)).returncode == 0
+    assert gpujob(tmp_path, "submit", "--", "./my program;v2").returncode == 0
+    assert gpujob(tmp_path, "submit", "--", "my program;v2", PATH=f"{tmp_path}:{os.environ['PATH']}").returncode == 0
+    assert gpujob(tmp_path, "submit", "--", "true", "a; b").returncode == 0
+
+
+def test_help_and_version_are_verbs_too(tmp_path: Path) -> None:
+    """P3."""
+    assert gpujob(tmp_path, "help").stdout == gpujob(tmp_path, "--help").stdout
+    assert gpujob(tmp_path, "help", "cancel").stdout == gpujob(tmp_path, "cancel", "--help").stdout
+    assert gpujob(tmp_path, "version").stdout == gpujob(tmp_path, "--version").stdout

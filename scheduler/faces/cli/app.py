@@ -58,6 +58,7 @@ def _words(flag: str, metavar: str, help: str, completion: Any) -> Any:
 Jobs = Annotated[list[str], _jobs(completing.any_job)]
 LiveJobs = Annotated[list[str], _jobs(completing.live_job)]
 EndedJobs = Annotated[list[str], _jobs(completing.ended_job)]
+HeldJobs = Annotated[list[str], _jobs(completing.held_job)]
 PendingJobs = Annotated[list[str], _jobs(completing.pending_job)]
 OneJob = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=completing.any_job)]
 SessionJob = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=completing.session_job)]
@@ -306,7 +307,7 @@ def hold(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = N
 
 
 @app.command("release")
-def release(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+def release(jobs: HeldJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Let held jobs wait for room again."""
     raise typer.Exit(control.release(jobs, **_which(state_file, config)))
 

@@ -15,6 +15,7 @@ from scheduler.core.job import ENDED, Job, JobState
 from scheduler.core.launch import CONDA_MODES, CUDA_MODES, LAUNCHERS
 from scheduler.desk import Desk
 from scheduler.faces.finding import state_file_for
+from scheduler.intake.jobs_csv import OPTION_KEYS
 
 MOST = 50
 PATIENCE_S = 3.0  # who presses TAB does not wait for a disk that hangs
@@ -131,6 +132,11 @@ any_job = _jobs(JobState)
 live_job = _jobs(set(JobState) - ENDED)
 pending_job = _jobs([JobState.PENDING])
 ended_job = _jobs(ENDED)
+held_job = _quietly(
+    lambda desk, incomplete: (
+        (str(job.id), _told(job)) for job in desk.newest([JobState.PENDING], incomplete, 1000)[0] if job.held
+    )
+)
 session_job = _quietly(lambda desk, incomplete: ((str(job.id), _told(job)) for job in desk.sessions()))
 job_list = _list_of(_ids)
 state_list = _list_of(_words(*(state.value for state in JobState)))
@@ -179,6 +185,7 @@ def setting(name: str) -> Completion | None:
 
 
 launcher = _words(*LAUNCHERS)
+line_key = _words(*(f"{key}=" for key in OPTION_KEYS))
 queue_word = _words("pause", "resume")
 
 
