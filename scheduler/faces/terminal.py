@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import io
 import os
 import re
@@ -43,16 +44,18 @@ def charset() -> str:
     return "ascii" if said in ("C", "POSIX") else getattr(sys.stdout, "encoding", None) or "utf-8"
 
 
+@functools.cache
 def _ctype() -> str:
-    """LC_CTYPE as the user set it: Python sets it to a UTF-8 one in a C locale."""
+    """LC_CTYPE as the user set it: in a C locale Python sets one for UTF-8."""
     found = os.environ.get("LC_CTYPE", "")
-    if found not in ("C.UTF-8", "C.utf8", "UTF-8") or os.environ.get("LANG") not in ("C", "POSIX"):
+    if found not in ("C.UTF-8", "C.utf8", "UTF-8"):
         return found
     try:
         with open("/proc/self/environ", "rb") as stream:
-            return found if f"LC_CTYPE={found}".encode() in stream.read().split(b"\0") else ""
+            said = [entry for entry in stream.read().split(b"\0") if entry.startswith(b"LC_CTYPE=")]
     except OSError:
-        return ""
+        return found
+    return os.fsdecode(said[0]).partition("=")[2] if said else ""
 
 
 def prepare(stream: object) -> None:
@@ -66,7 +69,7 @@ def shown(text: str) -> str:
     if text.isascii():
         return text
     code = charset()
-    return text if code.lower().replace("_", "-") == "utf-8" else text.encode(code, "gpujob").decode(code)
+    return text if codecs.lookup(code).name == "utf-8" else text.encode(code, "gpujob").decode(code)
 
 
 def safe(text: object) -> str:
@@ -114,9 +117,7 @@ def cut(text: str, most: int | None) -> str:
     if most is None or cells(text) <= most:
         return text
     dots = shown(ELLIPSIS)
-    if most <= len(dots):
-        return next(_pieces(text, most), "")
-    return next(_pieces(text, most - len(dots))) + dots
+    return _beginning(text, most) if most <= len(dots) else _beginning(text, most - len(dots)) + dots
 
 
 def shortened(text: str, most: int) -> str:
@@ -125,8 +126,12 @@ def shortened(text: str, most: int) -> str:
     room = most - len(dots)
     if cells(text) <= most or room < 2:
         return cut(text, most)
-    head, tail = next(_pieces(text, room - room // 2)), next(_pieces(text[::-1], room // 2))[::-1]
-    return head + dots + tail
+    return _beginning(text, room - room // 2) + dots + _beginning(text[::-1], room // 2)[::-1]
+
+
+def _beginning(text: str, most: int) -> str:
+    first = next(_pieces(text, most), "")
+    return first if cells(first) <= most else ""  # a wide character where there is one column
 
 
 def _pieces(text: str, most: int) -> Iterator[str]:
@@ -155,10 +160,9 @@ def folded(text: str, indent: int = 0, state: str = "") -> list[str]:
 
 
 def _folded(text: str, indent: int, most: int) -> list[str]:
-    if indent * 2 > most:
-        indent = 2 if most > 8 else 0
+    indent = 0 if most <= 8 else 2 if indent * 2 > most else indent
     bare = text.lstrip(" ")
-    lines, line, fresh = [], text[: len(text) - len(bare)][: most // 2], True
+    lines, line, fresh = [], text[: len(text) - len(bare)][: most // 2 if indent else 0], True
     used = len(line)
     for word in bare.split(" "):
         size = cells(word)

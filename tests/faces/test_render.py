@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import example, given, settings
@@ -28,9 +29,20 @@ KEYS = (
 ).split()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def in_utf8() -> Iterator[None]:
+    """What is shown depends on the locale."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LC_ALL", "C.UTF-8")
+        yield
+
+
 def plays_the_terminal(text: str) -> bool:
     return any(
-        unicodedata.category(char) == "Cc" or "\u202a" <= char <= "\u202e" or "\u2066" <= char <= "\u2069"
+        unicodedata.category(char) in ("Cc", "Zl", "Zp")
+        or "\u202a" <= char <= "\u202e"
+        or "\u2066" <= char <= "\u2069"
+        or char in "\u061c\u200e\u200f"
         for char in text
     )
 
