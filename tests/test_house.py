@@ -55,6 +55,8 @@ MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
     "faces/finding.py": ("core", "intake.settings", "store.office", "store.places"),
     "faces/front.py": ("core.errors", "faces"),
     "faces/cli/show.py": ("core", "desk", "faces"),
+    "faces/cli/logs.py": ("core", "desk", "faces"),
+    "faces/folding.py": (),
     "store/safely.py": ("crashpoints",),
     "probes/fixed.py": ("core.gpu",),
 }

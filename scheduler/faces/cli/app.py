@@ -10,6 +10,7 @@ from scheduler import __version__
 from scheduler.core.config import OPTIONS
 from scheduler.faces.cli import add as adding
 from scheduler.faces.cli import control, sessions, show
+from scheduler.faces.cli import logs as logs_of
 
 app = typer.Typer(
     name="gpujob",
@@ -230,11 +231,19 @@ def logs(
     job: OneJob,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
     lines: Annotated[str, typer.Option("-n", "--lines", metavar="N", help="Only the last N lines.")] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="The bytes as they are; not to a terminal.")] = False,
+    grep: Annotated[
+        Optional[str],
+        typer.Option("--grep", metavar="PATTERN", help="Only lines that match (Python's syntax); exit 1 if none does."),
+    ] = None,
+    attempt: Annotated[str, typer.Option("--attempt", metavar="N", help="An earlier attempt's; else the last's.")] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """The output of a job."""
-    raise typer.Exit(show.logs(job, follow=follow, lines=lines, **_which(state_file, config)))
+    """The output of a job, as a terminal would show it: of a progress bar its last state."""
+    which = _which(state_file, config)
+    code = logs_of.logs(job, follow=follow, lines=lines, raw=raw, grep=grep, attempt=attempt, **which)
+    raise typer.Exit(code)
 
 
 @app.command("cancel")
