@@ -108,6 +108,8 @@ def start(
     activation_limit: Annotated[Optional[str], _setting("--activation-limit", "activation_limit", "S")] = None,
     order: Annotated[Optional[str], _setting("--order", "order", "RULE")] = None,
     aging: Annotated[Optional[str], _setting("--aging", "aging", "HOURS")] = None,
+    keep_logs: Annotated[Optional[str], _setting("--keep-logs", "keep_logs", "LIMITS")] = None,
+    keep_finished: Annotated[Optional[str], _setting("--keep-finished", "keep_finished", "LIMITS")] = None,
     trust_group: Annotated[Optional[str], _setting("--trust-group", "trust_group", "BOOL")] = None,
     watch: Annotated[Optional[str], _setting("--watch", "watch", "HOW")] = None,
     drain: Annotated[
