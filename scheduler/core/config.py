@@ -135,7 +135,9 @@ class Config:
     commands_file: str = _option("", _text, "a file of shell commands, one a line, watched as well", path=True)
     llm_config: str = _option("llm_config.json", _text, "model table: model name -> GPU need", path=True)
     log_dir: str = _option("gpu_scheduler_logs", _text, "folder of the job logs", path=True)
-    log_file: str = _option("gpu_scheduler.log", _text, "the main log (rotated at 10 MB, 5 kept)", path=True)
+    log_file: str = _option(
+        "gpu_scheduler.log", _text, "the main log (rotated at 10 MB, 5 kept); empty: none", path=True
+    )
     gpus: int | None = _option(None, _gpu_count, "manage GPUs 0..N-1; empty: all that are seen")
     gpu_ids: tuple[int, ...] | None = _option(None, _gpu_ids, "manage just these GPUs, say [0, 2]; empty: as gpus says")
     cpu_slots: int | None = _option(None, _gpu_count, "how many jobs with need 0 run at once; empty: one per CPU core")

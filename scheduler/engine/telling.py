@@ -162,10 +162,11 @@ class MainLog:
         data = "".join(self._lines).encode("utf-8", "backslashreplace")
         self._lines.clear()
         try:
-            if self._size + len(data) > self.most_bytes:
-                self._rotate()
-            elif not self._in_place():
+            if not self._in_place():
                 self._open()
+            if self._size + len(data) > self.most_bytes:
+                with contextlib.suppress(PermissionError):  # a folder that we may not change: it grows
+                    self._rotate()
             if self._torn:
                 data = b"\n" + data  # what was cut short is a line of its own
             written = os.write(self._fd, data)
@@ -181,9 +182,11 @@ class MainLog:
 
     def _in_place(self) -> bool:
         try:
-            return os.stat(self.path).st_ino == self._inode
+            there = os.stat(self.path)
         except FileNotFoundError:
             return False
+        self._size = there.st_size  # somebody may have emptied it
+        return there.st_ino == self._inode
 
     def _rotate(self) -> None:
         for number in range(self.kept - 1, 0, -1):
