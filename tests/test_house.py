@@ -51,7 +51,7 @@ MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
     "probes/reader.py": (),
     "runners/activate.py": (),
     "faces/render.py": ("core", "desk"),
-    "faces/stream.py": ("engine.telling",),
+    "faces/stream.py": ("engine.telling", "faces.folding"),
     "faces/finding.py": ("core", "intake.settings", "store.office", "store.places"),
     "faces/front.py": ("core.errors", "faces"),
     "faces/cli/show.py": ("core", "desk", "faces"),

@@ -15,15 +15,22 @@ from scheduler.core.errors import StoreTrouble
 from scheduler.core.keeping import Keep, keep_finished, keep_logs, size_text
 from scheduler.crashpoints import crash_point
 from scheduler.store.database import Database
-from scheduler.store.forgetting import drop_old_logs, ended_with_logs, forget_finished, old_logs, sweep_environments
+from scheduler.store.forgetting import (
+    drop_old_logs,
+    ended_with_logs,
+    forget_until,
+    last_to_go,
+    old_logs,
+    sweep_environments,
+)
 from scheduler.store.places import Places
 
 ROUND_S = 3600.0
 SLICE_S = 0.005
 BETWEEN_S = 0.02  # so the loop has four fifths of the time, and whatever happens wakes it
 BUSY_S = 1.0  # in a loop that is never quiet a slice comes this often
-JOBS_A_STEP = 25
-LOGS_A_STEP = 50
+JOBS_A_STEP = 10
+LOGS_A_STEP = 10
 _NAME = re.compile(r"job_(\d+)_\d{8}_\d{6}(?:_a\d+)?\.log", re.ASCII)
 
 
@@ -93,11 +100,13 @@ class Pruner:
 
     def _forget_jobs(self, keep: Keep) -> Iterator[None]:
         before = None if keep.age_s is None else time.time() - keep.age_s
+        bound = last_to_go(self.db.connection, keep.most, before)
+        yield
         number = JOBS_A_STEP
         while number == JOBS_A_STEP:
             # Not synced: what a power loss brings back is forgotten again.
             with self.db.writing(sync=False) as connection:
-                number = forget_finished(connection, keep=keep.most, before=before, most=JOBS_A_STEP)
+                number = forget_until(connection, bound, JOBS_A_STEP)
             self.jobs += number
             yield
 

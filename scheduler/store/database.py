@@ -106,10 +106,12 @@ CREATE TABLE readings (
 );
 ALTER TABLE jobs ADD COLUMN interpreter TEXT NOT NULL DEFAULT '';
 """
-_OLD_LOGS = """
+ENDING = "finished_at IS NOT NULL AND state='stopping'"  # the first process has ended, others of the job have not
+_OLD_LOGS = f"""
 -- Logs of jobs that are forgotten, and when these ended.
 CREATE TABLE old_logs (at REAL, path TEXT, PRIMARY KEY (at, path)) WITHOUT ROWID;
 CREATE INDEX jobs_dependents ON jobs (id) WHERE waits_for=1;
+CREATE INDEX jobs_ending ON jobs (id) WHERE {ENDING};
 """
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _script(_FIRST),

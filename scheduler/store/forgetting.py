@@ -14,7 +14,7 @@ from scheduler.core.job import ENDED
 from scheduler.core.launch import logs_of
 from scheduler.crashpoints import crash_point
 from scheduler.store import jobs as rows
-from scheduler.store.database import Database
+from scheduler.store.database import ENDING, Database
 from scheduler.store.places import Places
 
 UNSWEPT = "unswept"  # in `meta`: the job forgotten last, if environments may be left that no job uses
@@ -35,18 +35,29 @@ def forget_finished(
     ``after`` or ``after_ok``; the newest job (ids are not given out twice); and jobs whose processes still hold GPUs.
     The counts of the watched files' lines stay: what stands there and was run is not run again.
     """
-    bound: tuple[float, int] = (-math.inf, 0)  # the last one that may go, by end and id
     if keep is None and before is None:
         connection.execute("DELETE FROM refused")
-        bound = (math.inf, 0)
-    if before is not None:
-        bound = (before, 0)
+        return forget_until(connection, (math.inf, 0), most)
+    return forget_until(connection, last_to_go(connection, keep, before), most)
+
+
+def last_to_go(connection: sqlite3.Connection, keep: int | None, before: float | None) -> tuple[float, int]:
+    """The job that ended last of those that are to be forgotten: when, and its id. Reads the index alone."""
+    bound = (-math.inf if before is None else before, 0)
     if keep is not None:
+        # Of a job that is being ended the first process may have ended already.
+        ending = connection.execute(f"SELECT count(*) FROM jobs INDEXED BY jobs_ending WHERE {ENDING}").fetchone()[0]
         found = connection.execute(
-            f"SELECT finished_at, id FROM jobs WHERE {_ENDED} ORDER BY finished_at DESC, id DESC LIMIT 1 OFFSET ?",
-            (keep,),
+            "SELECT finished_at, id FROM jobs WHERE finished_at IS NOT NULL ORDER BY finished_at DESC, id DESC"
+            " LIMIT 1 OFFSET ?",
+            (keep + ending,),
         ).fetchone()
         bound = max(bound, found or bound)
+    return bound
+
+
+def forget_until(connection: sqlite3.Connection, bound: tuple[float, int], most: int | None = None) -> int:
+    """Forget jobs that ended up to there, those that ended first before others; how many it were."""
     parents = _parents(connection)
     chosen: list[int] = []
     after = (-1.0, 0)

@@ -164,6 +164,25 @@ def test_s3_20_a_progress_bar_of_a_hundred_thousand_updates_is_one_line(schedule
     assert raw == b"crlf\r\n\x1b[32mend\x1b[0m\x1b[2J \x07\n"
 
 
+def test_s3_20_the_schedulers_own_output_shows_a_progress_bar_as_one_line(scheduler):
+    """S3.20, S17, F05: live, with the job's number; also after its log was emptied."""
+    s = scheduler(gpus=1)
+    s.start()
+    talker = Talker(s)
+    talker.say("begin \x1b[2Jred\n")
+    wait_for(lambda: "[1] begin red\n" in s.said(), "live")
+    for n in range(1000):
+        talker.say(f"\r{n}%")
+    talker.say("\r100% \n")
+    wait_for(lambda: "[1] 100% \n" in s.said(), "its last state")
+    assert "[1] 0%" not in s.said() and "999%" not in s.said()
+    os.truncate(talker.log, 0)
+    talker.say("after\nno end")
+    wait_for(lambda: "[1] after\n" in s.said(), "after the cut")
+    talker.exit(0)
+    wait_for(lambda: "[1] no end\n" in s.said(), "the last line")
+
+
 def test_grep_ends_as_grep_does_and_mistakes_are_one_line(scheduler):
     """--grep: 0 found, 1 not found, 2 a bad pattern with its position; -n; --attempt; several jobs."""
     s = scheduler(gpus=1)
