@@ -143,6 +143,8 @@ class Desk:
             if environment is not None:
                 spec = replace(spec, env_file=self._keep_environment(environment))
             with database.writing() as connection:
+                if environment is not None and not os.path.exists(spec.env_file):
+                    self._keep_environment(environment)  # its last job was forgotten meanwhile
                 for parent in (*spec.after, *spec.after_ok):
                     if rows.get(connection, parent) is None:
                         raise NotFound(f"there is no job {parent} to wait for", do="see gpujob jobs")

@@ -52,10 +52,12 @@ MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
     "runners/activate.py": (),
     "faces/render.py": ("core", "desk", "faces.terminal"),
     "faces/terminal.py": (),
-    "faces/stream.py": ("engine.telling", "faces.terminal"),
+    "faces/stream.py": ("engine.telling", "faces.folding", "faces.terminal"),
     "faces/finding.py": ("core", "faces.terminal", "intake.settings", "store.office", "store.places"),
     "faces/front.py": ("core.errors", "faces"),
     "faces/cli/show.py": ("core", "desk", "faces"),
+    "faces/cli/logs.py": ("core", "desk", "faces"),
+    "faces/folding.py": (),
     "store/safely.py": ("crashpoints",),
     "probes/fixed.py": ("core.gpu",),
 }

@@ -245,7 +245,7 @@ def _requeue(turn: Turn, job: Job, unless_done: bool) -> str:
     job.start_failures = job.runs_failed = job.oom_retries = 0
     job.not_before = job.failure = None
     job.order = job.id
-    turn.changed(job, "requeued", before=before)
+    turn.changed(job, "requeued", before=before, attempt=job.attempt, log=job.log)
     turn.enqueue(job)
     if job.state is not JobState.PENDING:
         return f"job {job.id} is {job.state.value} again: a job that it needs has not ended well"

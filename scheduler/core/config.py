@@ -9,6 +9,7 @@ from typing import Any
 
 from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.core.gpu import HIGHEST_GPU_ID, parse_gpu_ids
+from scheduler.core.keeping import Keep, keep_finished, keep_logs
 from scheduler.core.launch import CONDA_MODES, CUDA_MODES
 from scheduler.core.units import seconds_of
 
@@ -110,6 +111,15 @@ def _gpu_ids(value: Any) -> tuple[int, ...] | None:
     return parse_gpu_ids(str(value))
 
 
+def _keeping(read: Callable[[str], Keep]) -> Callable[[Any], str]:
+    def words(value: Any) -> str:
+        text = " ".join(_text(value).replace(",", " ").split())
+        read(text)
+        return text
+
+    return words
+
+
 def _option(default: Any, read: Callable[[Any], Any], meaning: str, *, reload: bool = False, path: bool = False) -> Any:
     return field(default=default, metadata={"read": read, "help": meaning, "reload": reload, "path": path})
 
@@ -125,7 +135,9 @@ class Config:
     commands_file: str = _option("", _text, "a file of shell commands, one a line, watched as well", path=True)
     llm_config: str = _option("llm_config.json", _text, "model table: model name -> GPU need", path=True)
     log_dir: str = _option("gpu_scheduler_logs", _text, "folder of the job logs", path=True)
-    log_file: str = _option("gpu_scheduler.log", _text, "the main log (rotated at 10 MB, 5 kept)", path=True)
+    log_file: str = _option(
+        "gpu_scheduler.log", _text, "the main log (rotated at 10 MB, 5 kept); empty: none", path=True
+    )
     gpus: int | None = _option(None, _gpu_count, "manage GPUs 0..N-1; empty: all that are seen")
     gpu_ids: tuple[int, ...] | None = _option(None, _gpu_ids, "manage just these GPUs, say [0, 2]; empty: as gpus says")
     cpu_slots: int | None = _option(None, _gpu_count, "how many jobs with need 0 run at once; empty: one per CPU core")
@@ -192,6 +204,18 @@ class Config:
     order: str = _option("fifo", _one_of("fifo", "short"), "equal priorities: fifo, or short jobs before long ones")
     aging: float = _option(0.0, _number, "hours of waiting that outweigh one priority level; 0: never")
     trust_group: bool = _option(False, _flag, "accept a jobs file or config that others of its group may write")
+    keep_logs: str = _option(
+        "",
+        _keeping(keep_logs),
+        "logs of ended jobs that are kept: an age (30d), a size in all (20G) or both",
+        reload=True,
+    )
+    keep_finished: str = _option(
+        "",
+        _keeping(keep_finished),
+        "ended jobs that are remembered: a number (10000), an age (90d) or both",
+        reload=True,
+    )
     watch: str = _option(
         "auto", _one_of("auto", "inotify", "poll"), "how changed files are noticed; poll is for network folders"
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.core.gpu import decimal_text
-from scheduler.core.job import Job, JobSpec
+from scheduler.core.job import Event, Job, JobSpec
 
 CUDA_MODES = ("physical", "local", "unset", "auto", "none")
 CONDA_MODES = ("auto", "direct", "activate", "run")
@@ -132,3 +132,15 @@ def log_name(job: Job, stamp: str) -> str:
     """``job_<id>_<stamp>.log``; attempts after the first add ``_a2``. ``stamp`` is YYYYmmdd_HHMMSS, local time."""
     again = f"_a{job.attempt}" if job.attempt > 1 else ""
     return f"job_{job.id}_{stamp}{again}.log"
+
+
+def logs_of(job: Job, events: Iterable[Event]) -> dict[int, str]:
+    """Attempt → its log, as far as job and story tell: each attempt has one of its own."""
+    found = {
+        int(event.detail["attempt"]): str(event.detail["log"])
+        for event in events
+        if event.detail.get("log") and event.detail.get("attempt")
+    }
+    if job.log:
+        found[job.attempt] = job.log
+    return found

@@ -33,6 +33,7 @@ from scheduler.crashpoints import crash_point
 from scheduler.engine.announcing import announce
 from scheduler.engine.gpus import GpuEyes
 from scheduler.engine.painting import Painter, open_state_file
+from scheduler.engine.pruning import Pruner
 from scheduler.engine.reading import Gathered, Parser, Reader
 from scheduler.engine.reloading import bind_unread, limits_of, policy_of, reload_config, reload_table
 from scheduler.engine.state_file import Edit
@@ -94,6 +95,7 @@ class House:
     bell: str = field(init=False)
     environments: Environments = field(init=False)
     painter: Painter = field(init=False)
+    pruner: Pruner = field(init=False)
     files: dict[str, Watched] = field(default_factory=dict)
     known_refusals: set[tuple[str, str]] = field(default_factory=set)
     kept: dict[int, Job] = field(default_factory=dict)  # waiting jobs at hand, so that the head needs no look-up
@@ -120,6 +122,7 @@ class House:
         self.environments = Environments(self.environ, self.config.python, launcher)
         self.set_modes()
         self.bell = self.places.bell
+        self.pruner = Pruner(self.db, self.places, lambda text, level: self.say(text, level, kind="pruned"))
 
     def set_modes(self) -> None:
         """Hand the settings for environments to those who look them up."""
@@ -254,6 +257,8 @@ class House:
                 self._mend()
             self._tick(now)
             self.broken_times = 0
+            busy = self.again or self.rung or self.lazy or self.painter.dirty
+            self.pruner.step(self.config, quiet=not busy)
         except StoreTrouble as error:
             self._broke(error)
         except sqlite3.Error as error:
@@ -566,7 +571,7 @@ class House:
             return max(0.0, self.broken_until - now)
         if self.again or self.rung:
             return 0.0
-        due = [self.scan_due, self.painter.look_due]
+        due = [self.scan_due, self.painter.look_due, self.pruner.due()]
         sometimes = (self.world.next_timer(), self.runner.next_look(), self.painter.due(busy=False))
         due += [moment for moment in sometimes if moment is not None]
         if self.eyes is not None:

@@ -144,7 +144,9 @@ class Daemon:
                 os.unlink(registered)
             office.leave()
 
-    def _open_log(self) -> MainLog:
+    def _open_log(self) -> MainLog | None:
+        if not self.config.log_file:
+            return None
         try:
             return MainLog(self.config.log_file)
         except OSError as error:
@@ -152,12 +154,15 @@ class Daemon:
                 f"the main log cannot be opened: {error.strerror}", where=self.config.log_file
             ) from None
 
-    def _serve(self, db: Database, managed: Managed, table: object, folder: str, drain: bool, log: MainLog) -> Ending:
+    def _serve(
+        self, db: Database, managed: Managed, table: object, folder: str, drain: bool, log: MainLog | None
+    ) -> Ending:
         config = self.config
         paths = [path for path in (config.jobs_file, config.commands_file) if path]
 
         def tell(said: Said) -> None:
-            log(said)
+            if log is not None:
+                log(said)
             self.listener(said)
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -172,7 +177,8 @@ class Daemon:
             self.places, config, db, runner, watching, managed.gpus, tell, self.environ, folder, self._again,
             self.settings.config_file,
         )  # fmt: skip
-        house.flush_log = log.flush
+        if log is not None:
+            house.flush_log = log.flush
         house.table = table  # type: ignore[assignment]
         for text in (*managed.notes, note):
             if text:
@@ -211,7 +217,8 @@ class Daemon:
             runner.close()
             if managed.probe is not None:
                 managed.probe.close()
-            log.close()
+            if log is not None:
+                log.close()
 
     def _runner(self, descriptors: int) -> DirectRunner | ScreenRunner:
         """What starts the jobs. Raises SchedulerError when it cannot: the mode is never changed silently."""

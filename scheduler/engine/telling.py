@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Event, Job
 
-_UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,40 +128,65 @@ class MainLog:
         self.path, self.most_bytes, self.kept = path, most_bytes, kept
         self._lines: list[str] = []
         self._fd = -1
+        self._lost, self._why, self._torn = 0, "", False
         self._open()
 
     def _open(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        # O_NONBLOCK: a FIFO in its place must not hold up the scheduler.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(self.path, flags, 0o600)
         status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a plain file", self.path)
         if status.st_mode & 0o777 != 0o600:
             os.fchmod(fd, 0o600)
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self._size, self._inode = fd, status.st_size, status.st_ino
+        self._fd, self._size, self._inode, self._torn = fd, status.st_size, status.st_ino, False
 
     def __call__(self, said: Said) -> None:
         """Keep a record for the next ``flush``."""
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
-        self._lines.append(f"{stamp} {logging.getLevelName(said.level)} {harmless(said.text)}\n")
+        self._lines.append(_record(said.text, said.level))
 
     def flush(self) -> None:
-        """Write what was kept. Raises OSError (a full disk); the records are dropped then, jobs matter more."""
+        """Write what was kept. Raises OSError (a full disk); the records are dropped then, jobs matter more.
+
+        How many were dropped is said as soon as there is room again.
+        """
         if not self._lines:
             return
+        number = len(self._lines)
+        if self._lost:
+            self._lines.insert(0, _record(f"{self._lost} records could not be written: {self._why}", logging.WARNING))
         data = "".join(self._lines).encode("utf-8", "backslashreplace")
         self._lines.clear()
-        if self._size + len(data) > self.most_bytes:
-            self._rotate()
-        elif not self._in_place():
-            self._open()
-        self._size += os.write(self._fd, data)
+        try:
+            if not self._in_place():
+                self._open()
+            if self._size + len(data) > self.most_bytes:
+                with contextlib.suppress(PermissionError):  # a folder that we may not change: it grows
+                    self._rotate()
+            if self._torn:
+                data = b"\n" + data  # what was cut short is a line of its own
+            written = os.write(self._fd, data)
+            self._size += written
+            if written < len(data):
+                self._torn = data[:written][-1:] != b"\n"
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+        except OSError as error:
+            self._lost += number
+            self._why = str(error.strerror)
+            raise
+        self._lost, self._torn = 0, False
 
     def _in_place(self) -> bool:
         try:
-            return os.stat(self.path).st_ino == self._inode
+            there = os.stat(self.path)
         except FileNotFoundError:
             return False
+        self._size = there.st_size  # somebody may have emptied it
+        return there.st_ino == self._inode
 
     def _rotate(self) -> None:
         for number in range(self.kept - 1, 0, -1):
@@ -174,3 +201,8 @@ class MainLog:
         with contextlib.suppress(OSError):
             self.flush()
         os.close(self._fd)
+
+
+def _record(text: str, level: int) -> str:
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
+    return f"{stamp} {logging.getLevelName(level)} {harmless(text)}\n"

@@ -9,9 +9,10 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler.engine.telling import Said
+from scheduler.faces.folding import Folder
 from scheduler.faces.terminal import safe
 
 EVERY_S = 0.05
@@ -25,7 +26,7 @@ class _Log:
     job: int
     path: str
     fd: int = -1
-    rest: bytes = b""
+    folder: Folder = field(default_factory=lambda: Folder(longest=LONGEST_LINE))
     over: bool = False
 
 
@@ -98,34 +99,32 @@ class Stream:
         try:
             if log.fd < 0:
                 log.fd = os.open(log.path, os.O_RDONLY | os.O_CLOEXEC)
-            behind = os.fstat(log.fd).st_size - os.lseek(log.fd, 0, os.SEEK_CUR)
-            if behind > MOST_BEHIND:
+            size, at = os.fstat(log.fd).st_size, os.lseek(log.fd, 0, os.SEEK_CUR)
+            if size < at:  # somebody emptied it
+                os.lseek(log.fd, 0, os.SEEK_SET)
+            elif size - at > MOST_BEHIND:
                 os.lseek(log.fd, -MOST_BYTES, os.SEEK_END)
-                log.rest = b""
-                self._write(f"[{log.job}] … {behind >> 20} MB skipped here; all of it: gpujob logs {log.job}\n")
+                log.folder = Folder(longest=LONGEST_LINE)
+                self._write(f"[{log.job}] … {(size - at) >> 20} MB skipped here; all of it: gpujob logs {log.job}\n")
             left = MOST_BEHIND if last else MOST_BYTES
             while left > 0 and (data := os.read(log.fd, MOST_BYTES)):
                 left -= len(data)
-                lines = (log.rest + data).split(b"\n")
-                log.rest = lines.pop()
-                if len(log.rest) > LONGEST_LINE:
-                    lines.append(log.rest)
-                    log.rest = b""
-                self._write("".join(f"[{log.job}] {_line(line)}\n" for line in lines))
+                self._print(log.job, log.folder.feed(data))
             if last:
-                if log.rest:
-                    self._write(f"[{log.job}] {_line(log.rest)}\n")
+                self._print(log.job, log.folder.feed(b"", last=True))
                 os.close(log.fd)
                 log.fd = -1
         except OSError:
             return  # not there (yet, or any more): `gpujob logs` says so when asked
 
+    def _print(self, job: int, lines: list[str]) -> None:
+        if lines:
+            self._write("".join(f"[{job}] {_line(line)}\n" for line in lines))
 
-def _line(raw: bytes) -> str:
-    """A line as it stands after its last carriage return, without what could play the terminal."""
-    shown = raw.rstrip(b"\r").rsplit(b"\r", 1)[-1]
-    text = shown.decode("utf-8", "replace")
-    return "".join(c if c == "\t" or c.isprintable() or c == " " else f"\\x{ord(c):02x}" for c in text)
+
+def _line(text: str) -> str:
+    """A line without what could play the terminal."""
+    return "".join(c if c == "\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def _to_stdout(text: str) -> None:

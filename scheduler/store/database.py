@@ -106,7 +106,18 @@ CREATE TABLE readings (
 );
 ALTER TABLE jobs ADD COLUMN interpreter TEXT NOT NULL DEFAULT '';
 """
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_script(_FIRST), _script(_READINGS))
+ENDING = "finished_at IS NOT NULL AND state='stopping'"  # the first process has ended, others of the job have not
+_OLD_LOGS = f"""
+-- Logs of jobs that are forgotten, and when these ended.
+CREATE TABLE old_logs (at REAL, path TEXT, PRIMARY KEY (at, path)) WITHOUT ROWID;
+CREATE INDEX jobs_dependents ON jobs (id) WHERE waits_for=1;
+CREATE INDEX jobs_ending ON jobs (id) WHERE {ENDING};
+"""
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
+    _script(_FIRST),
+    _script(_READINGS),
+    _script(_OLD_LOGS),
+)
 VERSION = len(MIGRATIONS)
 LOCK_POLL_S = 0.002
 LOG_PAGES = 1000  # size that the write-ahead log is given at the start; 4 MB

@@ -14,6 +14,7 @@ from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.faces import terminal
 from scheduler.faces.cli import add as adding
 from scheduler.faces.cli import completing, control, sessions, show
+from scheduler.faces.cli import logs as logs_of
 
 
 class Verbs(TyperGroup):
@@ -155,6 +156,8 @@ def start(
     activation_limit: Annotated[Optional[str], _setting("--activation-limit", "activation_limit", "S")] = None,
     order: Annotated[Optional[str], _setting("--order", "order", "RULE")] = None,
     aging: Annotated[Optional[str], _setting("--aging", "aging", "HOURS")] = None,
+    keep_logs: Annotated[Optional[str], _setting("--keep-logs", "keep_logs", "LIMITS")] = None,
+    keep_finished: Annotated[Optional[str], _setting("--keep-finished", "keep_finished", "LIMITS")] = None,
     trust_group: Annotated[Optional[str], _setting("--trust-group", "trust_group", "BOOL")] = None,
     watch: Annotated[Optional[str], _setting("--watch", "watch", "HOW")] = None,
     drain: Annotated[
@@ -281,11 +284,19 @@ def logs(
     job: OneJob,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
     lines: Annotated[str, typer.Option("-n", "--lines", metavar="N", help="Only the last N lines.")] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="The bytes as they are; not to a terminal.")] = False,
+    grep: Annotated[
+        Optional[str],
+        typer.Option("--grep", metavar="PATTERN", help="Only lines that match (Python's syntax); exit 1 if none does."),
+    ] = None,
+    attempt: Annotated[str, typer.Option("--attempt", metavar="N", help="An earlier attempt's; else the last's.")] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """The output of a job."""
-    raise typer.Exit(show.logs(job, follow=follow, lines=lines, **_which(state_file, config)))
+    """The output of a job, as a terminal would show it: of a progress bar its last state."""
+    which = _which(state_file, config)
+    code = logs_of.logs(job, follow=follow, lines=lines, raw=raw, grep=grep, attempt=attempt, **which)
+    raise typer.Exit(code)
 
 
 @app.command("cancel")

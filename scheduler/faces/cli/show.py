@@ -1,15 +1,13 @@
-"""`status`, `jobs`, `show`, `why`, `logs`: what only looks."""
+"""`status`, `jobs`, `show`, `why`: what only looks."""
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 
-from scheduler.core.errors import SchedulerError, UsageError, did_you_mean
+from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job, JobState
 from scheduler.core.placement import Reason
@@ -17,9 +15,7 @@ from scheduler.core.units import seconds_of
 from scheduler.desk import SCHEMA, Desk, words_run
 from scheduler.faces import render, terminal
 from scheduler.faces.finding import state_file_for
-
-CHUNK = 1 << 16
-_ESCAPES = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\xc2[\x80-\x9f]")  # the last: ESC's other form
+from scheduler.faces.folding import last_lines
 
 
 def _desk(state_file: str | None, config: str | None) -> Desk:
@@ -193,85 +189,10 @@ def _tail(path: str, most: int = 5) -> list[str]:
     """The last lines of a failed job's log, and where the rest stands."""
     near = render.safe(render.near(path))
     try:
-        with open(path, "rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 8192))
-            last = stream.read().decode("utf-8", "replace").splitlines()[-most:]
+        last = last_lines(path, most)
     except OSError as error:
         return terminal.folded(f"  its log cannot be read: {error.strerror}: {near}", 4)
     lines = terminal.folded(f"  last lines of {near}:" if last else f"  its log is empty: {near}", 4)
     for line in last:
         lines += terminal.folded(f"    {render.safe(line)}", 6)
     return lines
-
-
-def logs(
-    job: str, *, follow: bool = False, lines: str = "", state_file: str | None = None, config: str | None = None
-) -> int:
-    """A job's output; with -f until it ends."""
-    desk = Desk(state_file_for(state_file, config))
-    numbers = desk.select([job])
-    if len(numbers) != 1:
-        raise UsageError(f"{job} names {len(numbers)} jobs", do="name one")
-    most = None
-    if lines:
-        if not lines.isdigit():
-            raise UsageError(f"{lines!r} is not a number of lines", where="-n")
-        most = int(lines)
-    number = numbers[0]
-    found = desk.states([number])[0]
-    while follow and not found.log and not found.state.ended:
-        time.sleep(0.1)
-        found = desk.states([number])[0]
-    if not found.log:
-        raise SchedulerError(f"job {number} has no log yet: it is {found.state.value}", do=f"see gpujob why {number}")
-    try:
-        fd = os.open(found.log, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise SchedulerError(f"the log cannot be read: {error.strerror}", where=found.log) from None
-    try:
-        _print_from(fd, most)
-        while follow:
-            found = desk.states([number])[0]
-            over = found.state.ended or not desk.alive()
-            _print_from(fd, None)
-            if over:
-                break
-            time.sleep(0.1)
-    finally:
-        os.close(fd)
-    return 0
-
-
-def _print_from(fd: int, most: int | None) -> None:
-    """Print from where ``fd`` stands to the end, or only the last ``most`` lines of it."""
-    if most is not None:
-        _seek_last_lines(fd, most)
-    out = sys.stdout.buffer
-    terminal = sys.stdout.isatty()
-    while data := os.read(fd, CHUNK):
-        out.write(_shown(data) if terminal else data)
-    out.flush()
-
-
-def _shown(data: bytes) -> bytes:
-    """On a terminal only colours pass: a log must not be able to play it."""
-    data = _ESCAPES.sub(b"?", data)
-    return re.sub(rb"\x1b(?!\[[0-9;]*m)", b"^[", data)
-
-
-def _seek_last_lines(fd: int, most: int) -> None:
-    end = os.lseek(fd, 0, os.SEEK_END)
-    position, found = end, 0
-    while position > 0:
-        step = min(CHUNK, position)
-        position -= step
-        data = os.pread(fd, step, position)
-        if position + step == end and data.endswith(b"\n"):
-            data = data[:-1]
-        at = len(data)
-        while (at := data.rfind(b"\n", 0, at)) >= 0:
-            found += 1
-            if found >= most:
-                os.lseek(fd, position + at + 1 if most else end, os.SEEK_SET)
-                return
-    os.lseek(fd, 0 if most else end, os.SEEK_SET)

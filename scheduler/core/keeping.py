@@ -1,0 +1,76 @@
+"""How much is kept of what has ended: a number or size, an age, or both."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.units import seconds_of
+
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([KMGTkgt])(?:i?B)?", re.ASCII)
+_UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What may stay: the newest ``most`` (jobs, or bytes), and nothing older than ``age_s``. None: no such limit."""
+
+    most: int | None = None
+    age_s: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.most is not None or self.age_s is not None
+
+
+def keep_logs(text: str) -> Keep:
+    """Read ``30d``, ``20G``, ``30d 20G`` or nothing. Raises UsageError."""
+    return _keep(text, _bytes, "30d, 20G or 30d 20G")
+
+
+def keep_finished(text: str) -> Keep:
+    """Read ``10000``, ``90d``, ``10000 90d`` or nothing. Raises UsageError."""
+    return _keep(text, _number, "10000, 90d or 10000 90d")
+
+
+def _bytes(word: str) -> int | None:
+    # A bare m is minutes, as in every other setting; MB are written with a capital.
+    found = _SIZE.fullmatch(word)
+    return int(float(found[1]) * (1 << _UNITS[found[2].upper()])) if found else None
+
+
+def _number(word: str) -> int | None:
+    return int(word) if word.isascii() and word.isdigit() and len(word) < 16 else None
+
+
+def _keep(text: str, size_of: Any, example: str) -> Keep:
+    do = f"write {example}; empty keeps all"
+    most: int | None = None
+    age_s: float | None = None
+    for word in text.replace(",", " ").split():
+        size = size_of(word)
+        if size is not None:
+            if most is not None or not size:
+                raise UsageError(f"{word!r} is {'a second limit of its kind' if most else 'no limit'}", do=do)
+            most = size
+            continue
+        if not word[-1:].isalpha():
+            raise UsageError(f"{word[:40]!r} has no unit", do=do)
+        try:
+            age = seconds_of(word)
+        except SchedulerError:
+            raise UsageError(f"{word[:40]!r} cannot be read", do=do) from None
+        if age_s is not None or not age:
+            raise UsageError(f"{word!r} is {'a second limit of its kind' if age_s else 'no limit'}", do=do)
+        age_s = age
+    return Keep(most, age_s)
+
+
+def size_text(size: int) -> str:
+    """Bytes for people: ``3.2 GB``, ``512 KB``; powers of 1024, as in the settings."""
+    for unit in ("TB", "GB", "MB", "KB"):
+        step = 1 << _UNITS[unit[0]]
+        if size >= step:
+            return f"{size / step:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{size} bytes"

@@ -1,0 +1,212 @@
+"""Old logs and jobs go a little at a time; nothing else does."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.config import Config
+from scheduler.core.gpu import Need
+from scheduler.core.job import Event, Holding, Job, JobSpec, JobState, Process
+from scheduler.engine import pruning
+from scheduler.engine.pruning import Pruner
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
+from scheduler.store.places import Places
+
+WHOLE = Need(1, 1000)
+DAY = 86400.0
+NOW = time.time()
+
+
+class Bench:
+    """A store, a folder of logs, and a pruner."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "logs"
+        self.folder.mkdir(0o700)
+        self.db = Database(Places(str(folder / "gpu_scheduler_state.json")))
+        self.said: list[str] = []
+        self.pruner = Pruner(self.db, self.db.places, lambda text, level: self.said.append(text))
+        self.config = Config(log_dir=str(self.folder))
+
+    def job(self, days: float, *, state: JobState = JobState.DONE, attempts: int = 1, size: int = 100) -> Job:
+        """A job that ended so many days ago, with its logs."""
+        with self.db.writing() as connection:
+            job = rows.insert(connection, JobSpec(script="/x.py"), WHOLE, "", (), NOW)
+            job.state, job.attempt = state, attempts
+            job.finished_at = NOW - days * DAY if state.ended else None
+            for attempt in range(1, attempts + 1):
+                again = f"_a{attempt}" if attempt > 1 else ""
+                job.log = str(self.folder / f"job_{job.id}_20200101_000000{again}.log")
+                Path(job.log).write_bytes(b"x" * size)
+                os.utime(job.log, (NOW - days * DAY, NOW - days * DAY))
+                if attempt < attempts:
+                    rows.write_events(connection, [Event(job.id, 1.0, "fell", {"log": job.log, "attempt": attempt})])
+            rows.save(connection, [job])
+        return job
+
+    def round(self, logs: str = "", finished: str = "") -> list[str]:
+        """A whole round with these settings; what is left of the logs."""
+        self.config = replace(self.config, keep_logs=logs, keep_finished=finished)
+        self.pruner._wish = None
+        self.pruner.step(self.config, True)
+        while self.pruner._work is not None:
+            self.pruner._next_slice = 0.0
+            self.pruner.step(self.config, True)
+        return sorted(os.listdir(self.folder))
+
+    def names(self, *jobs: Job) -> list[str]:
+        return sorted(os.path.basename(job.log) for job in jobs)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.db.close()
+
+
+def test_by_age_of_the_end_and_of_the_file(bench: Bench) -> None:
+    old, young, again = bench.job(31), bench.job(29), bench.job(40)
+    os.utime(again.log)  # something of it wrote yesterday
+    silent = bench.job(1)
+    os.utime(silent.log, (NOW - 50 * DAY, NOW - 50 * DAY))  # it said nothing for long, and ended yesterday
+    assert bench.round("30d") == bench.names(young, again, silent)
+    assert bench.said == ["forgot 100 bytes of logs"] and old.id == 1
+    assert bench.round("30d") == bench.names(young, again, silent) and len(bench.said) == 1
+
+
+def test_by_size_the_oldest_first_with_all_attempts(bench: Bench) -> None:
+    bench.job(5, size=1 << 10)
+    two = bench.job(4, attempts=3, size=1 << 10)
+    three = bench.job(3, size=1 << 10)
+    living = bench.job(0, state=JobState.PENDING, attempts=2, size=9 << 10)
+    kept = [f"job_{two.id}_20200101_000000_a{n}.log" for n in (2, 3)]
+    alive = [f"job_{living.id}_20200101_000000.log", f"job_{living.id}_20200101_000000_a2.log"]
+    assert bench.round("3K") == sorted([*kept, *bench.names(three), *alive])
+    assert bench.said == ["forgot 2 KB of logs"]
+    assert bench.round("1s 100G") == alive
+
+
+def test_s8_what_is_not_ours_is_left_alone(bench: Bench, tmp_path: Path) -> None:
+    """S8, A19: other names, unknown jobs, links, folders, what stands elsewhere, what lives or holds GPUs."""
+    mine = bench.job(99)
+    running, waiting = bench.job(0, state=JobState.RUNNING), bench.job(0, state=JobState.PENDING, attempts=2)
+    for job in (running, waiting):
+        os.utime(job.log, (1, 1))
+    holding, linked, elsewhere, odd, folder, alien = (bench.job(99) for _ in range(6))
+    with bench.db.writing() as connection:
+        rows.save_holdings(connection, [Holding("x", holding.id, WHOLE, (0,), 0, (Process(1, 1),))], [], "boot")
+        for job, log in (
+            (elsewhere, tmp_path / f"job_{elsewhere.id}_20200101_000000.log"),
+            (odd, bench.folder / "notes.txt"),
+            (alien, bench.folder / "job_77_20200101_000000.log"),
+        ):
+            os.rename(job.log, log)
+            job.log = str(log)
+        rows.save(connection, [elsewhere, odd, alien])
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    os.unlink(linked.log)
+    os.symlink(target, linked.log)
+    os.unlink(folder.log)
+    os.mkdir(folder.log)
+    (bench.folder / "job_12345_20200101_000000.log").write_text("another scheduler's")
+    os.utime(bench.folder / "job_12345_20200101_000000.log", (1, 1))
+    before = set(os.listdir(bench.folder))
+    assert before - set(bench.round("1s 1K")) == {os.path.basename(mine.log)}
+    assert target.read_text() == "precious" and Path(elsewhere.log).exists()
+    assert bench.said == ["forgot 100 bytes of logs"]
+
+
+def test_s8_a_link_in_the_place_of_the_folder_is_not_followed(bench: Bench, tmp_path: Path) -> None:
+    """S8: said once; and when it is mended the next round goes on."""
+    job = bench.job(99)
+    other = tmp_path / "moved"
+    bench.folder.rename(other)
+    bench.folder.symlink_to(other)
+    assert bench.round("1d") == bench.round("1d") == bench.names(job)
+    assert len(bench.said) == 1 and "could not be forgotten" in bench.said[0]
+    bench.folder.unlink()
+    assert bench.pruner.due() > time.monotonic() + 3000
+    other.rename(bench.folder)
+    assert bench.round("1d") == []
+
+
+def test_s8_a_link_swapped_in_at_the_last_moment_is_not_followed(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S8, A19: between choosing and removing."""
+    job = bench.job(99)
+    target = tmp_path / "precious"
+    target.write_text("precious")
+
+    def swap(name: str) -> None:
+        if name == "prune.selected":
+            os.unlink(job.log)
+            os.symlink(target, job.log)
+
+    monkeypatch.setattr(pruning, "crash_point", swap)
+    assert bench.round("1d") == bench.names(job)
+    assert target.read_text() == "precious" and bench.said == []
+
+
+def test_logs_of_forgotten_jobs_still_count(bench: Bench) -> None:
+    """Forgetting a job leaves its logs to keep_logs; they go when it says so."""
+    jobs = [bench.job(10 - n, attempts=2) for n in range(5)]
+    everything = set(os.listdir(bench.folder))
+    assert set(bench.round(finished="2")) == everything
+    assert bench.said == ["forgot 3 ended jobs"]
+    assert [row[0] for row in bench.db.connection.execute("SELECT id FROM jobs")] == [4, 5]
+    os.unlink(jobs[0].log)  # by hand
+    assert set(bench.round("8d12h", "2")) == {n for n in everything if n[:5] not in ("job_1", "job_2")}
+    assert bench.said[1:] == ["forgot 300 bytes of logs"]
+    assert bench.db.connection.execute("SELECT count(*) FROM old_logs").fetchone() == (2,)
+    bench.round("1d", "1")
+    assert bench.said[2:] == ["forgot 1 ended job and 600 bytes of logs"]
+    assert bench.db.connection.execute("SELECT count(*) FROM old_logs").fetchone() == (0,)
+
+
+def test_slices_are_short_and_others_come_first(bench: Bench) -> None:
+    """At most 5 ms and a step at a time; in a busy loop one slice a second; then nothing for an hour."""
+    for n in range(400):
+        bench.job(10 + n / 1000)
+    last = bench.job(0)
+    config = replace(bench.config, keep_logs="1d", keep_finished="1d")
+    slices = 0
+    bench.pruner.step(config, False)
+    left = len(os.listdir(bench.folder))
+    bench.pruner._next_slice = 0.0
+    bench.pruner.step(config, False)
+    assert len(os.listdir(bench.folder)) == left, "it waits for a quiet moment"
+    while bench.pruner._work is not None:
+        assert bench.pruner.due() <= time.monotonic() + 1
+        bench.pruner._next_slice = 0.0
+        before = (bench.pruner.jobs, bench.pruner.logs)
+        bench.pruner.step(config, True)
+        assert bench.pruner.jobs - before[0] + bench.pruner.logs - before[1] <= 200
+        slices += 1
+    assert slices > 3 and bench.pruner.jobs == 400 and os.listdir(bench.folder) == bench.names(last)
+    assert bench.pruner.due() > time.monotonic() + 3000
+    bench.pruner.step(config, True)
+    assert bench.pruner._work is None
+    bench.round("2d")  # another wish: at once
+    assert len(bench.said) == 1 and bench.pruner.due() > time.monotonic() + 3000
+
+
+def test_trouble_with_the_store_ends_the_round_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E08 in part: said once; nothing is removed, and the loop goes on."""
+    bench.job(5), bench.job(1)
+    bench.db.connection.execute("PRAGMA query_only=1")
+    names = bench.round("", "1")
+    bench.round("", "1")
+    assert len(names) == 2 and len(bench.said) == 1 and "tried again within the hour" in bench.said[0]
+    bench.db.connection.execute("PRAGMA query_only=0")
+    bench.round("", "1")
+    assert bench.said[1:] == ["forgot 1 ended job"]

@@ -1,0 +1,105 @@
+"""The main log of a real scheduler: where it stands, moved, removed, without room, and not wanted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.stories.harness import wait_for
+
+
+def test_s3_42_the_main_log_is_gpu_scheduler_log(scheduler):
+    """S3.42, S18: beside the state file, private, one record a line; moved by logrotate or removed it is made anew."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a") + ";label=odd\u2028name", "0,\x1b[2Jx.py,\u2028,it's,")
+    s.start()
+    s.wait_ended(1)
+    log = s.folder / "gpu_scheduler.log"
+    wait_for(lambda: "jobs.txt:2" in log.read_text() and "done" in log.read_text(), "the records")
+    assert log.stat().st_mode & 0o777 == 0o600
+    lines = log.read_text().splitlines()
+    assert all(line[:4].isdigit() and line.split()[2] in ("INFO", "WARNING") for line in lines)
+    assert not any(char in log.read_text() for char in "\x1b\u2028")
+    moved = log.rename(s.folder / "gpu_scheduler.log.1")
+    s.append(s.line("c"))
+    s.wait_state(2, "done")
+    wait_for(lambda: log.exists() and "job 2 (job.py) done" in log.read_text(), "a new one")
+    assert "job 2" not in moved.read_text() and log.stat().st_mode & 0o777 == 0o600
+    log.unlink()
+    s.append(s.line("d"))
+    wait_for(lambda: log.exists() and "job 3 (job.py) done" in log.read_text(), "made again")
+    s.stop()
+    s.start()
+    assert "job 3" in log.read_text(), "the next scheduler goes on in it"
+
+
+def test_no_main_log_where_none_is_wanted(scheduler):
+    """`log_file: ""`; a path that cannot be one is refused at the start."""
+    s = scheduler(gpus=1)
+    (s.folder / "config.yaml").write_text('log_file: ""\n')
+    s.append(s.line("a"))
+    s.start()
+    s.wait_ended(1)
+    s.stop()
+    assert not (s.folder / "gpu_scheduler.log").exists() and s.starts("a") == 1
+    os.mkfifo(s.folder / "fifo")
+    for name, what in (("fifo", "not a plain file"), ("no/such/log", "No such file")):
+        error = s.cli("start", "--gpus", "1", "--log-file", name, code=1).stderr
+        assert "the main log cannot be opened" in error or what in error
+
+
+def test_f02_a_full_disk_does_not_end_the_scheduler(scheduler):
+    """F01, F02 in part: no room for the main log nor for a job's; jobs run, and what was lost is said afterwards."""
+    s = scheduler(gpus=1)
+    small = Path(s.folder, "small")
+    small.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(small)], capture_output=True
+    )
+    if done.returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        s.settings["log_file"] = small / "main.log"
+        s.start()
+        fill = small / "fill"
+        with pytest.raises(OSError), fill.open("wb", buffering=0) as stream:
+            while True:
+                stream.write(bytes(512))
+        s.append(*(s.line(f"n{n}") for n in range(60)))
+        s.wait_ended(60)
+        assert set(s.states().values()) == {"done"}
+        fill.unlink()
+        s.append(s.line("last"))
+        wait_for(lambda: "job 61 (job.py) done" in (small / "main.log").read_text(), "it is written again")
+        text = (small / "main.log").read_text()
+        assert "records could not be written: No space left on device" in text
+        assert all(line[:2] == "20" or line for line in text.splitlines())
+        assert s.stop() == 0
+    finally:
+        s.end_all()
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_f03_a_job_that_writes_much_is_followed_in_flat_memory(scheduler):
+    """F03, S3.20: 300 MB followed through a pipe, all of it; the scheduler's memory stays flat."""
+    s = scheduler(gpus=1)
+    s.start()
+    line = "x" * 63
+    s.cli("submit", "--cpu", "--", "sh", "-c", f"yes {line} | head -c 320000000; echo end")
+
+    def memory() -> int:
+        text = Path(f"/proc/{s.pid}/status").read_text()
+        return int(text.split("VmRSS:")[1].split()[0])
+
+    s.wait_state(1, "running", "done")
+    before = memory()
+    done = subprocess.run(
+        f"{sys.executable} -m scheduler logs -f 1 | uniq -c", shell=True,
+        cwd=s.folder, env=s.environ, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.stdout.split() == ["5000000", line, "1", "end"], done.stderr
+    assert memory() < before + 20_000
