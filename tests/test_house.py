@@ -52,7 +52,7 @@ MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
     "runners/activate.py": (),
     "faces/render.py": ("core", "desk"),
     "faces/stream.py": ("engine.telling",),
-    "faces/finding.py": ("core", "intake.settings", "store.office", "store.places"),
+    "faces/finding.py": ("core", "faces.render", "intake.settings", "store.office", "store.places"),
     "faces/front.py": ("core.errors", "faces"),
     "faces/cli/show.py": ("core", "desk", "faces"),
     "store/safely.py": ("crashpoints",),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class SchedulerError(Exception):
     """Something the user has to know: one line, and the exit code that goes with it.
@@ -22,11 +24,42 @@ class SchedulerError(Exception):
         text = f"{self.where}: {self.what}" if self.where else self.what
         return f"{text}; {self.do}" if self.do else text
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What is to be shown: a line for each mistake."""
+        return (str(self),)
+
 
 class UsageError(SchedulerError):
     """An option, a value, a config file or a line that cannot be read (exit code 2)."""
 
     exit_code = 2
+
+
+class Mistakes(UsageError):
+    """Several mistakes found in one go; as one line it says the first, and how many more there are."""
+
+    def __init__(self, errors: Sequence[SchedulerError]) -> None:
+        first = errors[0]
+        more = f"and {len(errors) - 1} more mistake{'s' if len(errors) > 2 else ''}"
+        super().__init__(first.what, where=first.where, do=f"{first.do}; {more}" if first.do else more)
+        self.errors = tuple(errors)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """A line for each."""
+        return tuple(line for error in self.errors for line in error.lines)
+
+
+def raise_all(errors: Sequence[SchedulerError]) -> None:
+    """Raise what was found: nothing, the one, or all in one; what others could write (exit 1) comes before all else."""
+    for error in errors:
+        if not isinstance(error, UsageError):
+            raise error
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise Mistakes(errors)
 
 
 class Refused(SchedulerError):
