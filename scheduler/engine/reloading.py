@@ -91,10 +91,10 @@ class Rereading:
         config_file, table_file = self.settings.config_file, self.settings.config.llm_config
         if config_file and config_file in house.changed:
             self.config_due = now.mono + SETTLE_S  # half of a config can be read as well as the whole
-        elif config_file and everything:
-            self.config_due = min(self.config_due, now.mono)
-        if table_file in house.changed or (table_file and everything):
-            self.table_due = min(self.table_due, now.mono)  # half a table cannot be read
+        elif config_file and everything and self.config_due == math.inf:
+            self.config_due = now.mono
+        if table_file in house.changed or (table_file and everything and self.table_due == math.inf):
+            self.table_due = now.mono  # half a table cannot be read
         if now.mono >= self.config_due:
             self.config_due = math.inf
             self._config(house)
