@@ -18,6 +18,7 @@ LARGEST = 10**9  # of any number: some 30 years, and far from what the store can
 LONGEST_SHOWN = 40
 LONGEST_LIST = 4000  # characters of a list of GPUs
 _PLAIN = re.compile(r"[\w.+%-]+", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 # What may stand in YAML without quotes and is a text to every reader of YAML.
 _BARE = re.compile(r"[A-Za-z/][\w/.+@=-]*", re.ASCII)
 _NOT_BARE = frozenset("true false yes no on off y n null".split())
@@ -45,8 +46,7 @@ def _text(value: Any) -> str:
         text = str(value)
         text.encode()
     except UnicodeEncodeError:
-        shown = str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        raise UsageError(f"{shown} is not UTF-8", do="use another folder or name") from None
+        raise UsageError(f"{said(value)} is not UTF-8", do="use another folder or name") from None
     except ValueError:  # an int of thousands of digits
         raise UsageError(f"must be a text, not {said(value)}") from None
     if "\0" in text:
@@ -65,7 +65,8 @@ def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise UsageError(f"must be a duration, not {said(value)}", do="write 30, 30s or 5m")
     try:
-        number = seconds_of(value) if isinstance(value, str) else float(value)
+        spelled = isinstance(value, str) and not _NUMBER.fullmatch(value.strip())
+        number = seconds_of(value) if spelled else float(value)
     except OverflowError:
         number = float("inf")
     if not 0 <= number < LARGEST:

@@ -182,9 +182,11 @@ def state_file_said(
     found.variables({key: text for key, text in environ.items() if key in ("GPUJOB_STATE_FILE", f"{PREFIX}STATE_FILE")})
     if not found.level["state_file"]:
         raise_all(found.errors)
+        path, trusting = "", _Gathering(folder)
+        trusting.variables(environ)
         try:
             path = find_config(environ, config_file, folder)
-            entry = read_entries(path)[0].get("state_file") if path else None
+            entries, errors = read_entries(path, bool(trusting.values["trust_group"])) if path else ({}, [])
         except SchedulerError as error:
             if config_file and not os.path.lexists(_absolute(config_file, folder)):
                 raise
@@ -193,6 +195,8 @@ def state_file_said(
                     error.what, where=error.where, do="mend it, or name the scheduler: --state-file"
                 ) from None
             return "", trouble
+        found.errors += [error for error in errors if error.what.startswith("state_file")]
+        entry = entries.get("state_file")
         if entry is not None and entry.value is not None:
             where = f"{path}:{entry.line}"
             found.take("state_file", entry.value, 1, where, os.path.dirname(path), where=where, named=False)
@@ -203,7 +207,7 @@ def state_file_said(
 def _names_a_state_file(path: str) -> bool:
     """Whether a file that is no YAML names a state file all the same: then it is not known which scheduler is meant."""
     try:
-        return b"state_file" in read_private(path, LARGEST_TABLE)
+        return re.search(rb"(?m)^\W*state_file\W*:", read_private(path, LARGEST_TABLE)) is not None
     except (OSError, SchedulerError):
         return False
 

@@ -66,7 +66,7 @@ class User:
                 os.environ.update(PATH=os.defpath, HOME=str(folder), XDG_RUNTIME_DIR=str(folder), **environ)
                 os.dup2(out.fileno(), 1)
                 os.dup2(out.fileno(), 2)
-                sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+                sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
                 code = front.main(list(words))
                 sys.stdout.flush()
                 sys.stderr.flush()
