@@ -65,8 +65,10 @@ def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise UsageError(f"must be a duration, not {said(value)}", do="write 30, 30s or 5m")
     try:
-        spelled = isinstance(value, str) and not _NUMBER.fullmatch(value.strip())
-        number = seconds_of(value) if spelled else float(value)
+        if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
+            number = seconds_of(value)
+        else:
+            number = float(value)
     except OverflowError:
         number = float("inf")
     if not 0 <= number < LARGEST:
