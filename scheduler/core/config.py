@@ -65,10 +65,7 @@ def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise UsageError(f"must be a duration, not {said(value)}", do="write 30, 30s or 5m")
     try:
-        if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
-            number = seconds_of(value)
-        else:
-            number = float(value)
+        number = _spelled_seconds(value) if isinstance(value, str) else float(value)
     except OverflowError:
         number = float("inf")
     if not 0 <= number < LARGEST:
@@ -76,6 +73,10 @@ def _seconds(value: Any) -> float:
             f"must be a duration of 0 or more (at most 30 years), not {said(value)}", do="write 30, 30s or 5m"
         )
     return number
+
+
+def _spelled_seconds(text: str) -> float:
+    return float(text) if _NUMBER.fullmatch(text.strip()) else seconds_of(text)
 
 
 def _whole(low: int) -> Callable[[Any], int]:
