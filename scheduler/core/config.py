@@ -112,7 +112,10 @@ def _number(value: Any) -> float:
 
 def _share(value: Any) -> float:
     percent = isinstance(value, str) and value.strip().endswith("%")
-    number = _number(value.strip()[:-1]) / 100 if percent else _number(value)
+    try:
+        number = _number(value.strip()[:-1]) / 100 if percent else _number(value)
+    except UsageError:
+        number = 2.0
     if number > 1:
         raise UsageError(f"must be a share between 0 and 1, not {said(value)}", do="write 0.8 for 80 %")
     return number
