@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, StoreTrouble, UsageError, did_you_mean
 from scheduler.core.gpu import WHOLE, Gpu
@@ -186,6 +188,12 @@ class Desk:
         """What the last daemon noted down: ``jobs_file``, ``llm_config``; empty before the first start."""
         with self._reading() as connection:
             return rows.meta(connection, key) if connection is not None else ""
+
+    def settings(self) -> dict[str, tuple[Any, str]]:
+        """What the running scheduler runs on: value and origin of each setting; empty when none runs."""
+        noted = self.remembered("settings") if self.alive() else ""
+        found: dict[str, list[Any]] = json.loads(noted) if noted else {}
+        return {key: (value, origin) for key, (value, origin) in found.items()}
 
     # -- reading ------------------------------------------------------------------------------------------
 

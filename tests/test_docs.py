@@ -9,9 +9,10 @@ from pathlib import Path
 import typer
 import yaml
 
-from scheduler.core.config import OPTIONS, read_option
+from scheduler.core.config import OPTIONS, RELOADABLE, read_option
 from scheduler.core.llm import table_from
 from scheduler.faces.cli.app import app
+from scheduler.intake.config_file import read_entries
 from scheduler.intake.jobs_csv import OPTION_KEYS, Door, parse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,18 +22,29 @@ def verbs() -> set[str]:
     return set(typer.main.get_command(app).commands)
 
 
-def test_the_example_config_names_every_key_with_its_default() -> None:
+def test_the_example_config_names_every_key_with_its_default(tmp_path: Path) -> None:
+    """Copied as it is, it changes nothing; without the `#` before its keys it says every default."""
     text = (ROOT / "config.example.yaml").read_text()
-    values = yaml.safe_load(text)
-    assert set(values) == set(OPTIONS)
-    for name, value in values.items():
-        assert read_option(name, value, "example") == OPTIONS[name].default, name
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert read_entries(str(path)) == ({}, [])
+    path.write_text(re.sub(r"(?m)^#(?=[a-z_]+:)", "", text))
+    entries, errors = read_entries(str(path))
+    assert not errors and set(entries) == set(OPTIONS)
+    for name, entry in entries.items():
+        assert entry.value is None or read_option(name, entry.value, "example") == OPTIONS[name].default, name
     for line in text.splitlines():
-        if re.match(r"[a-z_]+:", line):
+        if re.match(r"#[a-z_]+:", line):
             assert " # " in line, f"not explained: {line}"
             starred = "(*)" in line
-            name = line.split(":")[0]
+            name = line[1:].split(":")[0]
             assert starred == OPTIONS[name].metadata["reload"] or name == "llm_config", line
+
+
+def test_the_formats_say_which_settings_need_a_restart() -> None:
+    text = (ROOT / "docs/formats.md").read_text()
+    row = re.search(r"need a restart[^:]*: (`.*?`)\.", text, re.S)
+    assert row and set(re.findall(r"`(\w+)`", row[1])) == set(OPTIONS) - RELOADABLE
 
 
 def test_every_verb_stands_in_the_readme_and_the_formats() -> None:

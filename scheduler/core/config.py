@@ -2,33 +2,81 @@
 
 from __future__ import annotations
 
-import difflib
+import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.errors import SchedulerError, UsageError, nearest
 from scheduler.core.gpu import HIGHEST_GPU_ID, parse_gpu_ids
 from scheduler.core.keeping import Keep, keep_finished, keep_logs
 from scheduler.core.launch import CONDA_MODES, CUDA_MODES
 from scheduler.core.units import seconds_of
 
+LARGEST = 10**9  # of any number: some 30 years, and far from what the store can hold
+LONGEST_SHOWN = 40
+LONGEST_LIST = 4000  # characters of a list of GPUs
+_PLAIN = re.compile(r"[\w.+%-]+", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+# What may stand in YAML without quotes and is a text to every reader of YAML.
+_BARE = re.compile(r"[A-Za-z/][\w/.+@=-]*", re.ASCII)
+_NOT_BARE = frozenset("true false yes no on off y n null".split())
+
+
+def said(value: Any) -> str:
+    """A wrong value as an error shows it: short, whatever it is."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**LONGEST_SHOWN:
+        return f"a number of over {LONGEST_SHOWN} digits"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    text = value if isinstance(value, str) else repr(value)
+    text = text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+    return repr(text) if isinstance(value, str) and not _PLAIN.fullmatch(text) else text
+
 
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-        return str(value)
-    raise UsageError(f"must be a text, not {value!r}")
+    if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+        raise UsageError(f"must be a text, not {said(value)}")
+    try:
+        text = str(value)
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{said(value)} is not UTF-8", do="use another folder or name") from None
+    except ValueError:  # an int of thousands of digits
+        raise UsageError(f"must be a text, not {said(value)}") from None
+    if "\0" in text:
+        raise UsageError("holds a NUL character", do="leave it out")
+    return text
+
+
+def _path(value: Any) -> str:
+    text = _text(value)
+    if not text:
+        raise UsageError("must name a file or folder")
+    return text
 
 
 def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise UsageError(f"must be a duration, not {value!r}", do="write 30, 30s or 5m")
-    number = seconds_of(value) if isinstance(value, str) else float(value)
-    if not 0 <= number < 1e9:
-        raise UsageError(f"must be a duration of 0 or more, not {value!r}", do="write 30, 30s or 5m")
+        raise UsageError(f"must be a duration, not {said(value)}", do="write 30, 30s or 5m")
+    try:
+        number = _spelled_seconds(value) if isinstance(value, str) else float(value)
+    except OverflowError:
+        number = float("inf")
+    if not 0 <= number < LARGEST:
+        raise UsageError(
+            f"must be a duration of 0 or more (at most 30 years), not {said(value)}", do="write 30, 30s or 5m"
+        )
     return number
+
+
+def _spelled_seconds(text: str) -> float:
+    return float(text) if _NUMBER.fullmatch(text.strip()) else seconds_of(text)
 
 
 def _whole(low: int) -> Callable[[Any], int]:
@@ -38,9 +86,11 @@ def _whole(low: int) -> Callable[[Any], int]:
                 raise ValueError
             number = int(value)
         except (TypeError, ValueError, OverflowError):
-            raise UsageError(f"must be a whole number, not {value!r}") from None
+            raise UsageError(f"must be a whole number, not {said(value)}") from None
         if number < low:
-            raise UsageError(f"must be {low} or more, not {number}")
+            raise UsageError(f"must be {low} or more, not {said(number)}")
+        if number > LARGEST:
+            raise UsageError(f"must be {LARGEST} or less, not {said(number)}")
         return number
 
     return read
@@ -51,26 +101,30 @@ def _number(value: Any) -> float:
         if isinstance(value, bool):
             raise ValueError
         number = float(value)
+    except OverflowError:
+        number = float("inf")
     except (TypeError, ValueError):
-        raise UsageError(f"must be a number, not {value!r}") from None
-    if not 0 <= number < 1e9:
-        raise UsageError(f"must be 0 or more, not {value!r}")
+        raise UsageError(f"must be a number, not {said(value)}") from None
+    if not 0 <= number < LARGEST:
+        raise UsageError(f"must be 0 or more (at most {LARGEST}), not {said(value)}")
     return number
 
 
 def _share(value: Any) -> float:
-    if isinstance(value, str) and value.strip().endswith("%"):
-        return _share(_number(value.strip()[:-1]) / 100)
-    number = _number(value)
+    percent = isinstance(value, str) and value.strip().endswith("%")
+    try:
+        number = _number(value.strip()[:-1]) / 100 if percent else _number(value)
+    except UsageError:
+        number = 2.0
     if number > 1:
-        raise UsageError(f"must be a share between 0 and 1, not {value!r}", do="write 0.8 for 80 %")
+        raise UsageError(f"must be a share between 0 and 1, not {said(value)}", do="write 0.8 for 80 %")
     return number
 
 
 def _interval(value: Any) -> float:
     number = _seconds(value)
     if 0 < number < 0.05:
-        raise UsageError(f"must be 0.05 s or more, not {value!r}", do="0 turns readings off")
+        raise UsageError(f"must be 0.05 s or more, not {said(value)}", do="0 turns readings off")
     return number
 
 
@@ -78,18 +132,19 @@ def _flag(value: Any) -> bool:
     if isinstance(value, bool):
         return value
     words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-    if str(value).lower() in words:
-        return words[str(value).lower()]
-    raise UsageError(f"must be true or false, not {value!r}")
+    word = value.lower() if isinstance(value, str) else repr(value) if isinstance(value, float) else said(value)
+    if word in words:
+        return words[word]
+    raise UsageError(f"must be true or false, not {said(value)}")
 
 
 def _one_of(*choices: str) -> Callable[[Any], str]:
     def read(value: Any) -> str:
         if value in choices:
             return str(value)
-        near = difflib.get_close_matches(str(value), choices, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"must be one of {', '.join(choices)}, not {value!r}", do=hint.strip())
+        near = nearest(value, choices) if isinstance(value, str) else ""
+        do = f"did you mean {near}?" if near else ""
+        raise UsageError(f"must be one of {', '.join(choices)}, not {said(value)}", do=do)
 
     return read
 
@@ -107,8 +162,13 @@ def _gpu_ids(value: Any) -> tuple[int, ...] | None:
     if value is None:
         return None
     if isinstance(value, (list, tuple)):
-        return parse_gpu_ids(",".join(str(_whole(0)(item)) for item in value))
-    return parse_gpu_ids(str(value))
+        # As texts too: in YAML a range is one.
+        return parse_gpu_ids(",".join(item if isinstance(item, str) else str(_whole(0)(item)) for item in value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return parse_gpu_ids(str(_whole(0)(value)))
+    if not isinstance(value, str) or len(value) > LONGEST_LIST:
+        raise UsageError(f"{said(value)} is not a GPU list", do="write 2 or 0,2 or 0-3 or [0, 2]")
+    return parse_gpu_ids(value)
 
 
 def _keeping(read: Callable[[str], Keep]) -> Callable[[Any], str]:
@@ -129,12 +189,12 @@ class Config:
     """All settings of a scheduler. Durations in seconds. Paths are absolute once `intake.settings` made them so."""
 
     state_file: str = _option(
-        "gpu_scheduler_state.json", _text, "the state file; one scheduler = one state file", path=True
+        "gpu_scheduler_state.json", _path, "the state file; one scheduler = one state file", path=True
     )
     jobs_file: str = _option("jobs.txt", _text, "the watched jobs file; empty: watch none", path=True)
     commands_file: str = _option("", _text, "a file of shell commands, one a line, watched as well", path=True)
     llm_config: str = _option("llm_config.json", _text, "model table: model name -> GPU need", path=True)
-    log_dir: str = _option("gpu_scheduler_logs", _text, "folder of the job logs", path=True)
+    log_dir: str = _option("gpu_scheduler_logs", _path, "folder of the job logs", path=True)
     log_file: str = _option(
         "gpu_scheduler.log", _text, "the main log (rotated at 10 MB, 5 kept); empty: none", path=True
     )
@@ -228,6 +288,7 @@ class Config:
 OPTIONS: dict[str, Any] = {f.name: f for f in fields(Config)}
 RELOADABLE = frozenset(name for name, f in OPTIONS.items() if f.metadata["reload"])
 PATHS = frozenset(name for name, f in OPTIONS.items() if f.metadata["path"])
+TEXTS = frozenset(name for name, f in OPTIONS.items() if f.metadata["read"] in (_text, _path))
 
 
 def defaults() -> dict[str, Any]:
@@ -235,19 +296,41 @@ def defaults() -> dict[str, Any]:
     return {name: (None if f.default is MISSING else f.default) for name, f in OPTIONS.items()}
 
 
-def read_option(name: str, value: Any, where: str) -> Any:
-    """The typed value of one setting. Raises UsageError naming ``where``, the key, and what would be right."""
+def read_option(name: str, value: Any, where: str, *, named: bool = False) -> Any:
+    """The typed value of one setting. Raises UsageError naming ``where``, the key, and what would be right.
+
+    ``named``: ``where`` names the option already.
+    """
     option = OPTIONS.get(name)
     if option is None:
-        near = difflib.get_close_matches(name, OPTIONS, 1)
-        do = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(OPTIONS))}"
-        raise UsageError(f"unknown key {name!r}", where=where, do=do)
+        near = nearest(name, OPTIONS)
+        do = f"did you mean {near}?" if near else f"known: {', '.join(sorted(OPTIONS))}"
+        raise UsageError(f"unknown key {name[:LONGEST_SHOWN]!r}", where=where, do=do)
     try:
         return option.metadata["read"](value)
     except SchedulerError as error:
-        raise UsageError(f"{name}: {error.what}", where=where, do=error.do) from None
+        what = error.what if named else f"{name}: {error.what}"
+        raise UsageError(what, where=where, do=error.do) from None
 
 
 def config_from(values: Mapping[str, Any]) -> Config:
     """A Config from typed values (those missing take their defaults)."""
     return Config(**dict(values))
+
+
+def written(value: Any) -> str:
+    """A setting's value as it would be written in a config file: one line of YAML that reads back the same."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return str(int(value)) if value == int(value) else repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(str, value))}]"
+    if not isinstance(value, str):
+        return str(value)
+    if _BARE.fullmatch(value) and value.lower() not in _NOT_BARE:
+        return value
+    quoted = json.dumps(value, ensure_ascii=False)
+    return "".join(c if c.isprintable() or c == " " else f"\\U{ord(c):08x}" for c in quoted)

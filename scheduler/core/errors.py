@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+LONGEST_GUESSED = 200
 
 
 class SchedulerError(Exception):
@@ -24,11 +26,42 @@ class SchedulerError(Exception):
         text = f"{self.where}: {self.what}" if self.where else self.what
         return text if not self.do else f"{text} {self.do}" if text.endswith("?") else f"{text}; {self.do}"
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What is to be shown: a line for each mistake."""
+        return (str(self),)
+
 
 class UsageError(SchedulerError):
     """An option, a value, a config file or a line that cannot be read (exit code 2)."""
 
     exit_code = 2
+
+
+class Mistakes(UsageError):
+    """Several mistakes found in one go; as one line it says the first, and how many more there are."""
+
+    def __init__(self, errors: Sequence[SchedulerError]) -> None:
+        first = errors[0]
+        more = f"and {len(errors) - 1} more mistake{'s' if len(errors) > 2 else ''}"
+        super().__init__(first.what, where=first.where, do=f"{first.do}; {more}" if first.do else more)
+        self.errors = tuple(errors)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """A line for each."""
+        return tuple(line for error in self.errors for line in error.lines)
+
+
+def raise_all(errors: Sequence[SchedulerError]) -> None:
+    """Raise what was found: nothing, the one, or all in one; what others could write (exit 1) comes before all else."""
+    for error in errors:
+        if not isinstance(error, UsageError):
+            raise error
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise Mistakes(errors)
 
 
 class Refused(SchedulerError):
@@ -63,9 +96,15 @@ class StoreTrouble(SchedulerError):
     """The store could not be read or written: nothing new is started until it can."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``; did you mean status?`` for the known word nearest to a wrong one, or nothing."""
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that was probably meant, or an empty text."""
     import difflib  # only for those who mistype
 
-    near = difflib.get_close_matches(word, list(known), 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    found = difflib.get_close_matches(word[:LONGEST_GUESSED], list(known), 1)
+    return found[0] if found else ""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean status?`` for the known word nearest to a wrong one, or nothing."""
+    near = nearest(word, known)
+    return f"; did you mean {near}?" if near else ""

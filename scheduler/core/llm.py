@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.core.errors import SchedulerError, UsageError
-from scheduler.core.gpu import Need, rounding_note
+from scheduler.core.config import said
+from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all
+from scheduler.core.gpu import HIGHEST_GPU_ID, Need, rounding_note
 from scheduler.core.job import JobSpec
+
+KEYS = ("default_requirement", "models")
+LONGEST_NEED = 100  # characters
+MOST_SAID = 20  # mistakes of one table
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,28 +25,51 @@ class ModelTable:
     models: Mapping[str, str] = field(default_factory=dict)
 
 
-def table_from(data: Any, where: str) -> ModelTable:
-    """A ModelTable from the parsed JSON. Raises UsageError naming the key that is wrong."""
+def table_from(data: Any, where: str, place: Callable[[str], str] | None = None) -> ModelTable:
+    """A ModelTable from the parsed JSON; ``place`` tells where a key stands. Raises UsageError naming what is wrong."""
+    place = place or (lambda key: where)
     if not isinstance(data, dict):
         raise UsageError("the model table must be an object", where=where, do='write {"models": {"name": 0.5}}')
-    unknown = sorted(set(data) - {"default_requirement", "models"})
-    if unknown:
-        raise UsageError(f"unknown key {unknown[0]!r}", where=where, do="known: default_requirement, models")
-    models = data.get("models", {})
-    if not isinstance(models, dict):
-        raise UsageError("models must be an object", where=where, do='write {"models": {"name": 0.5}}')
-    default = _need_text(data.get("default_requirement", "1"), "default_requirement", where)
-    return ModelTable(default, {name: _need_text(value, name, where) for name, value in models.items()})
+    errors: list[SchedulerError] = []
+    for key in sorted(set(data) - set(KEYS)):
+        near = nearest(key, KEYS)
+        do = f"did you mean {near}?" if near else f"known: {', '.join(KEYS)}"
+        errors.append(UsageError(f"unknown key {key[:40]!r}", where=place(key), do=do))
+    given = data.get("models", {})
+    if not isinstance(given, dict):
+        errors.append(
+            UsageError("models must be an object", where=place("models"), do='write {"models": {"name": 0.5}}')
+        )
+        given = {}
+    wishes = [("default_requirement", "default_requirement", data.get("default_requirement", "1"))]
+    wishes += [(name, f"models.{name}", value) for name, value in given.items()]
+    needs: list[str] = []
+    for key, shown, value in wishes:
+        try:
+            needs.append(_need_text(value, said(shown)))
+            key.encode()
+        except UnicodeEncodeError:
+            errors.append(UsageError(f"{said(shown)}: the name is not UTF-8", where=place(key)))
+        except SchedulerError as error:
+            errors.append(UsageError(error.what, where=place(key), do=error.do))
+        if len(errors) > MOST_SAID:
+            break
+    raise_all(errors)
+    return ModelTable(needs[0], dict(zip(given, needs[1:], strict=True)))
 
 
-def _need_text(value: Any, key: str, where: str) -> str:
+def _need_text(value: Any, shown: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise UsageError(f"{key}: the need must be a number", where=where, do="write 0.5, 1 or 2")
+        raise UsageError(f"{shown}: the need must be a number", do="write 0.5, 1 or 2")
+    if (isinstance(value, int) and abs(value) > HIGHEST_GPU_ID) or (
+        isinstance(value, str) and len(value) > LONGEST_NEED
+    ):
+        raise UsageError(f"{shown}: a GPU need cannot be {said(value)}", do="write 0.5, 1 or 2")
     text = str(value)
     try:
         Need.parse(text)
     except SchedulerError as error:
-        raise UsageError(f"{key}: {error.what}", where=where, do=error.do) from None
+        raise UsageError(f"{shown}: {error.what}", do=error.do) from None
     return text
 
 
@@ -82,8 +109,8 @@ def need_of(spec: JobSpec, table: ModelTable) -> tuple[Need, tuple[str, ...]]:
         else:
             text = table.default
             if model is not None and table.models:
-                near = difflib.get_close_matches(model, table.models, 1)
-                also = f" (did you mean {near[0]}?)" if near else ""
+                near = nearest(model, table.models)
+                also = f" (did you mean {near}?)" if near else ""
                 notes.append(f"model {model} is not in the model table{also}: needs the default, {text}")
     rounded = rounding_note(text)
     if rounded:

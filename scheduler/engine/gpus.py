@@ -55,7 +55,7 @@ def managed_gpus(
     if wanted is None and config.gpus is not None:
         wanted = tuple(range(config.gpus))
     if wanted == ():
-        return Managed([])
+        return Managed([], None, ["no GPU is managed (gpus: 0): only jobs that need none can start"])
     if not config.gpu_interval:
         if wanted is None:
             raise NoGpuData("GPUs are not read (gpu_interval: 0), so their number is not known", do="say it: --gpus N")

@@ -35,7 +35,7 @@ from scheduler.engine.gpus import GpuEyes
 from scheduler.engine.painting import Painter, open_state_file
 from scheduler.engine.pruning import Pruner
 from scheduler.engine.reading import Gathered, Parser, Reader
-from scheduler.engine.reloading import bind_unread, limits_of, policy_of, reload_config, reload_table
+from scheduler.engine.reloading import Rereading, bind_unread, limits_of, policy_of
 from scheduler.engine.state_file import Edit
 from scheduler.engine.telling import Said, sentence
 from scheduler.intake import commands, jobs_csv
@@ -85,8 +85,7 @@ class House:
     listener: Callable[[Said], None]
     environ: dict[str, str]
     folder: str
-    reload_config: Callable[[], Config] | None = None
-    config_file: str = ""
+    rereading: Rereading
     table: ModelTable = field(default_factory=ModelTable)
     eyes: GpuEyes | None = None  # None: declared GPUs, given out by booking alone
     first_readings: Readings | None = None
@@ -447,21 +446,18 @@ class House:
 
     def _batches(self, now: Now) -> list[tuple[Reader, Batch]]:
         self.changed |= self.watcher.changed()
-        if now.mono >= self.scan_due:
+        slow = now.mono >= self.scan_due
+        if slow:
             self.scan_due = now.mono + self.config.monitor_interval
             self.watcher.rearm()
             self.db.check_in_place()
             for path, watched in self.files.items():
                 watched.follower.check_whole()
                 self.changed.add(path)
-            self.changed |= {self.config.llm_config, self.config_file} - {""}
             self.rung = True
         if self.bell in self.changed:
             self.rung = True
-        if self.config.llm_config in self.changed:
-            reload_table(self, now)
-        if self.config_file and self.config_file in self.changed:
-            reload_config(self)
+        self.rereading.look(self, now, slow)
         found: list[tuple[Reader, Batch]] = []
         for path, watched in self.files.items():
             if path in self.changed or self.again or (watched.due and now.mono >= watched.due):
@@ -571,7 +567,7 @@ class House:
             return max(0.0, self.broken_until - now)
         if self.again or self.rung:
             return 0.0
-        due = [self.scan_due, self.painter.look_due, self.pruner.due()]
+        due = [self.scan_due, self.painter.look_due, self.pruner.due(), self.rereading.due]
         sometimes = (self.world.next_timer(), self.runner.next_look(), self.painter.due(busy=False))
         due += [moment for moment in sometimes if moment is not None]
         if self.eyes is not None:

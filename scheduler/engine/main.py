@@ -11,14 +11,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from scheduler.core.config import RELOADABLE, Config
 from scheduler.core.errors import SchedulerError, StoreTrouble
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.placement import class_of
 from scheduler.engine.gpus import Flag, GpuEyes, Managed, managed_gpus, moved_gpus, other_schedulers
 from scheduler.engine.loop import PARSERS, House
+from scheduler.engine.reloading import Rereading, note_of
 from scheduler.engine.telling import Listener, MainLog, Said
 from scheduler.intake.files import check_private
 from scheduler.intake.settings import Settings, load, model_table
@@ -113,7 +113,7 @@ class Daemon:
         for path in (config.jobs_file, config.commands_file):
             if path and os.path.isfile(path):
                 check_private(path, os.stat(path), config.trust_group)
-        table = model_table(config.llm_config)
+        table = model_table(config.llm_config, config.trust_group)
         self.places.make()
         me = seen(os.getpid())
         office = Office(self.places)
@@ -135,6 +135,7 @@ class Daemon:
                     forget_readings(connection)
                     rows.set_meta(connection, "jobs_file", config.jobs_file)
                     rows.set_meta(connection, "llm_config", config.llm_config)
+                    rows.set_meta(connection, "settings", note_of(self.settings))
                 registered = register(self.environ, config.state_file)
                 return self._serve(db, managed, table, folder, drain, log)
             finally:
@@ -173,10 +174,8 @@ class Daemon:
             with db.writing() as connection:
                 rows.set_meta(connection, "screen_folder", os.path.abspath(sockets) if sockets else "")
         watching, note = watcher(config.watch, {os.path.dirname(path) for path in paths})
-        house = House(
-            self.places, config, db, runner, watching, managed.gpus, tell, self.environ, folder, self._again,
-            self.settings.config_file,
-        )  # fmt: skip
+        rereading = Rereading(self.settings, self._again(folder), os.path.exists(config.llm_config))
+        house = House(self.places, config, db, runner, watching, managed.gpus, tell, self.environ, folder, rereading)
         if log is not None:
             house.flush_log = log.flush
         house.table = table  # type: ignore[assignment]
@@ -271,10 +270,9 @@ class Daemon:
             left.append(f"job {job.id} ({job.spec.shown_name}) cannot start: {why}")
         return tuple(left)
 
-    def _again(self) -> Config:
-        """The settings read again: only what may change while running is taken."""
-        fresh = load(self.flags, self.environ, self.settings.config_file or None).config
-        return replace(self.config, **{name: getattr(fresh, name) for name in RELOADABLE})
+    def _again(self, folder: str) -> Callable[[], Settings]:
+        """What reads the settings anew, as `start` read them in ``folder``."""
+        return lambda: load(self.flags, self.environ, self.settings.config_file or None, folder)
 
     def _signals(self) -> tuple[select.epoll, int]:
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

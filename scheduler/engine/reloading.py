@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from scheduler.core.config import Config
+from scheduler.core.config import OPTIONS, RELOADABLE, Config, written
 from scheduler.core.decide import Policy
 from scheduler.core.errors import SchedulerError
 from scheduler.core.facts import Arrived, Now, Readings
-from scheduler.core.llm import need_of
+from scheduler.core.llm import ModelTable, need_of
 from scheduler.core.queue import Order
 from scheduler.core.telemetry import Limits
 from scheduler.engine.gpus import UNREAD
 from scheduler.engine.telling import harmless
-from scheduler.intake.settings import model_table
+from scheduler.intake.settings import DEFAULT, Settings, model_table
 from scheduler.store import jobs as rows
 
 if TYPE_CHECKING:
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
 
 UNCHANGED_S = 5.0  # reading can be turned off only at the start
+SETTLE_S = 0.3  # a file that is being written is read when it has stood so long
 
 
 def policy_of(config: Config) -> Policy:
@@ -49,17 +54,133 @@ def limits_of(config: Config) -> Limits:
     )
 
 
-def reload_table(house: House, now: Now) -> None:
-    """Read the model table again; a broken one leaves the last good one in force."""
-    try:
-        table = model_table(house.config.llm_config)
-    except SchedulerError as error:
-        if str(error) not in {text for text, _ in house.known_refusals}:
-            house.known_refusals.add((str(error), ""))
-            house.say(f"{harmless(str(error))}; the last good model table stays in force", 30, kind="table")
-        return
-    if table == house.table:
-        return
+def note_of(settings: Settings) -> str:
+    """Value and origin of each setting, as the store keeps them for `config show`."""
+    values = settings.config.policy_values()
+    return json.dumps({key: [value, settings.origin[key]] for key, value in values.items()})
+
+
+@dataclass(slots=True)
+class Rereading:
+    """When a running daemon looks at its config and its model table again, and what was said of them.
+
+    ``load`` reads all settings anew, so that flags and environment still win over the file.
+    """
+
+    settings: Settings
+    load: Callable[[], Settings]
+    has_table: bool = False  # a table that was there is not taken for none when it is gone
+    config_due: float = math.inf
+    table_due: float = math.inf
+    config_trouble: str = ""
+    table_trouble: str = ""
+    doubtful_since: float | None = None  # the table cannot be read: somebody may be in the midst of writing it
+    waiting: dict[str, Any] = field(default_factory=dict)  # what a restart would change, as it was said last
+    noted: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.noted = note_of(self.settings)
+
+    @property
+    def due(self) -> float:
+        """When to look by itself (``mono``)."""
+        return min(self.config_due, self.table_due)
+
+    def look(self, house: House, now: Now, everything: bool) -> None:
+        """Read what has changed; ``everything``: whether it was noticed or not."""
+        config_file, table_file = self.settings.config_file, self.settings.config.llm_config
+        if config_file and config_file in house.changed:
+            self.config_due = now.mono + SETTLE_S  # half of a config can be read as well as the whole
+        elif config_file and everything and self.config_due == math.inf:
+            self.config_due = now.mono
+        if table_file in house.changed or (table_file and everything and self.table_due == math.inf):
+            self.table_due = now.mono  # half a table cannot be read
+        if now.mono >= self.config_due:
+            self.config_due = math.inf
+            self._config(house)
+        if now.mono >= self.table_due:
+            self.table_due = math.inf
+            self._table(house, now)
+
+    def _config(self, house: House) -> None:
+        """Read the config again; what may change while running, changes."""
+        path = self.settings.config_file
+        try:
+            fresh = self.load()
+        except SchedulerError as error:
+            text = harmless(str(error)) if os.path.lexists(path) else f"{harmless(path)}: the config file is gone"
+            if text != self.config_trouble:
+                house.say(f"{text}; the settings in force stay", 30, kind="config")
+            self.config_trouble = text
+            return
+        changes = self._take(fresh, house)
+        if changes or self.config_trouble:
+            house.say(f"config read again: {'; '.join(changes) or 'nothing has changed'}", 20, kind="config")
+        self.config_trouble = ""
+        note = note_of(self.settings)
+        if note != self.noted:
+            with house.db.writing(sync=False) as connection:
+                rows.set_meta(connection, "settings", note)
+            self.noted = note
+
+    def _take(self, fresh: Settings, house: House) -> list[str]:
+        """Take over what may change; what has changed, and what waits for a restart, in words."""
+        old, new = self.settings.config, fresh.config
+        values = {key: (getattr(old, key), getattr(new, key)) for key in OPTIONS}
+        changed = {key for key, (before, after) in values.items() if before != after}
+        taken = {key: values[key][1] for key in changed if _may_change(key, *values[key])}
+        waiting = {
+            key: values[key][1]
+            for key in OPTIONS
+            # Paths that only follow the state file to its new folder are not named one by one.
+            if key in changed - set(taken) and (fresh.origin[key] != DEFAULT or old.state_file == new.state_file)
+        }
+        origin = {key: (self.settings if key in changed and key not in taken else fresh).origin[key] for key in OPTIONS}
+        self.settings = Settings(replace(old, **taken), origin, self.settings.config_file)
+        words = [
+            f"{key} {written(before)} -> {written(after)}" for key, (before, after) in values.items() if key in taken
+        ]
+        unsaid = [key for key, value in waiting.items() if key not in self.waiting or self.waiting[key] != value]
+        if unsaid:
+            words.append(f"{', '.join(unsaid)} need{'s' if len(unsaid) == 1 else ''} a restart")
+        self.waiting = waiting
+        if taken:
+            house.config = self.settings.config
+            house.world.policy = policy_of(house.config)
+            house.set_modes()
+            house.rung = True  # what waits is looked at by the new settings
+        return words
+
+    def _table(self, house: House, now: Now) -> None:
+        """Read the model table again; a broken one, or none, leaves the last good one in force."""
+        config = house.config
+        try:
+            table = model_table(config.llm_config, config.trust_group, needed=self.has_table)
+        except SchedulerError as error:
+            self.doubtful_since = now.mono if self.doubtful_since is None else self.doubtful_since
+            if now.mono < self.doubtful_since + SETTLE_S:
+                self.table_due = self.doubtful_since + SETTLE_S
+                return
+            text = harmless(str(error))
+            if text != self.table_trouble:
+                house.say(f"{text}; the last good model table stays in force", 30, kind="table")
+            self.table_trouble = text
+            return
+        self.has_table, self.doubtful_since = os.path.exists(config.llm_config), None
+        if table != house.table:
+            _use_table(house, table, now)
+        elif self.table_trouble:
+            house.say(f"{harmless(config.llm_config)}: can be read again; nothing has changed", 20, kind="table")
+        self.table_trouble = ""
+
+
+def _may_change(key: str, before: Any, after: Any) -> bool:
+    if key == "gpu_interval" and not (before and after):
+        return False  # readings are turned on and off at the start
+    return key in RELOADABLE
+
+
+def _use_table(house: House, table: ModelTable, now: Now) -> None:
     house.table = table
     house.say(f"model table read: {len(table.models)} models, default need {table.default}", 20, kind="table")
     changed = []
@@ -77,20 +198,6 @@ def reload_table(house: House, now: Now) -> None:
             rows.save(connection, changed)
         house.turn([Arrived(job) for job in changed], [], now, sync=True)
         house.say(f"{len(changed)} waiting jobs have another need now", 20, kind="table")
-
-
-def reload_config(house: House) -> None:
-    """Read the config again; what may change while running, changes."""
-    if house.reload_config is None:
-        return
-    try:
-        house.config = house.reload_config()
-    except SchedulerError as error:
-        house.say(f"{harmless(str(error))}; the settings in force stay", 30, kind="config")
-        return
-    house.world.policy = policy_of(house.config)
-    house.set_modes()
-    house.say("config read again", 20, kind="config")
 
 
 def bind_unread(house: House, readings: Readings) -> bool:

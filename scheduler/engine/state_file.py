@@ -8,7 +8,6 @@ for, as its save goes to a file that has no name any more.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import json
 import os
@@ -18,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from scheduler.core.errors import nearest
 from scheduler.core.requests import StateEdited
 from scheduler.store.safely import has_writer, swap_file, write_all
 
@@ -220,8 +220,8 @@ class StateFile:
         for key in document:
             if key not in KNOWN and key not in self._named:
                 self._named.add(key)
-                near = difflib.get_close_matches(key, WISHES, 1)
-                also = f"did you mean {near[0]}?" if near else f"what can be edited: {', '.join(WISHES)}"
+                near = nearest(key, WISHES)
+                also = f"did you mean {near}?" if near else f"what can be edited: {', '.join(WISHES)}"
                 self.said.append(f"the state file has an unknown key {key!r}, which is painted over; {also}")
 
     def _say_trouble(self, text: str) -> None:

@@ -7,16 +7,34 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.core.errors import UsageError
+from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.faces.terminal import safe
-from scheduler.intake.settings import Settings, find_config, load
+from scheduler.intake.settings import Settings, load, state_file_said, without_config
 from scheduler.store.office import registered
 from scheduler.store.places import Places
+
+_said: set[str] = set()
 
 
 def settings_for(flags: Mapping[str, Any], config_file: str | None = None) -> Settings:
     """The settings a command works with. ``flags``: only what was given. Raises UsageError."""
     return load(flags, os.environ, config_file)
+
+
+def settings_if_readable(flags: Mapping[str, Any], config_file: str | None = None) -> Settings:
+    """The same for commands that can go on by flags and defaults alone: what is wrong is said, once, on stderr."""
+    try:
+        return settings_for(flags, config_file)
+    except SchedulerError as error:
+        _say(error)
+        return without_config(flags)
+
+
+def _say(trouble: SchedulerError, then: str = "") -> None:
+    text = str(trouble)
+    if text not in _said:
+        _said.add(text)
+        print(f"gpujob: {safe(text)}; going on without{safe(then)}", file=sys.stderr)
 
 
 def state_file_for(state_file: str | None, config_file: str | None = None) -> str:
@@ -26,11 +44,15 @@ def state_file_for(state_file: str | None, config_file: str | None = None) -> st
     if os.environ.get("GPUJOB_STATE_FILE"):
         return os.path.abspath(os.environ["GPUJOB_STATE_FILE"])
     here = os.getcwd()
-    configured = bool(os.environ.get("GPUJOB_SET_STATE_FILE")) or bool(find_config(os.environ, config_file, here))
-    if configured:
-        settings = load({}, os.environ, config_file)
-        if settings.origin["state_file"] != "default":
-            return settings.config.state_file
+    named, trouble = state_file_said(os.environ, config_file, here)
+    found = named or _unnamed(here)
+    if trouble is not None:
+        _say(trouble, "" if named else f", with the scheduler of {found}")
+    return found
+
+
+def _unnamed(here: str) -> str:
+    """The scheduler of this folder, else the only one alive."""
     default = os.path.join(here, "gpu_scheduler_state.json")
     if os.path.exists(default) or Places(default).exist():
         return default

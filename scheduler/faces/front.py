@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 FLAG = "flag"
@@ -155,7 +155,7 @@ def main(words: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except SchedulerError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(error.lines, error.exit_code)
     except BrokenPipeError:
         # Whoever read our output has enough; keep the interpreter from complaining about it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -167,19 +167,20 @@ def main(words: list[str] | None = None) -> int:
 
         text = usage_text(error)
         if text is not None:
-            return _fail(text, 2)
+            return _fail([text], 2)
         if isinstance(error, OSError):
             where = f" {error.filename}" if error.filename else ""
-            return _fail(f"{error.strerror or error}{where}", 1)
+            return _fail([f"{error.strerror or error}{where}"], 1)
         if type(error).__name__ == "Abort":
             return 130
         raise
 
 
-def _fail(text: str, code: int) -> int:
+def _fail(lines: Sequence[str], code: int) -> int:
     from scheduler.faces.terminal import safe
 
-    print(f"gpujob: {safe(text)}", file=sys.stderr)
+    for line in lines:
+        print(f"gpujob: {safe(line)}", file=sys.stderr)
     return code
 
 

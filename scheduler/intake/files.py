@@ -9,7 +9,7 @@ import pwd
 import stat
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from scheduler.core.errors import SchedulerError
@@ -22,6 +22,7 @@ CHECKED_WHOLE = 64 * 1024  # a prefix up to this size is compared at every look
 TAIL = 4096
 OPEN_LINE_S = 2.0  # a last line without newline counts when it has stood this long
 CLOCK_TICK_NS = 50_000_000  # two writes within a tick of the kernel's clock leave the same time on a file
+MOST_LINKS = 40  # as many as the kernel follows
 SETTLE_S = 1.0  # a file that shrank or was replaced is read when it has stood this long
 
 
@@ -31,24 +32,54 @@ class FileTrouble(SchedulerError):
 
 def read_plain(path: str, most: int) -> bytes:
     """At most ``most`` bytes of a plain file. Raises OSError; a FIFO or device never holds us up."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "not a plain file", path)
+    with os.fdopen(_plain_fd(path), "rb") as stream:
         return stream.read(most)
 
 
-def who_else_may_write(status: os.stat_result, trust_group: bool = False) -> str:
-    """Empty, or who besides us could write a file (or folder) of this status, and the command that mends it."""
+def read_private(path: str, most: int, trust_group: bool = False) -> bytes:
+    """The same of a file that nobody else could write: looked at as it was opened. Its folders are not asked.
+
+    Raises OSError, FileTrouble.
+    """
+    with os.fdopen(_plain_fd(path), "rb") as stream:
+        problem = who_else_may_write(os.fstat(stream.fileno()), path, trust_group, stream.fileno())
+        if problem:
+            raise FileTrouble(f"not read: {problem}", where=path)
+        return stream.read(most)
+
+
+def _plain_fd(path: str) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a plain file", path)
+    return fd
+
+
+def who_else_may_write(status: os.stat_result, path: str, trust_group: bool = False, fd: int = -1) -> str:
+    """Empty, or who besides us could write the file (or folder) of this status, and the command that mends it.
+
+    ``fd``: the open file; an access list, which hides behind the bits of the group, is then looked for on it.
+    """
     me = os.getuid()
     if status.st_uid not in (me, 0):
-        return f"it belongs to user {status.st_uid}: chown it to yourself"
+        return f"it belongs to user {status.st_uid}: chown it to yourself: {path}"
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & stat.S_IWOTH and not sticky:
-        return "everybody may write it: chmod o-w"
-    if status.st_mode & stat.S_IWGRP and not sticky and not trust_group and _group_has_others(status.st_gid, me):
-        return "its group may write it: chmod g-w (or set trust_group: true)"
+        return f"everybody may write it: chmod o-w {path}"
+    if status.st_mode & stat.S_IWGRP and not sticky and not trust_group:
+        if _group_has_others(status.st_gid, me):
+            return f"its group may write it: chmod g-w {path} (or set trust_group: true)"
+        if _has_access_list(fd if fd >= 0 else path):
+            return f"its access list may let others write it: setfacl -b {path} (or set trust_group: true)"
     return ""
+
+
+def _has_access_list(at: int | str) -> bool:
+    try:
+        return bool(os.getxattr(at, "system.posix_acl_access"))
+    except OSError:
+        return False  # none, or a file system without
 
 
 def _group_has_others(gid: int, me: int) -> bool:
@@ -65,18 +96,33 @@ def _group_has_others(gid: int, me: int) -> bool:
 
 
 def check_private(path: str, status: os.stat_result, trust_group: bool = False) -> None:
-    """Raise FileTrouble when somebody else could write the file, or replace it in its folder."""
-    problem = who_else_may_write(status, trust_group)
+    """Raise FileTrouble when somebody else could write the file, or put another in its place. Raises OSError."""
+    problem = who_else_may_write(status, path, trust_group)
     if problem:
-        raise FileTrouble(f"not read: {problem} {path}", where=path)
-    check_folder(path, os.path.dirname(os.path.realpath(path)), trust_group)
+        raise FileTrouble(f"not read: {problem}", where=path)
+    check_places(path, places_of(path), trust_group)
 
 
-def check_folder(path: str, folder: str, trust_group: bool) -> None:
-    """Raise FileTrouble when somebody else could put another file in the place of ``path``."""
-    problem = who_else_may_write(os.stat(folder), trust_group)
-    if problem:
-        raise FileTrouble(f"not read: of its folder, {problem} {folder}", where=path)
+def places_of(path: str) -> tuple[str, ...]:
+    """``path`` and, when it is a link, every place on the way to the file."""
+    places = [os.path.abspath(path)]
+    while os.path.islink(places[-1]) and len(places) <= MOST_LINKS:
+        folder = os.path.realpath(os.path.dirname(places[-1]))
+        places.append(os.path.normpath(os.path.join(folder, os.readlink(places[-1]))))
+    return tuple(places)
+
+
+def check_places(path: str, places: Sequence[str], trust_group: bool) -> None:
+    """Raise FileTrouble when somebody else could put another file, or link, in one of these places."""
+    for place in places:
+        folder = os.path.dirname(place)
+        problem = who_else_may_write(os.stat(folder), folder, trust_group)
+        if problem:
+            raise FileTrouble(f"not read: of its folder, {problem}", where=path)
+    for link in places[:-1]:
+        owner = os.lstat(link).st_uid
+        if owner not in (os.getuid(), 0):  # in a sticky folder anybody may have put it there
+            raise FileTrouble(f"not read: the link {link} belongs to user {owner}", where=path)
 
 
 class Follower:
@@ -91,7 +137,7 @@ class Follower:
         self.mark = mark if mark is not None else FileMark(path)
         self.trust_group = trust_group
         self._fd = -1
-        self._folder = ""
+        self._places: tuple[str, ...] = ()
         self._seen: tuple[int, int] = (0, 0)  # size, mtime_ns at the last look
         self._changed_at = float("-inf")  # monotonic
         self._unsettled = False
@@ -137,15 +183,15 @@ class Follower:
             self.close()
             self._open(fresh)
             held = os.fstat(self._fd)
-        problem = who_else_may_write(held, self.trust_group)
+        problem = who_else_may_write(held, self.path, self.trust_group, self._fd)
         if problem:
-            raise FileTrouble(f"not read: {problem} {self.path}", where=self.path)
-        check_folder(self.path, self._folder, self.trust_group)
+            raise FileTrouble(f"not read: {problem}", where=self.path)
+        check_places(self.path, self._places, self.trust_group)
         return self._look_at(held, now)
 
     def _open(self, fresh: os.stat_result) -> None:
         """Open the file at the path; before that, an older one of ours that was renamed in the same folder."""
-        self._folder = os.path.dirname(os.path.realpath(self.path))
+        self._places = places_of(self.path)
         if self.mark.inode and (fresh.st_dev, fresh.st_ino) != (self.mark.device, self.mark.inode):
             renamed = self._renamed()
             if renamed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -10,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.core.errors import Refused, SchedulerError, UsageError
+from scheduler.core.errors import Refused, SchedulerError, UsageError, nearest
 from scheduler.core.gpu import Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
 from scheduler.core.launch import CUDA_MODES, LAUNCHERS
@@ -413,8 +412,8 @@ def read_options(pairs: Collection[tuple[str, str]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, text in pairs:
         if key not in OPTION_KEYS:
-            near = difflib.get_close_matches(key, OPTION_KEYS, 1)
-            do = f"did you mean ;{near[0]}=?" if near else f"known: {', '.join(OPTION_KEYS)}"
+            near = nearest(key, OPTION_KEYS)
+            do = f"did you mean ;{near}=?" if near else f"known: {', '.join(OPTION_KEYS)}"
             raise UsageError(f"unknown option ;{key}=", do=f"{do} (quote the field if it belongs to the arguments)")
         name, read = OPTION_KEYS[key]
         if name in values:

@@ -4,26 +4,122 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.core.config import OPTIONS, PATHS, Config, config_from, defaults, read_option
-from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.config import OPTIONS, PATHS, Config, config_from, defaults, read_option, said
+from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all
+from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.llm import ModelTable, table_from
-from scheduler.intake.files import check_private, read_plain
+from scheduler.intake.config_file import read_entries
+from scheduler.intake.files import check_places, places_of, read_private
 
 PREFIX = "GPUJOB_SET_"
-LARGEST = 4 << 20
+FLAG = "command line"
+DEFAULT = "default"
+LARGEST_TABLE = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The config of one scheduler and, for each key, where its value came from."""
+    """The config of one scheduler and, for each key, where its value came from.
+
+    An origin is `command line`, the name of an environment variable, `FILE:LINE` or `default`.
+    """
 
     config: Config
     origin: Mapping[str, str]
     config_file: str = ""
+
+
+class _Gathering:
+    """Values by key, each the strongest said so far, and all mistakes met on the way."""
+
+    def __init__(self, here: str) -> None:
+        self.here = here
+        self.values, self.origin = defaults(), dict.fromkeys(OPTIONS, DEFAULT)
+        self.level = dict.fromkeys(OPTIONS, 0)
+        self.errors: list[SchedulerError] = []
+
+    def take(self, key: str, value: Any, level: int, origin: str, folder: str, *, where: str, named: bool) -> None:
+        """One setting from one place; a relative path is relative to ``folder``."""
+        try:
+            typed = read_option(key, value, where, named=named)
+        except UsageError as error:
+            self.errors.append(error)
+            return
+        if typed and (key in PATHS or (key == "python" and "/" in typed)):
+            typed = _absolute(typed, folder)
+        self.values[key], self.origin[key], self.level[key] = typed, origin, level
+
+    def config(self, path: str) -> None:
+        """What a config file says; `key:` without a value means the default."""
+        told = self.values["trust_group"] if self.level["trust_group"] else False
+        try:
+            entries, errors = read_entries(path, bool(told))
+        except SchedulerError as error:
+            self.errors.append(error)
+            return
+        before, self.errors = self.errors, errors
+        for key, entry in entries.items():
+            origin = f"{path}:{entry.line}"
+            if self.level[key]:
+                self._only_check(key, entry.value, origin)  # overruled, and read all the same: a mistake is said
+            elif entry.value is None:
+                self.origin[key] = origin
+            else:
+                self.take(key, entry.value, 1, origin, os.path.dirname(path), where=origin, named=False)
+        self.errors = before + sorted(self.errors, key=lambda error: int(error.where.rpartition(":")[2]))
+
+    def _only_check(self, key: str, value: Any, where: str) -> None:
+        try:
+            if value is not None:
+                read_option(key, value, where)
+        except UsageError as error:
+            self.errors.append(error)
+
+    def variables(self, environ: Mapping[str, str]) -> None:
+        """What GPUJOB_SET_… and GPUJOB_STATE_FILE say."""
+        known = {PREFIX + key.upper(): key for key in OPTIONS}
+        for variable, text in sorted(environ.items()):
+            if variable in known:
+                where = f"environment variable {variable}"
+                self.take(known[variable], text, 2, variable, self.here, where=where, named=True)
+            elif variable.startswith(PREFIX):
+                near = nearest(variable.upper(), known)
+                do = f"did you mean {near}?" if near else f"known: {PREFIX}… with {', '.join(sorted(OPTIONS))}"
+                self.errors.append(UsageError("there is no such setting", where=variable, do=do))
+        if environ.get("GPUJOB_STATE_FILE"):
+            self.take("state_file", environ["GPUJOB_STATE_FILE"], 3, "GPUJOB_STATE_FILE", self.here,
+                      where="GPUJOB_STATE_FILE", named=True)  # fmt: skip
+
+    def flags(self, flags: Mapping[str, Any]) -> None:
+        """What the command line says."""
+        for key, value in flags.items():
+            self.take(key, value, 4, FLAG, self.here, where=_flag(key), named=True)
+
+    def settle_gpus(self) -> None:
+        """`gpus` and `gpu_ids` say the same thing twice: the stronger counts, and equally strong ones have to agree."""
+        ids, number = self.values["gpu_ids"], self.values["gpus"]
+        if ids is None or number is None or len(ids) == number:
+            return
+        if self.level["gpus"] == self.level["gpu_ids"]:
+            first, second = (self._said(key) for key in ("gpus", "gpu_ids"))
+            text = f"{first} {number} and {second} {gpu_ids_text(ids)} contradict each other"
+            where = self.origin["gpus"] if self.level["gpus"] == 1 else ""
+            self.errors.append(UsageError(text, where=where, do="leave one of them out"))
+            return
+        weak, strong = sorted(("gpus", "gpu_ids"), key=self.level.__getitem__)
+        self.values[weak], self.origin[weak] = None, f"overruled by {strong} ({self.origin[strong]})"
+
+    def _said(self, key: str) -> str:
+        return {1: f"{key}:", 2: PREFIX + key.upper(), 4: _flag(key)}[self.level[key]]
+
+
+def _flag(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
 
 
 def load(
@@ -32,92 +128,104 @@ def load(
     """Settings by flag > environment > config file > default.
 
     ``flags`` holds only what was given on the command line. Relative paths: of flags and the environment, the
-    current folder; of the config file, its folder; defaults, the state file's folder. Raises UsageError.
+    current folder; of the config file, its folder; defaults, the state file's folder. Raises UsageError, Mistakes
+    when there are several, FileTrouble when others could write the config.
     """
     here = folder or os.getcwd()
-    values, origin = defaults(), dict.fromkeys(OPTIONS, "default")
-    path = find_config(environ, config_file, here)
+    found = _Gathering(here)
+    found.variables(environ)
+    found.flags(flags)
+    path = ""
+    try:
+        path = find_config(environ, config_file, here)
+    except UsageError as error:
+        found.errors.append(error)
     if path:
-        for key, value in read_config(path, trust_group=False).items():
-            typed = read_option(key, value, path)
-            if key in PATHS and typed:
-                typed = _absolute(typed, os.path.dirname(path))
-            values[key], origin[key] = typed, path
-    for variable, text in environ.items():
-        if variable.startswith(PREFIX):
-            key = variable[len(PREFIX) :].lower()
-            typed = read_option(key, text, f"environment variable {variable}")
-            values[key], origin[key] = _absolute(typed, here) if key in PATHS and typed else typed, variable
-    if environ.get("GPUJOB_STATE_FILE") and "state_file" not in flags:
-        values["state_file"], origin["state_file"] = _absolute(environ["GPUJOB_STATE_FILE"], here), "GPUJOB_STATE_FILE"
-    for key, value in flags.items():
-        typed = read_option(key, value, f"--{key.replace('_', '-')}")
-        values[key], origin[key] = _absolute(typed, here) if key in PATHS and typed else typed, "command line"
-    values["state_file"] = _absolute(values["state_file"], here)
+        found.config(path)
+    return _settled(found, path)
+
+
+def _settled(found: _Gathering, path: str) -> Settings:
+    found.settle_gpus()
+    raise_all(found.errors)
+    values = found.values
+    values["state_file"] = _absolute(values["state_file"], found.here)
     beside = os.path.dirname(values["state_file"])
     for key in PATHS:
         if values[key]:
             values[key] = _absolute(values[key], beside)
             _check_encoding(key, values[key])
-    return Settings(config_from(values), origin, path)
+    return Settings(config_from(values), found.origin, path)
+
+
+def without_config(flags: Mapping[str, Any], folder: str | None = None) -> Settings:
+    """The settings by flags and defaults alone, for commands that go on though the others cannot be read."""
+    found = _Gathering(folder or os.getcwd())
+    found.flags(flags)
+    return _settled(found, "")
+
+
+def state_file_said(
+    environ: Mapping[str, str], config_file: str | None, folder: str
+) -> tuple[str, SchedulerError | None]:
+    """The state file that environment or config name, or an empty text; and what is wrong with the settings, if anything.
+
+    Whatever else is wrong, a command finds its scheduler. Raises UsageError where it cannot know which is meant.
+    """
+    try:
+        settings = load({}, environ, config_file, folder)
+    except SchedulerError as error:
+        trouble = error
+    else:
+        return ("" if settings.origin["state_file"] == DEFAULT else settings.config.state_file), None
+    found = _Gathering(folder)
+    found.variables({key: text for key, text in environ.items() if key in ("GPUJOB_STATE_FILE", f"{PREFIX}STATE_FILE")})
+    if not found.level["state_file"]:
+        raise_all(found.errors)
+        path, trusting = "", _Gathering(folder)
+        trusting.variables(environ)
+        try:
+            path = find_config(environ, config_file, folder)
+            entries, errors = read_entries(path, bool(trusting.values["trust_group"])) if path else ({}, [])
+        except SchedulerError as error:
+            if config_file and not os.path.lexists(_absolute(config_file, folder)):
+                raise
+            if isinstance(error, UsageError) and _names_a_state_file(path):
+                raise UsageError(
+                    error.what, where=error.where, do="mend it, or name the scheduler: --state-file"
+                ) from None
+            return "", trouble
+        found.errors += [error for error in errors if error.what.startswith("state_file")]
+        entry = entries.get("state_file")
+        if entry is not None and entry.value is not None:
+            where = f"{path}:{entry.line}"
+            found.take("state_file", entry.value, 1, where, os.path.dirname(path), where=where, named=False)
+        raise_all(found.errors)
+    return (found.values["state_file"] if found.level["state_file"] else ""), trouble
+
+
+def _names_a_state_file(path: str) -> bool:
+    """Whether a file that is no YAML names a state file all the same: then it is not known which scheduler is meant."""
+    try:
+        return re.search(rb"(?m)^\W*state_file\W*:", read_private(path, LARGEST_TABLE)) is not None
+    except (OSError, SchedulerError):
+        return False
 
 
 def find_config(environ: Mapping[str, str], named: str | None, folder: str) -> str:
     """The config file to read: named, GPUJOB_CONFIG, ./config.yaml, the user's; empty if there is none."""
-    named = named or environ.get("GPUJOB_CONFIG")
-    if named:
-        path = _absolute(named, folder)
-        if not os.path.exists(path):
-            raise UsageError("no such config file", where=path, do="name another with --config")
+    variable = environ.get("GPUJOB_CONFIG")
+    if named or variable:
+        path = _absolute(named or variable or "", folder)
+        if not os.path.lexists(path):
+            do = "name another with --config" if named else "GPUJOB_CONFIG names it"
+            raise UsageError("no such config file", where=path, do=do)
         return path
     home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
     for path in (os.path.join(folder, "config.yaml"), os.path.join(home, "gpujob", "config.yaml")):
-        if os.path.isfile(path):
+        if os.path.lexists(path):
             return path
     return ""
-
-
-def read_config(path: str, trust_group: bool) -> dict[str, Any]:
-    """The mapping in a YAML file that only we can write. Raises UsageError with file and line."""
-    import yaml
-
-    try:
-        status = os.stat(path)
-        text = read_plain(path, LARGEST).decode("utf-8")
-        data = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", where=path) from None
-    except RecursionError:
-        raise UsageError("nested too deeply", where=path) from None
-    except (ValueError, OverflowError) as error:  # a date such as 2024-13-45
-        raise UsageError(f"holds a value that cannot be read: {error}", where=path, do="quote it") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else path
-        raise UsageError(f"not YAML: {getattr(error, 'problem', error)}", where=where) from None
-    if data is None:
-        data = {}
-    if not isinstance(data, dict):
-        raise UsageError("must hold `key: value` lines", where=path)
-    try:
-        check_private(path, status, trust_group or data.get("trust_group") is True)
-    except SchedulerError as error:
-        # Others could make us run anything: an error of ours (exit 1), not a spelling mistake.
-        raise SchedulerError(error.what, where=path) from None
-    lines = _lines_of(text)
-    for key in data:
-        if key not in OPTIONS:
-            read_option(str(key), data[key], f"{path}:{lines.get(str(key), 1)}")
-    return {str(key): value for key, value in data.items()}
-
-
-def _lines_of(text: str) -> dict[str, int]:
-    lines: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        key = line.split(":", 1)[0].strip().strip("'\"")
-        if key and not line[:1].isspace():
-            lines.setdefault(key, number)
-    return lines
 
 
 def _check_encoding(key: str, path: str) -> None:
@@ -132,25 +240,54 @@ def _absolute(path: str, folder: str) -> str:
     return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
 
 
-def model_table(path: str) -> ModelTable:
-    """The model table; one that needs a whole GPU for everything when there is no such file.
+def model_table(path: str, trust_group: bool = False, *, needed: bool = False) -> ModelTable:
+    """The model table; one that needs a whole GPU for everything when there is no such file (unless it is ``needed``).
 
-    Raises UsageError with file, line and column when it is not JSON of the right shape.
+    Raises UsageError with file, line and column when it is not JSON of the right shape (Mistakes when several things
+    are wrong), FileTrouble when others could write it.
     """
     if not path:
         return ModelTable()
     try:
-        text = read_plain(path, LARGEST).decode("utf-8-sig")
+        data, places = read_private(path, LARGEST_TABLE + 1, trust_group), places_of(path)
+        check_places(path, places, trust_group)
     except FileNotFoundError:
+        if needed or os.path.islink(path):
+            raise UsageError("no such model table", where=path) from None
         return ModelTable()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", where=path) from None
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=path) from None
+    if len(data) > LARGEST_TABLE:
+        raise UsageError(f"larger than {LARGEST_TABLE >> 20} MiB: this is no model table", where=path)
     try:
-        data = json.loads(text)
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UsageError("not UTF-8", where=f"{path}:{line}", do="save it as UTF-8") from None
+
+    def place(key: str) -> str:
+        found = [match.start() for match in re.finditer(re.escape(json.dumps(key, ensure_ascii=False)) + r"\s*:", text)]
+        return f"{path}:{text.count(chr(10), 0, found[-1]) + 1}" if found else path
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in made:
+                raise UsageError(f"{said(key)} stands there more than once", where=place(key), do="keep one of them")
+            made[key] = value
+        return made
+
+    def no_number(word: str) -> Any:
+        found = re.search(rf"[:\[,\s]{re.escape(word)}\b", text)
+        line = text.count("\n", 0, found.start() + 1) + 1 if found else 1
+        raise UsageError(f"{word} is not JSON", where=f"{path}:{line}", do="write a number such as 0.5")
+
+    try:
+        value = json.loads(text, object_pairs_hook=once, parse_constant=no_number)
     except json.JSONDecodeError as error:
         raise UsageError(f"not JSON: {error.msg}", where=f"{path}:{error.lineno}:{error.colno}") from None
     except RecursionError:
         raise UsageError("nested too deeply", where=path) from None
-    except ValueError as error:  # a number of thousands of digits
-        raise UsageError(f"holds a value that cannot be read: {error}", where=path) from None
-    return table_from(data, path)
+    except ValueError:  # a number of thousands of digits
+        raise UsageError("holds a number of thousands of digits", where=path, do="write 0.5, 1 or 2") from None
+    return table_from(value, path, place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.config import OPTIONS, PATHS, defaults, read_option
-from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.config import OPTIONS, PATHS, defaults, read_option, written
+from scheduler.core.errors import Mistakes, SchedulerError, UsageError
 from scheduler.core.llm import ModelTable
-from scheduler.intake.settings import PREFIX, Settings, find_config, load, model_table
+from scheduler.intake.config_file import read_entries
+from scheduler.intake.settings import PREFIX, Settings, find_config, load, model_table, state_file_said
 
 OTHER = 65534  # nobody
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
@@ -47,7 +49,7 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
     variables = {f"{PREFIX}KILL_GRACE": "2"}
     for flags, environ, text, value, origin in (
         ({}, {}, None, 15.0, "default"),
-        ({}, {}, config, 1.0, str(tmp_path / "config.yaml")),
+        ({}, {}, config, 1.0, f"{tmp_path / 'config.yaml'}:1"),
         ({}, variables, config, 2.0, f"{PREFIX}KILL_GRACE"),
         ({"kill_grace": "3"}, variables, config, 3.0, "command line"),
     ):
@@ -186,7 +188,8 @@ def test_a_bad_value_names_its_place_and_key(tmp_path: Path, key: str, text: str
     ):
         error = error_of(tmp_path, **values)
         assert error.exit_code == 2
-        assert place in error.where and key in error.what
+        assert place in error.where
+        assert (f"{key}: " in error.what) == (place == "config.yaml")  # the option is named once
         (tmp_path / "config.yaml").unlink(missing_ok=True)
 
 
@@ -201,7 +204,7 @@ def test_yaml_values_of_a_wrong_kind_are_one_error(tmp_path: Path, key: str, tex
     """P3."""
     if (key, text) == ("trust_group", "true"):
         assert given_by(tmp_path, config="trust_group: true\n").config.trust_group is True
-    elif key == "log_dir" and text in (".inf", "-.inf", ".nan"):
+    elif key == "log_dir" and text in (".inf", "-.inf", ".nan", "2024-01-01"):
         assert given_by(tmp_path, config=f"{key}: {text}\n").config.log_dir  # a text like any other
     else:
         assert error_of(tmp_path, config=f"{key}: {text}\n").exit_code == 2
@@ -211,7 +214,7 @@ def test_yaml_values_of_a_wrong_kind_are_one_error(tmp_path: Path, key: str, tex
     "text",
     [
         "max_assign_attempts: .inf\n", "gpus: .inf\n", "gpu_ids: [0, .inf]\n", "oom_retries: -.inf\n",
-        "log_dir: 2024-13-45\n", "[" * 20_000, f"monitor_interval: '{'9' * 400}:00'\n",
+        "aging: 2024-13-45\n", "[" * 20_000, f"monitor_interval: '{'9' * 400}:00'\n",
     ],
     ids=["inf attempts", "inf gpus", "inf in a list", "-inf retries", "impossible date", "deep nesting", "huge clock"],
 )  # fmt: skip
@@ -253,7 +256,7 @@ def test_an_unknown_key_in_quotes_names_its_line_too(tmp_path: Path) -> None:
 def test_an_unknown_variable_of_ours_names_the_nearest(tmp_path: Path) -> None:
     """Contract 2."""
     error = error_of(tmp_path, environ={f"{PREFIX}GPUZ": "1"})
-    assert f"{PREFIX}GPUZ" in error.where and "gpus" in error.do
+    assert str(error) == f"{PREFIX}GPUZ: there is no such setting; did you mean {PREFIX}GPUS?"
 
 
 def test_a_key_like_no_other_lists_all(tmp_path: Path) -> None:
@@ -341,9 +344,17 @@ def test_a_config_for_a_group_must_say_so(tmp_path: Path) -> None:
     path.write_text("gpus: 2\n")
     path.chmod(0o664)
     os.chown(path, 0, OTHER)
-    assert "trust_group" in error_of(tmp_path).what
+    assert f"chmod g-w {path}" in error_of(tmp_path).what
     path.write_text("gpus: 2\ntrust_group: true\n")
-    assert given_by(tmp_path).config.gpus == 2
+    assert error_of(tmp_path).exit_code == 1  # whoever may write it could have written that
+    assert given_by(tmp_path, environ={f"{PREFIX}TRUST_GROUP": "true"}).config.gpus == 2
+    assert given_by(tmp_path, flags={"trust_group": "true"}).config.gpus == 2
+    path.chmod(0o644)
+    tmp_path.chmod(0o770)
+    os.chown(tmp_path, 0, OTHER)
+    assert given_by(tmp_path).config.gpus == 2  # of the folder it may say so: nobody else could write that
+    path.write_text("gpus: 2\n")
+    assert "of its folder, its group may write it" in error_of(tmp_path).what
 
 
 # -- the model table --------------------------------------------------------------------------------------
@@ -413,3 +424,258 @@ def test_paths_that_are_not_utf8_are_one_usage_error(tmp_path: Path) -> None:
     """F15: the store keeps text; a path that is none is refused at the door."""
     with pytest.raises(UsageError, match="not UTF-8"):
         load({"log_dir": "/home/jos\udce9/logs"}, {"HOME": str(tmp_path)}, None, str(tmp_path))
+
+
+# -- lines, and all mistakes at once ----------------------------------------------------------------------
+
+
+def lines_of(folder: Path, text: str) -> list[str]:
+    """What is said of a config, a line for each mistake, without the file's folder."""
+    return [line.replace(f"{folder}/", "") for line in error_of(folder, config=text).lines]
+
+
+def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
+    """Contract 2, P3."""
+    text = "# mine\nmem_threshold: 8\njob_file: a\ngpus: 2\n\nkill_grace: soon\ngpus: 2\norder: [fifo]\nwatch: {a: 1}\n[1]: 2\n"
+    assert lines_of(tmp_path, text) == [
+        "config.yaml:2: mem_threshold: must be a share between 0 and 1, not 8; write 0.8 for 80 %",
+        "config.yaml:3: unknown key 'job_file'; did you mean jobs_file?",
+        "config.yaml:6: kill_grace: 'soon' is not a duration; write 90, 4s, 30m, 4h, 2d or 1-12:00:00",
+        "config.yaml:7: gpus stands in line 4 already; keep one of them",
+        "config.yaml:8: order: must be one value, not a list",
+        "config.yaml:9: watch: must be one value, not a mapping",
+        "config.yaml:10: a key must be a word",
+    ]
+    assert str(error_of(tmp_path)).endswith("write 0.8 for 80 %; and 6 more mistakes")
+
+
+def test_mistakes_of_flags_variables_and_file_are_named_together(tmp_path: Path) -> None:
+    """S3.1, P3: also one in the file that a flag overrules."""
+    error = error_of(
+        tmp_path,
+        flags={"gpus": "x", "aging": "1"},
+        environ={f"{PREFIX}ORDER": "fio", f"{PREFIX}gpus": "1"},
+        config="aging: old\n",
+    )
+    assert [line.replace(f"{tmp_path}/", "") for line in error.lines] == [
+        f"environment variable {PREFIX}ORDER: must be one of fifo, short, not fio; did you mean fifo?",
+        f"{PREFIX}gpus: there is no such setting; did you mean {PREFIX}GPUS?",
+        "--gpus: must be a whole number, not x",
+        "config.yaml:1: aging: must be a number, not old",
+    ]
+
+
+def test_the_origin_is_the_line(tmp_path: Path) -> None:
+    """Contract 2."""
+    found = given_by(tmp_path, config="\ufeff# one\r\n\r\naging: 2\r\n? order\r\n: short\r\n")
+    assert found.config.aging == 2 and found.config.order == "short"
+    assert [found.origin[key].rpartition(":")[2] for key in ("aging", "order")] == ["3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("python: 3.10", "python", "3.10"), ("log_dir: 010", "log_dir", "HERE/010"), ("log_dir: 1_000", "log_dir", "HERE/1_000"),
+        ("log_dir: 'yes'", "log_dir", "HERE/yes"), ("jobs_file: ''", "jobs_file", ""), ("jobs_file:", "jobs_file", "HERE/jobs.txt"),
+        ("mem_threshold: null", "mem_threshold", 0.8), ("mem_threshold:", "mem_threshold", 0.8), ("mem_threshold: '0.5'", "mem_threshold", 0.5),
+        ("mem_threshold: 50%", "mem_threshold", 0.5), ("kill_grace: 010", "kill_grace", 10.0), ("kill_grace: 1:30", "kill_grace", 90.0),
+        ("kill_grace: 1e1", "kill_grace", 10.0), ("screen: yes", "screen", True), ("screen: off", "screen", False), ("screen: 'on'", "screen", True),
+        ("gpu_ids: 0-1,5", "gpu_ids", (0, 1, 5)), ("gpu_ids: [0-1, '5']", "gpu_ids", (0, 1, 5)), ("gpu_ids: 2", "gpu_ids", (2,)),
+        ("gpu_ids:\n- 2\n- 0", "gpu_ids", (0, 2)), ("settle: &a 3\nrelease: *a", "release", 3.0), ("gpu_ids: []", "gpu_ids", None),
+        ("aging: !!str 2", "aging", 2.0), ("python: ./v/bin/python", "python", "HERE/v/bin/python"), ("python: py", "python", "py"),
+        ("{aging: 2, order: short}", "aging", 2.0), ("log_dir: >\n  a\n", "log_dir", "HERE/a\n"),
+    ],
+)  # fmt: skip
+def test_a_value_is_the_text_that_stands_there(tmp_path: Path, text: str, key: str, value: Any) -> None:
+    """Contract 2: what YAML would make of 010, 3.10 or yes does not matter; nothing or null is the default."""
+    expected = value.replace("HERE", str(tmp_path)) if isinstance(value, str) else value
+    assert getattr(given_by(tmp_path, config=f"{text}\n").config, key) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"gpus: 2\n\tx: 1\n", ":2: not YAML: found character '\\t' that cannot start any token; indent with spaces"),
+        (b"log_dir: a: b\n", ":1: not YAML: mapping values are not allowed here; quote the value"),
+        (b"aging: 1\n---\naging: 2\n", ":2: not YAML: but found another document"),
+        (b"- a\n", ":1: must hold `key: value` lines; see config.example.yaml"),
+        (b"log_dir: yes\n", ":1: log_dir: must be a text, not yes; quote it if it is one"),
+        (b"<<: {aging: 1}\n", ":1: unknown key '<<'; known: "),
+        (b"aging: *nobody\n", ":1: not YAML: found undefined alias 'nobody'"),
+        (b"gpu_ids: &a [*a]\n", ":1: gpu_ids: must be a list of GPU ids; write [0, 2] or 0-3"),
+        (b"gpu_ids: {0: 1}\n", ":1: gpu_ids: must be one value, not a mapping"),
+        (b"log_dir: !!python/object:os.X {}\n", ":1: log_dir: the tag '!!python/object:os.X' is not taken; write a plain value"),
+        (b"gpus: !!binary aGk=\n", ":1: gpus: the tag '!!binary' is not taken; write a plain value"),
+        (b"a: 1\nlog_dir: \xff\n", ":2: not UTF-8; save it as UTF-8"),
+        ("aging: 1\n".encode("utf-16"), ": not UTF-8 but UTF-16; save it as UTF-8"),
+        (b"aging: 1\nlog_dir: a\0b\n", ":2: holds the character 0x0000; save it as plain text"),
+        (b'log_dir: "a\\0b"\n', ":1: log_dir: holds a NUL character; leave it out"),
+        (b"state_file: ''\n", ":1: state_file: must name a file or folder"),
+        (b"[" * 20_000, ": nested too deeply"),
+        (b"# " + b"x" * (64 << 10), ": larger than 64 KiB: this is no config file"),
+        (b"gpus: 2\ngpu_ids: [0]\n", ":1: gpus: 2 and gpu_ids: 0 contradict each other; leave one of them out"),
+    ],
+    ids=range(19),
+)  # fmt: skip
+def test_what_is_no_config_is_one_clear_line(tmp_path: Path, data: bytes, says: str) -> None:
+    """P3, S14; exit 2."""
+    (tmp_path / "config.yaml").write_bytes(data)
+    error = error_of(tmp_path)
+    assert str(error).startswith(f"{tmp_path}/config.yaml{says}") and error.exit_code == 2
+
+
+def test_s14_yaml_that_grows_costs_nothing(tmp_path: Path) -> None:
+    """S14: ten lists of ten times the one before are never built."""
+    text = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
+    assert len(error_of(tmp_path, config=text).lines) == 12
+
+
+@pytest.mark.parametrize("make", ["fifo", "folder", "device", "dangling", "loop"])
+@pytest.mark.parametrize("named", [True, False])
+def test_what_is_no_file_never_blocks(tmp_path: Path, make: str, named: bool) -> None:
+    """P3: one line, exit 2, named or found in this folder."""
+    path = tmp_path / "config.yaml"
+    says = "cannot be read: not a plain file"
+    if make == "fifo":
+        os.mkfifo(path)
+    elif make == "folder":
+        path.mkdir()
+    elif make == "device":
+        path.symlink_to("/dev/zero")
+    elif make == "dangling":
+        path.symlink_to("nowhere")
+        says = "the link leads nowhere; name another with --config"
+    else:
+        path.symlink_to(path)
+        says = "cannot be read: Too many levels of symbolic links"
+    with pytest.raises(UsageError) as caught:
+        load({}, {"HOME": str(tmp_path)}, str(path) if named else None, str(tmp_path))
+    assert str(caught.value) == f"{path}: {says}"
+
+
+# -- GPUs said twice --------------------------------------------------------------------------------------
+
+
+def test_the_stronger_of_gpus_and_gpu_ids_counts(tmp_path: Path) -> None:
+    """Contract 2, 4."""
+    found = given_by(tmp_path, flags={"gpu_ids": "0,2"}, config="gpus: 8\n")
+    assert (found.config.gpus, found.config.gpu_ids) == (None, (0, 2))
+    assert found.origin["gpus"] == "overruled by gpu_ids (command line)"
+    found = given_by(tmp_path, flags={"gpus": "1"}, environ={f"{PREFIX}GPU_IDS": "0,2"})
+    assert (found.config.gpus, found.config.gpu_ids) == (1, None)
+    assert given_by(tmp_path, flags={"gpus": "2", "gpu_ids": "0,2"}).config.gpu_ids == (0, 2)
+    error = error_of(tmp_path, environ={f"{PREFIX}GPUS": "3", f"{PREFIX}GPU_IDS": "0,2"})
+    assert str(error).startswith(f"{PREFIX}GPUS 3 and {PREFIX}GPU_IDS 0,2 contradict each other")
+
+
+# -- the scheduler that is meant --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("state_file: s.json\n", "HERE/s.json"), ("aging: 1\n", ""), ("state_file: s.json\nxyzzy: 1\n", "HERE/s.json"), ("xyzzy: 1\n", ""),
+        ("a: [\n", ""), ("mem_threshold: 9\nmem_threshold: 8\nstate_file: s.json\n", "HERE/s.json"), ("state_file:\nxyzzy: 1\n", ""),
+    ],
+)  # fmt: skip
+def test_a_command_finds_its_scheduler_beside_mistakes(tmp_path: Path, text: str, found: str) -> None:
+    """P3."""
+    (tmp_path / "config.yaml").write_text(text)
+    said, trouble = state_file_said({"HOME": "/h"}, None, str(tmp_path))
+    assert said == found.replace("HERE", str(tmp_path))
+    assert (trouble is None) == (text in ("state_file: s.json\n", "aging: 1\n"))
+
+
+def test_where_a_mistake_hides_which_scheduler_is_meant_none_is_taken(tmp_path: Path) -> None:
+    """P3: the wrong one would be worse."""
+    for text in ("state_file: [1]\n", "a: [\nstate_file: s.json\n", "state_file: ''\n"):
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(UsageError):
+            state_file_said({"HOME": "/h"}, None, str(tmp_path))
+    assert state_file_said({"HOME": "/h", f"{PREFIX}STATE_FILE": "/s.json"}, None, str(tmp_path))[0] == "/s.json"
+    with pytest.raises(UsageError):
+        state_file_said({"HOME": "/h"}, "nosuch.yaml", str(tmp_path))
+    (tmp_path / "config.yaml").write_text("aging: 1\n")
+    said, trouble = state_file_said({"HOME": "/h", "GPUJOB_CONFIG": "/nosuch.yaml"}, None, str(tmp_path))
+    assert said == "" and "no such config file; GPUJOB_CONFIG names it" in str(trouble)
+
+
+# -- mistakes of the model table --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{\n"models": {\n"qwen": -1}}', ":3: models.qwen: a GPU need cannot be below 0: -1; write 0.5, 1, 2 or 2x0.5"),
+        ('{"model": {}}', ":1: unknown key 'model'; did you mean models?"),
+        ('{"models": {"a": 1,\n"a": 2}}', ":2: a stands there more than once; keep one of them"),
+        ('{"models": {},\n"models": {}}', ":2: models stands there more than once; keep one of them"),
+        ('{"models":\n{"a": NaN}}', ":2: NaN is not JSON; write a number such as 0.5"),
+        ('{"default_requirement":\n\n-Infinity}', ":3: -Infinity is not JSON; write a number such as 0.5"),
+        ('{"models": {"a": 1e999}}', ":1: models.a: a GPU need must be a number, not 'inf'; write 0.5, 1, 2 or 2x0.5"),
+        ('{"models": {"a": 99999999999}}', ":1: models.a: a GPU need cannot be 99999999999; write 0.5, 1 or 2"),
+        ('{"models": {"\\ud800": 1}}', ": 'models.\\ud800': the name is not UTF-8"),
+        ('{"models": {"a": 1,}}', ":1:20: not JSON: "),
+        ("{} {}", ":1:4: not JSON: Extra data"),
+        (" " * (4 << 20) + "{}", ": larger than 4 MiB: this is no model table"),
+    ],
+    ids=range(12),
+)  # fmt: skip
+def test_i15_c31_a_mistake_in_the_model_table_names_its_line(tmp_path: Path, text: str, says: str) -> None:
+    """I15, C31, S14."""
+    path = tmp_path / "m.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        model_table(str(path))
+    assert str(caught.value).startswith(f"{path}{says}")
+
+
+def test_c31_all_mistakes_of_a_model_table_are_named(tmp_path: Path) -> None:
+    """C31, P3."""
+    path = tmp_path / "m.json"
+    path.write_text('{"default": 1,\n"models": {"a": "x",\n"b": null, "c": 0.5}}')
+    with pytest.raises(Mistakes) as caught:
+        model_table(str(path))
+    assert [line.split(": ")[:2] for line in caught.value.lines] == [
+        [f"{path}:1", "unknown key 'default'; known"], [f"{path}:2", "models.a"], [f"{path}:3", "models.b"]
+    ]  # fmt: skip
+
+
+def test_c31_a_model_table_that_was_there_is_not_taken_for_none(tmp_path: Path) -> None:
+    """C31."""
+    with pytest.raises(UsageError, match="no such model table"):
+        model_table(str(tmp_path / "m.json"), needed=True)
+    (tmp_path / "m.json").symlink_to("nowhere")
+    with pytest.raises(UsageError, match="no such model table"):
+        model_table(str(tmp_path / "m.json"))
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o646])
+def test_c37_a_model_table_that_everybody_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    """C37: exit 1."""
+    path = tmp_path / "m.json"
+    path.write_text("{}")
+    path.chmod(mode)
+    with pytest.raises(SchedulerError, match="chmod o-w") as caught:
+        model_table(str(path))
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("key", sorted(OPTIONS))
+@given(st.data())
+@settings(deadline=None, derandomize=True, max_examples=40, database=None)
+def test_what_config_show_writes_reads_back_the_same(key: str, data: st.DataObject) -> None:
+    """Contract 2: `config show` is a config file."""
+    texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
+    value = data.draw(
+        st.one_of(st.floats(0, 1), st.integers(0, 4000), st.sampled_from(["short", "local", "poll", "true"]), texts)
+    )
+    try:
+        value = read_option(key, value, "")
+    except SchedulerError:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "c.yaml").write_text(f"{key}: {written(value)}  # where it comes from\n", newline="")
+        entries, errors = read_entries(f"{folder}/c.yaml")
+    read = read_option(key, entries[key].value, "") if entries[key].value is not None else defaults()[key]
+    assert not errors and read == value

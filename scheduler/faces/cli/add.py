@@ -7,18 +7,19 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from scheduler.core.config import Config
 from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import JobSpec
-from scheduler.core.llm import need_of
+from scheduler.core.llm import ModelTable, need_of
 from scheduler.core.placement import Fleet, JobClass
 from scheduler.desk import Desk
-from scheduler.faces.finding import settings_for, state_file_for
+from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
 from scheduler.faces.terminal import safe
-from scheduler.intake.files import check_private
+from scheduler.intake.files import FileTrouble, check_private
 from scheduler.intake.jobs_csv import LONGEST_WORD, OPTION_KEYS, Door, check_launch, parse, read_options, write_line
 from scheduler.intake.prefixes import program_in
 from scheduler.intake.settings import model_table
@@ -26,6 +27,7 @@ from scheduler.probes.fixed import declared
 from scheduler.store.safely import append_line
 
 _SHELL = frozenset(" \t\n;|&<>()$`\"'*?")
+Read = TypeVar("Read")
 
 
 def add(
@@ -43,8 +45,9 @@ def add(
     """Append one line to the jobs file and print it; what the scheduler would refuse is refused here."""
     found = state_file_for(state_file, config)
     desk = Desk(found)
-    settings = settings_for({"state_file": found}, config).config
-    path = output_file or desk.remembered("jobs_file") or settings.jobs_file or "jobs.txt"
+    path = output_file or desk.remembered("jobs_file")
+    if not path:  # only the settings know it: now they have to be readable
+        path = settings_for({"state_file": found}, config).config.jobs_file or "jobs.txt"
     folder = os.getcwd() if path == "-" else os.path.dirname(os.path.abspath(path))
     if folder != os.getcwd():  # relative paths in a line are relative to its file
         if not script.startswith(("/", "~/")):
@@ -67,7 +70,7 @@ def add(
     meant = {"allowed": parse_gpu_ids(gpus), **values}
     if any(getattr(parsed.spec, name) != value for name, value in meant.items() if name != "cwd"):
         raise UsageError(f"cannot be written as a line: {line}")
-    need, _ = need_of(parsed.spec, model_table(desk.remembered("llm_config") or settings.llm_config))
+    need, _ = need_of(parsed.spec, model_table_for(desk, config))
     if managed is not None:
         never = Fleet(declared(managed)).can_ever_hold(JobClass(need, parsed.spec.allowed))
         if never:
@@ -75,7 +78,7 @@ def add(
     if path != "-":
         try:
             if os.path.exists(path):
-                check_private(path, os.stat(path), settings.trust_group)
+                _trusting(desk, config, lambda trust: check_private(path, os.stat(path), trust))
             append_line(path, line)
         except OSError as error:
             raise SchedulerError(f"cannot be written: {error.strerror}", where=path) from None
@@ -159,6 +162,25 @@ def _check_program(command: list[str], folder: str, path: str) -> None:
         )
 
 
+def model_table_for(desk: Desk, config: str | None) -> ModelTable:
+    """The model table that the scheduler reads."""
+    path = desk.remembered("llm_config") or _settings(desk, config).llm_config
+    return _trusting(desk, config, lambda trust: model_table(path, trust))
+
+
+def _trusting(desk: Desk, config: str | None, read: Callable[[bool], Read]) -> Read:
+    """Read a file that nobody else could write; only if its group could, the settings are asked whether it may."""
+    try:
+        return read(False)
+    except FileTrouble:
+        noted = desk.settings()
+        return read(bool(noted["trust_group"][0] if "trust_group" in noted else _settings(desk, config).trust_group))
+
+
+def _settings(desk: Desk, config: str | None) -> Config:
+    return settings_if_readable({"state_file": desk.places.state_file}, config).config
+
+
 def submit(
     command: list[str],
     *,
@@ -227,8 +249,10 @@ def submit(
         conda_env=conda, umask=mask, **values,
     )  # fmt: skip
     check_launch(spec)
-    table_path = desk.remembered("llm_config") or settings_for({"state_file": found}, config).config.llm_config
-    job = desk.submit(spec, environment, model_table(table_path))
+    table = (
+        ModelTable() if spec.gpus else model_table_for(desk, config)
+    )  # one that cannot be read matters only where it is asked
+    job = desk.submit(spec, environment, table)
     print(job.id, flush=True)
     if not desk.alive():
         print("gpujob: no scheduler is running: the job waits until one starts (gpujob start)", file=sys.stderr)

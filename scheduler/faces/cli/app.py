@@ -428,6 +428,42 @@ def attach(job: SessionJob, state_file: StateFile = None, config: ConfigFile = N
     raise typer.Exit(sessions.attach(job, **_which(state_file, config)))
 
 
+config_app = typer.Typer(help="Settings: what they are and where they come from.", no_args_is_help=False)
+app.add_typer(config_app, name="config")
+
+
+@config_app.callback(invoke_without_command=True)
+def config_alone(ctx: typer.Context) -> None:
+    """Settings: what they are and where they come from."""
+    if ctx.invoked_subcommand is None:
+        config_show()
+
+
+@config_app.command("show")
+def config_show(
+    origin: Annotated[bool, typer.Option("--origin", help="Where each value comes from.")] = False,
+    json: Json = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Every setting, as a config file would say it."""
+    from scheduler.faces.cli import config as configuring
+
+    raise typer.Exit(configuring.show(origin=origin, json=json, **_which(state_file, config)))
+
+
+@config_app.command("check")
+def config_check(
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Only this file; else all that start reads.")] = "",
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Say what is wrong with the settings: all of it, each with file and line."""
+    from scheduler.faces.cli import config as configuring
+
+    raise typer.Exit(configuring.check(file, **_which(state_file, config)))
+
+
 @app.command("recover")
 def recover(state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Say that a copied scheduler folder is the one to use from now on."""

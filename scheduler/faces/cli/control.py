@@ -27,7 +27,7 @@ from scheduler.core.requests import (
 )
 from scheduler.core.units import seconds_of
 from scheduler.desk import Desk
-from scheduler.faces.finding import settings_for, state_file_for
+from scheduler.faces.finding import settings_if_readable, state_file_for
 from scheduler.faces.terminal import safe
 
 TIMED_OUT = 124
@@ -55,7 +55,7 @@ def _ask(found: str, config: str | None, request: Request) -> int:
         from scheduler.engine.offline import carry_out
 
         print("gpujob: no scheduler is running", file=sys.stderr)
-        answer = carry_out(desk.places, settings_for({"state_file": found}, config).config, request)
+        answer = carry_out(desk.places, settings_if_readable({"state_file": found}, config).config, request)
     return _show(answer)
 
 
@@ -132,10 +132,9 @@ def edit(
     jobs: Sequence[str], wishes: Mapping[str, str], *, state_file: str | None = None, config: str | None = None
 ) -> int:
     """Change waiting jobs. ``wishes``: option → text as `submit` takes it, an empty text takes the wish back."""
-    from scheduler.core.llm import need_of
-    from scheduler.faces.cli.add import changes_of
+    from scheduler.core.llm import ModelTable, need_of
+    from scheduler.faces.cli.add import changes_of, model_table_for
     from scheduler.intake.jobs_csv import check_launch
-    from scheduler.intake.settings import model_table
 
     found = state_file_for(state_file, config)
     ids = _chosen(found, jobs)
@@ -149,8 +148,8 @@ def edit(
         for spec in specs:
             check_launch(spec)
     if "gpus" in changes:
-        table_path = desk.remembered("llm_config") or settings_for({"state_file": found}, config).config.llm_config
-        found_needs = [need_of(spec, model_table(table_path))[0] for spec in specs]
+        table = ModelTable() if changes["gpus"] else model_table_for(desk, config)
+        found_needs = [need_of(spec, table)[0] for spec in specs]
         needs = tuple((need.count, need.parts) for need in found_needs)
     return _ask(found, config, Edit(ids, changes, needs))
 

@@ -1,0 +1,158 @@
+"""A config file: YAML that only we can write → each key with the text of its value and its line."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from scheduler.core.config import OPTIONS, TEXTS, read_option, said
+from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.intake.files import FileTrouble, check_places, places_of, read_private
+
+if TYPE_CHECKING:
+    import yaml
+
+LARGEST = 64 * 1024  # ten times the example with all its comments; reading YAML takes 10 µs a byte
+_SCALARS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp"))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key's value as it was written: a text, a list of texts, or None for nothing or null."""
+
+    value: str | list[str] | None
+    line: int
+
+
+def read_entries(path: str, trust_group: bool = False) -> tuple[dict[str, Entry], list[SchedulerError]]:
+    """What a config file says, and what is wrong with it, each with its line.
+
+    ``trust_group``: it may be writable by its group. A file cannot say that of itself, only of its folder.
+    Raises UsageError when nothing can be made of it, FileTrouble when somebody else could write it.
+    """
+    try:
+        data, places = _private(path, trust_group), places_of(path)
+    except FileNotFoundError:
+        how = "the link leads nowhere" if os.path.islink(path) else "no such config file"
+        raise UsageError(how, where=path, do="name another with --config") from None
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=path) from None
+    try:
+        check_places(path, places, trust_group=True)
+        entries, errors = _entries(_text(data, path), path)
+        told = entries.get("trust_group")
+        check_places(path, places, trust_group or (told is not None and _true(told)))
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=path) from None
+    return entries, errors
+
+
+def _private(path: str, trust_group: bool) -> bytes:
+    try:
+        return read_private(path, LARGEST + 1, trust_group)
+    except FileTrouble as error:
+        what = error.what.replace("set trust_group: true", "GPUJOB_SET_TRUST_GROUP=true, or start --trust-group true")
+        raise FileTrouble(what, where=path) from None
+
+
+def _true(entry: Entry) -> bool:
+    try:
+        return bool(read_option("trust_group", entry.value, ""))
+    except UsageError:
+        return False  # said with the other values
+
+
+def _text(data: bytes, path: str) -> str:
+    if len(data) > LARGEST:
+        raise UsageError(f"larger than {LARGEST >> 10} KiB: this is no config file", where=path)
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise UsageError("not UTF-8 but UTF-16", where=path, do="save it as UTF-8")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UsageError("not UTF-8", where=f"{path}:{line}", do="save it as UTF-8") from None
+
+
+def _entries(text: str, path: str) -> tuple[dict[str, Entry], list[SchedulerError]]:
+    import yaml
+
+    root = _tree(text, path)
+    entries: dict[str, Entry] = {}
+    errors: list[SchedulerError] = []
+    if root is None or (root.tag == "tag:yaml.org,2002:null" and not root.value):
+        return entries, errors
+    if not isinstance(root, yaml.MappingNode):
+        where = f"{path}:{root.start_mark.line + 1}"
+        raise UsageError("must hold `key: value` lines", where=where, do="see config.example.yaml")
+    seen: dict[str, int] = {}
+    for key, node in root.value:
+        line = key.start_mark.line + 1
+        where = f"{path}:{line}"
+        try:
+            if not isinstance(key, yaml.ScalarNode):
+                raise UsageError("a key must be a word", where=where)
+            name = key.value
+            if name in seen:
+                raise UsageError(f"{name} stands in line {seen[name]} already", where=where, do="keep one of them")
+            seen[name] = line
+            if name not in OPTIONS:
+                read_option(name, None, where)
+            entries[name] = Entry(_value(name, node, where), line)
+        except UsageError as error:
+            errors.append(error)
+    return entries, errors
+
+
+def _tree(text: str, path: str) -> Any:
+    """The one document in a text, as nodes: nothing is made of them yet, whatever their tags say."""
+    import yaml
+
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            return loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.reader.ReaderError as error:
+        where = f"{path}:{text.count(chr(10), 0, error.position) + 1}"
+        raise UsageError(
+            f"holds the character {error.character:#06x}", where=where, do="save it as plain text"
+        ) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}:{mark.line + 1}" if mark else path
+        problem = error.problem or error.context or "it cannot be read"
+        do = "indent with spaces" if "'\\t'" in problem else "quote the value" if "mapping values" in problem else ""
+        raise UsageError(f"not YAML: {problem}", where=where, do=do) from None
+    except RecursionError:
+        raise UsageError("nested too deeply", where=path) from None
+
+
+def _value(name: str, node: yaml.Node, where: str) -> str | list[str] | None:
+    """The text of a value. What YAML would make of it (010 is 8, 3.10 is 3.1) counts only for null and for texts."""
+    import yaml
+
+    if isinstance(node, yaml.ScalarNode):
+        if node.tag not in _SCALARS:
+            raise _foreign(name, node, where)
+        if node.tag.endswith(":null"):
+            return None
+        if node.tag.endswith(":bool") and name in TEXTS:
+            raise UsageError(f"{name}: must be a text, not {said(node.value)}", where=where, do="quote it if it is one")
+        return str(node.value)
+    if node.tag not in ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"):
+        raise _foreign(name, node, where)
+    if isinstance(node, yaml.SequenceNode) and name == "gpu_ids":
+        items = node.value
+        if all(isinstance(item, yaml.ScalarNode) and item.tag in _SCALARS for item in items):
+            return [item.value for item in items]
+        raise UsageError(f"{name}: must be a list of GPU ids", where=where, do="write [0, 2] or 0-3")
+    kind = "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+    raise UsageError(f"{name}: must be one value, not {kind}", where=where)
+
+
+def _foreign(name: str, node: yaml.Node, where: str) -> UsageError:
+    tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+    return UsageError(f"{name}: the tag {said(tag)} is not taken", where=where, do="write a plain value")

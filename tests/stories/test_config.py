@@ -1,0 +1,226 @@
+"""Settings of a real scheduler: which of them counts, what is read again while it runs, what is done about mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from tests.stories.harness import wait_for
+from tests.stories.machine import machine
+
+__all__ = ["machine"]
+
+STAYS = "; the settings in force stay"
+
+
+def edit(path, text):
+    """As an editor does: the new file takes the place of the old one in one go."""
+    aside = path.with_name("aside")
+    aside.write_text(text)
+    aside.chmod(0o600)
+    aside.replace(path)
+
+
+def said(s, text):
+    return wait_for(lambda: text in s.said(), f"{text!r} in\n{s.said()}")
+
+
+def records(s, word):
+    """What the scheduler said with this word in it, without its times."""
+    return [
+        line.split(" ", 3)[-1] for line in (s.folder / "gpu_scheduler.log").read_text().splitlines() if word in line
+    ]
+
+
+# -- which counts -----------------------------------------------------------------------------------------
+
+
+def test_s3_1_flag_over_environment_over_file_over_default(scheduler):
+    """S3.1, contract 2: seen from outside in what a job gets, and told by `config show --origin`."""
+    s = scheduler()
+    config, origin = s.folder / "config.yaml", {}
+    for number, (words, environ, text, cuda) in enumerate(
+        (
+            ((), {}, "", ["--cuda", "1"]),
+            ((), {}, "# mine\ncuda_ids: local\n", ["--cuda", "0"]),
+            ((), {"GPUJOB_SET_CUDA_IDS": "none"}, "# mine\ncuda_ids: local\n", []),
+            (("--cuda-ids", "unset"), {"GPUJOB_SET_CUDA_IDS": "none"}, "# mine\ncuda_ids: local\n", ["--cuda", "1"]),
+        ),
+        1,
+    ):
+        config.write_text(text)
+        s.start(*words, **environ)
+        s.append(s.line(f"a{number}", gpus="1"))
+        s.wait_state(number, "done")
+        command = s.job(number)["command"]
+        assert command[command.index("0.0") + 1 :] == cuda
+        shown = json.loads(s.cli("config", "show", "--json").stdout)["settings"]["cuda_ids"]
+        origin[number] = shown["running"]["origin"]
+        assert s.stop() == 0
+    assert origin == {1: "default", 2: f"{config}:2", 3: "GPUJOB_SET_CUDA_IDS", 4: "command line"}
+
+
+def test_config_show_tells_what_the_running_scheduler_has_otherwise(scheduler):
+    """Contract 2, 6."""
+    s = scheduler()
+    config = s.folder / "config.yaml"
+    config.write_text("order: fifo\nkill_grace: 3\n")
+    s.start("--mem-threshold", "0.7")
+    lines = {line.partition(":")[0]: line for line in s.cli("config", "show").stdout.splitlines()}
+    assert lines["mem_threshold"].endswith("# the running scheduler: 0.7 (command line)")
+    assert lines["gpus"].endswith("# the running scheduler: 2 (command line, until it is started anew)")
+    assert lines["kill_grace"] == "kill_grace: 3"
+    edit(config, "kill_grace: 4\norder: short\n")
+    said(s, "config read again: kill_grace 3 -> 4; order needs a restart")
+    shown = json.loads(s.cli("config", "show", "--json").stdout)["settings"]
+    assert shown["kill_grace"]["running"] == {"value": 4, "origin": f"{config}:1"}
+    assert shown["order"]["value"] == "short" and shown["order"]["running"] == {
+        "value": "fifo",
+        "origin": f"{config}:1",
+    }
+    s.stop()
+    assert "running scheduler" not in s.cli("config", "show").stdout
+
+
+# -- read again -------------------------------------------------------------------------------------------
+
+
+def test_a_changed_threshold_changes_what_starts(machine):
+    """Contract 2: a setting of the file is taken while it runs."""
+    m = machine().cards("GPU-a")
+    m.s.folder.joinpath("config.yaml").write_text("mem_threshold: 0.3\n")
+    m.use("GPU-a", m.stranger(), 30_000)
+    m.s.start()
+    m.add("a", need="0.1")
+    m.waits(1, "foreign")
+    edit(m.s.folder / "config.yaml", "mem_threshold: 0.9\n")
+    m.running("a")
+    assert records(m.s, "read again") == ["config read again: mem_threshold 0.3 -> 0.9"]
+
+
+def test_c31_a_changed_model_table_changes_what_starts_and_a_broken_one_changes_nothing(scheduler):
+    """C31, S3.13: what waits is looked at by the new needs; broken, removed or writable by others: the last good one stays."""
+    s = scheduler(gpus=1)
+    table = s.folder / "llm_config.json"
+    table.write_text('{"models": {"small": 1.0}}')
+    for key in ("a", "b", "c"):
+        s.hold(key)
+    s.append(s.line("a") + ";gpus=0.5", s.line("b", more="--llm small"))
+    s.start()
+    s.wait_state(1, "running")
+    assert s.states()[2] == "pending"
+    edit(table, '{"models": {"smal": 0.25, "small": -1}, "model": {}}')
+    said(
+        s,
+        f"{table}:1: unknown key 'model'; did you mean models?; and 1 more mistake; the last good model table stays in force",
+    )
+    edit(table, '{"models": {"small": 0.25}')
+    said(s, f"{table}:1:27: not JSON: Expecting ',' delimiter; the last good model table stays")
+    table.unlink()
+    said(s, f"{table}: no such model table; the last good model table stays")
+    assert s.job(2)["need"] == 1 and s.states()[2] == "pending"
+    edit(table, '{"models": {"small": 0.25}}')
+    s.wait_state(2, "running")
+    table.chmod(0o666)
+    table.write_text('{"models": {"small": 0}}')
+    said(s, f"{table}: not read: everybody may write it: chmod o-w {table}; the last good model table stays")
+    s.append(s.line("c", more="--llm small"))
+    s.wait_state(3, "running")
+    assert s.job(3)["need"] == 0.25
+    assert s.said().count("last good model table") == 4
+
+
+def test_a_config_is_read_again_only_when_it_has_changed_and_mistakes_are_said_once(scheduler):
+    """P3, C37: one record says exactly what has changed; a broken, removed or writable config leaves all in force."""
+    s = scheduler(gpus=1, monitor_interval=0.2)
+    config = s.folder / "config.yaml"
+    config.write_text("kill_grace: 3\nmonitor_interval: 9\n")
+    s.start(GPUJOB_SET_OOM_RETRIES="1")
+    edit(config, "kill_grace: 4\noom_retries: 7\nmonitor_interval: 8\n")  # the stronger ones still win
+    said(s, "config read again")
+    edit(config, "kill_graze: 4\n")
+    said(s, f"{config}:1: unknown key 'kill_graze'; did you mean kill_grace?{STAYS}")
+    os.utime(config)
+    edit(config, "kill_grace: 4\nkill_graze: 4\n")
+    said(s, f"{config}:2: unknown key 'kill_graze'; did you mean kill_grace?{STAYS}")
+    config.unlink()
+    said(s, f"{config}: the config file is gone{STAYS}")
+    edit(config, "kill_grace: 4\n")
+    said(s, "config read again: nothing has changed")
+    config.chmod(0o666)
+    said(s, f"{config}: not read: everybody may write it: chmod o-w {config}{STAYS}")
+    config.write_text("kill_grace: 5\n")
+    config.chmod(0o600)
+    said(s, "config read again: kill_grace 4 -> 5")
+    config.write_text("order: short\naging: 1\nmem_threshold: 80%\n")
+    said(s, "config read again: kill_grace 5 -> 15; order, aging need a restart")
+    edit(config, "gpu_interval: 0\norder: short\naging: 1\n")
+    said(s, "config read again: gpu_interval needs a restart")
+    assert records(s, "read again")[0] == "config read again: kill_grace 3 -> 4"
+    assert len(records(s, "read again")) == 5 and len(records(s, STAYS)) == 4
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kill_graze: 3\n",
+        "mem_threshold: 8\ngpus: 2\ngpus: 2\n",
+        "a: [1\n",
+        "state_file: gpu_scheduler_state.json\nx: 1\n",
+    ],
+)
+def test_verbs_find_their_scheduler_beside_a_broken_config(scheduler, text):
+    """P3: only `start` needs the whole config; the others say what is wrong with it and go on."""
+    s = scheduler()
+    s.hold("a")
+    s.append(s.line("a", gpus="0"), s.line("b", gpus="0"))
+    s.start()
+    s.wait_state(1, "running")
+    config = s.folder / "config.yaml"
+    config.write_text(text)
+    for words in (
+        ("status",), ("jobs",), ("show", "1"), ("why", "2"), ("logs", "1"), ("pause", "1"), ("resume", "1"), ("cancel", "2"),
+        ("queue", "pause"), ("queue", "resume"), ("add", str(s.script), "--output-file", "-"), ("submit", "--cpu", "--", "true"),
+        ("screens",), ("retry", "2"),
+    ):  # fmt: skip
+        done = s.cli(*words)
+        trouble = [line for line in done.stderr.splitlines() if "config.yaml" in line]
+        assert len(trouble) == 1 and "going on without" in trouble[0], done.stderr
+    s.stop()
+    done = s.cli("pause", "1")
+    assert done.stderr.count("config.yaml") == 1 and "no scheduler is running" in done.stderr
+    refused = s.cli("start", code=2).stderr.splitlines()
+    assert len(refused) == (2 if "gpus" in text else 1) and all(
+        line.startswith(f"gpujob: {config}:") for line in refused
+    )
+
+
+def test_a_config_that_cannot_be_read_and_names_another_scheduler_is_not_passed_over(scheduler):
+    """P3: better no scheduler than a wrong one."""
+    s = scheduler()
+    s.start()
+    (s.folder / "config.yaml").write_text("state_file: /elsewhere/state.json\na: [1\n")
+    done = s.cli("cancel", "1", code=2)
+    assert done.stderr.count("\n") == 1 and "--state-file" in done.stderr
+    s.cli("--state-file", "gpu_scheduler_state.json", "status")
+
+
+def test_gpus_said_twice_have_to_agree_and_none_is_said(scheduler):
+    """Contract 4."""
+    s = scheduler(gpus=None)
+    done = s.cli("start", "--gpus", "2", "--gpu-ids", "0", code=2)
+    assert done.stderr == "gpujob: --gpus 2 and --gpu-ids 0 contradict each other; leave one of them out\n"
+    (s.folder / "config.yaml").write_text("gpus: 8\n")
+    s.start("--gpu-ids", "0,2", "--gpus=2")
+    assert [gpu["index"] for gpu in s.status()["gpus"]] == [0, 2]
+    s.stop()
+    s.start("--gpus", "0")
+    said(s, "no GPU is managed (gpus: 0): only jobs that need none can start")
+    s.append(s.line("a") + ";gpus=0", s.line("b"))
+    assert s.wait_ended(1) == {1: "done"}
+    said(s, "jobs.txt:2: ")
