@@ -289,7 +289,7 @@ class Desk:
                 raise NotFound("no job yet", where=self.places.state_file, do="see gpujob status")
             last = rows.last_id(connection)
             for word in words:
-                span = re.fullmatch(r"(\d{1,15})-(\d{1,15})", word)
+                span = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", word)
                 if span:
                     low, high = int(span[1]), int(span[2])
                     if high < low:

@@ -58,6 +58,9 @@ def reload_table(house: House, now: Now) -> None:
             house.known_refusals.add((str(error), ""))
             house.say(f"{harmless(str(error))}; the last good model table stays in force", 30, kind="table")
         return
+    house.known_refusals -= {
+        known for known in house.known_refusals if known[0].startswith(f"{house.config.llm_config}:")
+    }
     if table == house.table:
         return
     house.table = table
