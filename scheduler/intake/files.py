@@ -189,7 +189,7 @@ class Follower:
             batch = self._take(mark, held.st_size, last=True)
         except FileTrouble:
             return None  # it never was a file of ours to read
-        return batch if batch.mark != mark else None
+        return replace(batch, more=True) if batch.mark != mark else None  # and then the new file
 
     def _look_at(self, held: os.stat_result, now: float) -> Batch | None:
         seen = (held.st_size, held.st_mtime_ns)
