@@ -499,7 +499,7 @@ class House:
                 watched.trouble = str(error)
                 self.say(f"{path}: cannot be read: {error.strerror}", 30, kind="file")
             return None
-        if watched.trouble:
+        if watched.trouble and (batch is not None or watched.follower.look_again_at is None):
             watched.trouble = ""
             self.say(f"{path}: can be read now", 20, kind="file")
         if watched.follower.look_again_at is not None:
