@@ -298,9 +298,9 @@ class Desk:
                     if not inside:
                         raise NotFound(f"no job in {word}", do="see gpujob jobs")
                     chosen += inside
-                elif word.isascii() and word.isdigit():
+                elif re.fullmatch(r"[0-9]{1,18}", word):  # as long as SQLite's numbers
                     chosen.append(int(word))
-                elif re.fullmatch(r"@(~\d{1,9})?", word):
+                elif re.fullmatch(r"@(~[0-9]{1,9})?", word):
                     chosen.append(rows.id_back(connection, int(word[2:] or 0)))
                     if not chosen[-1]:
                         raise NotFound(f"no job {word}" if last else "no job yet", do="see gpujob jobs")

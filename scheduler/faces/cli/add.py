@@ -19,7 +19,16 @@ from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, state_file_for
 from scheduler.faces.terminal import safe
 from scheduler.intake.files import check_private
-from scheduler.intake.jobs_csv import LONGEST_WORD, OPTION_KEYS, Door, check_launch, parse, read_options, write_line
+from scheduler.intake.jobs_csv import (
+    LONGEST_WORD,
+    OPTION_KEYS,
+    PRIORITIES,
+    Door,
+    check_launch,
+    parse,
+    read_options,
+    write_line,
+)
 from scheduler.intake.prefixes import program_in
 from scheduler.intake.settings import model_table
 from scheduler.probes.fixed import declared
@@ -109,10 +118,12 @@ def _as_options(wishes: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def _level(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"the priority must be a whole number, not {text!r}", where="--priority") from None
+    if not re.fullmatch(r"\s*[+-]?[0-9]{1,30}\s*", text):
+        raise UsageError(f"the priority must be a whole number, not {text[:40]!r}", where="--priority")
+    if int(text) not in PRIORITIES:
+        raise UsageError(f"the priority {text.strip()} is out of range", where="--priority",
+                         do=f"write a number from {PRIORITIES[0]} to {PRIORITIES[-1]}")  # fmt: skip
+    return int(text)
 
 
 def _read(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -229,7 +240,12 @@ def submit(
     check_launch(spec)
     table_path = desk.remembered("llm_config") or settings_for({"state_file": found}, config).config.llm_config
     job = desk.submit(spec, environment, model_table(table_path))
-    print(job.id, flush=True)
+    try:
+        print(job.id, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise SchedulerError(f"job {job.id} is queued, but its id cannot be printed: {error.strerror}") from None
     if not desk.alive():
         print("gpujob: no scheduler is running: the job waits until one starts (gpujob start)", file=sys.stderr)
     for note in job.notes:
