@@ -159,9 +159,11 @@ def main(words: list[str] | None = None) -> int:
     except SchedulerError as error:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:
-        # Whoever read our output has enough; keep the interpreter from complaining about it at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+        return _enough()
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):  # which the declared door makes an exit code 1 of
+            raise
+        return _enough()
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -176,6 +178,12 @@ def main(words: list[str] | None = None) -> int:
         if type(error).__name__ == "Abort":
             return 130
         raise
+
+
+def _enough() -> int:
+    """Whoever read our output has enough; keep the interpreter from complaining about it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
 
 
 def _fill_standard_streams() -> None:
