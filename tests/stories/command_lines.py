@@ -85,7 +85,7 @@ def run_all(s: Scheduler, lines: Sequence[Sequence[str]], *, at_once: bool = Fal
         env=s.environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=170,
     )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(answers) == len(lines), (done.stderr, lines[len(answers)])
