@@ -297,7 +297,7 @@ class Desk:
                 raise NotFound("no job yet", where=self.places.state_file, do="see gpujob status")
             last = rows.last_id(connection)
             for word in words:
-                span = re.fullmatch(r"(\d{1,15})-(\d{1,15})", word)
+                span = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", word)
                 if span:
                     low, high = int(span[1]), int(span[2])
                     if high < low:
@@ -306,9 +306,9 @@ class Desk:
                     if not inside:
                         raise NotFound(f"no job in {word}", do="see gpujob jobs")
                     chosen += inside
-                elif word.isascii() and word.isdigit():
+                elif re.fullmatch(r"[0-9]{1,18}", word):  # as long as SQLite's numbers
                     chosen.append(int(word))
-                elif re.fullmatch(r"@(~\d{1,9})?", word):
+                elif re.fullmatch(r"@(~[0-9]{1,9})?", word):
                     chosen.append(rows.id_back(connection, int(word[2:] or 0)))
                     if not chosen[-1]:
                         raise NotFound(f"no job {word}" if last else "no job yet", do="see gpujob jobs")

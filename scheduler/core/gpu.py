@@ -45,7 +45,7 @@ class Need:
     @functools.lru_cache(maxsize=1024)
     def parse(cls, text: str) -> Need:
         """Read ``0.5``, ``2``, ``1.5`` (→ 2 whole) or ``2x0.5``. Raises UsageError, Refused."""
-        match = re.fullmatch(r"\s*(\d{1,4})\s*[xX*]\s*(\S+)\s*", text)
+        match = re.fullmatch(r"\s*([0-9]{1,4})\s*[xX*]\s*(\S+)\s*", text)
         if match:
             count, parts = int(match.group(1)), parts_of(match.group(2))
             if not count:
@@ -113,7 +113,7 @@ def parse_gpu_ids(text: str) -> tuple[int, ...] | None:
         return None
     ids: set[int] = set()
     for piece in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9}))?\s*", piece)
+        match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9}))?\s*", piece)
         if not match:
             raise UsageError(f"{text.strip()!r} is not a GPU list", do="write 2 or 0,2 or 0-3 or 0-1,5")
         low = int(match.group(1))

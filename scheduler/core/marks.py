@@ -40,6 +40,7 @@ class Batch:
 
     ``restart``: the counts of equal lines start anew before these lines (the file was replaced).
     ``settled``: a replay is over with these lines. ``more``: there is more to read at once.
+    ``again``: lines that were refused are read once more, because the GPUs are these now.
     """
 
     mark: FileMark
@@ -47,6 +48,7 @@ class Batch:
     restart: bool = False
     settled: bool = False
     more: bool = False
+    again: str = ""
 
 
 @dataclass(frozen=True, slots=True)

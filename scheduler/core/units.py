@@ -21,7 +21,7 @@ def seconds_of(text: str) -> float:
     wrong = UsageError(f"{text[:40]!r} is not a duration", do="write 90, 4s, 30m, 4h, 2d or 1-12:00:00")
     if len(bare) > 40 or not bare.isascii():
         raise wrong
-    clock = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d{2})(?::(\d{2}))?", bare)
+    clock = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d{2})(?::(\d{2}))?", bare, re.ASCII)
     if clock:
         days, first, second, third = (int(part) if part else 0 for part in clock.groups())
         if clock.group(4) is None and clock.group(1) is None:
@@ -29,7 +29,7 @@ def seconds_of(text: str) -> float:
         else:
             seconds = float(days * 86400 + first * 3600 + second * 60 + third)
     else:
-        pieces = re.findall(r"(\d+(?:\.\d+)?)([smhdw]?)", bare)
+        pieces = re.findall(r"(\d+(?:\.\d+)?)([smhdw]?)", bare, re.ASCII)
         whole = "".join(number + unit for number, unit in pieces) == bare
         if not pieces or not whole or (len(pieces) > 1 and any(not unit for _, unit in pieces)):
             raise wrong

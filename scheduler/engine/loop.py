@@ -34,7 +34,7 @@ from scheduler.engine.announcing import announce
 from scheduler.engine.gpus import GpuEyes
 from scheduler.engine.painting import Painter, open_state_file
 from scheduler.engine.pruning import Pruner
-from scheduler.engine.reading import Gathered, Parser, Reader
+from scheduler.engine.reading import JUDGED_FOR, Gathered, Parser, Reader, machine_text, refused_again
 from scheduler.engine.reloading import Rereading, bind_unread, limits_of, policy_of
 from scheduler.engine.state_file import Edit
 from scheduler.engine.telling import Said, sentence
@@ -114,6 +114,7 @@ class House:
     again: bool = True
     ended_badly: int = 0
     hopeless_since: float | None = None
+    judged: set[str] = field(default_factory=set)  # files whose refused lines were read for these GPUs
     told_running: set[int] = field(default_factory=set)  # jobs of which it was said that they run
 
     def __post_init__(self) -> None:
@@ -464,6 +465,19 @@ class House:
                 batch = self._look_at(path, watched, now)
                 if batch is not None:
                     found.append((self._reader(watched), batch))
+        return [*self._refused_again(), *found]
+
+    def _refused_again(self) -> list[tuple[Reader, Batch]]:
+        """Once after the start, if the GPUs are others than they were: lines that were refused may be jobs now."""
+        found = []
+        for path in self.files.keys() - self.judged:
+            watched, machine = self.files[path], machine_text(self.gpus)
+            if rows.meta(self.db.connection, JUDGED_FOR + path) == machine:
+                self.judged.add(path)
+                continue
+            batch = refused_again(self.db.connection, watched.follower, machine, self.known_refusals)
+            if batch is not None:  # else as soon as the file is there
+                found.append((self._reader(watched), batch))
         return found
 
     def _look_at(self, path: str, watched: Watched, now: Now) -> Batch | None:
@@ -481,7 +495,7 @@ class House:
                 watched.trouble = str(error)
                 self.say(f"{path}: cannot be read: {error.strerror}", 30, kind="file")
             return None
-        if watched.trouble:
+        if watched.trouble and (batch is not None or watched.follower.look_again_at is None):
             watched.trouble = ""
             self.say(f"{path}: can be read now", 20, kind="file")
         if watched.follower.look_again_at is not None:

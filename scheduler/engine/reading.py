@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scheduler.core.errors import SchedulerError, StoreTrouble, UsageError
+from scheduler.core.gpu import Gpu
 from scheduler.core.identity import identity_of
 from scheduler.core.job import Event, Job, JobSpec, JobState
 from scheduler.core.llm import ModelTable, need_of
 from scheduler.core.marks import Batch, LineRead, Refusal
 from scheduler.core.placement import Fleet, JobClass
+from scheduler.intake.files import Follower
 from scheduler.intake.jobs_csv import Door, Parsed
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
+
+LONGEST_REASON = 3000
+JUDGED_FOR = "refused_for:"  # before a file's path: the GPUs for which its refused lines were last read
 
 Parser = Callable[[str, Door, str], Parsed | None]
 
@@ -48,32 +54,41 @@ class Reader:
     door: Door
     table: ModelTable
     fleet: Fleet
-    known_refusals: set[tuple[str, str]]  # (text, reason) already said
+    known_refusals: set[tuple[str, str]]  # (hash of the text, reason) already said
 
     def take(self, connection: sqlite3.Connection, batch: Batch, now: float, out: Gathered) -> None:
         """Record a batch: its mark, its jobs, its refusals."""
         path = batch.mark.path
         if batch.restart:
             kept.start_recount(connection, path)
+        if batch.again:
+            kept.forget_refused(connection, path, [line.number for line in batch.lines])
+            rows.set_meta(connection, JUDGED_FOR + path, batch.again)
         replaying = batch.restart or batch.mark.replaying
         tally = Tally()
         for line in batch.lines:
             try:
-                self._line(connection, path, line, replaying, now, out, tally)
+                self._line(connection, path, line, replaying, now, out, tally, again=bool(batch.again))
             except (StoreTrouble, sqlite3.Error):
                 raise
             except Exception as error:  # noqa: BLE001  whatever is wrong with a line costs only that line
-                reason = str(error) if isinstance(error, SchedulerError) else f"cannot be read ({error!r})"
-                refusal = Refusal(path, line.number, line.text, reason, now)
-                kept.refuse(connection, refusal)
-                if (line.text, refusal.reason) not in self.known_refusals:
-                    self.known_refusals.add((line.text, refusal.reason))
-                    out.refusals.append(refusal)
+                self._refuse(connection, path, line, error, now, out)
         kept.count_lines(connection, path, tally.counted)
         kept.count_repeated(connection, path, tally.repeated)
         if batch.settled:
             kept.end_recount(connection, path)
         kept.save_mark(connection, batch.mark)
+
+    def _refuse(
+        self, connection: sqlite3.Connection, path: str, line: LineRead, error: Exception, now: float, out: Gathered
+    ) -> None:
+        reason = str(error) if isinstance(error, SchedulerError) else f"cannot be read ({error!r})"
+        refusal = Refusal(path, line.number, line.text, _shortened(reason), now)
+        kept.refuse(connection, refusal)
+        said = (_hash(line.text), refusal.reason)
+        if said not in self.known_refusals:
+            self.known_refusals.add(said)
+            out.refusals.append(refusal)
 
     def _line(
         self,
@@ -84,6 +99,7 @@ class Reader:
         now: float,
         out: Gathered,
         tally: Tally,
+        again: bool = False,
     ) -> None:
         if line.problem:
             raise UsageError(line.problem)
@@ -101,9 +117,12 @@ class Reader:
                 raise UsageError(f"there is no job {parent} to wait for", do="see gpujob jobs")
         identity = identity_of(spec)
         count, is_new = 1, True
-        if replaying:
+        if replaying or again:
             count, before = kept.count_line(connection, path, identity)
-            is_new = count > before
+            is_new = count > before if replaying else count == 1
+            if again and not is_new:  # it stands there otherwise, too: that one has become a job
+                tally.repeated.append(identity)
+                return
         else:
             tally.counted.append(identity)
         if is_new:
@@ -141,6 +160,33 @@ def _with_edits(old: JobSpec, new: JobSpec) -> JobSpec:
     """What a line says now, but for what the job's owner has edited since."""
     mine: dict[str, Any] = {name: getattr(old, name) for name in old.edited}
     return replace(new, **mine, edited=old.edited)
+
+
+def refused_again(
+    connection: sqlite3.Connection, follower: Follower, machine: str, known_refusals: set[tuple[str, str]]
+) -> Batch | None:
+    """The refused lines that still stand in a file, to be read once more for this ``machine``; None: not to be had now."""
+    refused = kept.refused_in(connection, follower.path)
+    lines = follower.lines_again(refused)
+    if lines is None:
+        return None
+    standing = [line for line in lines if line.text[: kept.TEXT_KEPT] == refused[line.number][0]]
+    known_refusals |= {(_hash(line.text), refused[line.number][1]) for line in standing}  # was said when it was read
+    return Batch(follower.mark, tuple(standing), again=machine)
+
+
+def machine_text(gpus: Iterable[Gpu]) -> str:
+    """What of the GPUs decides whether a line can ever run."""
+    return " ".join(f"{gpu.index}:{gpu.server}:{gpu.memory_mib or '-'}" for gpu in gpus) or "none"
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _shortened(reason: str) -> str:
+    """A reason that quotes a whole line may be as long as it."""
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 200]}…{reason[-199:]}"
 
 
 def _differs(old: JobSpec, new: JobSpec) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -147,6 +148,7 @@ def main(words: list[str] | None = None) -> int:
     from scheduler.core.errors import SchedulerError
     from scheduler.faces import terminal
 
+    _fill_standard_streams()
     words = sys.argv[1:] if words is None else words
     for stream in (sys.stdout, sys.stderr):
         terminal.prepare(stream)
@@ -157,9 +159,11 @@ def main(words: list[str] | None = None) -> int:
     except SchedulerError as error:
         return _fail(error.lines, error.exit_code)
     except BrokenPipeError:
-        # Whoever read our output has enough; keep the interpreter from complaining about it at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+        return _enough()
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):  # which the declared door makes an exit code 1 of
+            raise
+        return _enough()
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -176,11 +180,29 @@ def main(words: list[str] | None = None) -> int:
         raise
 
 
+def _enough() -> int:
+    """Whoever read our output has enough; keep the interpreter from complaining about it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
+
+
+def _fill_standard_streams() -> None:
+    """Give a closed 0, 1 or 2 a place to go: else the next file we open, the store perhaps, would become our output."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, so this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  for good
+
+
 def _fail(lines: Sequence[str], code: int) -> int:
     from scheduler.faces.terminal import safe
 
-    for line in lines:
-        print(f"gpujob: {safe(line)}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody can be told; the code still says it
+        for line in lines:
+            print(f"gpujob: {safe(line)}", file=sys.stderr)
     return code
 
 

@@ -9,7 +9,7 @@ import pwd
 import stat
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from scheduler.core.errors import SchedulerError
@@ -21,6 +21,8 @@ LONGEST_LINE = 1 << 20
 CHECKED_WHOLE = 64 * 1024  # a prefix up to this size is compared at every look
 TAIL = 4096
 OPEN_LINE_S = 2.0  # a last line without newline counts when it has stood this long
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # how such a file begins; its line ends and digits hold NUL bytes
+BOM = b"\xef\xbb\xbf"
 CLOCK_TICK_NS = 50_000_000  # two writes within a tick of the kernel's clock leave the same time on a file
 MOST_LINKS = 40  # as many as the kernel follows
 SETTLE_S = 1.0  # a file that shrank or was replaced is read when it has stood this long
@@ -233,7 +235,7 @@ class Follower:
             batch = self._take(mark, held.st_size, last=True)
         except FileTrouble:
             return None  # it never was a file of ours to read
-        return batch if batch.mark != mark else None
+        return replace(batch, more=True) if batch.mark != mark else None  # and then the new file
 
     def _look_at(self, held: os.stat_result, now: float) -> Batch | None:
         seen = (held.st_size, held.st_mtime_ns)
@@ -260,10 +262,11 @@ class Follower:
             return Batch(mark) if mark != self.mark else None
         stood = now - self._changed_at >= OPEN_LINE_S
         batch = self._take(mark, held.st_size, last=stood)
+        if batch.mark.offset < held.st_size and not (batch.more or stood):
+            self.look_again_at = self._changed_at + OPEN_LINE_S
         if batch.mark == mark:
-            due = self._changed_at + OPEN_LINE_S
-            self.look_again_at = due if due > now else None
-            return None
+            # What stands and is not taken is blank: nothing more comes of this file.
+            return Batch(replace(mark, replaying=False), settled=True) if mark.replaying and stood else None
         return batch
 
     def _replay(self, held: os.stat_result) -> Batch:
@@ -296,6 +299,34 @@ class Follower:
         if self._fd >= 0 and os.fstat(self._fd).st_ctime_ns != self._whole_ctime:
             self._checked_ctime = self._tail_for = -1
 
+    def lines_again(self, numbers: Collection[int]) -> list[LineRead] | None:
+        """Lines that were read before, by their numbers; None when that cannot be told now (no file, or trouble with it).
+
+        None of them when the file is another one or was rewritten: then it is read anew as a whole.
+        """
+        if self._fd < 0:
+            return None
+        held, mark = os.fstat(self._fd), self.mark
+        if (held.st_dev, held.st_ino) != (mark.device, mark.inode) or held.st_size < mark.offset:
+            return []
+        if not self._prefix_stands(held, whole=True):
+            return []
+        found, last, rest = [], max(numbers, default=0), b""
+        number = 0
+        for piece in self._pieces(0, mark.offset):
+            *lines, rest = (rest + piece).split(b"\n")
+            for raw in lines:
+                number += 1
+                if number in numbers and len(raw) <= LONGEST_LINE:
+                    found.append(_decoded(raw, number, first=number == 1))
+            if number >= last:
+                return found
+            if len(rest) > LONGEST_LINE:
+                rest = rest[: LONGEST_LINE + 1]  # too long to be a job: only its end matters
+        if rest and number + 1 in numbers and len(rest) <= LONGEST_LINE:
+            found.append(_decoded(rest, number + 1, first=number == 0))
+        return found
+
     def _pieces(self, start: int, end: int) -> Iterator[bytes]:
         while start < end:
             piece = os.pread(self._fd, min(1 << 20, end - start), start)
@@ -307,7 +338,7 @@ class Follower:
     def _take(self, mark: FileMark, size: int, last: bool) -> Batch:
         """Whole lines behind ``mark``; ``last``: what stands behind the last newline counts as a line too."""
         data = os.pread(self._fd, CHUNK, mark.offset)
-        if mark.offset == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        if mark.offset == 0 and data[:2] in UTF_16 and (b"\0" in data or len(data) == 2):
             raise FileTrouble("not UTF-8 but UTF-16; save it as UTF-8: nothing is read from it", where=self.path)
         while b"\n" not in data and len(data) <= LONGEST_LINE and len(data) < size - mark.offset:
             more = os.pread(self._fd, CHUNK, mark.offset + len(data))
@@ -342,7 +373,9 @@ class Follower:
                 open_line = False
                 lines.append(LineRead(number, _shown(rest[:80]), f"longer than {LONGEST_LINE} bytes"))
                 position, skipping = len(data), True
-            elif last and whole_rest and not open_line:
+            elif (
+                last and whole_rest and not open_line and rest.removeprefix(BOM).strip()
+            ):  # blanks may be the start of a line
                 number += 1
                 lines.append(_decoded(rest, number, first=mark.offset == 0 and number == 1))
                 position, open_line = len(data), True
@@ -367,8 +400,8 @@ class Follower:
 
 
 def _decoded(raw: bytes, number: int, first: bool) -> LineRead:
-    if first and raw.startswith(b"\xef\xbb\xbf"):
-        raw = raw[3:]
+    if first:
+        raw = raw.removeprefix(BOM)
     try:
         return LineRead(number, raw.decode("utf-8").rstrip("\r"))
     except UnicodeDecodeError as error:

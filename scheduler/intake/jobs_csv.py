@@ -16,6 +16,7 @@ from scheduler.core.launch import CUDA_MODES, LAUNCHERS
 from scheduler.core.units import mib_of, seconds_of
 
 LONGEST_LINE = 1 << 20
+LONGEST_SHOWN = 1000  # characters of a spelling that would be right
 LONGEST_WORD = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux, less the final NUL
 LONGEST_COMMAND = 1 << 20  # words and their NULs; the kernel's limit with a common 8 MiB stack is 2 MiB
 PRIORITIES = range(-(10**9), 10**9 + 1)
@@ -82,10 +83,10 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
         if "runs backwards" in error.what:
             raise  # a list with a slip in it, not arguments with a comma
         quoted = _quoted_spelling(fields, rest)
-        raise UsageError(
-            f"the fifth part is not a GPU list ({error.what})",
-            do=f"quote arguments that hold a comma: {quoted}",
-        ) from None
+        right = f"quote arguments that hold a comma: {quoted}"
+        if len(quoted) > LONGEST_SHOWN:  # half a spelling would be a wrong one
+            right = "put double quotes around the whole of the arguments"
+        raise UsageError(f"the fifth part is not a GPU list ({error.what})", do=right) from None
     if rest is not None and _BARE_LIST.fullmatch(rest.text) and re.search(r"(^|\s)\d+$", arguments_field.text):
         if not arguments_field.quoted:
             notes.append(
@@ -316,7 +317,7 @@ def _literals(words: Collection[str]) -> list[str]:
 def _quoted_spelling(fields: list[_Field], rest: _Field | None) -> str:
     head = [field.text for field in fields]
     whole = f"{head[3]},{rest.text if rest else ''}"
-    return ",".join([*head[:3], quoted(whole)])[:300]
+    return ",".join([*head[:3], quoted(whole)])
 
 
 def quoted(text: str) -> str:
@@ -358,13 +359,13 @@ def check_launch(spec: JobSpec) -> None:
 def job_ids(text: str) -> tuple[int, ...]:
     """Job numbers separated by commas, plus signs or spaces. Raises UsageError."""
     pieces = [piece for piece in re.split(r"[,+\s]+", text) if piece]
-    if not pieces or not all(re.fullmatch(r"\d{1,15}", piece) for piece in pieces):
+    if not pieces or not all(re.fullmatch(r"[0-9]{1,15}", piece) for piece in pieces):
         raise UsageError(f"{text!r} is not a list of job numbers", do="write 12 or 12,13")
     return tuple(dict.fromkeys(int(piece) for piece in pieces))
 
 
 def _count(text: str) -> int:
-    if not re.fullmatch(r"\d{1,6}", text):
+    if not re.fullmatch(r"[0-9]{1,6}", text):
         raise UsageError(f"{text!r} is not a whole number", do="write 0, 1, 2…")
     return int(text)
 

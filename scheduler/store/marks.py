@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from scheduler.core.marks import FileMark, Refusal
+
+TEXT_KEPT = 500
 
 
 def mark_of(connection: sqlite3.Connection, path: str) -> FileMark | None:
@@ -82,8 +84,19 @@ def refuse(connection: sqlite3.Connection, refusal: Refusal) -> None:
     """Remember a line that is no job."""
     connection.execute(
         "INSERT OR REPLACE INTO refused VALUES (?,?,?,?,?)",
-        (refusal.path, refusal.number, refusal.text[:500], refusal.reason, refusal.at),
+        (refusal.path, refusal.number, refusal.text[:TEXT_KEPT], refusal.reason, refusal.at),
     )
+
+
+def forget_refused(connection: sqlite3.Connection, path: str, numbers: Iterable[int]) -> None:
+    """These lines are read again: what comes of them is not known yet."""
+    connection.executemany("DELETE FROM refused WHERE path=? AND number=?", [(path, number) for number in numbers])
+
+
+def refused_in(connection: sqlite3.Connection, path: str) -> dict[int, tuple[str, str]]:
+    """The refused lines of one file: number → its text (its first ``TEXT_KEPT`` characters), the reason."""
+    rows = connection.execute("SELECT number, text, reason FROM refused WHERE path=?", (path,))
+    return {row[0]: (row[1], row[2]) for row in rows}
 
 
 def refused(connection: sqlite3.Connection, most: int = 1000) -> list[Refusal]:

@@ -61,7 +61,12 @@ class Places:
         return os.path.exists(self.store)
 
     def make(self) -> None:
-        """Make the private folders. Raises SchedulerError when one is a link or somebody else's."""
+        """Make the private folders. Raises SchedulerError when one is a link or somebody else's, or has no place."""
+        above = os.path.dirname(self.house)
+        if not os.path.isdir(above):  # more likely a slip of the pen than a wish
+            raise SchedulerError(
+                f"no such folder: {above}", where=self.state_file, do="make it, or name another --state-file"
+            )
         for folder in (self.house, self.attempts, self.environments, self.sessions):
             make_private_folder(folder)
 

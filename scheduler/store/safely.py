@@ -9,6 +9,7 @@ import fcntl
 import functools
 import os
 import signal
+import stat
 from collections.abc import Callable
 
 from scheduler.crashpoints import crash_point
@@ -137,8 +138,10 @@ def sync_folder(folder: str) -> None:
 
 def append_line(path: str, line: str) -> None:
     """Append one whole line with one write; a last line without newline is closed first. Raises OSError."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", path)
         size = os.fstat(fd).st_size
         glue = b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""
         write_all(fd, glue + os.fsencode(line) + b"\n")

@@ -232,6 +232,57 @@ def test_a_last_line_without_newline_is_taken_when_it_has_stood_two_seconds(jobs
     assert reading.later(10) == []
 
 
+def test_a_last_line_without_newline_behind_others_is_looked_at_again_in_time(jobs: Path, reading: Reading) -> None:
+    """C02: the look that gives the lines before it says when to look for the rest."""
+    append(jobs, "a\nb")
+    assert reading.look() is not None
+    assert reading.follower.look_again_at == reading.now + OPEN_LINE_S
+
+
+@pytest.mark.parametrize("rest", ["  ", "\t", "\ufeff"])
+def test_blanks_behind_the_last_newline_are_the_start_of_the_next_line(jobs: Path, reading: Reading, rest: str) -> None:
+    """C02, P2: they are no line that was taken, so what is appended to them is a job."""
+    append(jobs, rest if rest == "\ufeff" else f"a\n{rest}")
+    reading.all()
+    assert reading.later(3) == [] and reading.follower.look_again_at is None
+    append(jobs, "b\n")
+    (line,) = reading.later(3)
+    assert (line.text.strip(), line.problem) == ("b", "")
+
+
+def test_a_replaced_file_that_ends_in_blanks_is_settled(jobs: Path, reading: Reading) -> None:
+    """C07: nothing more comes of blanks."""
+    append(jobs, "a\nb\n")
+    reading.all()
+    jobs.write_text("b\nc\n  ")
+    reading.settle()
+    reading.later(3)
+    assert reading.settled == 1 and not reading.follower.mark.replaying
+
+
+def test_what_only_begins_like_utf16_costs_its_line_alone(jobs: Path, reading: Reading) -> None:
+    """C13, C11: such a file holds NUL bytes; two stray bytes are a bad line."""
+    jobs.write_bytes(b"\xff\xfe\na\n")
+    reading.all()
+    assert [(line.text, bool(line.problem)) for line in reading.lines][1:] == [("a", False)] and reading.lines[
+        0
+    ].problem
+
+
+def test_lines_are_given_again_by_their_numbers(jobs: Path, reading: Reading) -> None:
+    """C27: only of the file that was read, and only as far as it was read."""
+    append(jobs, "a\nb\r\n" + "x" * (LONGEST_LINE + 10) + "\nd\n")
+    assert reading.follower.lines_again([1]) is None
+    reading.all()
+    append(jobs, "e\n")
+    assert [(line.number, line.text) for line in reading.follower.lines_again([2, 3, 4, 5]) or []] == [
+        (2, "b"),
+        (4, "d"),
+    ]
+    jobs.write_text(jobs.read_text().replace("d", "D"))
+    assert reading.follower.lines_again([1, 2]) == []
+
+
 def test_a_newline_after_a_taken_last_line_changes_nothing(jobs: Path, reading: Reading) -> None:
     """C02."""
     append(jobs, "a")

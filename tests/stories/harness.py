@@ -73,6 +73,7 @@ class Scheduler:
         self.environ.update(PYTHONPATH=str(ROOT), XDG_RUNTIME_DIR=str(folder / "run"), PYTHONUNBUFFERED="1")
         (folder / "run").mkdir(exist_ok=True, mode=0o700)
         self.keepers: set[int] = set()
+        self.command = [sys.executable, "-m", "scheduler"]
 
     # -- the daemon -----------------------------------------------------------------------------------
 
@@ -83,7 +84,7 @@ class Scheduler:
         before = self.said().count("scheduler started")
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "scheduler", "start", *flags, *words],
+                [*self.command, "start", *flags, *words],
                 cwd=self.folder,
                 env={**self.environ, **environ},
                 stdout=out,

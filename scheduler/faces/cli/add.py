@@ -20,7 +20,16 @@ from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
 from scheduler.faces.terminal import safe
 from scheduler.intake.files import FileTrouble, check_private
-from scheduler.intake.jobs_csv import LONGEST_WORD, OPTION_KEYS, Door, check_launch, parse, read_options, write_line
+from scheduler.intake.jobs_csv import (
+    LONGEST_WORD,
+    OPTION_KEYS,
+    PRIORITIES,
+    Door,
+    check_launch,
+    parse,
+    read_options,
+    write_line,
+)
 from scheduler.intake.prefixes import program_in
 from scheduler.intake.settings import model_table
 from scheduler.probes.fixed import declared
@@ -112,10 +121,12 @@ def _as_options(wishes: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def _level(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"the priority must be a whole number, not {text!r}", where="--priority") from None
+    if not re.fullmatch(r"\s*[+-]?[0-9]{1,30}\s*", text):
+        raise UsageError(f"the priority must be a whole number, not {text[:40]!r}", where="--priority")
+    if int(text) not in PRIORITIES:
+        raise UsageError(f"the priority {text.strip()} is out of range", where="--priority",
+                         do=f"write a number from {PRIORITIES[0]} to {PRIORITIES[-1]}")  # fmt: skip
+    return int(text)
 
 
 def _read(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -253,7 +264,12 @@ def submit(
         ModelTable() if spec.gpus else model_table_for(desk, config)
     )  # one that cannot be read matters only where it is asked
     job = desk.submit(spec, environment, table)
-    print(job.id, flush=True)
+    try:
+        print(job.id, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise SchedulerError(f"job {job.id} is queued, but its id cannot be printed: {error.strerror}") from None
     if not desk.alive():
         print("gpujob: no scheduler is running: the job waits until one starts (gpujob start)", file=sys.stderr)
     for note in job.notes:

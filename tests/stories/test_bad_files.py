@@ -1,0 +1,489 @@
+"""What can be done to the jobs file as a whole, on a real scheduler: each whole line is one job or one refusal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stories.harness import ROOT, wait_for
+from tests.stories.pouring import Pouring
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="another user needs root")
+
+
+@pytest.fixture
+def pouring(scheduler) -> Pouring:
+    """A scheduler that runs and looks at everything each second, and scripts for its lines."""
+    found = Pouring(scheduler(gpus=2, monitor_interval=1))
+    found.s.start()
+    return found
+
+
+@pytest.fixture
+def of_nobody(scheduler) -> Iterator[Pouring]:
+    """A scheduler that will run as the user nobody, in a folder of that user; one line waits in its file."""
+    with tempfile.TemporaryDirectory(prefix="gpujob-nobody-") as name:
+        shutil.copytree(ROOT / "scheduler", f"{name}/code/scheduler")
+        p = Pouring(scheduler(gpus=1, folder=Path(name), monitor_interval=1))
+        p.s.environ.update(PYTHONPATH=f"{name}/code", HOME=name)
+        p.s.environ["PYTHONPATH"] += ":" + sysconfig.get_path("purelib")
+        p.pour(p.good("a"))
+        for place in (name, *Path(name).rglob("*")):
+            shutil.chown(place, "nobody")
+        again = "import os, sys; os.execv(sys.executable, [sys.executable, '-m', 'scheduler', '--version'])"
+        for python in (sys.executable, "/usr/bin/python3"):  # ours may stand in a home that is closed to others
+            drop = ["setpriv", "--reuid=nobody", "--clear-groups", python]
+            able = subprocess.run([*drop, "-c", again], cwd=name, env=p.s.environ, capture_output=True, text=True)
+            if able.returncode == 0:
+                break
+        else:
+            pytest.skip(f"no Python here is open to other users: {able.stderr[-200:]}")
+        p.s.command = [*drop, "-m", "scheduler"]
+        yield p
+        p.s.end_all()
+
+
+def append(path: Path, data: str | bytes) -> None:
+    """As `printf >>` does."""
+    with path.open("ab") as stream:
+        stream.write(os.fsencode(data))
+
+
+def cpu_ticks(pid: int) -> int:
+    """Time this process has worked, in ticks of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_c01_half_a_line_is_never_a_job_also_over_a_restart(pouring):
+    """C01: the scheduler is killed between the halves."""
+    s = pouring.s
+    append(s.jobs_file, pouring.good("a") + "\n0,note,,half")
+    s.wait_ended(1)
+    s.kill()
+    s.start()
+    append(s.jobs_file, "-and-half;gpus=0\n" + pouring.good("b") + "\n")
+    pouring.rest()
+    assert sorted(pouring.noted()) == ["a", "b", "half-and-half"] and pouring.refused() == {}
+
+
+def test_c02_growth_of_a_line_that_was_taken_is_reported_and_not_run(pouring):
+    """C02: also over a restart; the lines behind it are read."""
+    s = pouring.s
+    append(s.jobs_file, pouring.good("a") + "\n0,note,,open")
+    s.wait_ended(2)
+    s.stop()
+    append(s.jobs_file, " grown;gpus=0\n" + pouring.good("b") + "\n")
+    s.start()
+    s.wait_ended(3)
+    pouring.rest()
+    assert sorted(pouring.noted()) == ["a", "b", "open"]
+    assert pouring.refused() == {2: "changed after it was taken; start a new line for a new job"}
+    assert "jobs.txt:2: changed after it was taken" in s.cli("status").stdout
+    assert s.said().count("jobs.txt:2: changed after it was taken") == 1
+
+
+def test_c02_blanks_without_a_newline_are_no_line_that_was_taken(pouring):
+    """C02, P2: `echo` behind a last line of blanks makes a job."""
+    append(pouring.s.jobs_file, pouring.good("a") + "\n   ")
+    pouring.s.wait_ended(1)
+    time.sleep(2.5)  # past the time after which an open line counts: nothing to see
+    pouring.pour(pouring.good("b"))
+    pouring.s.wait_ended(2)
+    assert sorted(pouring.noted()) == ["a", "b"] and pouring.refused() == {}
+
+
+def test_c03_a_deleted_file_is_said_once_and_a_new_one_read_from_its_start(pouring):
+    """C03: what stood in it and ran does not run again; the unread line before `rm` is not lost."""
+    s = pouring.s
+    missing = "no such file; it is read when it appears"
+    assert s.said().count(missing) == 1  # none was there at the start
+    pouring.pour(pouring.good("a"))
+    pouring.rest()
+    pouring.pour(pouring.good("b"))
+    s.jobs_file.unlink()
+    wait_for(lambda: s.said().count(missing) == 2, "the warning")
+    s.wait_ended(2)
+    pouring.pour(pouring.good("c"), pouring.good("a"))
+    s.wait_ended(3)
+    pouring.rest()
+    assert sorted(pouring.noted()) == ["a", "b", "c"] and s.said().count(missing) == 2
+
+
+def test_c04_the_rest_of_a_rotated_file_is_read_before_the_new_one(pouring):
+    """C04: with a writer that still holds the old one open."""
+    s = pouring.s
+    pouring.pour(pouring.good("a"))
+    pouring.rest()
+    old = s.jobs_file.open("a")
+    subprocess.run(["mv", str(s.jobs_file), str(s.folder / "jobs.1")], check=True)
+    old.write(pouring.good("b") + "\n")
+    old.close()
+    pouring.pour(pouring.good("c"))
+    s.wait_ended(3)
+    pouring.rest()
+    assert pouring.noted() == ["a", "b", "c"]
+
+
+def test_c05_truncated_and_refilled(pouring):
+    """C05: a waiting job of a line that is gone stays."""
+    s = pouring.s
+    s.cli("queue", "pause")
+    pouring.pour(pouring.good("waits"))
+    pouring.read()
+    subprocess.run(f": > jobs.txt; echo '{pouring.good('b')}' >> jobs.txt", shell=True, check=True, cwd=s.folder)
+    wait_for(lambda: len(s.states()) == 2, "the new line")
+    s.cli("queue", "resume")
+    s.wait_ended(2)
+    assert sorted(pouring.noted()) == ["b", "waits"]
+
+
+def test_c06_refilled_beyond_the_old_end_between_two_looks(pouring):
+    """C06: while the scheduler is stopped, so that it sees only the end of it; and while none runs."""
+    s = pouring.s
+    pouring.pour(pouring.good("a"))
+    pouring.rest()
+    os.kill(s.pid, signal.SIGSTOP)
+    s.jobs_file.write_text("")
+    pouring.pour(*(pouring.good(f"b{n}") for n in range(5)), pouring.good("a"))
+    os.kill(s.pid, signal.SIGCONT)
+    s.wait_ended(6)
+    s.kill()
+    s.jobs_file.write_text("".join(pouring.good(f"c{n}") + "\n" for n in range(9)))
+    s.start()
+    s.wait_ended(15)
+    pouring.rest()
+    assert sorted(pouring.noted()) == sorted(["a", *(f"b{n}" for n in range(5)), *(f"c{n}" for n in range(9))])
+
+
+SAVES = {
+    "sed": "sed -i '$a 0,note,,new;gpus=0' jobs.txt",
+    "mv": "cp jobs.txt x; echo '0,note,,new;gpus=0' >> x; mv x jobs.txt",
+    "backup": "mv jobs.txt jobs.txt~; cp jobs.txt~ jobs.txt; echo '0,note,,new;gpus=0' >> jobs.txt",
+    "in place": "cp jobs.txt x; echo '0,note,,new;gpus=0' >> x; cat x > jobs.txt",
+    "python": "python3 -c \"import os; t = open('jobs.txt').read(); open('x', 'w').write('0,note,,new;gpus=0\\n' + t); os.replace('x', 'jobs.txt')\"",
+    "reordered": "tac jobs.txt > x; echo '0,note,,new;gpus=0' >> x; mv x jobs.txt",
+}
+
+
+@pytest.mark.parametrize("how", SAVES)
+def test_c07_a_save_by_an_editor_runs_only_what_is_new(pouring, how):
+    """C07: unchanged lines, refused ones and failed ones make no second job; the numbers of refused lines follow."""
+    s = pouring.s
+    pouring.script("fails", "#!/bin/sh\necho fails >> noted\nexit 2\n")
+    pouring.pour(pouring.good("a"), "bad line", "0,fails,,;gpus=0", pouring.good("b"))
+    pouring.rest()
+    subprocess.run(["sh", "-c", SAVES[how]], check=True, cwd=s.folder)
+    s.wait_ended(4)
+    pouring.rest()
+    assert sorted(pouring.noted()) == ["a", "b", "fails", "new"]
+    at = s.jobs_file.read_text().splitlines().index("bad line") + 1
+    assert list(pouring.refused()) == [at]
+    assert s.said().count("a job needs at least a priority and a script") == 1
+
+
+def test_c08_an_edited_or_removed_line(pouring):
+    """C08: the job of the old line stays and is shown; a changed line is a new job."""
+    s = pouring.s
+    s.cli("queue", "pause")
+    pouring.pour("0,note,,one;gpus=0", "0,note,,two;gpus=0", "0,note,,three;gpus=0")
+    pouring.read()
+    subprocess.run(["sed", "-i", "-e", "s/two/TWO/", "-e", "/one/d", str(s.jobs_file)], check=True)
+    wait_for(lambda: len(s.states()) == 4, "the changed line")
+    pouring.read()
+    shown = s.cli("status").stdout
+    assert all(f"note {word}" in shown for word in ("one", "two", "three", "TWO"))
+    s.cli("queue", "resume")
+    s.wait_ended(4)
+    assert sorted(pouring.noted()) == ["TWO", "one", "three", "two"]
+
+
+def test_c09_c10_windows_line_ends_and_a_byte_order_mark(pouring):
+    """C09, C10."""
+    append(pouring.s.jobs_file, b"\xef\xbb\xbf0,note,,a;gpus=0\r\n\r\n# x\r\n0,note,,b;gpus=0\r\n0,words,,last\r\n")
+    states = pouring.rest()
+    assert sorted(pouring.noted()) == ["a", "b"] and pouring.refused() == {}
+    assert pouring.words(max(states))[0] == "last"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_c11_a_utf16_file_is_not_eaten_and_read_when_mended(pouring, encoding):
+    """C11."""
+    s = pouring.s
+    pouring.pour(pouring.good("before"))
+    pouring.rest()
+    mark = "" if encoding == "utf-16" else "\ufeff"
+    s.jobs_file.write_bytes((mark + "".join(pouring.good(n) + "\n" for n in "ab")).encode(encoding))
+    wait_for(lambda: "not UTF-8 but UTF-16; save it as UTF-8: nothing is read from it" in s.said(), "the report")
+    pouring.pour(pouring.good("x"))
+    time.sleep(1.2)  # a look at the slow interval says nothing more
+    assert s.said().count("not UTF-8 but UTF-16") == 1 and pouring.noted() == ["before"]
+    s.jobs_file.write_text("".join(pouring.good(n) + "\n" for n in "ab"))
+    s.wait_ended(3)
+    pouring.rest()
+    assert sorted(pouring.noted()) == ["a", "b", "before"] and pouring.refused() == {}
+
+
+def test_c16_twenty_thousand_lines_are_taken_while_commands_answer(pouring):
+    """C16 (a million lines: benchmarks): each is one job, once; `status` answers meanwhile."""
+    s = pouring.s
+    s.cli("queue", "pause")
+    pouring.pour(*(pouring.good(n) for n in range(20_000)), "bad")
+    answered = 0
+    while s.rows("SELECT place FROM files") != [(s.jobs_file.stat().st_size,)]:
+        assert s.status()["daemon"]["alive"]
+        answered += 1
+        assert answered < 300
+    assert s.rows("SELECT count(*), count(DISTINCT identity) FROM jobs") == [(20_000, 20_000)]
+    assert list(pouring.refused()) == [20_001]
+
+
+def test_c17_equal_lines_of_one_moment_are_one_job_and_counted(pouring):
+    """C17: said once, with their number."""
+    s = pouring.s
+    s.cli("queue", "pause")
+    pouring.pour(*[pouring.good("same")] * 3)
+    pouring.read()
+    assert len(s.states()) == 1 and s.status()["repeated_lines"] == 2
+    assert s.said().count("not run again") == 1 and "jobs.txt: 2 lines repeat jobs" in s.said()
+    assert "2 line(s) repeat another and are not run again" in s.cli("status").stdout
+    pouring.pour(*[pouring.good("same")] * 2)
+    pouring.read()
+    assert len(s.states()) == 1 and s.status()["repeated_lines"] == 4
+    s.cli("queue", "resume")
+    pouring.rest()
+    assert pouring.noted() == ["same"]
+
+
+def test_c18_a_line_of_a_finished_job_is_skipped_and_of_a_failed_one_runs_again(pouring):
+    """C18: one more such line is one more try."""
+    s = pouring.s
+    pouring.script("fails", "#!/bin/sh\necho fails >> noted\nexit 2\n")
+    failing = "0,fails,,;gpus=0"
+    pouring.pour(pouring.good("a"), failing)
+    s.wait_ended(2)
+    pouring.pour(pouring.good("a"), failing)
+    s.wait_ended(3)
+    pouring.rest()
+    assert sorted(pouring.noted()) == ["a", "fails", "fails"] and "says what job 1 (done) says" in s.said()
+    s.stop()
+    s.start()
+    s.jobs_file.write_text(s.jobs_file.read_text() + failing + "\n")
+    s.wait_ended(4)
+    pouring.rest()
+    assert sorted(pouring.noted()) == ["a", "fails", "fails", "fails"]
+
+
+def test_c19_twenty_writers_at_once(pouring):
+    """C19: 4,000 lines by `echo >>`, each a job."""
+    s = pouring.s
+    s.cli("queue", "pause")
+    writers = [
+        subprocess.Popen(
+            ["sh", "-c", f"for n in $(seq 200); do echo '0,note,,w{w}-'$n';gpus=0' >> jobs.txt; done"], cwd=s.folder
+        )
+        for w in range(20)
+    ]
+    assert [writer.wait(60) for writer in writers] == [0] * 20
+    pouring.read()
+    assert s.rows("SELECT count(*), count(DISTINCT identity) FROM jobs") == [(4000, 4000)] and pouring.refused() == {}
+
+
+def test_c20_long_lines_by_two_writers(pouring):
+    """C20: lines of 20 KB by two shells, and by two `gpujob add`, which never mix; each whole line is a job."""
+    s = pouring.s
+    s.cli("queue", "pause")
+    shell = "for n in 1 2 3 4 5 6 7 8 9 10; do printf '0,note,,%s-%s-%020000d;gpus=0\\n' $0 $n 0 >> jobs.txt; done"
+    adding = [sys.executable, "-m", "scheduler", "add", "note", "--args"]
+    writers = [subprocess.Popen(["sh", "-c", shell, name], cwd=s.folder) for name in ("p", "q")]
+    for number in range(5):
+        both = [
+            subprocess.Popen(
+                [*adding, f"{name}-{number}-" + name * 20_000], cwd=s.folder, env=s.environ, stdout=subprocess.DEVNULL
+            )
+            for name in ("a", "b")
+        ]
+        assert [one.wait(60) for one in both] == [0, 0]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    pouring.read()
+    lines = s.jobs_file.read_bytes().splitlines()
+    arguments = {row[0] for row in s.rows("SELECT json_extract(spec, '$.arguments[0]') FROM jobs")}
+    assert {f"{name}-{n}-{name * 20_000}" for name in "ab" for n in range(5)} <= arguments
+    assert len(s.states()) + len(pouring.refused()) == len(lines)  # whatever the system made of the shells' lines
+
+
+ODD = {
+    "folder": lambda path: path.mkdir(),
+    "fifo": lambda path: os.mkfifo(path),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+    "loop": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_c35_what_is_no_plain_file_is_said_and_never_blocks(scheduler, what):
+    """C35: at the start, and swapped in while running; said once each; a file in its place is read."""
+    p = Pouring(scheduler(gpus=1, monitor_interval=1))
+    s = p.s
+    ODD[what](s.jobs_file)
+    s.start()
+    wait_for(lambda: "jobs.txt: " in s.said(), "the report")
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    remove(s.jobs_file)
+    p.pour(p.good("a"))
+    s.wait_ended(2)
+    spare = s.folder / "spare"
+    ODD[what](spare) if what != "loop" else spare.symlink_to("jobs.txt")
+    remove(s.jobs_file)
+    os.rename(spare, s.jobs_file)
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    reports = [line for line in s.said().splitlines() if "jobs.txt: " in line and "! " in line]
+    before = cpu_ticks(s.pid)
+    time.sleep(1.0)
+    assert cpu_ticks(s.pid) - before < 20
+    remove(s.jobs_file)
+    p.pour(p.good("a"), p.good("b"))
+    s.wait_ended(4)
+    p.rest()
+    assert sorted(p.noted()) == ["a", "b"]
+    assert all("not a plain file" in line or "no such file" in line or "symbolic links" in line for line in reports), (
+        reports
+    )
+    s.jobs_file.unlink()
+    ODD[what](s.jobs_file)
+    done = s.cli("add", "note", code=0 if what == "dangling" else 1)  # through such a link a new file is made
+    assert done.stderr.count("\n") == (0 if what == "dangling" else 1) and s.cli("status").stderr == ""
+
+
+def remove(path: Path) -> None:
+    """Whatever it is."""
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink()
+
+
+@as_root
+def test_c36_a_file_that_cannot_be_read_for_a_while(of_nobody):
+    """C36: a scheduler of an ordinary user; said once; picked up when it can be read again."""
+    p, s = of_nobody, of_nobody.s
+    s.start()
+    s.wait_ended(1)
+    spare = s.folder / "spare"
+    spare.write_text(p.good("a") + "\n" + p.good("b") + "\n")
+    shutil.chown(spare, "nobody")
+    spare.chmod(0)
+    os.rename(spare, s.jobs_file)
+    wait_for(lambda: "cannot be read: Permission denied" in s.said(), "the report")
+    before = cpu_ticks(s.pid)
+    time.sleep(2.2)  # two slow looks
+    assert cpu_ticks(s.pid) - before < 30 and s.said().count("Permission denied") == 1
+    s.jobs_file.chmod(0o600)
+    s.wait_ended(2)
+    p.rest()
+    assert sorted(p.noted()) == ["a", "b"] and "can be read now" in s.said()
+
+
+@as_root
+def test_c36_a_file_that_cannot_be_read_at_the_start(of_nobody):
+    """C36: the scheduler starts, says it, and reads the file when it can."""
+    p, s = of_nobody, of_nobody.s
+    s.jobs_file.chmod(0)
+    s.start()
+    wait_for(lambda: "cannot be read: Permission denied" in s.said(), "the report")
+    s.jobs_file.chmod(0o600)
+    s.wait_ended(1)
+    assert p.noted() == ["a"]
+
+
+@as_root
+def test_c37_files_that_others_could_write_are_refused_with_the_remedy(scheduler):
+    """C37: at the start exit 1 with the command that mends it, while running not read until mended; `add` refuses too."""
+    p = Pouring(scheduler(gpus=1, monitor_interval=1))
+    s = p.s
+    p.pour(p.good("a"))
+    for change, mend, text in (
+        (lambda: s.jobs_file.chmod(0o666), lambda: s.jobs_file.chmod(0o600), "everybody may write it: chmod o-w"),
+        (lambda: os.chown(s.jobs_file, 65534, -1), lambda: os.chown(s.jobs_file, 0, -1), "it belongs to user 65534: chown it to yourself"),
+        (lambda: s.folder.chmod(0o777), lambda: s.folder.chmod(0o700), "of its folder, everybody may write it: chmod o-w"),
+    ):  # fmt: skip
+        change()
+        done = s.cli("start", "--gpus", "1", code=1)
+        assert text in done.stderr and done.stderr.count("\n") == 1
+        mend()
+        s.start()
+        p.rest()
+        lines = len(s.jobs_file.read_text().splitlines())
+        change()
+        p.pour(p.good(f"more-{lines}"))
+        wait_for(lambda text=text: text in s.said(), "the report")
+        assert text in s.cli("add", "note", "--args", "x", code=1).stderr
+        assert f"more-{lines}" not in p.noted()
+        mend()
+        s.wait_ended(lines + 1)
+        p.rest()
+        s.stop()
+    assert p.noted() == ["a", "more-1", "more-2", "more-3"]
+
+
+def test_c38_polling_keeps_the_same_promises(scheduler):
+    """C38: appended, replaced, deleted and made again."""
+    p = Pouring(scheduler(gpus=1, watch="poll", monitor_interval=3600))
+    s = p.s
+    p.pour(p.good("a"))
+    s.start()
+    p.rest()
+    p.pour(p.good("b"))
+    s.wait_ended(2)
+    subprocess.run(["sed", "-i", "1i 0,note,,c;gpus=0", str(s.jobs_file)], check=True)
+    s.wait_ended(3)
+    s.jobs_file.unlink()
+    wait_for(lambda: "no such file" in s.said(), "the report")
+    p.pour(p.good("a"), p.good("d"))
+    s.wait_ended(4)
+    p.rest()
+    assert sorted(p.noted()) == ["a", "b", "c", "d"]
+
+
+def test_c39_the_same_size_and_time_are_seen_through(pouring):
+    """C39: rewritten with as many bytes and its time put back, while running and while none runs."""
+    s = pouring.s
+    pouring.pour(pouring.good("aaaa"))
+    pouring.rest()
+    for number, running in enumerate((True, False)):
+        if not running:
+            s.stop()
+        before = os.stat(s.jobs_file)
+        with s.jobs_file.open("r+") as stream:
+            stream.write(pouring.good(f"bbb{number}"))
+        os.utime(s.jobs_file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        after = os.stat(s.jobs_file)
+        assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+        if not running:
+            s.start()
+        s.wait_ended(2 + number)
+    assert pouring.noted() == ["aaaa", "bbb0", "bbb1"]
+
+
+def test_c40_what_was_appended_while_none_ran_is_read(pouring):
+    """C40: after a kill and after a clean end; nothing twice."""
+    s = pouring.s
+    for number, end in enumerate((s.kill, s.stop)):
+        end()
+        pouring.pour(*(pouring.good(f"{number}-{n}") for n in range(3)), "bad")
+        s.start()
+        pouring.rest()
+        assert len(pouring.noted()) == 3 * (number + 1)
+    assert sorted(pouring.noted()) == sorted(f"{a}-{b}" for a in range(2) for b in range(3))
+    assert list(pouring.refused()) == [4, 8]

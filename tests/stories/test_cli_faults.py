@@ -1,0 +1,561 @@
+"""The command line under bad words, dead schedulers, closed pipes and poor terminals: one line, the documented code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from scheduler.core.config import OPTIONS, read_option
+from scheduler.core.errors import SchedulerError
+from scheduler.faces.cli.app import app
+from tests.stories.command_lines import Ran, run_all
+from tests.stories.harness import Scheduler, wait_for
+from tests.stories.pouring import Pouring
+
+COMMAND = typer.main.get_command(app)
+ODD_WORDS = [
+    "",
+    "99",
+    "0",
+    "-1",
+    "1" + "0" * 30,
+    "3-1",
+    "1-",
+    "\u0663",
+    "no\u00a0such",
+    "nosuch\nline",
+    "\x1b[2J",
+    "1e3",
+    "@@",
+    "1,2",
+    "{",
+    "%s",
+]
+READING = [["status"], ["status", "--json"], ["jobs"], ["jobs", "--json"], ["show", "1"], ["show", "1", "--json"], ["why", "1"],
+           ["logs", "1"], ["screens"], ["screens", "--json"]]  # fmt: skip
+
+
+def verbs(command: Any = COMMAND, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every verb with its words, those of groups too."""
+    for name, inner in command.commands.items():
+        if hasattr(inner, "commands"):
+            yield from verbs(inner, (*before, name))
+        else:
+            yield (*before, name), inner
+
+
+VERBS = dict(verbs())
+
+
+def kind_of(parameter: Any) -> str:
+    """What an argument names: a job, a GPU, or something else."""
+    shown = (parameter.metavar or parameter.name or "").upper()
+    return "job" if "JOB" in shown else "gpu" if "GPU" in shown else "other"
+
+
+def needed(command: Any) -> list[Any]:
+    """The arguments that must be given."""
+    return [p for p in command.params if p.param_type_name == "argument" and p.required]
+
+
+def snapshot(s: Scheduler) -> dict[str, Any]:
+    """All that a refused command must not change."""
+    tables = ("jobs", "pauses", "refused", "line_counts", "files", "gpus")
+    found: dict[str, Any] = {table: s.rows(f"SELECT * FROM {table}") for table in tables}
+    assert found["jobs"] and found["gpus"]
+    found["queue"] = s.rows("SELECT value FROM meta WHERE key='queue_paused'")
+    found["lines"] = s.jobs_file.read_bytes()
+    found["names"] = sorted(name for name in os.listdir(s.folder) if not name.startswith("."))
+    return found
+
+
+def check_error(ran: Ran, codes: tuple[int, ...]) -> None:
+    """One line that says what is wrong, on stderr alone, and the documented code."""
+    assert ran.code in codes, ran
+    assert "Traceback" not in ran.err and 1 <= ran.err.count("\n") <= 3 and ran.out == "", ran
+    assert ran.err.splitlines()[-1].startswith("gpujob: ") and not re.search(
+        "[\x00-\x09\x0b-\x1f\x7f-\x9f]", ran.err
+    ), ran
+
+
+@pytest.fixture
+def two_jobs(scheduler) -> Pouring:
+    """A scheduler with one job that ended and one that waits."""
+    p = Pouring(scheduler(gpus=2))
+    p.s.start()
+    p.pour(p.good("one"))
+    p.rest()
+    p.s.cli("queue", "pause")
+    p.pour(p.good("two"))
+    wait_for(lambda: len(p.s.states()) == 2, "two jobs")
+    return p
+
+
+def test_bad_words_for_every_verb(two_jobs):
+    """K, S2.37: missing, surplus and unknown words of every verb that there is: exit 2, one line, nothing changed."""
+    s = two_jobs.s
+    lines: list[tuple[str, ...]] = []
+    for words, command in VERBS.items():
+        fill = tuple("1" for _ in needed(command))
+        before_command: tuple[str, ...] = ()
+        if not command.context_settings.get("allow_interspersed_args", True):
+            fill, before_command = (), fill
+        lines.append((*words, *fill, "--no-such-option", *before_command))
+        lines.append((*words, *fill, "-Z", *before_command))
+        if needed(command):
+            lines.append((*words, *fill[1:]))
+        if not any(p.nargs == -1 for p in command.params if p.param_type_name == "argument"):
+            most = sum(1 for p in command.params if p.param_type_name == "argument")
+            lines.append((*words, *("1" for _ in range(most + 1))))
+        for option in command.params:
+            if option.param_type_name == "option" and not option.is_flag and option.name != "help":
+                lines.append((*words, *fill, option.opts[0]))
+            elif option.param_type_name == "option" and option.opts[0].startswith("--"):
+                lines.append((*words, *fill, f"{option.opts[0]}=odd", *before_command))
+    lines += [
+        ("nosuch",),
+        ("nosuch\nverb",),
+        ("",),
+        ("--no-such-option",),
+        ("-Z",),
+        ("--state-file",),
+        ("Status",),
+        ("status ",),
+    ]
+    before = snapshot(s)
+    for ran in run_all(s, lines):
+        check_error(ran, (2,))
+    assert snapshot(s) == before
+
+
+def test_bad_jobs_and_gpus_for_every_verb_that_names_one(two_jobs):
+    """K: ids that are none, in every place where a verb takes a job or a GPU: exit 2 or 6, one line, nothing changed."""
+    s = two_jobs.s
+    lines: list[tuple[str, ...]] = []
+    for words, command in VERBS.items():
+        places = [p for p in command.params if p.param_type_name == "argument"]
+        for number, place in enumerate(places):
+            if kind_of(place) == "other":
+                continue
+            for odd in ODD_WORDS:
+                if kind_of(place) == "gpu" and odd in ("0", "1,2"):
+                    continue  # a GPU; one of them is
+                fill = ["2"] * len(needed(command))
+                fill[number : number + 1] = [odd]
+                lines += [(*words, "--", *fill)] if odd.startswith("-") else [(*words, *fill)]
+    assert len({line[0] for line in lines}) > 8
+    before = snapshot(s)
+    for ran in run_all(s, lines):
+        check_error(ran, (2, 6))
+    assert snapshot(s) == before
+
+
+def test_bad_values_for_every_option(two_jobs):
+    """K: values that no option of numbers, sizes, times or choices can take: exit 2, 3 or 6, one line, nothing changed."""
+    s = two_jobs.s
+    odd = ["nonsense", "-5", "1" + "0" * 400, "nan", "\u0663", "x\ny"]
+    free = {"label", "args", "env", "conda", "cwd", "state_file", "config", "output_file", "script"}
+    lines: list[tuple[str, ...]] = []
+    for words, command in VERBS.items():
+        for option in command.params:
+            if option.param_type_name != "option" or option.is_flag or option.name in free:
+                continue
+            for value in odd[::2] if words == ("start",) else odd:
+                if words == ("start",):
+                    if refuses(option.name, value):
+                        lines.append((*words, f"{option.opts[-1]}={value}"))
+                    continue
+                if option.name == "priority" and value == "-5":
+                    continue
+                fill = ["2"] * len(needed(command))
+                lines.append(
+                    (*words, f"{option.opts[0]}={value}", *fill)
+                    if option.opts[0].startswith("--")
+                    else (*words, option.opts[0], value, *fill)
+                )
+    before = snapshot(s)
+    for ran in run_all(s, lines):
+        check_error(ran, (1, 2, 3, 6) if ran.words[0] == "logs" else (2, 3, 6))  # 1: job 2 has no log yet
+    assert snapshot(s) == before
+
+
+def refuses(name: str, value: str) -> bool:
+    """Whether this setting cannot have this value."""
+    if name not in OPTIONS:
+        return False
+    try:
+        read_option(name, value, "test")
+    except SchedulerError:
+        return True
+    return False
+
+
+def test_k01_commands_without_a_scheduler(scheduler):
+    """K01: never started, ended, killed: reading works, changing works or says 5 and what to do; within one line."""
+    s = scheduler(gpus=1)
+    for ran in run_all(s, [["status"], ["jobs"], ["screens"], ["wait"]]):
+        assert ran.code == 0 and ran.err.count("\n") <= 1, ran
+    for ran in run_all(
+        s, [["show", "1"], ["why", "1"], ["logs", "1"], ["cancel", "1"], ["retry", "1"], ["wait", "1"], ["attach", "1"]]
+    ):
+        assert ran.code == 6 and ran.err.splitlines()[-1].endswith("no job yet; see gpujob status"), ran
+    p = Pouring(s)
+    s.hold("runs")
+    s.append(s.line("runs"), p.good("ended"))
+    s.start()
+    s.wait_state(1, "running")
+    s.wait_state(2, "done")
+    s.cli("submit", "--", "true")
+    s.kill()
+    for ran in run_all(s, READING):
+        assert ran.code == 0 and ran.err in ("", "gpujob: no scheduler is running\n"), ran
+    expected = {("cancel", "3"): 0, ("retry", "2"): 0, ("pause", "0"): 0, ("resume", "0"): 0, ("queue", "pause"): 0, ("queue", "resume"): 0,
+                ("wait", "1"): 5, ("cancel", "1"): 5, ("resume", "--force", "0"): 5}  # fmt: skip
+    for ran in run_all(s, list(expected)):
+        assert (
+            ran.code == expected[ran.words] and "no scheduler is running" in ran.err and "Traceback" not in ran.err
+        ), ran
+        assert ran.err.count("\n") <= 2, ran
+    s.release("runs")
+
+
+def test_k01_a_state_file_in_a_folder_that_is_not_there(scheduler):
+    """K01: reading says that there is nothing; changing says that the folder is missing and makes none."""
+    s = scheduler(gpus=1)
+    before = ["--state-file", "no/such/folder/state.json"]
+    for ran in run_all(s, [[*before, *words] for words in (["status"], ["jobs"], ["screens"], ["wait"])]):
+        assert ran.code == 0 and ran.err.count("\n") <= 1, ran
+    changing = (
+        ["pause", "0"],
+        ["queue", "pause"],
+        ["submit", "--cpu", "--", "true"],
+        ["recover"],
+        ["start", "--gpus", "1"],
+    )
+    for ran in run_all(s, [[*before, *words] for words in changing]):
+        assert ran.code == 1 and "no such f" in ran.err.lower() and ran.out == "" and "Traceback" not in ran.err, ran
+    assert not (s.folder / "no").exists()
+
+
+def test_k01_a_store_of_no_bytes(scheduler):
+    """K01: one line that says so; a start makes it anew."""
+    s = scheduler(gpus=1)
+    (s.folder / ".gpujob").mkdir(mode=0o700)
+    (s.folder / ".gpujob" / "store.db").touch(0o600)
+    for ran in run_all(s, [["status"], ["jobs"], ["show", "1"], ["wait"], ["cancel", "1"]]):
+        assert (
+            ran.code == 1
+            and "holds nothing yet; start the scheduler: gpujob start" in ran.err
+            and ran.err.count("\n") <= 2
+        ), ran
+    s.start()
+    assert s.status()["jobs"] == []
+
+
+def test_k07_a_store_of_a_newer_version(scheduler):
+    """K07: every verb says which version wrote it, changes nothing, and exits with 1."""
+    p = Pouring(scheduler(gpus=1))
+    s = p.s
+    s.start()
+    p.pour(p.good("a"))
+    p.rest()
+    s.stop()
+    connection = sqlite3.connect(s.folder / ".gpujob" / "store.db")
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    connection.execute(f"PRAGMA user_version={version + 1}")
+    connection.close()
+    before = (s.folder / ".gpujob" / "store.db").read_bytes()
+    words = [*READING, ["cancel", "1"], ["retry", "1"], ["pause", "0"], ["queue", "pause"], ["wait"], ["submit", "--cpu", "--", "true"],
+             ["start", "--gpus", "1"], ["hold", "1"], ["edit", "1", "--priority", "3"]]  # fmt: skip
+    for ran in run_all(s, words):
+        assert ran.code == 1 and f"was written by a newer gpujob (version {version + 1}" in ran.err, ran
+        assert ran.err.count("\n") <= 2 and ran.out == "", ran
+    assert (s.folder / ".gpujob" / "store.db").read_bytes() == before
+
+
+def test_k07_a_request_that_only_another_version_knows(scheduler):
+    """K07: it is refused with a line of its own; what was asked beside it is done; the scheduler goes on."""
+    p = Pouring(scheduler(gpus=1))
+    s = p.s
+    s.start()
+    connection = sqlite3.connect(s.folder / ".gpujob" / "store.db", timeout=10)
+    for kind, arguments in (
+        ("defrost", '{"jobs": [1]}'),
+        ("cancel", "not json"),
+        ("cancel", '{"jobs": "x"}'),
+        ("cancel", "[]"),
+        ("pause", "{}"),
+    ):
+        with connection:
+            connection.execute(
+                "INSERT INTO requests (kind, arguments, made_at) VALUES (?,?,?)", (kind, arguments, time.time())
+            )
+    connection.close()
+    assert "paused now: 0" in s.cli("pause", "0").stdout
+    s.cli("resume", "0")
+    p.pour(p.good("a"))
+    p.rest()
+    answers = s.rows("SELECT kind, code, lines FROM requests WHERE id<=5 ORDER BY id")
+    assert all(code not in (None, 0) and json.loads(lines) for _, code, lines in answers), answers
+    assert "defect" not in s.said() and "Traceback" not in s.said()
+
+
+@pytest.mark.parametrize("verb", ["cancel", "retry", "pause", "queue"])
+def test_k08_fifty_at_once_have_one_effect(scheduler, verb):
+    """K08: all are answered; one has done it, the others say that it is so already."""
+    p = Pouring(scheduler(gpus=2))
+    s = p.s
+    p.script("fails", "#!/bin/sh\necho fails >> noted\nexit 2\n")
+    s.hold("runs")
+    s.append(s.line("runs"), "0,fails,,;gpus=0")
+    s.start()
+    s.wait_state(1, "running")
+    s.wait_state(2, "failed")
+    words = {"cancel": ["cancel", "1"], "retry": ["retry", "2"], "pause": ["pause", "1"], "queue": ["queue", "pause"]}[
+        verb
+    ]
+    if verb == "retry":
+        s.cli("queue", "pause")
+    ran = run_all(s, [words] * 50, at_once=True)
+    answers = [one.out for one in ran]
+    assert all((one.code, one.err, one.out.count("\n")) == (0, "", 1) for one in ran), ran
+    first = {
+        "cancel": "SIGTERM to all",
+        "retry": "waits again",
+        "pause": "GPU 1 paused (",
+        "queue": "the queue is paused",
+    }[verb]
+    assert sum(first in answer for answer in answers) == (1 if verb in ("cancel", "retry") else 50)
+    if verb in ("cancel", "retry"):
+        assert sum("already" in answer for answer in answers) == 49
+    if verb == "retry":
+        s.cli("queue", "resume")
+        s.wait_state(2, "failed")
+        assert p.noted() == ["fails", "fails"]
+    s.release("runs")
+    state = json.loads((s.folder / "gpu_scheduler_state.json").read_text())
+    assert (state["paused_gpus"], state["paused"]) == ([1] if verb == "pause" else [], verb == "queue")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["wait", "1"], ["logs", "-f", "1"], ["status", "--watch"], ["submit", "--cpu", "--wait", "--", "sleep", "60"]],
+)
+def test_k09_ctrl_c(scheduler, words):
+    """K09: exit code 130, nothing on stderr but what was said before; the job goes on."""
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_state(1, "running")
+    with (s.folder / "out").open("wb") as out, (s.folder / "err").open("wb") as err:
+        process = subprocess.Popen([sys.executable, "-m", "scheduler", *words], cwd=s.folder, env=s.environ, stdout=out, stderr=err,
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))  # fmt: skip
+    waits = "hrtimer_nanosleep"
+    wait_for(lambda: waits in Path(f"/proc/{process.pid}/wchan").read_text() or asleep(process.pid), "it sleeps")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert (s.folder / "err").read_text() == "" and s.states()[1] == "running"
+    s.release("a")
+
+
+def asleep(pid: int) -> bool:
+    """Whether it has all imported and waits: a store is mapped, and it does not run."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return text[text.rindex(")") + 2] == "S" and "_sqlite3" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_k09_a_pipe_that_is_closed_early(scheduler):
+    """K09: every reading verb into `head -1` and into nothing: exit code 0 by pipefail, nothing on stderr."""
+    p = Pouring(scheduler(gpus=1))
+    s = p.s
+    p.script("loud", "#!/bin/sh\nyes 'a long line of output' | head -c 3000000\n")
+    s.append("0,loud,,;gpus=0")
+    many_jobs_after(s)
+    for words in [
+        *READING,
+        ["logs", "1", "-n", "100000"],
+        ["status", "--watch"],
+        ["logs", "-f", "1"],
+        ["--help"],
+        ["status", "--help"],
+    ]:
+        for reader in ("head -1", "true") if words[0] in ("jobs", "show") else ("head -1",):
+            command = f"set -o pipefail; {sys.executable} -m scheduler {' '.join(words)} | {reader}"
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=s.folder, env=s.environ, capture_output=True, text=True, timeout=60
+            )
+            assert (done.returncode, done.stderr) == (0, ""), (words, reader, done)
+            assert done.stdout.count("\n") == (1 if reader == "head -1" else 0), (words, done.stdout[:200])
+
+
+def many_jobs_after(s: Scheduler) -> None:
+    """One job that has ended, then 5,000 that wait."""
+    s.start()
+    s.wait_state(1, "done")
+    s.cli("queue", "pause")
+    s.append(*(f"0,note,,{n} " + "x" * 60 for n in range(5000)))
+    wait_for(lambda: s.rows("SELECT count(*) FROM jobs") == [(5001,)], "5,001 jobs")
+
+
+def test_k05_the_scheduler_does_not_mind_a_client_that_dies(scheduler):
+    """K05 for the command line: asked and killed before the answer was taken; the next one is answered."""
+    s = scheduler(gpus=2)
+    s.start()
+    os.kill(s.pid, signal.SIGSTOP)
+    asking = [subprocess.Popen([sys.executable, "-m", "scheduler", "pause", "1"], cwd=s.folder, env=s.environ,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(3)]  # fmt: skip
+    wait_for(lambda: s.rows("SELECT count(*) FROM requests") == [(3,)], "three requests")
+    for one in asking:
+        one.kill()
+        one.wait()
+    os.kill(s.pid, signal.SIGCONT)
+    assert "paused now: 0,1" in s.cli("pause", "0").stdout
+    wait_for(lambda: s.rows("SELECT count(*) FROM requests WHERE code IS NULL") == [(0,)], "all answered")
+
+
+def test_k09_poor_locales_and_no_terminal(scheduler):
+    """K09: names in UTF-8 under LANG=C, LC_ALL=C and an encoding of ASCII: no traceback, no half character."""
+    p = Pouring(scheduler(gpus=1))
+    s = p.s
+    s.start()
+    p.script("\u00fcbung", "#!/bin/sh\necho gr\u00f6\u00dfe\n")
+    p.pour("0,\u00fcbung,,\u00e9t\u00e9 \u65e5\u672c;gpus=0;label=\u00dcbung", "0,\u00fcbung,,x,\u00e4")
+    s.wait_state(1, "done")
+    for environ in (
+        {"LANG": "C"},
+        {"LC_ALL": "C"},
+        {"PYTHONIOENCODING": "ascii"},
+    ):
+        for words in [
+            ["status"],
+            ["jobs"],
+            ["show", "\u00dcbung"],
+            ["logs", "1"],
+            ["add", "\u00fcbung", "--output-file", "-"],
+            ["why", "\u00dcbung"],
+            ["cancel", "no\u00fcch"],
+        ]:
+            done = subprocess.run([sys.executable, "-m", "scheduler", *words], cwd=s.folder, env={**s.environ, **environ}, capture_output=True,
+                                  stdin=subprocess.DEVNULL, timeout=60)  # fmt: skip
+            assert done.returncode == (6 if words[0] == "cancel" else 0), (environ, words, done)
+            assert b"Traceback" not in done.stderr
+            (done.stdout + done.stderr).decode("utf-8")  # whole characters, or none
+
+
+@pytest.mark.parametrize("words", [*READING, ["show", "nosuch"], ["status", "--help"]], ids=" ".join)
+def test_k09_a_terminal_twenty_columns_wide(two_jobs, words):
+    """K09: on a real terminal of 20 columns nothing is a traceback, and tables keep to its width."""
+    s = two_jobs.s
+    code, text = on_terminal(s, words, 20)
+    assert code == (6 if "nosuch" in words else 0) and "Traceback" not in text
+    if words in (["jobs"], ["screens"]):
+        assert max(len(line) for line in text.splitlines()) <= (20 if words == ["jobs"] else 60)
+
+
+def on_terminal(s: Scheduler, words: list[str], columns: int) -> tuple[int, str]:
+    """Run a command on a terminal of its own: exit code, and all it showed."""
+    import fcntl
+    import struct
+    import termios
+
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.chdir(s.folder)
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "scheduler", *words],
+            {**s.environ, "COLUMNS": str(columns), "TERM": "xterm"},
+        )
+    out = b""
+    while True:
+        try:
+            data = os.read(fd, 65536)
+        except OSError:
+            break
+        if not data:
+            break
+        out += data
+    os.close(fd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), out.decode("utf-8", "replace").replace("\r", "")
+
+
+def test_k09_an_output_that_is_closed_or_full(two_jobs):
+    """K09: `>&-` is as /dev/null; a full disk is one line and exit 1; a closed or full stderr changes no exit code."""
+    s = two_jobs.s
+    quiet = [
+        ["status"],
+        ["jobs", "--json"],
+        ["show", "1"],
+        ["logs", "1"],
+        ["pause", "1"],
+        ["submit", "--cpu", "--", "true"],
+        ["add", "note", "--output-file", "-"],
+        ["--help"],
+        ["--version"],
+    ]
+    for words in quiet:
+        command = f"{sys.executable} -m scheduler {' '.join(words)}"
+        for how, code in (
+            ("<&- >&- 2>&-", 0),
+            ("2>/dev/full", 0),
+            (">/dev/full", 1),
+        ):
+            done = subprocess.run(
+                f"{command} {how}", shell=True, cwd=s.folder, env=s.environ, capture_output=True, text=True, timeout=60
+            )
+            if words[0] == "logs":  # an empty one: there is nothing to write
+                code = 0
+            assert done.returncode == code, (words, how, done)
+            assert done.stderr.count("\n") == code, (words, how, done)
+    for how in (">&-", "2>&-", "2>/dev/full", ">/dev/full"):
+        done = subprocess.run(
+            f"{sys.executable} -m scheduler show 99 {how}",
+            shell=True,
+            cwd=s.folder,
+            env=s.environ,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 6, (how, done)
+    full = subprocess.run(
+        f"{sys.executable} -m scheduler submit --cpu -- true > /dev/full",
+        shell=True,
+        cwd=s.folder,
+        env=s.environ,
+        capture_output=True,
+        text=True,
+    )
+    last = s.rows("SELECT max(id) FROM jobs")[0][0]
+    assert (
+        full.returncode == 1
+        and full.stderr == f"gpujob: job {last} is queued, but its id cannot be printed: No space left on device\n"
+    )
+    connection = sqlite3.connect(s.folder / ".gpujob" / "store.db")
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+
+
+def test_k09_a_scheduler_started_without_any_stream(scheduler):
+    """K09: all three closed: none of its own files becomes an output; jobs get theirs."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a"))
+    command = f"{sys.executable} -m scheduler start --gpus 1 --drain <&- >&- 2>&-"
+    done = subprocess.run(["sh", "-c", command], cwd=s.folder, env=s.environ, timeout=60)
+    assert done.returncode == 0 and s.starts("a") == 1
+    assert shutil.which("true") and s.job(1)["state"] == "done" and s.log(1) == ""
