@@ -63,6 +63,13 @@ class StoreTrouble(SchedulerError):
     """The store could not be read or written: nothing new is started until it can."""
 
 
+class Damaged(StoreTrouble):
+    """The store cannot be trusted as it stands; it was left as it is."""
+
+    def __init__(self, what: str, *, where: str = "") -> None:
+        super().__init__(what, where=where, do="rebuild it from what is left (nothing is deleted): gpujob recover")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``; did you mean status?`` for the known word nearest to a wrong one, or nothing."""
     import difflib  # only for those who mistype

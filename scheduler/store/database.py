@@ -11,8 +11,9 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 
-from scheduler.core.errors import StoreTrouble
+from scheduler.core.errors import Damaged, StoreTrouble
 from scheduler.crashpoints import crash_point
+from scheduler.store import proof
 from scheduler.store.places import Places
 
 _FIRST = """
@@ -127,6 +128,11 @@ CHECKPOINT_PAGES = (
 PAGE = 4096
 
 
+_SIGNS_OF_DAMAGE = (
+    "malformed", "not a database", "no such table", "no such column", "already exists", "file format", "decode to UTF-8",
+)  # fmt: skip
+
+
 class NothingYet(StoreTrouble):
     """Nobody has begun this store."""
 
@@ -141,21 +147,26 @@ class Database:
         self.places = places
         self.lock_wait_s = lock_wait_s
         places.make()
+        proof.check_begun(places)
+        if checkpoints:
+            check_sound(places)
         self._lock_fd = _open_private(places.store_lock)
         self._bell_fd = _open_private(places.bell)
+        self._high_fd = _open_private(places.high)
         if not os.path.exists(places.store):
             os.close(_open_private(places.store))
         try:
             self.connection = sqlite3.connect(places.store, isolation_level=None, timeout=5.0, cached_statements=256)
         except sqlite3.Error as error:
             self._let_go()
-            raise _trouble(error, places.store) from error
+            raise trouble(error, places.store) from error
+        self._high = proof.high(places)
         try:
             with self._locked():
                 self._prepare(checkpoints)
         except sqlite3.Error as error:
             self.close()
-            raise _trouble(error, places.store) from error
+            raise trouble(error, places.store) from error
         except BaseException:
             self.close()
             raise
@@ -171,12 +182,8 @@ class Database:
                 where=self.places.store,
                 do="install that version again, or name another --state-file",
             )
-        if version == 0 and os.listdir(self.places.attempts):
-            raise StoreTrouble(
-                "is empty, but attempt records stand beside it",
-                where=self.places.store,
-                do="put the store back from a backup",
-            )
+        if version == 0 and (evidence := proof.evidence(self.places)):
+            raise Damaged(f"is empty, but {evidence}", where=self.places.store)
         run("PRAGMA journal_mode=WAL")
         run("PRAGMA synchronous=FULL")
         run(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES if checkpoints else 0}")
@@ -184,11 +191,9 @@ class Database:
         run("PRAGMA cache_size=-16384")  # 16 MiB at most: indexes over 10,000 jobs do not fit the usual 2
         if version < VERSION:
             self._migrate(version)
+        proof.check_not_older(self.connection, self.places, records=checkpoints)
         if checkpoints:
             self._grow_log()
-            problem = run("PRAGMA quick_check(1)").fetchone()[0]
-            if problem != "ok":
-                raise StoreTrouble(f"is damaged ({problem})", where=self.places.store, do="put it back from a backup")
 
     def _grow_log(self) -> None:
         """Give the write-ahead log its full size at once: a commit that makes a file grow costs the file system a
@@ -249,6 +254,7 @@ class Database:
         covers it). Raises StoreTrouble on a busy lock, a full disk, an I/O error, a damaged file.
         """
         with self._locked():
+            self.check_in_place()  # inside the lock: what is written into a store that was set aside would be lost
             try:
                 if sync is not self._synced:
                     self.connection.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
@@ -256,6 +262,7 @@ class Database:
                 self.connection.execute("BEGIN IMMEDIATE")
                 try:
                     yield self.connection
+                    newest = self.connection.execute("SELECT max(id) FROM jobs").fetchone()[0] or 0
                     self.connection.execute("COMMIT")
                 except BaseException:
                     if self.connection.in_transaction:
@@ -263,7 +270,10 @@ class Database:
                             self.connection.execute("ROLLBACK")
                     raise
             except sqlite3.Error as error:
-                raise _trouble(error, self.places.store) from error
+                raise trouble(error, self.places.store) from error
+            if newest > self._high:  # after the commit: never higher than what the store holds
+                self._high = newest
+                proof.note_high(self._high_fd, newest)
 
     def check_in_place(self) -> None:
         """Raise StoreTrouble when the file was removed or replaced while it was open."""
@@ -289,16 +299,37 @@ class Database:
     def _let_go(self) -> None:
         os.close(self._lock_fd)
         os.close(self._bell_fd)
+        os.close(self._high_fd)
+
+
+def check_sound(places: Places, pragma: str = "quick_check") -> None:
+    """Raise Damaged when the pages of the store do not hang together; nothing is written, not even a checkpoint."""
+    if not os.path.exists(places.store) or not os.path.getsize(places.store):
+        return
+    try:
+        connection = read_only(places.store)
+        try:
+            problem = " ".join(str(connection.execute(f"PRAGMA {pragma}(1)").fetchone()[0]).split())
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise trouble(error, places.store) from error
+    if problem != "ok":
+        raise Damaged(f"the store is damaged ({problem.replace('*** in database main *** ', '')})", where=places.store)
+
+
+def read_only(path: str) -> sqlite3.Connection:
+    """A connection that cannot change the file."""
+    return sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True, isolation_level=None, timeout=5.0)
 
 
 def open_for_reading(places: Places) -> sqlite3.Connection:
     """A read-only connection that holds nobody up. Raises StoreTrouble, NothingYet."""
+    proof.check_begun(places)
     try:
-        connection = sqlite3.connect(
-            f"file:{_quoted(places.store)}?mode=ro", uri=True, isolation_level=None, timeout=5.0
-        )
+        connection = read_only(places.store)
     except sqlite3.Error as error:
-        raise _trouble(error, places.store) from error
+        raise trouble(error, places.store) from error
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
@@ -306,10 +337,12 @@ def open_for_reading(places: Places) -> sqlite3.Connection:
                 f"was written by a newer gpujob (version {version})", where=places.store, do="use that version"
             )
         if version == 0:
+            if evidence := proof.evidence(places):
+                raise Damaged(f"is empty, but {evidence}", where=places.store)
             raise NothingYet("holds nothing yet", where=places.store, do="start the scheduler: gpujob start")
     except sqlite3.Error as error:
         connection.close()
-        raise _trouble(error, places.store) from error
+        raise trouble(error, places.store) from error
     except StoreTrouble:
         connection.close()
         raise
@@ -330,9 +363,10 @@ def _open_private(path: str) -> int:
     return fd
 
 
-def _trouble(error: sqlite3.Error, path: str) -> StoreTrouble:
-    text = str(error)
+def trouble(error: Exception, path: str) -> StoreTrouble:
+    """What an error of SQLite's means to people: damage, or something that passes."""
+    text = " ".join(str(error).split())
+    if isinstance(error, sqlite3.Error) and any(sign in text for sign in _SIGNS_OF_DAMAGE):
+        return Damaged(f"the store is damaged ({text})", where=path)
     do = "free some space" if "full" in text else "nothing new is started until it can be used again"
-    if "malformed" in text or "not a database" in text:
-        do = "the file is left untouched: put it back from a backup"
     return StoreTrouble(f"the store cannot be used: {text}", where=path, do=do)
