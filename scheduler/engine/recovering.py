@@ -209,6 +209,8 @@ def _fill(
     rows.restore(connection, [out.jobs[number] for number in sorted(out.jobs)])
     rows.save_holdings(connection, out.holdings, [], boot_id())
     rows.set_meta(connection, "home", home)
+    if out.stale or {"pauses", "meta"} & set(left.trouble):
+        _pauses_as_painted(connection, config.state_file, report)
     refused = _refuse_requests(connection)
     trusted = not out.stale and not {"files", "line_counts"} & set(left.trouble)
     if "jobs" in left.trouble and proof.high(places) > max((int(row["id"]) for row in left.rows["jobs"]), default=0):
@@ -248,6 +250,20 @@ def _holdings(connection: sqlite3.Connection, left: Left) -> list[Holding]:
         connection.execute("DELETE FROM holdings")  # what lives is found again among the processes
         left.trouble.setdefault("holdings", str(error))
         return []
+
+
+def _pauses_as_painted(connection: sqlite3.Connection, state_file: str, report: Report) -> None:
+    """The last daemon painted them: a pause must hold before anything is started."""
+    try:
+        with open(state_file, encoding="utf-8") as stream:
+            shown = json.load(stream)
+        gpus, queue = [int(gpu) for gpu in shown["paused_gpus"]], bool(shown.get("paused"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        report.lines.append(f"which GPUs are paused is not sure: {os.path.basename(state_file)} cannot be read")
+        return
+    rows.save_pauses(connection, gpus, queue)
+    report.lines.append(f"paused, as {os.path.basename(state_file)} shows: {gpu_ids_text(gpus) or 'no GPU'}"
+                        f"{', and the whole queue' if queue else ''}")  # fmt: skip
 
 
 def _refuse_requests(connection: sqlite3.Connection) -> int:

@@ -143,3 +143,212 @@ def test_recover_of_a_sound_store_changes_nothing(scheduler):
     s.start()
     all_goes_on(s)
     ends_well(s)
+
+
+def pages_of(path: Path) -> int:
+    return path.stat().st_size // PAGE
+
+
+def test_e02_every_page_in_turn(scheduler):
+    """E02: whichever page is overwritten, recover ends well: nothing runs twice, the running job keeps its GPU, no
+    job that waits is forgotten without being named.
+    """
+    s = filled(scheduler(gpus=2), FILLERS)
+    s.stop()
+    path = store_of(s)
+    whole = path.read_bytes()
+    damaged = 0
+    free = s.rows("PRAGMA freelist_count")[0][0]  # what stands in these does not matter
+    for page in range(pages_of(path)):
+        path.write_bytes(whole)
+        overwrite(path, page * PAGE, random.Random(page).randbytes(PAGE))
+        done = s.cli("recover", code=None)
+        assert not done.stderr, (page, done.stderr)
+        refused += "nothing to rebuild" not in done.stdout
+        s.start()
+        try:
+            all_goes_on(s, waiting=False)
+            states = s.states()
+            named = done.stdout.count("not known any more whether it ran")
+            waiting = [n for n in range(4, 7 + FILLERS) if states.get(n) == "pending"]
+            # A page costs its own rows at most: of these, the line (or, of what was submitted, the id) is named.
+            missing = 3 + FILLERS - len(waiting)
+            submitted = states.get(6) == "pending" or "nothing is left of" in done.stdout
+            assert submitted and missing <= named + 1, (page, done.stdout, states)
+            assert max(states) == 6 + FILLERS, page
+            nothing_twice(s)
+        finally:
+            s.stop()
+    assert damaged >= pages_of(path) - free
+    s.start()
+    ends_well(s, "done bad run")
+
+
+@pytest.mark.parametrize("quarter", [1, 2, 3])
+def test_e03_cut_at_each_quarter(scheduler, quarter):
+    """E03: what stands before the cut is kept, the rest comes from records and the jobs file; nothing runs twice."""
+    s = filled(scheduler(gpus=2), FILLERS)
+    s.stop()
+    path = store_of(s)
+    os.truncate(path, path.stat().st_size * quarter // 4 - 100)
+    refuses(s)
+    said = recovers(s)
+    s.start()
+    all_goes_on(s, waiting=False)
+    assert len(s.states()) + said.count("not known any more") >= 6 + FILLERS - 1, said
+    ends_well(s, "done bad run")
+
+
+def killed(s) -> None:
+    """kill -9 of the daemon: the log stays unread."""
+    s.kill()
+
+
+def test_e04_log_removed_after_a_crash(scheduler):
+    """E04: without its log the store knows little; the records tell the rest, the lines are named, none runs again."""
+    s = filled(scheduler(gpus=2))
+    killed(s)
+    path = store_of(s)
+    for ending in ("-wal", "-shm"):
+        os.unlink(f"{path}{ending}")
+    refuses(s)
+    said = recovers(s, 1)
+    assert "jobs.txt:4: not known any more whether it ran" in said and "jobs.txt:3" not in said
+    s.start()
+    all_goes_on(s, waiting=False)
+    s.append(*(line for line in s.jobs_file.read_text().splitlines() if " wait " in line))
+    ends_well(s, "done bad run wait")
+
+
+def test_e04_damaged_log(scheduler):
+    """E04: a log that is damaged at its head counts for nothing: refused, then rebuilt from the records."""
+    s = filled(scheduler(gpus=2))
+    killed(s)
+    path = store_of(s)
+    overwrite(Path(f"{path}-wal"), 0, bytes(32))
+    before = Path(f"{path}-wal").read_bytes()
+    refuses(s)
+    assert Path(f"{path}-wal").read_bytes() == before
+    recovers(s, 1)
+    kept = [p for p in path.parent.iterdir() if p.name.endswith("-wal") and ".bad-" in p.name]
+    assert [p.read_bytes() for p in kept] == [before]
+    s.start()
+    all_goes_on(s, waiting=False)
+    ends_well(s, "done bad run")
+
+
+def test_e03_cut_to_nothing_beside_its_log_loses_nothing(scheduler):
+    """E03: an empty store beside its log is not opened (SQLite would remove the log); recover reads all from it."""
+    s = filled(scheduler(gpus=2))
+    killed(s)
+    os.truncate(store_of(s), 0)
+    refuses(s)
+    assert "lines to decide" not in recovers(s, 0)
+    s.start()
+    all_goes_on(s)
+    ends_well(s)
+
+
+@pytest.mark.parametrize("records", ["records stay", "records removed"])
+def test_e05_old_copy_put_back(scheduler, records):
+    """E05: what ended since the copy was made is known by its records; without them it is named and not run again."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a", code=4))
+    s.start()
+    s.wait_ended(1)
+    s.hold("b")
+    s.append(s.line("b"), s.line("c"))
+    s.wait_state(3, "pending")
+    s.stop()
+    old = s.folder / "old.db"
+    shutil.copy(store_of(s), old)  # a has failed, b runs, c waits
+    s.start()
+    s.release("b")
+    s.append(s.line("d", code=5), s.line("e"))
+    s.wait_ended(5)
+    s.stop()
+    shutil.copy(old, store_of(s))
+    if records == "records removed":
+        for path in (s.folder / ".gpujob" / "attempts").iterdir():
+            path.unlink()
+    error = refuses(s)
+    assert "older than what happened" in error
+    assert "gpujob recover" in s.cli("submit", "--", "true", code=1).stderr
+    said = recovers(s)
+    s.start()
+    states = s.states()
+    nothing_twice(s)
+    if records == "records stay":
+        assert states == {1: "failed", 2: "done", 3: "done", 4: "failed", 5: "done"}, said
+        assert s.job(4)["exit_code"] == 5 and "lines to decide" not in said
+    else:
+        assert states[1] == "failed" and states[2] == states[3] == "failed", (states, said)
+        assert [s.job(n)["outcome"] for n in (2, 3)] == ["lost", "lost"]
+        assert "jobs.txt:4: not known" in said and "jobs.txt:5: not known" in said
+    new = s.cli("submit", "--", "true").stdout
+    assert int(new) == 6
+    s.wait_state(6, "done")
+    nothing_twice(s)
+
+
+def test_e18_record_of_a_running_job_removed(scheduler):
+    """E18: it is adopted by pid and start time; once ended without a daemon it is lost, and not run again."""
+    s = filled(scheduler(gpus=2))
+    s.kill()
+    (s.folder / ".gpujob" / "attempts" / "3.1").unlink()
+    s.start()
+    all_goes_on(s)
+    pid = s.job(3)["pid"]
+    s.kill()
+    s.release("run")
+    wait_for(lambda: not alive(pid), "its end")
+    s.start()
+    s.wait_state(3, "failed", "done")
+    assert s.job(3)["outcome"] == "lost" and s.starts("run") == 1
+    s.wait_state(4, "done")
+
+
+def test_e18_neither_row_nor_record_but_alive(scheduler):
+    """E18 with E03: its processes alone tell of it: its GPU is not given out while they live, then it is lost."""
+    s = filled(scheduler(gpus=2))
+    s.stop()
+    (s.folder / ".gpujob" / "attempts" / "3.1").unlink()
+    store_of(s).unlink()
+    refuses(s)
+    recovers(s, 1)
+    s.start()
+    assert [gpu["allocated"] for gpu in s.status()["gpus"]] == [1.0, 0.0]
+    s.cli("submit", "--allowed", "0", "--gpus", "1", "--", "true")
+    assert s.states()[7] == "pending"
+    s.release("run")
+    s.wait_state(7, "done")
+    assert s.starts("run") == 1 and s.job(3)["outcome"] == "lost"
+
+
+POINTS = ["recover.built", "recover.noted", "recover.aside", "recover.aside:2", "recover.placed"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_e02_recover_killed_and_run_again(scheduler, point):
+    """kill -9 at each point of the exchange: nobody uses half of it, the next `recover` ends it, nothing is lost."""
+    s = filled(scheduler(gpus=2))
+    s.kill()
+    path = store_of(s)
+    overwrite(path, 0, random.Random(7).randbytes(3 * PAGE))
+    log = Path(f"{path}-wal")
+    overwrite(log, 0, bytes(32))
+    damaged, damaged_log = path.read_bytes(), log.read_bytes()
+    s.environ["GPUJOB_CRASH_AT"] = point
+    assert s.cli("recover", code=None).returncode == -signal.SIGKILL
+    del s.environ["GPUJOB_CRASH_AT"]
+    if point != "recover.placed" or not path.exists():
+        assert "gpujob recover" in s.cli("start", "--gpus", "2", code=1).stderr
+    assert "gpujob recover" in s.cli("status", code=1).stderr
+    recovers(s)
+    kept = {p.name.split(".bad-")[1][15:]: p.read_bytes() for p in path.parent.iterdir() if ".bad-" in p.name}
+    assert kept[""] == damaged and kept["-wal"] == damaged_log
+    assert not any(p.name in ("recovering.json", "store.db.new", "recover.tmp") for p in path.parent.iterdir())
+    s.start()
+    all_goes_on(s, waiting=False)
+    assert "nothing to rebuild" not in s.cli("status").stdout
+    ends_well(s, "done bad run")
