@@ -91,13 +91,11 @@ def _nobody_writes(places: Places) -> Iterator[None]:
 def what_is_wrong(places: Places) -> str:
     """One sentence, empty for a store that can be used. Raises StoreTrouble when a newer gpujob wrote it."""
     try:
-        proof.check_begun(places)
-        if not os.path.exists(places.store) or not os.path.getsize(places.store):
+        check_sound(places, pages="integrity_check", records=True)
+        if not os.path.exists(places.store):
             return ""
-        check_sound(places, "integrity_check")
         connection = open_for_reading(places)
         try:
-            proof.check_not_older(connection, places, records=True)
             for _ in rows.select(connection):
                 continue  # each can be read
         finally:
@@ -202,7 +200,7 @@ def _fill(
     report: Report,
 ) -> None:  # fmt: skip
     now = time.time()
-    for name in ("meta", "events", "requests", "pauses", "holdings", "gpus", "files", "line_counts", "refused"):
+    for name in left.rows.keys() - {"jobs", "reasons", "readings"}:
         _insert(connection, name, left)
     held = _holdings(connection, left)
     out = put_together(left.rows.get("jobs", []), "jobs" not in left.trouble, held, places, config.log_dir, now)

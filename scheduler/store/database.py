@@ -146,10 +146,9 @@ class Database:
     def __init__(self, places: Places, *, checkpoints: bool = False, lock_wait_s: float = 10.0) -> None:
         self.places = places
         self.lock_wait_s = lock_wait_s
+        self._in_office = checkpoints  # then no `recover` exchanges the store under us
         places.make()
-        proof.check_begun(places)
-        if checkpoints:
-            check_sound(places)
+        check_sound(places, pages="quick_check" if checkpoints else "", records=checkpoints)
         self._lock_fd = _open_private(places.store_lock)
         self._bell_fd = _open_private(places.bell)
         self._high_fd = _open_private(places.high)
@@ -176,14 +175,6 @@ class Database:
     def _prepare(self, checkpoints: bool) -> None:
         run = self.connection.execute
         version = run("PRAGMA user_version").fetchone()[0]
-        if version > VERSION:
-            raise StoreTrouble(
-                f"was written by a newer gpujob (version {version}, this one knows {VERSION})",
-                where=self.places.store,
-                do="install that version again, or name another --state-file",
-            )
-        if version == 0 and (evidence := proof.evidence(self.places)):
-            raise Damaged(f"is empty, but {evidence}", where=self.places.store)
         run("PRAGMA journal_mode=WAL")
         run("PRAGMA synchronous=FULL")
         run(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES if checkpoints else 0}")
@@ -191,7 +182,6 @@ class Database:
         run("PRAGMA cache_size=-16384")  # 16 MiB at most: indexes over 10,000 jobs do not fit the usual 2
         if version < VERSION:
             self._migrate(version)
-        proof.check_not_older(self.connection, self.places, records=checkpoints)
         if checkpoints:
             self._grow_log()
 
@@ -254,7 +244,8 @@ class Database:
         covers it). Raises StoreTrouble on a busy lock, a full disk, an I/O error, a damaged file.
         """
         with self._locked():
-            self.check_in_place()  # inside the lock: what is written into a store that was set aside would be lost
+            if not self._in_office:  # inside the lock: what is written into a store that was set aside would be lost
+                self.check_in_place()
             try:
                 if sync is not self._synced:
                     self.connection.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
@@ -283,7 +274,9 @@ class Database:
             there = 0
         if there != self._inode:
             raise StoreTrouble(
-                "was removed or replaced while in use", where=self.places.store, do="put it back, and start again"
+                "was removed or replaced while in use",
+                where=self.places.store,
+                do="put it back and start again, or: gpujob recover",
             )
 
     def ring(self) -> None:
@@ -302,20 +295,39 @@ class Database:
         os.close(self._high_fd)
 
 
-def check_sound(places: Places, pragma: str = "quick_check") -> None:
-    """Raise Damaged when the pages of the store do not hang together; nothing is written, not even a checkpoint."""
+def check_sound(places: Places, *, pages: str = "", records: bool = False) -> None:
+    """Raise Damaged when the store cannot be trusted. Nothing is written: even to close a store for writing would
+    copy its log back, or remove a damaged one.
+
+    ``pages``: the pragma that looks whether all pages hang together; ``records``: compare the attempt records.
+    """
+    proof.check_begun(places)
     if not os.path.exists(places.store) or not os.path.getsize(places.store):
         return
+    given = proof.high(places)  # before the store is looked at: others may be adding to it
     try:
         connection = read_only(places.store)
         try:
-            problem = " ".join(str(connection.execute(f"PRAGMA {pragma}(1)").fetchone()[0]).split())
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version > VERSION:
+                raise StoreTrouble(
+                    f"was written by a newer gpujob (version {version}, this one knows {VERSION})",
+                    where=places.store,
+                    do="install that version again, or name another --state-file",
+                )
+            if version == 0 and (evidence := proof.evidence(places)):
+                raise Damaged(f"is empty, but {evidence}", where=places.store)
+            if pages:
+                problem = " ".join(str(connection.execute(f"PRAGMA {pages}(1)").fetchone()[0]).split())
+                if problem != "ok":
+                    problem = problem.replace("*** in database main *** ", "")
+                    raise Damaged(f"the store is damaged ({problem})", where=places.store)
+            if version:
+                proof.check_not_older(connection, places, given, records=records)
         finally:
             connection.close()
     except sqlite3.Error as error:
         raise trouble(error, places.store) from error
-    if problem != "ok":
-        raise Damaged(f"the store is damaged ({problem.replace('*** in database main *** ', '')})", where=places.store)
 
 
 def read_only(path: str) -> sqlite3.Connection:

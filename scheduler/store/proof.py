@@ -63,19 +63,20 @@ def check_begun(places: Places) -> None:
             raise Damaged(f"is {'missing' if size < 0 else 'empty'}, but {found}", where=places.store)
 
 
-def check_not_older(connection: sqlite3.Connection, places: Places, *, records: bool) -> None:
+def check_not_older(connection: sqlite3.Connection, places: Places, given: int, *, records: bool) -> None:
     """Raise Damaged when the store is older than what happened (an old copy, a lost log).
 
-    ``records``: look at the attempt records too. Every id and attempt is committed before it is noted or started.
+    ``given``: what `high` said before; ``records``: look at the attempt records too. Every id and every attempt is
+    committed before it is noted or started.
     """
-    sentence = older(connection, places, records=records)
+    sentence = _older(connection, places, given, records)
     if sentence:
         raise Damaged(f"the store is older than what happened since ({sentence}; an old copy?)", where=places.store)
 
 
-def older(connection: sqlite3.Connection, places: Places, *, records: bool) -> str:
+def _older(connection: sqlite3.Connection, places: Places, given: int, records: bool) -> str:
     """What happened that the store does not know of; empty when it knows everything."""
-    last, given = connection.execute("SELECT coalesce(max(id), 0) FROM jobs").fetchone()[0], high(places)
+    last = connection.execute("SELECT coalesce(max(id), 0) FROM jobs").fetchone()[0]
     if given > last:
         return f"job {given} was given out, the last one it knows is {last}"
     newest = newest_attempts(places) if records else {}

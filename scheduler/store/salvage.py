@@ -59,7 +59,10 @@ def read_what_is_left(copy: str, top: int) -> Left:
     try:
         if damage:
             left.trouble["sqlite_master"] = damage
+        there = _tables(connection)
         for name, (key, by_row) in keys.items():
+            if not damage and name not in there:
+                continue  # a store of an older gpujob
             _read_table(connection, name, key, by_row, top if name == "jobs" else 0, left)
         _fill_events(connection, left)
     finally:
@@ -89,7 +92,7 @@ def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, 
     head[92:96] = bytes(4)  # the size above counts only when this equals the change counter
     first = sqlite3.connect(":memory:")
     MIGRATIONS[0](first)
-    certain = {row[0] for row in first.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+    certain = _tables(first)
     first.close()
     damage = ""
     for size in (0, HEADER, PAGE):
@@ -103,7 +106,7 @@ def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, 
         try:
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA writable_schema=ON")  # what is left of a damaged schema is used
-            found = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+            found = _tables(connection)
             if wanted <= found or certain <= found:
                 return connection, damage
             damage = damage or f"tables are missing: {', '.join(sorted(certain - found))}"
@@ -111,6 +114,10 @@ def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, 
             damage = damage or str(error)
         connection.close()
     return sqlite3.connect(":memory:"), damage
+
+
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    return {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
 
 
 def _until_error(connection: sqlite3.Connection, query: str, *values: Any) -> tuple[list[Row], str]:

@@ -157,14 +157,15 @@ def test_e02_every_page_in_turn(scheduler):
     s.stop()
     path = store_of(s)
     whole = path.read_bytes()
-    damaged = 0
-    free = s.rows("PRAGMA freelist_count")[0][0]  # what stands in these does not matter
+    assert not Path(f"{path}-wal").exists()
+    sound = []
     for page in range(pages_of(path)):
         path.write_bytes(whole)
         overwrite(path, page * PAGE, random.Random(page).randbytes(PAGE))
         done = s.cli("recover", code=None)
         assert not done.stderr, (page, done.stderr)
-        refused += "nothing to rebuild" not in done.stdout
+        if "nothing to rebuild" in done.stdout:
+            sound.append(page)
         s.start()
         try:
             all_goes_on(s, waiting=False)
@@ -179,7 +180,10 @@ def test_e02_every_page_in_turn(scheduler):
             nothing_twice(s)
         finally:
             s.stop()
-    assert damaged >= pages_of(path) - free
+    path.write_bytes(whole)
+    free = s.rows("PRAGMA freelist_count")[0][0]  # what stands in these does not matter
+    print("FREE", free, sound, pages_of(path))
+    assert len(sound) <= free, sound
     s.start()
     ends_well(s, "done bad run")
 
@@ -199,15 +203,10 @@ def test_e03_cut_at_each_quarter(scheduler, quarter):
     ends_well(s, "done bad run")
 
 
-def killed(s) -> None:
-    """kill -9 of the daemon: the log stays unread."""
-    s.kill()
-
-
 def test_e04_log_removed_after_a_crash(scheduler):
     """E04: without its log the store knows little; the records tell the rest, the lines are named, none runs again."""
     s = filled(scheduler(gpus=2))
-    killed(s)
+    s.kill()  # its log stays unread
     path = store_of(s)
     for ending in ("-wal", "-shm"):
         os.unlink(f"{path}{ending}")
@@ -223,7 +222,7 @@ def test_e04_log_removed_after_a_crash(scheduler):
 def test_e04_damaged_log(scheduler):
     """E04: a log that is damaged at its head counts for nothing: refused, then rebuilt from the records."""
     s = filled(scheduler(gpus=2))
-    killed(s)
+    s.kill()  # its log stays unread
     path = store_of(s)
     overwrite(Path(f"{path}-wal"), 0, bytes(32))
     before = Path(f"{path}-wal").read_bytes()
@@ -240,7 +239,7 @@ def test_e04_damaged_log(scheduler):
 def test_e03_cut_to_nothing_beside_its_log_loses_nothing(scheduler):
     """E03: an empty store beside its log is not opened (SQLite would remove the log); recover reads all from it."""
     s = filled(scheduler(gpus=2))
-    killed(s)
+    s.kill()  # its log stays unread
     os.truncate(store_of(s), 0)
     refuses(s)
     assert "lines to decide" not in recovers(s, 0)
