@@ -38,6 +38,7 @@ from scheduler.store.salvage import COMPANIONS, Left, Row, copy_store, new_schem
 
 # Made anew at every start: nothing is lost with these.
 PASSING = frozenset({"sqlite_master", "reasons", "readings", "gpus", "meta", "files", "line_counts", "refused"})
+HEAD = {"sqlite_master": "the head of the file"}
 REFUSED = "the store was rebuilt before this was carried out: ask again"
 
 
@@ -137,7 +138,8 @@ def _rebuild(places: Places, config: Config, home: str, environ_home: str, probl
         report.lines.append("nothing was changed (--dry-run)")
         return report
     crash_point("recover.built")
-    report.lines.append(f"the damaged store is kept whole: {bad}")
+    if any(os.path.exists(places.store + ending) for ending in COMPANIONS):
+        report.lines.append(f"the damaged store is kept whole: {bad}")
     if report.unsure:
         replace_file(listing, "".join(f"{line}\n" for line in report.unsure).encode())
     replace_file(places.recovering, json.dumps({"bad": bad, "lines": report.lines, "code": report.code}).encode())
@@ -291,7 +293,7 @@ def _watched(places: Places, config: Config, left: Left) -> dict[str, str]:
 
 def _say_jobs(out: Rebuilt, left: Left, report: Report) -> None:
     say = report.lines.append
-    if out.stale and "older" not in report.lines[0]:
+    if out.stale and "jobs" not in left.trouble and "older" not in report.lines[0]:
         say(f"the store is older than what happened since: {out.stale}")
     counts = Counter(job.state for job in out.jobs.values())
     states = ", ".join(f"{counts[state]} {state.value}" for state in JobState if counts[state])
@@ -306,5 +308,6 @@ def _say_jobs(out: Rebuilt, left: Left, report: Report) -> None:
         say(f"rows that could not be read: job {gpu_ids_text(sorted(out.unreadable))}")
     if out.holdings:
         say(f"GPUs held by processes of ended jobs: {gpu_ids_text(sorted({g for h in out.holdings for g in h.gpus}))}")
-    for name, problem in sorted(left.trouble.items()):
-        say(f"could not be read whole: {name} ({problem})")
+    for problem in sorted(set(left.trouble.values())):
+        names = [HEAD.get(name, name) for name, what in sorted(left.trouble.items()) if what == problem]
+        say(f"could not be read whole: {', '.join(names)} ({problem})")

@@ -351,3 +351,165 @@ def test_e02_recover_killed_and_run_again(scheduler, point):
     all_goes_on(s, waiting=False)
     assert "nothing to rebuild" not in s.cli("status").stdout
     ends_well(s, "done bad run")
+
+
+def test_e04_log_cut_anywhere(scheduler):
+    """E04: a log that ends too early is a store of an earlier moment: told by ids and records, nothing runs twice."""
+    s = filled(scheduler(gpus=2))
+    s.kill()
+    path = store_of(s)
+    log = Path(f"{path}-wal")
+    whole, whole_log = path.read_bytes(), log.read_bytes()
+    used = len(whole_log.rstrip(b"\0"))
+    for eighth in range(8):
+        for one in (path, log, Path(f"{path}-shm")):
+            one.unlink(missing_ok=True)
+        path.write_bytes(whole)
+        log.write_bytes(whole_log[: used * eighth // 8])
+        refuses(s)
+        recovers(s)
+        s.start()
+        all_goes_on(s, waiting=False)
+        nothing_twice(s)
+        s.kill()
+    s.start()
+    ends_well(s, "done bad run")
+
+
+def test_e03_jobs_file_named_by_a_flag(scheduler):
+    """E03: which file the jobs came from is known without the store: its lines are not taken for new ones."""
+    s = scheduler(gpus=1, jobs_file="other.txt")
+    s.jobs_file = s.folder / "other.txt"
+    s.append(s.line("a"), s.line("b", code=1))
+    s.start()
+    s.wait_ended(2)
+    s.stop()
+    store_of(s).unlink()
+    for record in (s.folder / ".gpujob" / "attempts").iterdir():
+        record.unlink()
+    assert "other.txt:1: not known any more" in recovers(s, 1)
+    s.append(s.line("c"))
+    s.start()
+    wait_for(lambda: s.starts("c"), "the new line")
+    nothing_twice(s)
+    assert max(s.states()) == 3
+
+
+def test_e03_line_of_a_failed_job_may_be_run_again(scheduler):
+    """E03: what the records tell is as good as before: an equal line after a failure runs, after a success it does not."""
+    s = scheduler(gpus=1)
+    s.append(s.line("good"), s.line("bad", code=1))
+    s.start()
+    s.wait_ended(2)
+    s.stop()
+    os.truncate(store_of(s), 0)
+    assert "lines to decide" not in recovers(s)
+    s.append(s.line("good"), s.line("bad", code=1))
+    s.start()
+    s.wait_ended(3)
+    wait_for(lambda: "not run again" in s.said(), "the repetition")
+    assert (s.starts("good"), s.starts("bad")) == (1, 2)
+
+
+def test_e03_jobs_file_gone_and_back(scheduler):
+    """E03: a jobs file that comes back after the rebuild is no new file: no line of a known job runs again."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a"), s.line("b", code=1))
+    s.start()
+    s.wait_ended(2)
+    s.stop()
+    store_of(s).unlink()
+    text = s.jobs_file.read_text()
+    s.jobs_file.unlink()
+    assert "should it come back" in recovers(s)
+    s.start()
+    s.jobs_file.write_text(text + s.line("c") + "\n")
+    wait_for(lambda: s.starts("c"), "the new line")
+    nothing_twice(s)
+
+
+def test_e03_gpu_stays_held_by_what_outlived_its_job(scheduler):
+    """E03, P7: the table of held GPUs is lost, the process that holds one is found by its mark."""
+    s = scheduler(gpus=1)
+    s.hold("left")
+    child = f"import os, time\nwhile os.path.exists({str(s.folder / 'hold-left')!r}): time.sleep(0.01)\n"
+    (s.folder / "child.py").write_text(child)
+    s.start()
+    s.cli("submit", "--gpus", "1", "--", "sh", "-c", f"python3 {s.folder}/child.py & exit 0")
+    s.wait_state(1, "done")
+    wait_for(lambda: s.rows("SELECT 1 FROM holdings"), "a held GPU")
+    s.stop()
+    os.truncate(store_of(s), 0)
+    assert "held by processes" in recovers(s)
+    s.append(s.line("next", gpus="0"))
+    s.start()
+    s.append(s.line("later", gpus="0"))
+    s.wait_state(2, "pending")
+    assert s.ledger() == []
+    s.release("left")
+    wait_for(lambda: s.starts("later"), "the GPU is free")
+    nothing_twice(s)
+
+
+def test_e01_screen_job_is_adopted_with_its_session(screens):
+    """E01: a job in a terminal session is found with it."""
+    s = screens(gpus=1)
+    s.hold("a")
+    s.append(s.line("a", code=3))
+    s.start()
+    s.wait_state(1, "running")
+    session = wait_for(lambda: s.job(1)["session"], "its session")
+    s.stop()
+    store_of(s).unlink()
+    recovers(s)
+    s.start()
+    assert (s.job(1)["state"], s.job(1)["session"]) == ("running", session)
+    s.release("a")
+    s.wait_ended(1)
+    assert (s.job(1)["exit_code"], s.starts("a")) == (3, 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_e02_e04_random_damage_under_random_kills(scheduler, seed):
+    """E01 to E05 mixed: kill -9 at any moment, any damage, recover: no command runs twice, no GPU is given out twice."""
+    dice = random.Random(seed)
+    s = scheduler(gpus=2)
+    path = store_of(s)
+    given = 0
+    for _ in range(4):
+        s.append(*(s.line(f"j{given + n}", code=dice.choice([0, 0, 3]), seconds=dice.choice([0, 0.1, 0.6])) +
+                   f";gpus={dice.choice(['0.5', '1'])}" for n in range(6)))  # fmt: skip
+        given += 6
+        old = path.read_bytes() if path.exists() else b""
+        s.start()
+        target = min(given, len(s.ledger()) // 2 + dice.randint(1, 6))
+        wait_for(lambda t=target: sum(e[0] == "start" for e in s.ledger()) >= t or
+                 not {"pending", "running", "starting"} & set(s.states().values()), "some starts")  # fmt: skip
+        s.kill()
+        log = Path(f"{path}-wal")
+        kind = dice.choice(["head", "page", "cut", "log gone", "log cut", "old", "gone"])
+        if kind == "head":
+            overwrite(path, 0, dice.randbytes(PAGE))
+        elif kind == "page":
+            overwrite(log, 32 + dice.randrange(20) * (PAGE + 24), dice.randbytes(PAGE))
+        elif kind == "cut":
+            os.truncate(path, path.stat().st_size // 2)
+        elif kind == "log gone":
+            log.unlink()
+        elif kind == "log cut":
+            os.truncate(log, len(log.read_bytes().rstrip(b"\0")) // 2)
+        elif kind == "old":
+            log.unlink()
+            path.write_bytes(old)
+        else:
+            path.unlink()
+        recovers(s)
+        nothing_twice(s)
+    s.start()
+    wait_for(lambda: not {"pending", "running", "starting"} & set(s.states().values()), "all end")
+    nothing_twice(s)
+    load: dict[str, float] = {}
+    for what, _key, _pid, gpus, share, *_ in sorted(s.ledger(), key=lambda entry: float(entry[6])):
+        for gpu in gpus.split(","):
+            load[gpu] = load.get(gpu, 0.0) + (float(share) if what == "start" else -float(share))
+            assert load[gpu] <= 1.0001, s.ledger()
