@@ -140,6 +140,8 @@ def put_together(
         job = out.jobs[top] = Job(id=top, spec=FORGOTTEN, need=Need(0, 0), submitted_at=now, state=JobState.RUNNING)
         job.log = next((path for (number, _), path in sorted(logs.items()) if number == top), "")
         _lose(out, job, "nothing is left of it" if not job.log else "only its log is left", now)
+        if top in out.gone:
+            out.lost.remove(top)  # said once
     _one_for_each_line(out, now)
     return out
 

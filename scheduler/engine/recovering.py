@@ -22,7 +22,7 @@ from scheduler.core.config import Config
 from scheduler.core.errors import Damaged, SchedulerError, StoreTrouble
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Holding, JobState
-from scheduler.core.requests import Answer, Cancel
+from scheduler.core.requests import Answer, Cancel, Hold
 from scheduler.crashpoints import crash_point
 from scheduler.engine.evidence import Rebuilt, put_together
 from scheduler.engine.loop import PARSERS
@@ -38,6 +38,7 @@ from scheduler.store.salvage import COMPANIONS, Left, Row, copy_store, new_schem
 
 # Made anew at every start: nothing is lost with these.
 PASSING = frozenset({"sqlite_master", "reasons", "readings", "gpus", "meta", "files", "line_counts", "refused"})
+LOCK_WAIT_S = 10.0
 HEAD = {"sqlite_master": "the head of the file"}
 REFUSED = "the store was rebuilt before this was carried out: ask again"
 
@@ -82,8 +83,18 @@ def recover(places: Places, config: Config, home: str, environ_home: str, *, dry
 @contextlib.contextmanager
 def _nobody_writes(places: Places) -> Iterator[None]:
     fd = os.open(places.store_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    deadline = time.monotonic() + LOCK_WAIT_S
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise StoreTrouble(
+                        f"locked by another process for {LOCK_WAIT_S:g} s", where=places.store_lock
+                    ) from None
+                time.sleep(0.01)
         yield
     finally:
         os.close(fd)
@@ -213,8 +224,6 @@ def _fill(
         _pauses_as_painted(connection, config.state_file, report)
     refused = _refuse_requests(connection)
     trusted = not out.stale and not {"files", "line_counts"} & set(left.trouble)
-    if "jobs" in left.trouble and proof.high(places) > max((int(row["id"]) for row in left.rows["jobs"]), default=0):
-        trusted = False
     _say_jobs(out, left, report)
     if refused:
         report.lines.append(f"{refused} requests were not carried out: ask again")
@@ -261,19 +270,15 @@ def _pauses_as_painted(connection: sqlite3.Connection, state_file: str, report: 
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         report.lines.append(f"which GPUs are paused is not sure: {os.path.basename(state_file)} cannot be read")
         return
-    rows.save_pauses(connection, gpus, queue)
+    rows.save_pauses(connection, gpus, queue, [])
     report.lines.append(f"paused, as {os.path.basename(state_file)} shows: {gpu_ids_text(gpus) or 'no GPU'}"
                         f"{', and the whole queue' if queue else ''}")  # fmt: skip
 
 
 def _refuse_requests(connection: sqlite3.Connection) -> int:
-    """Of what was still to be done only cancelling is: anything else may have been done already."""
-    try:
-        waiting = rows.asked(connection)
-    except (ValueError, TypeError, KeyError):
-        connection.execute("DELETE FROM requests WHERE code IS NULL")
-        return 1
-    refused = [Answer(row, 1, (REFUSED,)) for row, request in waiting if not isinstance(request, Cancel)]
+    """Of what was still to be done only what keeps jobs from running is: the rest may have been done already."""
+    waiting = rows.asked(connection)
+    refused = [Answer(row, 1, (REFUSED,)) for _, row, request in waiting if not isinstance(request, (Cancel, Hold))]
     rows.answer(connection, refused)
     return len(refused)
 

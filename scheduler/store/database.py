@@ -120,6 +120,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _script(_OLD_LOGS),
 )
 VERSION = len(MIGRATIONS)
+NO_VERSION = 1000  # from here on it is no newer gpujob, but noise
 LOCK_POLL_S = 0.002
 LOG_PAGES = 1000  # size that the write-ahead log is given at the start; 4 MB
 CHECKPOINT_PAGES = (
@@ -308,7 +309,7 @@ def check_sound(places: Places, *, pages: str = "", records: bool = False) -> No
     try:
         connection = read_only(places.store)
         try:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            version = _version(connection, places)
             if version > VERSION:
                 raise StoreTrouble(
                     f"was written by a newer gpujob (version {version}, this one knows {VERSION})",
@@ -330,6 +331,13 @@ def check_sound(places: Places, *, pages: str = "", records: bool = False) -> No
         raise trouble(error, places.store) from error
 
 
+def _version(connection: sqlite3.Connection, places: Places) -> int:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if not 0 <= version < NO_VERSION:
+        raise Damaged(f"the store is damaged (version {version})", where=places.store)
+    return version
+
+
 def read_only(path: str) -> sqlite3.Connection:
     """A connection that cannot change the file."""
     return sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True, isolation_level=None, timeout=5.0)
@@ -343,7 +351,7 @@ def open_for_reading(places: Places) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise trouble(error, places.store) from error
     try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        version = _version(connection, places)
         if version > VERSION:
             raise StoreTrouble(
                 f"was written by a newer gpujob (version {version})", where=places.store, do="use that version"

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def store_of(s) -> Path:
 
 
 def filled(s, fillers: int = 0):
-    """Jobs in every state: done (1), failed (2), running on GPU 0 (3), waiting for it (4), for the paused GPU 1 (5),
+    """Jobs in every state: done (1), failed (2), running on GPU 0 (3), held (4), waiting for the paused GPU 1 (5),
     submitted and waiting (6), and then ``fillers`` more that wait.
     """
     s.hold("run")
@@ -36,6 +37,7 @@ def filled(s, fillers: int = 0):
     s.append(*(s.line(f"f{n}", gpus="0", more="x" * 300) for n in range(fillers)))
     s.wait_state(6 + fillers, "pending")
     wait_for(lambda: s.starts("run"), "it runs")
+    s.cli("hold", "4")
     return s
 
 
@@ -67,14 +69,17 @@ def all_goes_on(s, waiting: bool = True) -> None:
     assert [gpu["paused"] for gpu in status["gpus"]] == [False, True]
     states = s.states()
     assert [states[n] for n in (1, 2, 3)] == ["done", "failed", "running"], states
-    assert (s.job(1)["exit_code"], s.job(2)["exit_code"]) == (0, 3)
+    assert s.rows("SELECT exit_code FROM jobs WHERE id < 3 ORDER BY id") == [(0,), (3,)]
     if waiting:
         assert [states[n] for n in (4, 5, 6)] == ["pending"] * 3, states
+        assert s.rows("SELECT held FROM jobs WHERE id IN (4, 5, 6) ORDER BY id") == [(1,), (0,), (0,)]
 
 
 def ends_well(s, ran: str = "done bad run wait paused submitted") -> None:
     s.release("run")
     s.cli("resume", "1")
+    if s.states().get(4) == "pending":
+        s.cli("release", "4")
     wait_for(lambda: set(s.states().values()) <= {"done", "failed", "cancelled", "skipped"}, "all end")
     nothing_twice(s)
     assert {entry[1] for entry in s.ledger() if entry[0] == "start"} >= set(ran.split())
@@ -182,7 +187,6 @@ def test_e02_every_page_in_turn(scheduler):
             s.stop()
     path.write_bytes(whole)
     free = s.rows("PRAGMA freelist_count")[0][0]  # what stands in these does not matter
-    print("FREE", free, sound, pages_of(path))
     assert len(sound) <= free, sound
     s.start()
     ends_well(s, "done bad run")
@@ -304,7 +308,7 @@ def test_e18_record_of_a_running_job_removed(scheduler):
     s.start()
     s.wait_state(3, "failed", "done")
     assert s.job(3)["outcome"] == "lost" and s.starts("run") == 1
-    s.wait_state(4, "done")
+    s.wait_state(6, "done")
 
 
 def test_e18_neither_row_nor_record_but_alive(scheduler):
@@ -513,3 +517,24 @@ def test_e02_e04_random_damage_under_random_kills(scheduler, seed):
         for gpu in gpus.split(","):
             load[gpu] = load.get(gpu, 0.0) + (float(share) if what == "start" else -float(share))
             assert load[gpu] <= 1.0001, s.ledger()
+
+
+@pytest.mark.parametrize("what", ["e02 a row", "e01 the version"])
+def test_e01_e02_damage_that_hangs_together(scheduler, what):
+    """E01 E02: pages that are whole and hold what we never write: refused in one line all the same, and rebuilt."""
+    s = filled(scheduler(gpus=2))
+    s.stop()
+    path = store_of(s)
+    if what == "e02 a row":
+        connection = sqlite3.connect(path)
+        connection.execute("UPDATE jobs SET spec='{' WHERE id=5")
+        connection.commit()
+        connection.close()
+    else:
+        overwrite(path, 60, b"\x7f\xff\x01\x02")
+    refuses(s)
+    said = recovers(s)
+    assert ("jobs.txt:5: not known any more" in said) == (what == "e02 a row"), said
+    s.start()
+    all_goes_on(s, waiting=what != "e02 a row")
+    ends_well(s, "done bad run wait")
