@@ -42,6 +42,7 @@ class Rebuilt:
     gone: list[int] = field(default_factory=list)  # ids that were given out and left nothing
     holdings: list[Holding] = field(default_factory=list)
     stale: str = ""  # what shows that the rows are older than what happened
+    whole: bool = True  # every row was read, and none is older than what happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +144,21 @@ def put_together(
         if top in out.gone:
             out.lost.remove(top)  # said once
     _one_for_each_line(out, now)
+    out.whole = whole and not out.stale and not out.unreadable
     return out
 
 
 def _take_records(out: Rebuilt, places: Places, whole: bool) -> None:
     """Each attempt that the rows do not know of."""
+    last = max(out.jobs, default=0)
+    sure = whole and not out.stale
     for number, attempt in sorted(proof.newest_attempts(places).items()):
         job = out.jobs.get(number)
         if job is not None and job.attempt >= attempt:
             continue
-        if job is not None or (whole and number not in out.unreadable):
+        if job is None and sure and number < last and number not in out.unreadable:
+            continue  # forgotten on purpose
+        if job is not None or (whole and number > last):
             known = job.attempt if job is not None else "none"
             out.stale = out.stale or f"attempt {attempt} of job {number} was started, it knows {known}"
         path = os.path.join(places.attempts, f"{number}.{attempt}")

@@ -232,7 +232,7 @@ def _fill(
     for path, kind in _watched(places, config, left).items():
         looked = look_through(path, PARSERS[kind], managed, environ_home, config.trust_group)
         say = report.unsure.append if looked.mark is not None else report.lines.append
-        settle_file(connection, path, looked, known, trusted, now, say)
+        settle_file(connection, path, looked, known, trusted, now, say, all_known=out.whole)
     if not trusted:
         report.lines.append("how far the jobs file was read is not known: every line in it counts as seen, none is run")
     serious = set(left.trouble) - PASSING

@@ -84,11 +84,12 @@ def _identity(line: LineRead, parse: Parser, door: Door, path: str) -> tuple[str
 
 def settle_file(
     connection: sqlite3.Connection, path: str, looked: Looked, known: Set[str], trusted: bool, now: float,
-    say: Callable[[str], None],
+    say: Callable[[str], None], *, all_known: bool = False,
 ) -> int:  # fmt: skip
     """Write down how far the file counts as read; returns how many lines somebody has to decide about.
 
-    ``trusted``: the marks were read whole and are no older than what happened: lines behind them are new.
+    ``trusted``: the marks were read whole and are no older than what happened: lines behind them are new. ``all_known``: no job
+    was lost; one that is missing has been forgotten on purpose.
     """
     before = {row[0] for row in connection.execute("SELECT identity FROM line_counts WHERE path=?", (path,))}
     if not trusted:
@@ -109,7 +110,7 @@ def settle_file(
             if problem and not trusted:
                 kept.refuse(connection, Refusal(path, line.number, line.text, problem, now))
             continue
-        if identity in known or identity in told or (trusted and identity not in before):
+        if all_known or identity in known or identity in told or (trusted and identity not in before):
             continue
         told.add(identity)
         unsure += 1

@@ -263,7 +263,7 @@ class Database:
                     raise
             except sqlite3.Error as error:
                 raise trouble(error, self.places.store) from error
-            if newest > self._high:  # after the commit: never higher than what the store holds
+            if sync and newest > self._high:  # after the commit: never higher than what the disk holds
                 self._high = newest
                 proof.note_high(self._high_fd, newest)
 

@@ -83,6 +83,7 @@ def _older(connection: sqlite3.Connection, places: Places, given: int, records: 
     if newest:
         known = dict(connection.execute("SELECT id, attempt FROM jobs"))
         for job, attempt in sorted(newest.items()):
-            if attempt > known.get(job, 0):
+            # Of an older job without a row nothing is proven: it may have been forgotten on purpose.
+            if attempt > known.get(job, 0) and (job > last or job in known):
                 return f"attempt {attempt} of job {job} was started, it knows {known.get(job, 'none')}"
     return ""

@@ -538,3 +538,27 @@ def test_e01_e02_damage_that_hangs_together(scheduler, what):
     s.start()
     all_goes_on(s, waiting=what != "e02 a row")
     ends_well(s, "done bad run wait")
+
+
+def test_e02_a_forgotten_job_stays_forgotten(scheduler):
+    """E02, E05: an ended job whose row was removed on purpose is no sign of damage, and no rebuild brings it back."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a"), s.line("b"))
+    s.start()
+    s.wait_ended(2)
+    s.stop()
+    connection = sqlite3.connect(store_of(s))
+    connection.execute("DELETE FROM jobs WHERE id=1")
+    connection.execute("DELETE FROM events WHERE job=1")
+    connection.commit()
+    connection.close()
+    s.start()
+    s.stop()
+    overwrite(store_of(s), 5 * PAGE, random.Random(5).randbytes(PAGE))  # the events
+    refuses(s)
+    assert "lines to decide" not in recovers(s, 1)
+    s.append(s.line("c"))
+    s.start()
+    s.wait_state(3, "done")
+    assert s.states() == {2: "done", 3: "done"}
+    nothing_twice(s)
