@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, StoreTrouble, UsageError, did_you_mean
+from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, UsageError, did_you_mean
 from scheduler.core.gpu import WHOLE, Gpu
 from scheduler.core.job import Event, Job, JobSpec, JobState
 from scheduler.core.launch import LAUNCHERS, script_words, with_cuda
@@ -23,9 +23,10 @@ from scheduler.core.requests import Answer, Request
 from scheduler.intake.jobs_csv import check_words
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
-from scheduler.store.database import Database, NothingYet, open_for_reading
+from scheduler.store.database import Database, NothingYet, open_for_reading, trouble
 from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places
+from scheduler.store.proof import check_begun
 from scheduler.store.readings import LastReading
 from scheduler.store.readings import readings as last_readings
 
@@ -75,6 +76,7 @@ class Desk:
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
         if not self.places.exist():
+            check_begun(self.places)
             yield None
             return
         try:
@@ -88,7 +90,7 @@ class Desk:
             connection.execute("BEGIN")  # one moment for all questions
             yield connection
         except sqlite3.Error as error:
-            raise StoreTrouble(f"cannot be read: {error}", where=self.places.store) from error
+            raise trouble(error, self.places.store) from error
         finally:
             connection.close()
 

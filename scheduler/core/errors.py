@@ -96,6 +96,13 @@ class StoreTrouble(SchedulerError):
     """The store could not be read or written: nothing new is started until it can."""
 
 
+class Damaged(StoreTrouble):
+    """The store cannot be trusted as it stands; it was left as it is."""
+
+    def __init__(self, what: str, *, where: str = "") -> None:
+        super().__init__(what, where=where, do="rebuild it from what is left (nothing is deleted): gpujob recover")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that was probably meant, or an empty text."""
     import difflib  # only for those who mistype

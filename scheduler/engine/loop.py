@@ -47,7 +47,7 @@ from scheduler.runners import activate
 from scheduler.runners.processes import boot_id
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
-from scheduler.store.database import Database
+from scheduler.store.database import Database, trouble
 from scheduler.store.places import Places
 from scheduler.store.readings import save_readings
 
@@ -137,7 +137,7 @@ class House:
         try:
             self._load(connection, now)
         except sqlite3.Error as error:
-            raise StoreTrouble(f"cannot be read: {error}", where=self.places.store) from error
+            raise trouble(error, self.places.store) from error
 
     def _load(self, connection: sqlite3.Connection, now: Now) -> None:
         in_hand = list(rows.in_hand(connection))
@@ -262,7 +262,7 @@ class House:
         except StoreTrouble as error:
             self._broke(error)
         except sqlite3.Error as error:
-            self._broke(StoreTrouble(f"cannot be used: {error}", where=self.places.store))
+            self._broke(trouble(error, self.places.store))
         except Exception as error:  # noqa: BLE001  a defect of ours must not end the daemon: the jobs need it
             where = traceback.format_exc().strip().replace("\n", " | ")
             self._broke(StoreTrouble(f"a defect of gpujob, please report it: {error!r} ({where})"))
@@ -541,7 +541,7 @@ class House:
         try:
             self.painter.paint(self.world, now)
         except sqlite3.Error as error:
-            raise StoreTrouble(f"cannot be read: {error}", where=self.places.store) from error
+            raise trouble(error, self.places.store) from error
 
     # -- when the store cannot be used --------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from scheduler.core.placement import class_of
 from scheduler.engine.gpus import Flag, GpuEyes, Managed, managed_gpus, moved_gpus, other_schedulers
 from scheduler.engine.loop import PARSERS, House
 from scheduler.engine.reloading import Rereading, note_of
+from scheduler.engine.seen_lines import note_watched
 from scheduler.engine.telling import Listener, MainLog, Said
 from scheduler.intake.files import check_private
 from scheduler.intake.settings import Settings, load, model_table
@@ -160,6 +161,8 @@ class Daemon:
     ) -> Ending:
         config = self.config
         paths = [path for path in (config.jobs_file, config.commands_file) if path]
+        kinds = {config.jobs_file: "jobs_file", config.commands_file: "commands_file"}
+        note_watched(self.places, {path: kinds[path] for path in paths})
 
         def tell(said: Said) -> None:
             if log is not None:

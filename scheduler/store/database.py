@@ -11,8 +11,9 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 
-from scheduler.core.errors import StoreTrouble
+from scheduler.core.errors import Damaged, StoreTrouble
 from scheduler.crashpoints import crash_point
+from scheduler.store import proof
 from scheduler.store.places import Places
 
 _FIRST = """
@@ -119,12 +120,18 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _script(_OLD_LOGS),
 )
 VERSION = len(MIGRATIONS)
+NO_VERSION = 1000  # from here on it is no newer gpujob, but noise
 LOCK_POLL_S = 0.002
 LOG_PAGES = 1000  # size that the write-ahead log is given at the start; 4 MB
 CHECKPOINT_PAGES = (
     4000  # pages in it before they are copied back: a paste of 10,000 lines touches most index pages again and again
 )
 PAGE = 4096
+
+
+_SIGNS_OF_DAMAGE = (
+    "malformed", "not a database", "no such table", "no such column", "already exists", "file format", "decode to UTF-8",
+)  # fmt: skip
 
 
 class NothingYet(StoreTrouble):
@@ -140,22 +147,26 @@ class Database:
     def __init__(self, places: Places, *, checkpoints: bool = False, lock_wait_s: float = 10.0) -> None:
         self.places = places
         self.lock_wait_s = lock_wait_s
+        self._in_office = checkpoints  # then no `recover` exchanges the store under us
         places.make()
+        check_sound(places, pages="quick_check" if checkpoints else "", records=checkpoints)
         self._lock_fd = _open_private(places.store_lock)
         self._bell_fd = _open_private(places.bell)
+        self._high_fd = _open_private(places.high)
         if not os.path.exists(places.store):
             os.close(_open_private(places.store))
         try:
             self.connection = sqlite3.connect(places.store, isolation_level=None, timeout=5.0, cached_statements=256)
         except sqlite3.Error as error:
             self._let_go()
-            raise _trouble(error, places.store) from error
+            raise trouble(error, places.store) from error
+        self._high = proof.high(places)
         try:
             with self._locked():
                 self._prepare(checkpoints)
         except sqlite3.Error as error:
             self.close()
-            raise _trouble(error, places.store) from error
+            raise trouble(error, places.store) from error
         except BaseException:
             self.close()
             raise
@@ -165,18 +176,6 @@ class Database:
     def _prepare(self, checkpoints: bool) -> None:
         run = self.connection.execute
         version = run("PRAGMA user_version").fetchone()[0]
-        if version > VERSION:
-            raise StoreTrouble(
-                f"was written by a newer gpujob (version {version}, this one knows {VERSION})",
-                where=self.places.store,
-                do="install that version again, or name another --state-file",
-            )
-        if version == 0 and os.listdir(self.places.attempts):
-            raise StoreTrouble(
-                "is empty, but attempt records stand beside it",
-                where=self.places.store,
-                do="put the store back from a backup",
-            )
         run("PRAGMA journal_mode=WAL")
         run("PRAGMA synchronous=FULL")
         run(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES if checkpoints else 0}")
@@ -186,9 +185,6 @@ class Database:
             self._migrate(version)
         if checkpoints:
             self._grow_log()
-            problem = run("PRAGMA quick_check(1)").fetchone()[0]
-            if problem != "ok":
-                raise StoreTrouble(f"is damaged ({problem})", where=self.places.store, do="put it back from a backup")
 
     def _grow_log(self) -> None:
         """Give the write-ahead log its full size at once: a commit that makes a file grow costs the file system a
@@ -249,6 +245,8 @@ class Database:
         covers it). Raises StoreTrouble on a busy lock, a full disk, an I/O error, a damaged file.
         """
         with self._locked():
+            if not self._in_office:  # inside the lock: what is written into a store that was set aside would be lost
+                self.check_in_place()
             try:
                 if sync is not self._synced:
                     self.connection.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
@@ -256,6 +254,7 @@ class Database:
                 self.connection.execute("BEGIN IMMEDIATE")
                 try:
                     yield self.connection
+                    newest = self.connection.execute("SELECT max(id) FROM jobs").fetchone()[0] or 0
                     self.connection.execute("COMMIT")
                 except BaseException:
                     if self.connection.in_transaction:
@@ -263,7 +262,10 @@ class Database:
                             self.connection.execute("ROLLBACK")
                     raise
             except sqlite3.Error as error:
-                raise _trouble(error, self.places.store) from error
+                raise trouble(error, self.places.store) from error
+            if sync and newest > self._high:  # after the commit: never higher than what the disk holds
+                self._high = newest
+                proof.note_high(self._high_fd, newest)
 
     def check_in_place(self) -> None:
         """Raise StoreTrouble when the file was removed or replaced while it was open."""
@@ -273,7 +275,9 @@ class Database:
             there = 0
         if there != self._inode:
             raise StoreTrouble(
-                "was removed or replaced while in use", where=self.places.store, do="put it back, and start again"
+                "was removed or replaced while in use",
+                where=self.places.store,
+                do="put it back and start again, or: gpujob recover",
             )
 
     def ring(self) -> None:
@@ -289,27 +293,76 @@ class Database:
     def _let_go(self) -> None:
         os.close(self._lock_fd)
         os.close(self._bell_fd)
+        os.close(self._high_fd)
+
+
+def check_sound(places: Places, *, pages: str = "", records: bool = False) -> None:
+    """Raise Damaged when the store cannot be trusted. Nothing is written: even to close a store for writing would
+    copy its log back, or remove a damaged one.
+
+    ``pages``: the pragma that looks whether all pages hang together; ``records``: compare the attempt records.
+    """
+    proof.check_begun(places)
+    if not os.path.exists(places.store) or not os.path.getsize(places.store):
+        return
+    given = proof.high(places)  # before the store is looked at: others may be adding to it
+    try:
+        connection = read_only(places.store)
+        try:
+            version = _version(connection, places)
+            if version > VERSION:
+                raise StoreTrouble(
+                    f"was written by a newer gpujob (version {version}, this one knows {VERSION})",
+                    where=places.store,
+                    do="install that version again, or name another --state-file",
+                )
+            if version == 0 and (evidence := proof.evidence(places)):
+                raise Damaged(f"is empty, but {evidence}", where=places.store)
+            if pages:
+                problem = " ".join(str(connection.execute(f"PRAGMA {pages}(1)").fetchone()[0]).split())
+                if problem != "ok":
+                    problem = problem.replace("*** in database main *** ", "")
+                    raise Damaged(f"the store is damaged ({problem})", where=places.store)
+            if version:
+                proof.check_not_older(connection, places, given, records=records)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise trouble(error, places.store) from error
+
+
+def _version(connection: sqlite3.Connection, places: Places) -> int:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if not 0 <= version < NO_VERSION:
+        raise Damaged(f"the store is damaged (version {version})", where=places.store)
+    return version
+
+
+def read_only(path: str) -> sqlite3.Connection:
+    """A connection that cannot change the file."""
+    return sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True, isolation_level=None, timeout=5.0)
 
 
 def open_for_reading(places: Places) -> sqlite3.Connection:
     """A read-only connection that holds nobody up. Raises StoreTrouble, NothingYet."""
+    proof.check_begun(places)
     try:
-        connection = sqlite3.connect(
-            f"file:{_quoted(places.store)}?mode=ro", uri=True, isolation_level=None, timeout=5.0
-        )
+        connection = read_only(places.store)
     except sqlite3.Error as error:
-        raise _trouble(error, places.store) from error
+        raise trouble(error, places.store) from error
     try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        version = _version(connection, places)
         if version > VERSION:
             raise StoreTrouble(
                 f"was written by a newer gpujob (version {version})", where=places.store, do="use that version"
             )
         if version == 0:
+            if evidence := proof.evidence(places):
+                raise Damaged(f"is empty, but {evidence}", where=places.store)
             raise NothingYet("holds nothing yet", where=places.store, do="start the scheduler: gpujob start")
     except sqlite3.Error as error:
         connection.close()
-        raise _trouble(error, places.store) from error
+        raise trouble(error, places.store) from error
     except StoreTrouble:
         connection.close()
         raise
@@ -330,9 +383,10 @@ def _open_private(path: str) -> int:
     return fd
 
 
-def _trouble(error: sqlite3.Error, path: str) -> StoreTrouble:
-    text = str(error)
+def trouble(error: Exception, path: str) -> StoreTrouble:
+    """What an error of SQLite's means to people: damage, or something that passes."""
+    text = " ".join(str(error).split())
+    if isinstance(error, sqlite3.Error) and any(sign in text for sign in _SIGNS_OF_DAMAGE):
+        return Damaged(f"the store is damaged ({text})", where=path)
     do = "free some space" if "full" in text else "nothing new is started until it can be used again"
-    if "malformed" in text or "not a database" in text:
-        do = "the file is left untouched: put it back from a backup"
     return StoreTrouble(f"the store cannot be used: {text}", where=path, do=do)

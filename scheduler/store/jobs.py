@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from scheduler.core.errors import UsageError
+from scheduler.core.errors import Damaged, UsageError
 from scheduler.core.gpu import Gpu, Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import HOLDING, Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process
 from scheduler.core.placement import Reason
@@ -44,7 +44,19 @@ def _from_ids(text: str) -> tuple[int, ...]:
 
 
 def job_of(row: Sequence[Any]) -> Job:
-    """A Job from a row of ``_SELECT``."""
+    """A Job from a row of ``_SELECT``. Raises Damaged when it holds what we never write."""
+    try:
+        return _job_of(row)
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise Damaged(f"row {row[0]!r} of the jobs in the store cannot be read ({error!r})") from error
+
+
+def job_of_row(row: Mapping[str, Any]) -> Job:
+    """The same from a row by the names of its columns. Raises Damaged."""
+    return job_of([row.get(name) for name in _COLUMNS])
+
+
+def _job_of(row: Sequence[Any]) -> Job:
     (
         id_, state, spec, identity, count, parts, priority, place, allowed, submitted, started, finished, attempt,
         start_failures, runs_failed, oom, not_before, gpus, pid, ticks, boot, runner, session, interpreter, argv, log, outcome, code,
@@ -62,8 +74,13 @@ def job_of(row: Sequence[Any]) -> Job:
     )  # fmt: skip
 
 
+def blocks(job: Job) -> bool:
+    """Whether an equal line is a repetition of this job."""
+    return bool(job.identity) and job.state in _BLOCKING
+
+
 def _blocking(job: Job) -> str | None:
-    return job.identity if job.identity and job.state in _BLOCKING else None
+    return job.identity if blocks(job) else None
 
 
 def insert(
@@ -102,6 +119,22 @@ def save(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
             for j in jobs
         ],
     )  # fmt: skip
+
+
+def restore(connection: sqlite3.Connection, jobs: Sequence[Job]) -> None:
+    """Write whole jobs with the ids they have, into a store that does not hold them."""
+    connection.executemany(
+        "INSERT INTO jobs (id, state, spec, identity, need_count, need_parts, priority, place, allowed, vram_mib,"
+        " waits_for, submitted_at) VALUES (?,?,?,?,?,?,?,0,NULL,?,?,?)",
+        [
+            (
+                j.id, j.state.value, json.dumps(j.spec.as_dict(), ensure_ascii=True), j.identity, j.need.count, j.need.parts,
+                j.priority, j.spec.vram_mib or 0, 1 if j.spec.after or j.spec.after_ok else 0, j.submitted_at,
+            )
+            for j in jobs
+        ],
+    )  # fmt: skip
+    save(connection, jobs)
 
 
 def respec(connection: sqlite3.Connection, job: Job) -> None:

@@ -33,6 +33,26 @@ class Places:
         return os.path.join(self.house, "store.lock")
 
     @property
+    def high(self) -> str:
+        """The highest id ever given out, beside the store: tells a store that is older than what happened."""
+        return os.path.join(self.house, "high")
+
+    @property
+    def watched(self) -> str:
+        """Which files the last daemon took jobs from."""
+        return os.path.join(self.house, "watched.json")
+
+    @property
+    def new_store(self) -> str:
+        """A rebuilt store on its way to its place."""
+        return os.path.join(self.house, "store.db.new")
+
+    @property
+    def recovering(self) -> str:
+        """There while a rebuilt store is being put in the place of the damaged one."""
+        return os.path.join(self.house, "recovering.json")
+
+    @property
     def daemon_lock(self) -> str:
         return os.path.join(self.house, "daemon.lock")
 

@@ -208,7 +208,7 @@ def test_a_file_that_is_no_store_is_refused_and_left_untouched(places: Places, d
     Path(places.store).write_bytes(data)
     with pytest.raises(StoreTrouble) as caught:
         Database(places, checkpoints=True)
-    assert places.store in str(caught.value) and "backup" in caught.value.do
+    assert places.store in str(caught.value) and "gpujob recover" in caught.value.do
     with pytest.raises(StoreTrouble):
         open_for_reading(places)
     assert Path(places.store).read_bytes() == data
@@ -220,7 +220,7 @@ def test_an_empty_store_beside_attempt_records_is_refused(places: Places) -> Non
     Path(places.attempts, "1.1").touch()
     with pytest.raises(StoreTrouble) as caught:
         Database(places)
-    assert "backup" in caught.value.do
+    assert "gpujob recover" in caught.value.do
 
 
 def test_reading_a_store_that_holds_nothing_says_how_to_begin(places: Places) -> None:

@@ -465,9 +465,13 @@ def config_check(
 
 
 @app.command("recover")
-def recover(state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Say that a copied scheduler folder is the one to use from now on."""
-    raise typer.Exit(control.recover(**_which(state_file, config)))
+def recover(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, change nothing.")] = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Rebuild a damaged store from what is left; also: a copied folder is the one to use from now on."""
+    raise typer.Exit(control.recover(dry_run=dry_run, **_which(state_file, config)))
 
 
 @app.command("demo")

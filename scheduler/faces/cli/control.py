@@ -234,11 +234,23 @@ def wait_for(desk: Desk, ids: tuple[int, ...] | None, limit: float | None, since
     return 1 if any(not job.succeeded for job in ended) else 0
 
 
-def recover(*, state_file: str | None = None, config: str | None = None) -> int:
-    """Say that a copied or moved scheduler folder is the one to use from now on."""
-    from scheduler.engine.main import home_of
+def recover(*, dry_run: bool = False, state_file: str | None = None, config: str | None = None) -> int:
+    """Rebuild a damaged store from what is left; also says that a copied folder is the one to use from now on."""
+    import os
 
-    desk = Desk(state_file_for(state_file, config))
-    desk.settle_here(home_of(desk.places))
-    print(safe(desk.places.house) + " belongs here from now on; its jobs are settled at the next start")
-    return 0
+    from scheduler.engine.main import home_of
+    from scheduler.engine.recovering import recover as rebuild
+
+    found = state_file_for(state_file, config)
+    desk = Desk(found)
+    settings = settings_for({"state_file": found}, config)
+    desk.places.make()
+    home = home_of(desk.places)
+    report = rebuild(desk.places, settings.config, home, os.path.expanduser("~"), dry=dry_run)
+    for line in report.lines:
+        print(safe(line))
+    if not dry_run:
+        if report.healthy:
+            desk.settle_here(home)
+        print(f"{safe(desk.places.house)} belongs here from now on; its jobs are settled at the next start")
+    return report.code

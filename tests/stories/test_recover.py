@@ -1,0 +1,564 @@
+"""A store that is damaged, cut, gone or old: refused untouched, rebuilt from what is left, nothing runs twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.stories.harness import alive, wait_for
+
+PAGE = 4096
+FILLERS = 30
+
+
+def store_of(s) -> Path:
+    return s.folder / ".gpujob" / "store.db"
+
+
+def filled(s, fillers: int = 0):
+    """Jobs in every state: done (1), failed (2), running on GPU 0 (3), held (4), waiting for the paused GPU 1 (5),
+    submitted and waiting (6), and then ``fillers`` more that wait.
+    """
+    s.hold("run")
+    s.append(s.line("done", gpus="0"), s.line("bad", code=3, gpus="0"))
+    s.start()
+    s.wait_ended(2)
+    s.cli("pause", "1")
+    s.append(s.line("run", gpus="0"), s.line("wait", gpus="0"), s.line("paused", gpus="1"))
+    s.wait_state(3, "running")
+    s.wait_state(5, "pending")
+    s.cli("submit", "--allowed", "0", "--", "python3", str(s.script), str(s.folder), "submitted", "0", "0")
+    s.append(*(s.line(f"f{n}", gpus="0", more="x" * 300) for n in range(fillers)))
+    s.wait_state(6 + fillers, "pending")
+    wait_for(lambda: s.starts("run"), "it runs")
+    s.cli("hold", "4")
+    return s
+
+
+def refuses(s) -> str:
+    """`start` says one line that names the way out, with exit code 1, and leaves the store as it is."""
+    path = store_of(s)
+    before = path.read_bytes() if path.exists() else None
+    error = s.cli("start", "--gpus", "2", code=1).stderr
+    assert "gpujob recover" in error and error.count("\n") == 1, error
+    assert (path.read_bytes() if path.exists() else None) == before
+    return error
+
+
+def recovers(s, code: int | None = None) -> str:
+    done = s.cli("recover", code=code)
+    assert done.returncode in (0, 1) and not done.stderr, done.stderr
+    return done.stdout
+
+
+def nothing_twice(s) -> None:
+    keys = [entry[1] for entry in s.ledger() if entry[0] == "start"]
+    assert len(keys) == len(set(keys)), keys
+
+
+def all_goes_on(s, waiting: bool = True) -> None:
+    """After the rebuild: the running job is adopted with its GPU, the ended ones have their true codes."""
+    status = s.status()
+    assert [gpu["allocated"] for gpu in status["gpus"]] == [1.0, 0.0], status["gpus"]
+    assert [gpu["paused"] for gpu in status["gpus"]] == [False, True]
+    states = s.states()
+    assert [states[n] for n in (1, 2, 3)] == ["done", "failed", "running"], states
+    assert s.rows("SELECT exit_code FROM jobs WHERE id < 3 ORDER BY id") == [(0,), (3,)]
+    if waiting:
+        assert [states[n] for n in (4, 5, 6)] == ["pending"] * 3, states
+        assert s.rows("SELECT held FROM jobs WHERE id IN (4, 5, 6) ORDER BY id") == [(1,), (0,), (0,)]
+
+
+def ends_well(s, ran: str = "done bad run wait paused submitted") -> None:
+    s.release("run")
+    s.cli("resume", "1")
+    if s.states().get(4) == "pending":
+        s.cli("release", "4")
+    wait_for(lambda: set(s.states().values()) <= {"done", "failed", "cancelled", "skipped"}, "all end")
+    nothing_twice(s)
+    assert {entry[1] for entry in s.ledger() if entry[0] == "start"} >= set(ran.split())
+
+
+def overwrite(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as stream:
+        stream.seek(at)
+        stream.write(data)
+
+
+DAMAGES = {
+    "e01_head": lambda path: overwrite(path, 0, bytes(100)),
+    "e01_first_page": lambda path: overwrite(path, 0, random.Random(1).randbytes(PAGE)),
+    "e02_page_5": lambda path: overwrite(path, 4 * PAGE, random.Random(2).randbytes(PAGE)),
+    "e02_jobs": lambda path: overwrite(path, 2 * PAGE, random.Random(3).randbytes(PAGE)),
+    "e03_half": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "e03_nothing": lambda path: os.truncate(path, 0),
+    "e01_text": lambda path: path.write_text("this is no store\n" * 100),
+    "e03_gone": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_e01_e02_e03_damaged_is_refused_and_rebuilt(scheduler, kind):
+    """E01 E02 E03: running jobs go on, the damaged file is kept whole, nothing runs twice, ids are not given anew."""
+    s = filled(scheduler(gpus=2))
+    s.stop()
+    path = store_of(s)
+    DAMAGES[kind](path)
+    bad = path.read_bytes() if path.exists() else None
+    refuses(s)
+    if kind not in ("e02_page_5",):
+        shown = s.cli("jobs", code=1)
+        assert "gpujob recover" in shown.stderr and shown.stderr.count("\n") <= 2
+    before = sorted(p.name for p in path.parent.iterdir())
+    dry = s.cli("recover", "--dry-run", code=None)
+    assert "nothing was changed" in dry.stdout and sorted(p.name for p in path.parent.iterdir()) == before
+    said = recovers(s)
+    kept = [p for p in path.parent.iterdir() if ".bad-" in p.name and not p.name.endswith(("-wal", "-shm"))]
+    assert [p.read_bytes() for p in kept] == ([bad] if bad is not None else []), said
+    assert all(p.stat().st_mode & 0o777 == 0o600 for p in path.parent.iterdir() if p.is_file())
+    lines_lost = "lines to decide about" in said
+    s.start()
+    all_goes_on(s, waiting=not lines_lost)
+    new = s.cli("submit", "--allowed", "0", "--", "true").stdout
+    assert int(new.split()[0].strip()) == 7, new
+    if lines_lost:
+        assert "jobs.txt:4: not known any more whether it ran" in said
+        assert any("not known any more" in r for r in s.cli("status").stdout.splitlines())
+        ends_well(s, "done bad run")
+    else:
+        ends_well(s)
+    assert len([e for e in s.ledger() if e[0] == "start" and e[1] == "run"]) == 1
+
+
+def test_recover_of_a_sound_store_changes_nothing(scheduler):
+    """Healthy: said so; while a scheduler runs it is refused, naming the pid."""
+    s = filled(scheduler(gpus=2))
+    error = s.cli("recover", code=1).stderr
+    assert f"(pid {s.pid})" in error and error.count("\n") == 1
+    s.stop()
+    before = s.rows("SELECT * FROM jobs")
+    assert "nothing to rebuild" in recovers(s, 0)
+    assert s.rows("SELECT * FROM jobs") == before
+    s.start()
+    all_goes_on(s)
+    ends_well(s)
+
+
+def pages_of(path: Path) -> int:
+    return path.stat().st_size // PAGE
+
+
+def test_e02_every_page_in_turn(scheduler):
+    """E02: whichever page is overwritten, recover ends well: nothing runs twice, the running job keeps its GPU, no
+    job that waits is forgotten without being named.
+    """
+    s = filled(scheduler(gpus=2), FILLERS)
+    s.stop()
+    path = store_of(s)
+    whole = path.read_bytes()
+    assert not Path(f"{path}-wal").exists()
+    sound = []
+    for page in range(pages_of(path)):
+        path.write_bytes(whole)
+        overwrite(path, page * PAGE, random.Random(page).randbytes(PAGE))
+        done = s.cli("recover", code=None)
+        assert not done.stderr, (page, done.stderr)
+        if "nothing to rebuild" in done.stdout:
+            sound.append(page)
+        s.start()
+        try:
+            all_goes_on(s, waiting=False)
+            states = s.states()
+            named = done.stdout.count("not known any more whether it ran")
+            waiting = [n for n in range(4, 7 + FILLERS) if states.get(n) == "pending"]
+            # A page costs its own rows at most: of these, the line (or, of what was submitted, the id) is named.
+            missing = 3 + FILLERS - len(waiting)
+            submitted = states.get(6) == "pending" or "nothing is left of" in done.stdout
+            assert submitted and missing <= named + 1, (page, done.stdout, states)
+            assert max(states) == 6 + FILLERS, page
+            nothing_twice(s)
+        finally:
+            s.stop()
+    path.write_bytes(whole)
+    free = s.rows("PRAGMA freelist_count")[0][0]  # what stands in these does not matter
+    assert len(sound) <= free, sound
+    s.start()
+    ends_well(s, "done bad run")
+
+
+@pytest.mark.parametrize("quarter", [1, 2, 3])
+def test_e03_cut_at_each_quarter(scheduler, quarter):
+    """E03: what stands before the cut is kept, the rest comes from records and the jobs file; nothing runs twice."""
+    s = filled(scheduler(gpus=2), FILLERS)
+    s.stop()
+    path = store_of(s)
+    os.truncate(path, path.stat().st_size * quarter // 4 - 100)
+    refuses(s)
+    said = recovers(s)
+    s.start()
+    all_goes_on(s, waiting=False)
+    assert len(s.states()) + said.count("not known any more") >= 6 + FILLERS - 1, said
+    ends_well(s, "done bad run")
+
+
+def test_e04_log_removed_after_a_crash(scheduler):
+    """E04: without its log the store knows little; the records tell the rest, the lines are named, none runs again."""
+    s = filled(scheduler(gpus=2))
+    s.kill()  # its log stays unread
+    path = store_of(s)
+    for ending in ("-wal", "-shm"):
+        os.unlink(f"{path}{ending}")
+    refuses(s)
+    said = recovers(s, 1)
+    assert "jobs.txt:4: not known any more whether it ran" in said and "jobs.txt:3" not in said
+    s.start()
+    all_goes_on(s, waiting=False)
+    s.append(*(line for line in s.jobs_file.read_text().splitlines() if " wait " in line))
+    ends_well(s, "done bad run wait")
+
+
+def test_e04_damaged_log(scheduler):
+    """E04: a log that is damaged at its head counts for nothing: refused, then rebuilt from the records."""
+    s = filled(scheduler(gpus=2))
+    s.kill()  # its log stays unread
+    path = store_of(s)
+    overwrite(Path(f"{path}-wal"), 0, bytes(32))
+    before = Path(f"{path}-wal").read_bytes()
+    refuses(s)
+    assert Path(f"{path}-wal").read_bytes() == before
+    recovers(s, 1)
+    kept = [p for p in path.parent.iterdir() if p.name.endswith("-wal") and ".bad-" in p.name]
+    assert [p.read_bytes() for p in kept] == [before]
+    s.start()
+    all_goes_on(s, waiting=False)
+    ends_well(s, "done bad run")
+
+
+def test_e03_cut_to_nothing_beside_its_log_loses_nothing(scheduler):
+    """E03: an empty store beside its log is not opened (SQLite would remove the log); recover reads all from it."""
+    s = filled(scheduler(gpus=2))
+    s.kill()  # its log stays unread
+    os.truncate(store_of(s), 0)
+    refuses(s)
+    assert "lines to decide" not in recovers(s, 0)
+    s.start()
+    all_goes_on(s)
+    ends_well(s)
+
+
+@pytest.mark.parametrize("records", ["records stay", "records removed"])
+def test_e05_old_copy_put_back(scheduler, records):
+    """E05: what ended since the copy was made is known by its records; without them it is named and not run again."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a", code=4))
+    s.start()
+    s.wait_ended(1)
+    s.hold("b")
+    s.append(s.line("b"), s.line("c"))
+    s.wait_state(3, "pending")
+    s.stop()
+    old = s.folder / "old.db"
+    shutil.copy(store_of(s), old)  # a has failed, b runs, c waits
+    s.start()
+    s.release("b")
+    s.append(s.line("d", code=5), s.line("e"))
+    s.wait_ended(5)
+    s.stop()
+    shutil.copy(old, store_of(s))
+    if records == "records removed":
+        for path in (s.folder / ".gpujob" / "attempts").iterdir():
+            path.unlink()
+    error = refuses(s)
+    assert "older than what happened" in error
+    assert "gpujob recover" in s.cli("submit", "--", "true", code=1).stderr
+    said = recovers(s)
+    s.start()
+    states = s.states()
+    nothing_twice(s)
+    if records == "records stay":
+        assert states == {1: "failed", 2: "done", 3: "done", 4: "failed", 5: "done"}, said
+        assert s.job(4)["exit_code"] == 5 and "lines to decide" not in said
+    else:
+        assert states[1] == "failed" and states[2] == states[3] == "failed", (states, said)
+        assert [s.job(n)["outcome"] for n in (2, 3)] == ["lost", "lost"]
+        assert "jobs.txt:4: not known" in said and "jobs.txt:5: not known" in said
+    new = s.cli("submit", "--", "true").stdout
+    assert int(new) == 6
+    s.wait_state(6, "done")
+    nothing_twice(s)
+
+
+def test_e18_record_of_a_running_job_removed(scheduler):
+    """E18: it is adopted by pid and start time; once ended without a daemon it is lost, and not run again."""
+    s = filled(scheduler(gpus=2))
+    s.kill()
+    (s.folder / ".gpujob" / "attempts" / "3.1").unlink()
+    s.start()
+    all_goes_on(s)
+    pid = s.job(3)["pid"]
+    s.kill()
+    s.release("run")
+    wait_for(lambda: not alive(pid), "its end")
+    s.start()
+    s.wait_state(3, "failed", "done")
+    assert s.job(3)["outcome"] == "lost" and s.starts("run") == 1
+    s.wait_state(6, "done")
+
+
+def test_e18_neither_row_nor_record_but_alive(scheduler):
+    """E18 with E03: its processes alone tell of it: its GPU is not given out while they live, then it is lost."""
+    s = filled(scheduler(gpus=2))
+    s.stop()
+    (s.folder / ".gpujob" / "attempts" / "3.1").unlink()
+    store_of(s).unlink()
+    refuses(s)
+    recovers(s, 1)
+    s.start()
+    assert [gpu["allocated"] for gpu in s.status()["gpus"]] == [1.0, 0.0]
+    s.cli("submit", "--allowed", "0", "--gpus", "1", "--", "true")
+    assert s.states()[7] == "pending"
+    s.release("run")
+    s.wait_state(7, "done")
+    assert s.starts("run") == 1 and s.job(3)["outcome"] == "lost"
+
+
+POINTS = ["recover.built", "recover.noted", "recover.aside", "recover.aside:2", "recover.placed"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_e02_recover_killed_and_run_again(scheduler, point):
+    """kill -9 at each point of the exchange: nobody uses half of it, the next `recover` ends it, nothing is lost."""
+    s = filled(scheduler(gpus=2))
+    s.kill()
+    path = store_of(s)
+    overwrite(path, 0, random.Random(7).randbytes(3 * PAGE))
+    log = Path(f"{path}-wal")
+    overwrite(log, 0, bytes(32))
+    damaged, damaged_log = path.read_bytes(), log.read_bytes()
+    s.environ["GPUJOB_CRASH_AT"] = point
+    assert s.cli("recover", code=None).returncode == -signal.SIGKILL
+    del s.environ["GPUJOB_CRASH_AT"]
+    if point != "recover.placed" or not path.exists():
+        assert "gpujob recover" in s.cli("start", "--gpus", "2", code=1).stderr
+    assert "gpujob recover" in s.cli("status", code=1).stderr
+    recovers(s)
+    kept = {p.name.split(".bad-")[1][15:]: p.read_bytes() for p in path.parent.iterdir() if ".bad-" in p.name}
+    assert kept[""] == damaged and kept["-wal"] == damaged_log
+    assert not any(p.name in ("recovering.json", "store.db.new", "recover.tmp") for p in path.parent.iterdir())
+    s.start()
+    all_goes_on(s, waiting=False)
+    assert "nothing to rebuild" not in s.cli("status").stdout
+    ends_well(s, "done bad run")
+
+
+def test_e04_log_cut_anywhere(scheduler):
+    """E04: a log that ends too early is a store of an earlier moment: told by ids and records, nothing runs twice."""
+    s = filled(scheduler(gpus=2))
+    s.kill()
+    path = store_of(s)
+    log = Path(f"{path}-wal")
+    whole, whole_log = path.read_bytes(), log.read_bytes()
+    used = len(whole_log.rstrip(b"\0"))
+    for eighth in range(8):
+        for one in (path, log, Path(f"{path}-shm")):
+            one.unlink(missing_ok=True)
+        path.write_bytes(whole)
+        log.write_bytes(whole_log[: used * eighth // 8])
+        refuses(s)
+        recovers(s)
+        s.start()
+        all_goes_on(s, waiting=False)
+        nothing_twice(s)
+        s.kill()
+    s.start()
+    ends_well(s, "done bad run")
+
+
+def test_e03_jobs_file_named_by_a_flag(scheduler):
+    """E03: which file the jobs came from is known without the store: its lines are not taken for new ones."""
+    s = scheduler(gpus=1, jobs_file="other.txt")
+    s.jobs_file = s.folder / "other.txt"
+    s.append(s.line("a"), s.line("b", code=1))
+    s.start()
+    s.wait_ended(2)
+    s.stop()
+    store_of(s).unlink()
+    for record in (s.folder / ".gpujob" / "attempts").iterdir():
+        record.unlink()
+    assert "other.txt:1: not known any more" in recovers(s, 1)
+    s.append(s.line("c"))
+    s.start()
+    wait_for(lambda: s.starts("c"), "the new line")
+    nothing_twice(s)
+    assert max(s.states()) == 3
+
+
+def test_e03_line_of_a_failed_job_may_be_run_again(scheduler):
+    """E03: what the records tell is as good as before: an equal line after a failure runs, after a success it does not."""
+    s = scheduler(gpus=1)
+    s.append(s.line("good"), s.line("bad", code=1))
+    s.start()
+    s.wait_ended(2)
+    s.stop()
+    os.truncate(store_of(s), 0)
+    assert "lines to decide" not in recovers(s)
+    s.append(s.line("good"), s.line("bad", code=1))
+    s.start()
+    s.wait_ended(3)
+    wait_for(lambda: "not run again" in s.said(), "the repetition")
+    assert (s.starts("good"), s.starts("bad")) == (1, 2)
+
+
+def test_e03_jobs_file_gone_and_back(scheduler):
+    """E03: a jobs file that comes back after the rebuild is no new file: no line of a known job runs again."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a"), s.line("b", code=1))
+    s.start()
+    s.wait_ended(2)
+    s.stop()
+    store_of(s).unlink()
+    text = s.jobs_file.read_text()
+    s.jobs_file.unlink()
+    assert "should it come back" in recovers(s)
+    s.start()
+    s.jobs_file.write_text(text + s.line("c") + "\n")
+    wait_for(lambda: s.starts("c"), "the new line")
+    nothing_twice(s)
+
+
+def test_e03_gpu_stays_held_by_what_outlived_its_job(scheduler):
+    """E03, P7: the table of held GPUs is lost, the process that holds one is found by its mark."""
+    s = scheduler(gpus=1)
+    s.hold("left")
+    child = f"import os, time\nwhile os.path.exists({str(s.folder / 'hold-left')!r}): time.sleep(0.01)\n"
+    (s.folder / "child.py").write_text(child)
+    s.start()
+    s.cli("submit", "--gpus", "1", "--", "sh", "-c", f"python3 {s.folder}/child.py & exit 0")
+    s.wait_state(1, "done")
+    wait_for(lambda: s.rows("SELECT 1 FROM holdings"), "a held GPU")
+    s.stop()
+    os.truncate(store_of(s), 0)
+    assert "held by processes" in recovers(s)
+    s.append(s.line("next", gpus="0"))
+    s.start()
+    s.append(s.line("later", gpus="0"))
+    s.wait_state(2, "pending")
+    assert s.ledger() == []
+    s.release("left")
+    wait_for(lambda: s.starts("later"), "the GPU is free")
+    nothing_twice(s)
+
+
+def test_e01_screen_job_is_adopted_with_its_session(screens):
+    """E01: a job in a terminal session is found with it."""
+    s = screens(gpus=1)
+    s.hold("a")
+    s.append(s.line("a", code=3))
+    s.start()
+    s.wait_state(1, "running")
+    session = wait_for(lambda: s.job(1)["session"], "its session")
+    s.stop()
+    store_of(s).unlink()
+    recovers(s)
+    s.start()
+    assert (s.job(1)["state"], s.job(1)["session"]) == ("running", session)
+    s.release("a")
+    s.wait_ended(1)
+    assert (s.job(1)["exit_code"], s.starts("a")) == (3, 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_e02_e04_random_damage_under_random_kills(scheduler, seed):
+    """E01 to E05 mixed: kill -9 at any moment, any damage, recover: no command runs twice, no GPU is given out twice."""
+    dice = random.Random(seed)
+    s = scheduler(gpus=2)
+    path = store_of(s)
+    given = 0
+    for _ in range(4):
+        s.append(*(s.line(f"j{given + n}", code=dice.choice([0, 0, 3]), seconds=dice.choice([0, 0.1, 0.6])) +
+                   f";gpus={dice.choice(['0.5', '1'])}" for n in range(6)))  # fmt: skip
+        given += 6
+        old = path.read_bytes() if path.exists() else b""
+        s.start()
+        target = min(given, len(s.ledger()) // 2 + dice.randint(1, 6))
+        wait_for(lambda t=target: sum(e[0] == "start" for e in s.ledger()) >= t or
+                 not {"pending", "running", "starting"} & set(s.states().values()), "some starts")  # fmt: skip
+        s.kill()
+        log = Path(f"{path}-wal")
+        kind = dice.choice(["head", "page", "cut", "log gone", "log cut", "old", "gone"])
+        if kind == "head":
+            overwrite(path, 0, dice.randbytes(PAGE))
+        elif kind == "page":
+            overwrite(log, 32 + dice.randrange(20) * (PAGE + 24), dice.randbytes(PAGE))
+        elif kind == "cut":
+            os.truncate(path, path.stat().st_size // 2)
+        elif kind == "log gone":
+            log.unlink()
+        elif kind == "log cut":
+            os.truncate(log, len(log.read_bytes().rstrip(b"\0")) // 2)
+        elif kind == "old":
+            log.unlink()
+            path.write_bytes(old)
+        else:
+            path.unlink()
+        recovers(s)
+        nothing_twice(s)
+    s.start()
+    wait_for(lambda: not {"pending", "running", "starting"} & set(s.states().values()), "all end")
+    nothing_twice(s)
+    load: dict[str, float] = {}
+    for what, _key, _pid, gpus, share, *_ in sorted(s.ledger(), key=lambda entry: float(entry[6])):
+        for gpu in gpus.split(","):
+            load[gpu] = load.get(gpu, 0.0) + (float(share) if what == "start" else -float(share))
+            assert load[gpu] <= 1.0001, s.ledger()
+
+
+@pytest.mark.parametrize("what", ["e02 a row", "e01 the version"])
+def test_e01_e02_damage_that_hangs_together(scheduler, what):
+    """E01 E02: pages that are whole and hold what we never write: refused in one line all the same, and rebuilt."""
+    s = filled(scheduler(gpus=2))
+    s.stop()
+    path = store_of(s)
+    if what == "e02 a row":
+        connection = sqlite3.connect(path)
+        connection.execute("UPDATE jobs SET spec='{' WHERE id=5")
+        connection.commit()
+        connection.close()
+    else:
+        overwrite(path, 60, b"\x7f\xff\x01\x02")
+    refuses(s)
+    said = recovers(s)
+    assert ("jobs.txt:5: not known any more" in said) == (what == "e02 a row"), said
+    s.start()
+    all_goes_on(s, waiting=what != "e02 a row")
+    ends_well(s, "done bad run wait")
+
+
+def test_e02_a_forgotten_job_stays_forgotten(scheduler):
+    """E02, E05: an ended job whose row was removed on purpose is no sign of damage, and no rebuild brings it back."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a"), s.line("b"))
+    s.start()
+    s.wait_ended(2)
+    s.stop()
+    connection = sqlite3.connect(store_of(s))
+    connection.execute("DELETE FROM jobs WHERE id=1")
+    connection.execute("DELETE FROM events WHERE job=1")
+    connection.commit()
+    connection.close()
+    s.start()
+    s.stop()
+    overwrite(store_of(s), 5 * PAGE, random.Random(5).randbytes(PAGE))  # the events
+    refuses(s)
+    assert "lines to decide" not in recovers(s, 1)
+    s.append(s.line("c"))
+    s.start()
+    s.wait_state(3, "done")
+    assert s.states() == {2: "done", 3: "done"}
+    nothing_twice(s)
