@@ -27,7 +27,7 @@ from scheduler.core.requests import (
 )
 from scheduler.core.units import seconds_of
 from scheduler.desk import Desk
-from scheduler.faces.finding import settings_if_readable, state_file_for
+from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
 from scheduler.faces.terminal import safe
 
 TIMED_OUT = 124
