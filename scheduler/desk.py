@@ -24,6 +24,7 @@ from scheduler.intake.jobs_csv import check_words
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
 from scheduler.store.database import Database, NothingYet, open_for_reading, trouble
+from scheduler.store.forgetting import forget_finished
 from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places
 from scheduler.store.proof import check_begun
@@ -327,6 +328,22 @@ class Desk:
                 if rows.get(connection, number) is None:
                     raise NotFound(f"no job {number}", where=self.places.state_file, do="see gpujob jobs")
         return tuple(dict.fromkeys(chosen))
+
+    def reset(self) -> tuple[int, int]:
+        """Forget all ended jobs, and the refused lines: how many it were, and the newest job's id if it had to stay.
+
+        What still matters stays: jobs that a living one waits for or whose processes hold GPUs, and the newest job, since ids
+        are not given out twice.
+        """
+        database = Database(self.places)
+        try:
+            with database.writing() as connection:
+                number = forget_finished(connection)
+                newest = rows.get(connection, rows.last_id(connection))
+            database.ring()
+        finally:
+            database.close()
+        return number, newest.id if newest is not None and newest.state.ended else 0
 
     def settle_here(self, home: str) -> None:
         """Say that this store belongs to this machine and place from now on."""

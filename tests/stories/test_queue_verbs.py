@@ -105,3 +105,31 @@ def test_names_of_jobs(scheduler):
     for word in ("@~4", "nobody", "7", "7-9", "@x", "@~", "0"):
         assert s.cli("cancel", word, code=6).stderr.count("\n") == 1
     s.cli("cancel", "9-7", code=2)
+
+
+def test_reset_forgets_what_has_ended_and_runs_nothing_twice(scheduler):
+    s = waiting(scheduler, 3)
+    s.append("not a line")
+    s.cli("resume", "0")
+    s.wait_ended(3)
+    s.cli("pause", "0")
+    s.append(s.line("late"))
+    wait_for(lambda: s.states().get(4) == "pending", "accepted")
+    assert s.cli("reset").stdout == "forgot 3 ended jobs\n"
+    assert s.states() == {4: "pending"} and s.status()["refused"] == [] and s.status()["counts"]["done"] == 0
+    assert len(list((s.folder / "gpu_scheduler_logs").iterdir())) == 3, "logs stay"
+    wait_for(lambda: json.loads((s.folder / "gpu_scheduler_state.json").read_text())["jobs"]["done"] == 0, "shown")
+    other = s.folder / "new"
+    other.write_text(s.jobs_file.read_text())
+    other.rename(s.jobs_file)
+    s.cli("resume", "0")
+    s.wait_ended(1)
+    stays = "forgot 0 ended jobs; job 4 stays, being the newest: ids are not given out twice\n"
+    assert s.cli("reset", "--yes").stdout == stays
+    s.stop()
+    s.start()
+    s.append(s.line("j1"))
+    s.wait_ended(2)
+    assert s.states() == {4: "done", 5: "done"} and s.starts("j1") == 2 and s.starts("j2") == s.starts("j3") == 1
+    s.stop()
+    assert s.cli("reset").stdout.startswith("forgot 1 ended job; job 5 stays")

@@ -464,6 +464,16 @@ def config_check(
     raise typer.Exit(configuring.check(file, **_which(state_file, config)))
 
 
+@app.command("reset")
+def reset(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Forget ended jobs and refused lines; what runs or waits, and all logs, stay."""
+    raise typer.Exit(control.reset(yes=yes, **_which(state_file, config)))
+
+
 @app.command("recover")
 def recover(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, change nothing.")] = False,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from scheduler.core.errors import NoDaemon, UsageError
 from scheduler.core.gpu import parse_gpu_ids
-from scheduler.core.job import Job, Outcome
+from scheduler.core.job import ENDED, Job, Outcome
 from scheduler.core.requests import (
     Answer,
     Cancel,
@@ -182,6 +182,24 @@ def queue(what: str, *, state_file: str | None = None, config: str | None = None
     if what not in ("pause", "resume"):
         raise UsageError(f"queue {what}?", do="write gpujob queue pause or gpujob queue resume")
     return _ask(state_file_for(state_file, config), config, PauseQueue(what == "pause"))
+
+
+def reset(*, yes: bool = False, state_file: str | None = None, config: str | None = None) -> int:
+    """Forget ended jobs and refused lines; logs stay."""
+    desk = Desk(state_file_for(state_file, config))
+    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
+        counts = desk.overview(0).counts
+        ended = sum(counts[state.value] for state in ENDED)
+        if input(f"forget {ended} ended job{'s' * (ended != 1)}? their logs stay (y/n) ").strip().lower() not in (
+            "y",
+            "yes",
+        ):
+            print("nothing was changed")
+            return 0
+    number, newest = desk.reset()
+    stays = f"; job {newest} stays, being the newest: ids are not given out twice" if newest else ""
+    print(f"forgot {number} ended job{'s' * (number != 1)}{stays}")
+    return 0
 
 
 def code_of(job: Job) -> int:
