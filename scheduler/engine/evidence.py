@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.core.errors import Damaged
+from scheduler.core.errors import Damaged, SchedulerError
 from scheduler.core.gpu import Need, parse_gpu_ids
 from scheduler.core.job import HOLDING, Holding, Job, JobSpec, JobState, Outcome, Process
 from scheduler.core.recovery import Record
@@ -208,7 +208,7 @@ def _booked(process: Process) -> tuple[tuple[int, ...], Need]:
     try:
         gpus = parse_gpu_ids(said.get(b"GPUJOB_GPUS", "")) or ()
         parts = round(float(said.get(b"GPUJOB_SHARE", "1")) * 1000)
-    except (ValueError, Damaged):
+    except (ValueError, SchedulerError):
         return (), Need(0, 0)
     return gpus, Need(len(gpus), min(1000, max(0, parts)) if gpus else 0)
 

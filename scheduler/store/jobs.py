@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from scheduler.core.errors import Damaged, UsageError
+from scheduler.core.errors import Damaged, SchedulerError, UsageError
 from scheduler.core.gpu import Gpu, Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import HOLDING, Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process
 from scheduler.core.placement import Reason
@@ -47,7 +47,7 @@ def job_of(row: Sequence[Any]) -> Job:
     """A Job from a row of ``_SELECT``. Raises Damaged when it holds what we never write."""
     try:
         return _job_of(row)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except (SchedulerError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise Damaged(f"row {row[0]!r} of the jobs in the store cannot be read ({error!r})") from error
 
 

@@ -70,7 +70,7 @@ class House:
         text = text.replace(folder, "/srv/gpujob".ljust(len(folder), "-")).replace(
             self.session.split(".")[0] + ".", "PID."
         )
-        return re.sub(r"^ran( +)\d+ d \d+ h$", r"ran\1N d N h", text, flags=re.M)
+        return re.sub(r"^ran( +)\d+ d( |\n  )\d+ h$", r"ran\1N d\2N h", text, flags=re.M)
 
     def piped(self, *words: str, **environ: str) -> str:
         self._set_clock(words[0])

@@ -464,7 +464,8 @@ def test_k09_a_terminal_twenty_columns_wide(two_jobs, words):
     code, text = on_terminal(s, words, 20)
     assert code == (6 if "nosuch" in words else 0) and "Traceback" not in text
     if words in (["jobs"], ["screens"]):
-        assert max(len(line) for line in text.splitlines()) <= (20 if words == ["jobs"] else 60)
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+        assert max(len(line) for line in plain.splitlines()) <= (20 if words == ["jobs"] else 60)
 
 
 def on_terminal(s: Scheduler, words: list[str], columns: int) -> tuple[int, str]:

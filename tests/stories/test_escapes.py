@@ -62,7 +62,7 @@ def test_s17_no_escape_sequence_reaches_the_terminal(scheduler: Callable[..., Sc
     for words, done in shown.items():
         found = PLAYS.search(done.stdout + done.stderr)
         assert found is None, f"{words}: {(done.stdout + done.stderr)[max(0, found.start() - 60) : found.end() + 20]!r}"
-    assert "\\x1b[2J" in shown["status"].stdout and "\\x1b[2J" in shown["why 1-61"].stdout
+    assert "\\x1b[2J" in shown["status"].stdout and "\\x1b[31m" in shown["why 1-61"].stdout
     for verb in (["status", "--json"], ["jobs", "--json"], ["show", "1-61", "--json"]):
         assert not re.search(r"[\x00-\x09\x0b-\x1f]", s.cli(*verb).stdout)
     said = s.said().replace("\t", "")  # start passes a log's tabs on

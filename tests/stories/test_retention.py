@@ -125,7 +125,7 @@ def test_wrong_settings_are_named(scheduler):
     s = scheduler(gpus=1)
     for value in ("30", "0G", "soon"):
         error = s.cli("start", "--gpus", "1", "--keep-logs", value, code=2).stderr
-        assert "keep_logs" in error and "write 30d, 20G or 30d 20G" in error
+        assert "--keep-logs" in error and "write 30d, 20G or 30d 20G" in error
     keep(s, keep_finished="2")
     s.append(*(s.line(f"n{n}") for n in range(4)))
     s.start()

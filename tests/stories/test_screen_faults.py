@@ -373,7 +373,7 @@ def test_j11_a_log_full_of_escape_codes(screens):
     assert "€\ttab".encode() in shown and b"\x1b[31mred" in seat.text
     assert "\x1b" not in s.said() and "\x07" not in s.said()
     piped = subprocess.run(
-        [sys.executable, "-m", "scheduler", "logs", "1"], cwd=s.folder, env=s.environ, capture_output=True
+        [sys.executable, "-m", "scheduler", "logs", "--raw", "1"], cwd=s.folder, env=s.environ, capture_output=True
     )
     assert piped.stdout == s.raw(1)
 

@@ -69,7 +69,7 @@ def paused(s: Scheduler) -> list[int]:
 def shows(s: Scheduler, *gpus: int) -> None:
     """Store, file and status agree on this, sooner or later."""
     wait_for(lambda: paused(s) == list(gpus), f"paused {gpus}, is {paused(s)}\n{s.said()[-2000:]}")
-    wait_for(lambda: read(s)["paused_gpus"] == list(gpus), f"shown {gpus}")
+    wait_for(lambda: path(s).exists() and read(s)["paused_gpus"] == list(gpus), f"shown {gpus}")
     found = s.status()
     assert [gpu["index"] for gpu in found["gpus"] if gpu["paused"]] == list(gpus)
 
@@ -329,7 +329,7 @@ def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path):
         wait_for(lambda: s.starts("full") == 1, "jobs go on")
         (inner / "fill").unlink()
         wait_for(lambda: json.loads(file.read_text())["jobs"]["done"] == 1, "caught up")
-        assert "can be written again" in s.said()
+        wait_for(lambda: "can be written again" in s.said(), "said")
     finally:
         s.end_all()
         for place in (inner / ".gpujob-state", inner):

@@ -16,7 +16,7 @@ from scheduler.core.errors import NoDaemon, NotFound, SchedulerError, UsageError
 from scheduler.core.job import Event, Job, JobState, Process
 from scheduler.core.launch import logs_of
 from scheduler.desk import Desk
-from scheduler.faces import render
+from scheduler.faces import render, terminal
 from scheduler.faces.finding import state_file_for
 from scheduler.faces.folding import CHUNK, RESET, Folder, clipped, seek_last_lines, without_colours
 
@@ -218,10 +218,7 @@ class Printer:
         if self.redraws:
             line = self._folder.unfinished()
             if line or self._drawn:
-                try:
-                    width = os.get_terminal_size(sys.stdout.fileno()).columns
-                except OSError:
-                    width = 80
+                width = terminal.width() or 80
                 text = clipped(_upright(line), max(1, width - 1)) + (RESET if "\x1b" in line else "")
                 if text != self._drawn:
                     sys.stdout.write(f"\r{text}\x1b[K")
