@@ -7,7 +7,7 @@ TESTSTAMP := $(VENV)/.installed-test
 DEBIAN := python3-venv gcc libc6-dev procps screen zsh fish
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-all check lint system bench pictures soak clean
+.PHONY: demo test test-all test-long check system bench pictures clean
 
 demo: $(STAMP)
 	$(VENV)/bin/gpujob demo
@@ -32,7 +32,11 @@ check: $(TESTSTAMP)
 	$(VENV)/bin/mypy
 
 test: check
-	$(VENV)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+# Sweeps and soaks in their long form (minutes each).
+test-long: check
+	GPUJOB_LONG=1 $(VENV)/bin/python -m pytest -n 2 -m soak --timeout 1800 -s $(PYTEST_ARGS)
 
 # Every Python from 3.10 to 3.13 that is there.
 test-all:

@@ -34,8 +34,6 @@ from scheduler.store.office import Office, register
 from scheduler.store.places import Places, make_private_folder
 from scheduler.store.readings import forget_readings
 
-CRASHED = 1
-
 
 @dataclass(frozen=True, slots=True)
 class Ending:

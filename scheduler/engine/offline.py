@@ -6,13 +6,14 @@ import os
 import time
 
 from scheduler.core.config import Config
-from scheduler.core.decide import Policy, World, decide
+from scheduler.core.decide import World, decide
 from scheduler.core.facts import Asked, Now
 from scheduler.core.gpu import ids_of, mask_of
 from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet
 from scheduler.core.requests import Answer, Cancel, Request, Requeue
 from scheduler.engine.painting import Painter, open_state_file
+from scheduler.engine.reloading import policy_of
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
 from scheduler.store.office import Office
@@ -38,7 +39,7 @@ def _carry_out(database: Database, config: Config, request: Request) -> Answer:
     connection = database.connection
     now = Now(time.time(), time.monotonic())
     gpus = rows.gpus(connection)
-    world = World(Fleet(gpus), lambda job: rows.get(connection, job), Policy(), may_start=False)
+    world = World(Fleet(gpus), lambda job: rows.get(connection, job), policy_of(config), may_start=False)
     world.blocker = lambda identity: rows.blocker_of(connection, identity)
     world.fleet.paused_mask = mask_of(rows.paused_gpus(connection))
     world.queue_paused = bool(rows.meta(connection, "queue_paused"))

@@ -9,7 +9,6 @@ import stat
 from scheduler.intake.files import read_plain
 from scheduler.intake.prefixes import Remembered
 
-_VERSION = re.compile(r"(\d+\.\d+(?:\.\d+)?)")
 _CFG_VERSION = re.compile(r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", re.M)
 _META = re.compile(r"python-(3\.\d+\.\d+)-[^-]+\.json")
 _FILE = re.compile(r"python(\d+\.\d+)$")

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+# Sweeps and soaks in their long form: `make test-long`.
+LONG = os.environ.get("GPUJOB_LONG") == "1"
 PATIENCE_S = 60.0
 
 # Writes "start" and "end" lines that the scheduler never sees; waits for a file if told to.

@@ -133,3 +133,18 @@ def test_reset_forgets_what_has_ended_and_runs_nothing_twice(scheduler):
     assert s.states() == {4: "done", 5: "done"} and s.starts("j1") == 2 and s.starts("j2") == s.starts("j3") == 1
     s.stop()
     assert s.cli("reset").stdout.startswith("forgot 1 ended job; job 5 stays")
+
+
+def test_without_a_scheduler_its_settings_hold_all_the_same(scheduler):
+    """Turns cannot be swapped where the shortest goes first, whether a scheduler runs or not."""
+    s = scheduler(gpus=1, order="short")
+    s.start()
+    s.cli("queue", "pause")
+    s.append(s.line("a"), s.line("b"))
+    wait_for(lambda: len(s.states()) == 2, "both")
+    with_one = s.cli("swap", "1", "2", code=1)
+    s.stop()
+    (s.folder / "config.yaml").write_text("order: short\n")
+    without = s.cli("swap", "1", "2", code=1)
+    assert "order: short" in with_one.stdout + with_one.stderr
+    assert not without.stdout and without.stderr.endswith(with_one.stderr)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from scheduler.runners.processes import seen
-from tests.stories.harness import wait_for
+from tests.stories.harness import LONG, wait_for
 from tests.stories.test_crashes import _no_gpu_above_1000
 
 
@@ -46,36 +46,37 @@ class Closed:
 
 
 @pytest.mark.soak
-def test_hundred_screen_jobs_twenty_daemon_kills_fifteen_shim_kills(screens):
-    """100 jobs on 4 declared GPUs: none lost of those left alone, none twice, no ending invented for the others."""
+def test_screen_jobs_under_daemon_kills_and_shim_kills(screens):
+    """40 jobs (long form: 100) on 4 declared GPUs: none lost of those left alone, none twice, no ending invented for the others."""
+    jobs, daemons, shims = (100, 20, 15) if LONG else (40, 8, 6)
     seed = int(os.environ.get("GPUJOB_SEED", "20261121"))
     dice = random.Random(seed)
     print(f"seed {seed}")
     s = screens(gpus=4)
     codes = {}
     lines = []
-    for n in range(100):
+    for n in range(jobs):
         codes[f"j{n}"] = dice.choice([0, 0, 0, 1, 3, 77, 137, 255, "s9", "s15", "s11"])
         share = dice.choice(["0.25", "0.5", "0.5", "1", "2"])
         lines.append(s.line(f"j{n}", code=codes[f"j{n}"], seconds=round(dice.uniform(0.1, 2), 2)) + f";gpus={share}")
     s.start()
     daemon_kills = given = tries = 0
     hit: set[int] = set()
-    while daemon_kills < 20 or given < 100 or (len(hit) < 15 and tries < 100):
+    while daemon_kills < daemons or given < jobs or (len(hit) < shims and tries < 100):
         batch = lines[given : given + dice.randint(1, 8)]
         if batch:
             s.append(*batch)
             given += len(batch)
         time.sleep(dice.uniform(0.05, 0.5))
         tries += 1
-        if len(hit) < 15 and dice.random() < 0.5:
+        if len(hit) < shims and dice.random() < 0.5:
             hit |= {kill_some_shim(s, dice)} - {0}
-        elif daemon_kills < 20:
+        elif daemon_kills < daemons:
             s.kill()
             daemon_kills += 1
             s.start()
-    states = s.wait_ended(100, 170)
-    assert len(states) == 100 and daemon_kills == 20 and hit
+    states = s.wait_ended(jobs, 170)
+    assert len(states) == jobs and daemon_kills == daemons and hit
     ended = {entry[1] for entry in s.ledger() if entry[0] == "end"}
     wrong = []
     for job_id, spec, state, outcome, exit_code, number, notes in s.rows(
