@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -66,6 +67,7 @@ class Overview:
     held: Mapping[int, str]  # GPU → by what processes it is still held
     started_at: float | None = None  # of the daemon that runs
     runner: str = ""  # direct or screen, as that daemon runs its jobs
+    set_aside: str = ""  # what somebody saved last that was no state file, if it is still there
 
 
 class Desk:
@@ -238,6 +240,7 @@ class Desk:
             return Overview(
                 alive, pid, rows.counts(connection), views, [*live, *ended], _reasons(connection, live),
                 kept.refused(connection), kept.duplicates(connection), queue_paused, held, since, runner,
+                max(glob.glob(f"{glob.escape(self.places.state_file)}.bad-*"), default=""),
             )  # fmt: skip
 
     def jobs(self, states: Sequence[str] = ()) -> tuple[list[Job], dict[int, Reason]]:

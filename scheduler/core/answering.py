@@ -120,13 +120,13 @@ def _edited(turn: Turn, edit: StateEdited) -> None:
     world = turn.world
     fleet, book = world.fleet, world.pauses
     managed = ids_of(fleet.all_mask)
-    unknown = [gpu for gpu in edit.gpus if not fleet.manages(gpu)]
+    unknown = [gpu for gpu in edit.gpus or () if not fleet.manages(gpu)]
     if unknown:
         names = gpu_ids_text(managed) or "none"
         text = f"the state file pauses GPU {', '.join(map(str, unknown))}, which is not managed here (managed: {names})"
         turn.plan.notices.append((text, True))
-    for gpu in managed:
-        wanted, paused = gpu in edit.gpus, bool(fleet.paused_mask >> gpu & 1)
+    for gpu in managed if edit.gpus is not None else ():
+        wanted, paused = gpu in (edit.gpus or ()), bool(fleet.paused_mask >> gpu & 1)
         if wanted is book.base(gpu, paused, edit.read):
             continue
         book.by_edit(gpu)
@@ -135,7 +135,7 @@ def _edited(turn: Turn, edit: StateEdited) -> None:
             turn.plan.notices.append(
                 (f"GPU {gpu} {'paused' if wanted else 'resumed'} by an edit of the state file", False)
             )
-    if edit.paused is not book.base(QUEUE, world.queue_paused, edit.read):
+    if edit.paused is not None and edit.paused is not book.base(QUEUE, world.queue_paused, edit.read):
         book.by_edit(QUEUE)
         if edit.paused is not world.queue_paused:
             world.queue_paused = edit.paused

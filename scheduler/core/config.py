@@ -128,6 +128,13 @@ def _interval(value: Any) -> float:
     return number
 
 
+def _often(value: Any) -> float:
+    number = _seconds(value)
+    if number < 0.05:
+        raise UsageError(f"must be 0.05 s or more, not {said(value)}", do="write 30, 30s or 5m")
+    return number
+
+
 def _flag(value: Any) -> bool:
     if isinstance(value, bool):
         return value
@@ -203,7 +210,7 @@ class Config:
     cpu_slots: int | None = _option(None, _gpu_count, "how many jobs with need 0 run at once; empty: one per CPU core")
     screen: bool = _option(False, _flag, "run each job in a GNU screen session of its own")
     monitor_interval: float = _option(
-        30.0, _seconds, "safety net: look at the jobs file at least this often", reload=True
+        30.0, _often, "safety net: look at the jobs file at least this often", reload=True
     )
     mem_threshold: float = _option(
         0.8, _share, "a GPU gets no new job while others use this share of its memory", reload=True
@@ -232,9 +239,7 @@ class Config:
     hold_on_errors: bool = _option(
         False, _flag, "give a GPU no new job once it reports an uncorrected memory error or a fatal XID", reload=True
     )
-    state_interval: float = _option(
-        20.0, _seconds, "safety net: look at the state file at least this often", reload=True
-    )
+    state_interval: float = _option(20.0, _often, "safety net: look at the state file at least this often", reload=True)
     max_assign_attempts: int = _option(
         5, _whole(1), "tries to start a placed job before it counts as failed", reload=True
     )

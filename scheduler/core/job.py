@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import enum
+import shlex
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from scheduler.core.gpu import Need
+
+_SHELL = frozenset(" \t\n\"'\\|&;<>()$`*?")  # a word with one of these is shown quoted
 
 
 class JobState(enum.Enum):
@@ -88,9 +91,11 @@ class JobSpec:
         return first.rsplit("/", 1)[-1]
 
     def shown_words(self, most: int = 48) -> str:
-        """The name with its arguments, shortened in the middle: what tells the jobs of a sweep apart."""
-        words = self.arguments if self.script else self.arguments[1:]
-        text = " ".join([self.shown_name, *words])
+        """Label and command, shortened in the middle: what tells the jobs of a sweep apart."""
+        command = (self.script, *self.arguments) if self.script else self.arguments
+        words = [word.rsplit("/", 1)[-1] if n == 0 else word for n, word in enumerate(command)]
+        text = " ".join(shlex.quote(word) if not word or _SHELL.intersection(word) else word for word in words)
+        text = f"{self.label}: {text}" if self.label else text
         return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -108,10 +108,11 @@ def need_of(spec: JobSpec, table: ModelTable) -> tuple[Need, tuple[str, ...]]:
             text = table.models[model]
         else:
             text = table.default
-            if model is not None and table.models:
+            if model is not None:
                 near = nearest(model, table.models)
                 also = f" (did you mean {near}?)" if near else ""
-                notes.append(f"model {model} is not in the model table{also}: needs the default, {text}")
+                missing = "is not in the model table" if table.models else "stands in no model table, for there is none"
+                notes.append(f"model {model} {missing}{also}: needs the default, {text}")
     rounded = rounding_note(text)
     if rounded:
         notes.append(rounded)

@@ -86,11 +86,11 @@ class Edit:
 class StateEdited:
     """Somebody saved the state file: just these GPUs are to be paused. Never stored: the file itself is the wish.
 
-    ``read``: the revision of the picture that was edited, None if the file does not say.
+    None for what the file does not say: that stays as it is. ``read``: the revision of the picture that was edited, None if the file does not say.
     """
 
-    gpus: tuple[int, ...]
-    paused: bool
+    gpus: tuple[int, ...] | None
+    paused: bool | None
     read: int | None = None
 
 

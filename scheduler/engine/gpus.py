@@ -308,6 +308,8 @@ def other_schedulers() -> list[str]:
         if found_name is None:
             continue  # anybody may take such a name; only one of our shape is believed, and only of its own user
         uid, pid, ids = found_name.groups()
+        if ids == "none":
+            continue  # it gives out no GPU
         if int(pid) != os.getpid() and _belongs(int(pid), int(uid)):
             found.append(
                 f"another gpujob runs on this machine: pid {pid} of user {_user(int(uid))}, GPUs {ids}; they do not know "

@@ -19,7 +19,7 @@ from typing import Any
 
 from scheduler.core.errors import nearest
 from scheduler.core.requests import StateEdited
-from scheduler.store.safely import has_writer, swap_file, write_all
+from scheduler.store.safely import has_writer, left_aside, swap_file, write_all
 
 LARGEST = 1 << 20
 HALF_SAVED_S = 1.0  # a save in place may be seen half done
@@ -38,6 +38,7 @@ class _Out:
     fd: int
     known: bytes  # what it holds as far as we know
     since: float
+    name: str = ""  # that it still has: one who was killed while he painted left it
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,22 @@ class StateFile:
             self.revision = max(self.revision, self._wish(data).read or 0)
         if was_there and not os.path.lexists(self.path):
             self.known, self.missing_since = b"", -GONE_S
+        for name in left_aside(self.path):
+            self._take_up(name)
+
+    def _take_up(self, name: str) -> None:
+        """One who was killed while he painted may have left what came out: a picture of ours, or a save not yet seen."""
+        with contextlib.suppress(OSError):
+            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise NoStateFile
+                self._wish(os.pread(fd, LARGEST + 1, 0))
+            except NoStateFile:  # half written
+                os.close(fd)
+                os.unlink(name)
+            else:
+                self._outs.append(_Out(fd, b"", -OPEN_S, name))
 
     # -- looking ------------------------------------------------------------------------------------------
 
@@ -157,6 +174,9 @@ class StateFile:
     def _drop(self, out: _Out) -> None:
         self._outs.remove(out)
         os.close(out.fd)
+        if out.name:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(out.name)
 
     def _read(self) -> tuple[bytes, os.stat_result]:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -197,15 +217,17 @@ class StateFile:
             raise NoStateFile(str(error)) from None
         if not isinstance(document, dict):
             raise NoStateFile("it must be an object")
-        gpus, paused, read = document.get("paused_gpus", []), document.get("paused", False), document.get("revision")
-        if not isinstance(gpus, list) or not all(isinstance(gpu, int) and not isinstance(gpu, bool) for gpu in gpus):
+        gpus, paused, read = document.get("paused_gpus"), document.get("paused"), document.get("revision")
+        if "paused_gpus" in document and not (
+            isinstance(gpus, list) and all(isinstance(gpu, int) and not isinstance(gpu, bool) for gpu in gpus)
+        ):
             raise NoStateFile("paused_gpus must be a list of whole numbers")
-        if not isinstance(paused, bool):
+        if "paused" in document and not isinstance(paused, bool):
             raise NoStateFile("paused must be true or false")
         if isinstance(read, bool) or not isinstance(read, int):
             read = None
         self._name_unknown(document)
-        return StateEdited(tuple(self._today(document, gpus)), paused, read)
+        return StateEdited(None if gpus is None else tuple(self._today(document, gpus)), paused, read)
 
     def _today(self, document: dict[str, Any], gpus: Iterable[int]) -> list[int]:
         """Today's numbers: the file names the cards that had its numbers when it was painted."""
@@ -245,7 +267,7 @@ class StateFile:
             if not stat.S_ISREG(mode):
                 raise OSError(errno.EINVAL, "it is not a plain file", self.path)
         document["revision"] = self.revision + 1
-        data = (json.dumps(document, indent=1) + "\n").encode()
+        data = _laid_out(document).encode()
         try:
             came_out = swap_file(self.path, data, there=self.known is not None or os.path.exists(self.path))
         except (FileNotFoundError, FileExistsError):
@@ -285,6 +307,18 @@ class StateFile:
         """Let go of what is still in sight."""
         for out in list(self._outs):
             self._drop(out)
+
+
+def _laid_out(document: dict[str, Any]) -> str:
+    """JSON with one line for each key, so that a line can be edited by hand or by sed; each GPU and job has its own."""
+    lines = []
+    for key, value in document.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n  " + ",\n  ".join(json.dumps(one) for one in value) + "\n ]"
+        else:
+            text = json.dumps(value)
+        lines.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.faces.terminal import safe
-from scheduler.intake.settings import Settings, load, state_file_said, without_config
+from scheduler.intake.settings import Settings, check_no_folder, load, state_file_said, without_config
 from scheduler.store.office import registered
 from scheduler.store.places import Places
 
@@ -39,10 +39,11 @@ def _say(trouble: SchedulerError, then: str = "") -> None:
 
 def state_file_for(state_file: str | None, config_file: str | None = None) -> str:
     """The state file of the scheduler that is meant; one found only by being alone alive is named on stderr."""
-    if state_file:
-        return os.path.abspath(os.path.expanduser(state_file))
-    if os.environ.get("GPUJOB_STATE_FILE"):
-        return os.path.abspath(os.environ["GPUJOB_STATE_FILE"])
+    for said, where in ((state_file, "--state-file"), (os.environ.get("GPUJOB_STATE_FILE"), "GPUJOB_STATE_FILE")):
+        if said:
+            path = os.path.abspath(os.path.expanduser(said))
+            check_no_folder(path, where)
+            return path
     here = os.getcwd()
     named, trouble = state_file_said(os.environ, config_file, here)
     found = named or _unnamed(here)

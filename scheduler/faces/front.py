@@ -19,7 +19,7 @@ COMMON = {"--state-file": ("state_file", ONE), "--config": ("config", ONE)}
 HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
     "add": (
         {
-            "--conda": ("conda", ONE), "--args": ("args", ONE), "--priority": ("priority", ONE), "--gpus": ("gpus", ONE),
+            "--conda": ("conda", ONE), "--args": ("args", ONE), "--priority": ("priority", ONE), "--gpus": ("gpus", ONE), "--allowed": ("gpus", ONE),
             "--set": ("wishes", MANY), "--output-file": ("output_file", ONE),
         },
         "one",

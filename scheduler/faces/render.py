@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scheduler.core.gpu import gpu_ids_text
-from scheduler.core.job import Job, JobState, Outcome
+from scheduler.core.job import ENDED, Job, JobState, Outcome
 from scheduler.core.placement import Reason
 from scheduler.core.units import mib_text, span_text
 from scheduler.desk import SCHEMA, GpuView, Overview, words_run
@@ -17,6 +17,7 @@ from scheduler.faces import terminal
 from scheduler.faces.terminal import safe as safe
 
 MOST_WAITING = 20
+MOST_ENDED = 10
 SHORTEST_NAME = 24  # columns, on a terminal that is too narrow for whole ones
 LABEL = 11  # columns of the words before the lines of `status`
 
@@ -118,7 +119,7 @@ def how_it_ended(job: Job) -> str:
     if job.outcome is Outcome.SIGNAL:
         return f"signal {job.signal}"
     if job.outcome is Outcome.TIME_LIMIT:
-        return "time limit"
+        return f"time limit {span_text(job.spec.time_limit_s)}" if job.spec.time_limit_s else "time limit"
     return "" if job.outcome is None else job.outcome.value.replace("_", " ")
 
 
@@ -177,6 +178,12 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
     """`status` for people."""
     lines = terminal.folded(f"scheduler  {_daemon(view, now)}  ({safe(state_file)})", LABEL)
     lines += terminal.folded(f"jobs       {counts_text(view.counts)}", LABEL)
+    if view.set_aside:
+        name = safe(os.path.basename(view.set_aside))
+        text = (
+            f"state file a save that was not one is set aside as {name}, pauses stayed; remove it when you have seen it"
+        )
+        lines += terminal.folded(text, LABEL)
     if view.queue_paused:
         lines.append(f"queue      {terminal.painted('PAUSED')}")
     if view.gpus:
@@ -206,7 +213,7 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
         if view.counts["pending"] > len(waiting):
             more = f"… and {view.counts['pending'] - len(waiting)} more: gpujob jobs --state pending"
             lines += terminal.folded(terminal.shown(more), 2)
-    ended = [job for job in view.jobs if job.state.ended][:10]
+    ended = [job for job in view.jobs if job.state.ended][:MOST_ENDED]
     if ended:
         rows_ = [
             (
@@ -221,6 +228,9 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
             for job in ended
         ]
         lines += ["", *table(("ENDED", "STATE", "HOW", "NAME", "GPU", "TIME", "LOG"), rows_)]
+        older = sum(view.counts.get(state.value, 0) for state in ENDED) - len(ended)
+        if older > 0:
+            lines += terminal.folded(terminal.shown(f"… and {older} more: gpujob jobs"), 2)
     if view.refused:
         lines += ["", "refused lines"]
         for line in view.refused:

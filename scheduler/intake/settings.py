@@ -150,6 +150,7 @@ def _settled(found: _Gathering, path: str) -> Settings:
     raise_all(found.errors)
     values = found.values
     values["state_file"] = _absolute(values["state_file"], found.here)
+    check_no_folder(values["state_file"], found.origin["state_file"])
     beside = os.path.dirname(values["state_file"])
     for key in PATHS:
         if values[key]:
@@ -226,6 +227,13 @@ def find_config(environ: Mapping[str, str], named: str | None, folder: str) -> s
         if os.path.lexists(path):
             return path
     return ""
+
+
+def check_no_folder(state_file: str, where: str) -> None:
+    """Raises UsageError when it is a folder, in or beside which things would then be put."""
+    if os.path.isdir(state_file):
+        named = os.path.join(state_file, "gpu_scheduler_state.json")
+        raise UsageError(f"state_file: {state_file} is a folder", where=where, do=f"name the file in it: {named}")
 
 
 def _check_encoding(key: str, path: str) -> None:

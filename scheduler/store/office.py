@@ -13,6 +13,10 @@ from scheduler.store.places import Places
 from scheduler.store.safely import replace_file
 
 
+class Taken(SchedulerError):
+    """Another one is in office."""
+
+
 class Office:
     """Held by the one daemon of a state file until its process ends, however it ends."""
 
@@ -23,14 +27,14 @@ class Office:
         self._lock = FileLock(places.daemon_lock, mode=0o600)
 
     def take(self, info: dict[str, Any], wait_s: float = 1.0) -> None:
-        """Become the daemon. Raises SchedulerError naming the pid of the one that is."""
+        """Become the daemon. Raises Taken naming the pid of the one that is."""
         from filelock import Timeout
 
         try:
             self._lock.acquire(timeout=wait_s, poll_interval=0.02)
         except Timeout:
             other = holder(self.places).get("pid", "unknown")
-            raise SchedulerError(
+            raise Taken(
                 f"a scheduler with this state file runs already (pid {other})",
                 where=self.places.state_file,
                 do="use it, or name another --state-file",

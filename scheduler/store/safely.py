@@ -32,6 +32,19 @@ def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
         sync_folder(os.path.dirname(path))
 
 
+def left_aside(path: str) -> list[str]:
+    """Files that somebody who was killed while he wrote ``path`` has left beside it."""
+    folder, name = os.path.split(path)
+    start = f".{name}.new-"
+    with contextlib.suppress(OSError):
+        return [
+            os.path.join(folder, one)
+            for one in sorted(os.listdir(folder or "."))
+            if one.startswith(start) and one[len(start) :].isdigit()
+        ]
+    return []
+
+
 def _write_aside(path: str, data: bytes, sync: bool) -> str:
     folder, name = os.path.split(path)
     aside = os.path.join(folder, f".{name}.new-{os.getpid()}")

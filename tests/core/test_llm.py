@@ -58,7 +58,10 @@ def test_a_model_of_the_table_needs_what_the_table_says_else_the_default(words: 
 
 def test_without_a_table_a_job_needs_one_gpu() -> None:
     """S3.13"""
-    assert need_of(a_spec(arguments=("--llm", "qwen2.5-3b-inst")), ModelTable()) == (Need(1, 1000), ())
+    assert need_of(a_spec(arguments=("--llm", "qwen2.5-3b-inst")), ModelTable()) == (
+        Need(1, 1000), ("model qwen2.5-3b-inst stands in no model table, for there is none: needs the default, 1",),
+    )  # fmt: skip
+    assert need_of(a_spec(arguments=("--lr", "1")), ModelTable()) == (Need(1, 1000), ())
 
 
 def test_the_jobs_own_wish_wins_over_its_model() -> None:

@@ -42,6 +42,15 @@ def test_an_edit_holds_whatever_it_says() -> None:
     assert ask(world, StateEdited((), True)) == [], "nothing new is not said"
 
 
+def test_d03_what_an_edit_does_not_say_stays_as_it_is() -> None:
+    world = a_world()
+    ask(world, StateEdited((1,), True))
+    assert ask(world, StateEdited(None, None)) == []
+    assert ask(world, StateEdited((1, 2), None)) == ["GPU 2 paused by an edit of the state file"]
+    assert ask(world, StateEdited(None, False)) == ["the queue goes on, said by an edit of the state file"]
+    assert paused(world) == (1, 2)
+
+
 def test_s3_32_unknown_ids_are_named_and_the_valid_ones_obeyed() -> None:
     world = a_world()
     said = ask(world, StateEdited((2, 99, -1), False))

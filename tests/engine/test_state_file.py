@@ -53,7 +53,7 @@ def test_pauses_painted_under_other_numbers_are_those_of_the_cards(tmp_path: Pat
     for gpus, meant in (([0], (1,)), ([1], (0,)), ([0, 5], (1, 5))):
         path.write_text(json.dumps({"paused_gpus": gpus, "gpus": CARDS}))
         file = StateFile(str(path), numbers={"GPU-a": 1, "GPU-b": 0})
-        assert wish(file.look(0.0)) == StateEdited(meant, False)
+        assert wish(file.look(0.0)) == StateEdited(meant, None)
 
 
 @pytest.mark.parametrize("cards", [None, [], "x", 3, [3], [{}], [{"index": "0"}], [{"index": [], "uuid": []}], [None]])
@@ -61,7 +61,7 @@ def test_a_file_that_names_no_cards_has_todays_numbers(tmp_path: Path, cards: An
     path = tmp_path / "state.json"
     path.write_text(json.dumps({"paused_gpus": [0], "gpus": cards}))
     file = StateFile(str(path), numbers={"GPU-a": 1, "GPU-b": 0})
-    assert wish(file.look(0.0)) == StateEdited((0,), False)
+    assert wish(file.look(0.0)) == StateEdited((0,), None)
 
 
 # -- edits -----------------------------------------------------------------------------------------------
@@ -211,6 +211,46 @@ def test_two_bad_ones_within_a_second_are_both_kept(painted: StateFile) -> None:
         painted.paint(a_picture(), 10.0 * number + HALF_SAVED_S)
         painted.look(10.0 * number + HALF_SAVED_S)
     assert {path.read_text() for path in Path(painted.path).parent.glob("*.bad-*")} == {"x", "xx"}
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("{}", StateEdited(None, None)),
+        ('{"paused": true}', StateEdited(None, True)),
+        ('{"paused_gpus": [2]}', StateEdited((2,), None)),
+        ('{"paused_gpu": [2], "paused": false}', StateEdited(None, False)),
+    ],
+)
+def test_what_is_not_said_stays_as_it_is(painted: StateFile, text: str, meant: StateEdited) -> None:
+    """D03, D04: a key that is missing, or mistyped, resumes nothing."""
+    Path(painted.path).write_text(text)
+    assert wish(painted.look(0.0)) == meant
+
+
+def test_each_key_has_a_line_of_its_own(painted: StateFile) -> None:
+    """So that a person, or sed, can edit one."""
+    lines = Path(painted.path).read_text().splitlines()
+    assert ' "paused_gpus": [],' in lines and ' "paused": false,' in lines
+    assert read(painted) == json.loads(Path(painted.path).read_text())
+
+
+def test_d05_a_save_left_aside_by_one_who_was_killed_is_taken_up(painted: StateFile) -> None:
+    """D05: killed between the exchange and the look at what came out: the next one finds it, and tidies up."""
+    folder = Path(painted.path).parent
+    theirs, torn, link = (folder / f".{Path(painted.path).name}.new-{n}" for n in (7, 8, 9))
+    theirs.write_text(json.dumps({**read(painted), "paused_gpus": [1]}))
+    torn.write_text('{"paused_gpus": [')
+    link.symlink_to(folder / "elsewhere")
+    after = StateFile(painted.path)
+    after.begin(was_there=True)
+    edit = after.look(0.0)
+    assert edit is not None and wish(edit) == StateEdited((1,), False, painted.revision) and theirs.exists()
+    again = after.look(0.1)
+    assert again is not None and again.data == edit.data, "until it is accepted"
+    after.accept(edit)
+    wish(after.look(0.2))
+    assert not theirs.exists() and not torn.exists() and link.is_symlink()
 
 
 def test_a_bom_is_no_damage(painted: StateFile) -> None:

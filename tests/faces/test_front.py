@@ -404,7 +404,8 @@ def test_words_that_are_no_utf8_are_shown_somehow(tmp_path: Path, verb: str) -> 
     words = {"show": ["show", "1"], "add": ["add", b"jos\xe9.py", "--output-file", "-"]}.get(verb, [verb])
     ran = gpujob(tmp_path, *words, PYTHONIOENCODING="utf-8:strict")
     assert "Traceback" not in ran.stderr
-    assert ran.returncode == 0
+    assert ran.returncode == (2 if verb == "add" else 0)
+    assert ("not UTF-8: the line would be refused" in ran.stderr) is (verb == "add")
 
 
 @pytest.mark.parametrize(
@@ -458,3 +459,37 @@ def test_help_and_version_are_verbs_too(tmp_path: Path) -> None:
     assert gpujob(tmp_path, "help").stdout == gpujob(tmp_path, "--help").stdout
     assert gpujob(tmp_path, "help", "cancel").stdout == gpujob(tmp_path, "cancel", "--help").stdout
     assert gpujob(tmp_path, "version").stdout == gpujob(tmp_path, "--version").stdout
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"), [("stop", "kill PID"), ("squeue", "did you mean status"), ("kill", "gpujob cancel JOB")]
+)
+def test_words_of_other_programs_are_answered(tmp_path: Path, verb: str, said: str) -> None:
+    ran = gpujob(tmp_path, verb)
+    assert ran.returncode == 2 and said in ran.stderr and ran.stderr.count("\n") == 1
+
+
+def test_no_word_of_other_programs_hides_a_verb() -> None:
+    from scheduler.faces.cli.app import ELSEWHERE
+
+    assert not set(ELSEWHERE) & set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_a_folder_is_no_state_file(tmp_path: Path) -> None:
+    """Nothing is put in it or beside it."""
+    (tmp_path / "config.yaml").write_text("state_file: inner\n")
+    (tmp_path / "inner").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for ran in (
+        gpujob(tmp_path, "start", "--gpus", "1"),
+        gpujob(tmp_path, "config", "check"),
+        gpujob(tmp_path, "status", "--state-file", "inner"),
+        gpujob(tmp_path, "status", GPUJOB_STATE_FILE="/"),
+    ):
+        assert ran.returncode == 2 and "is a folder" in ran.stderr, ran
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_program_without_a_name_is_refused(tmp_path: Path) -> None:
+    ran = gpujob(tmp_path, "submit", "--", "")
+    assert ran.returncode == 2 and "the name of the program is empty" in ran.stderr

@@ -191,6 +191,22 @@ def test_a_command_in_json_is_its_words() -> None:
     assert value["script"] is None
 
 
+def test_the_name_in_tables_has_label_and_command() -> None:
+    shown = [
+        JobSpec(script="/a/train.py", arguments=("--lr", "0.1")).shown_words(),
+        JobSpec(script="/a/train.py", arguments=("--name", "a b"), label="base").shown_words(),
+        JobSpec(arguments=("/usr/bin/sh", "-c", "echo hi > x")).shown_words(),
+        JobSpec(arguments=("echo", "hi", ">", "")).shown_words(),
+    ]
+    assert shown == ["train.py --lr 0.1", "base: train.py --name 'a b'", "sh -c 'echo hi > x'", "echo hi '>' ''"]
+
+
+def test_ended_jobs_beyond_those_in_view_are_counted() -> None:
+    jobs = [a_job(state=JobState.DONE) for _ in range(20)]
+    lines = render.status_lines(Overview(False, None, {"done": 20}, [], jobs, {}, [], 0, False, {}), "/x", 0.0)
+    assert lines[-1].strip().endswith("and 10 more: gpujob jobs")
+
+
 @given(word=st.text(max_size=10) | st.just("\udcff"), state=st.sampled_from(JobState))
 @MODEST
 def test_any_job_is_one_json_value_in_plain_ascii(word: str, state: JobState) -> None:

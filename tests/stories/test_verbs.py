@@ -242,3 +242,46 @@ def test_large_paste_is_accepted_while_status_answers(scheduler):
     s.cli("cancel", "2-10001")
     assert s.rows("SELECT count(*) FROM jobs WHERE state='cancelled'") == [(10_000,)]
     print(f"10,000 cancelled in {time.monotonic() - started:.1f} s")
+
+
+def test_who_waits_is_told_which_jobs_failed_and_why(scheduler):
+    s = scheduler(gpus=1)
+    s.start()
+    s.append(s.line("good"), s.line("bad", code=3))
+    s.wait_ended(2)
+    assert s.cli("wait", "1").stderr == ""
+    error = s.cli("wait", "1-2", code=1).stderr
+    assert error == "gpujob: job 2 (job.py) failed: exit 3; gpujob logs 2\n"
+    done = s.cli("submit", "--wait", "--cpu", "--", "./nosuch", code=1)
+    assert (
+        done.stdout == "3\n"
+        and "job 3 (nosuch) failed: could not start" in done.stderr
+        and "no such file" in done.stderr.lower()
+    )
+
+
+def test_a_verb_asked_while_a_scheduler_starts_is_carried_out(scheduler):
+    """The lock was free at the first look and taken at the second: whoever took it is asked."""
+    s = scheduler(gpus=2)
+    s.start()
+    for n in range(6):
+        s.kill()
+        s.start(ready=False)
+        s.cli("pause" if n % 2 == 0 else "resume", "1")
+        wait_for(
+            lambda n=n: [row[0] for row in s.rows("SELECT gpu FROM pauses")] == ([1] if n % 2 == 0 else []), "done"
+        )
+        wait_for(lambda: s.status()["daemon"]["alive"], "it has started")
+
+
+def test_a_save_that_was_none_is_shown_until_it_is_removed(scheduler):
+    """D01: whoever edits the file need not look into the log."""
+    s = scheduler(gpus=2)
+    s.start()
+    path = s.folder / "gpu_scheduler_state.json"
+    path.write_text('{"paused_gpus": [1')
+    wait_for(lambda: list(s.folder.glob("*.bad-*")), "it is set aside")
+    (aside,) = s.folder.glob("*.bad-*")
+    assert f"set aside as {aside.name}" in s.cli("status").stdout.replace("\n           ", " ")
+    aside.unlink()
+    assert "set aside" not in s.cli("status").stdout

@@ -72,6 +72,10 @@ def add(
         raise UsageError(f"there is no script {script}", do=f"a whole line is appended by: echo '{script}' >> {path}")
     options, values = _as_options(wishes)
     line = write_line(script, priority=level, conda=conda, arguments=args, gpus=gpus, options=options)
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        raise UsageError("not UTF-8: the line would be refused", do="give the file another name") from None
     managed = desk.managed()
     parsed = parse(line, Door(folder, os.path.expanduser("~"), managed))
     if parsed is None:
@@ -217,6 +221,8 @@ def submit(
     """Queue a command as it stands, in this folder and environment; prints its id."""
     if not command:
         raise UsageError("the command is missing", do="write gpujob submit -- COMMAND…")
+    if not command[0]:
+        raise UsageError("the name of the program is empty", do="write gpujob submit -- COMMAND…")
     found = state_file_for(state_file, config)
     desk = Desk(found)
     if cpu and gpus:

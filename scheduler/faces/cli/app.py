@@ -16,6 +16,21 @@ from scheduler.faces.cli import add as adding
 from scheduler.faces.cli import completing, control, sessions, show
 from scheduler.faces.cli import logs as logs_of
 
+# What other programs call it, and what it is here.
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("stop", "quit", "shutdown", "exit"), "end the scheduler by kill PID (gpujob status tells it): its jobs go on"
+    ),
+    **dict.fromkeys(
+        ("kill", "rm", "delete", "remove", "scancel", "qdel"),
+        "gpujob cancel JOB ends a job, gpujob reset forgets ended ones",
+    ),
+    **dict.fromkeys(("ps", "top", "ls", "list", "queue-list", "squeue", "qstat"), "did you mean status, or jobs?"),
+    **dict.fromkeys(("run", "sbatch", "qsub"), "did you mean submit?"),
+    **dict.fromkeys(("tail", "log", "output", "cat"), "did you mean logs?"),
+    **dict.fromkeys(("restart", "rerun", "requeue"), "did you mean retry JOB, or start?"),
+}
+
 
 class Verbs(TyperGroup):
     """The verbs; an unknown one is answered with the nearest."""
@@ -23,9 +38,9 @@ class Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is meant. Raises UsageError."""
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
-            raise UsageError(
-                f"no command {args[0]!r}{did_you_mean(args[0], self.list_commands(ctx))}", do="see gpujob --help"
-            )
+            meant = ELSEWHERE.get(args[0])
+            near = f"; {meant}" if meant else did_you_mean(args[0], self.list_commands(ctx))
+            raise UsageError(f"no command {args[0]!r}{near}", do="see gpujob --help")
         return super().resolve_command(ctx, args)
 
 
@@ -51,9 +66,9 @@ def _jobs(completion: Any) -> Any:
     return typer.Argument(metavar="JOB…", help=JOB_HELP, autocompletion=completion)
 
 
-def _words(flag: str, metavar: str, help: str, completion: Any) -> Any:
+def _words(flag: str, metavar: str, help: str, completion: Any, *also: str) -> Any:
     """An option whose values can be completed."""
-    return typer.Option(flag, metavar=metavar, help=help, autocompletion=completion)
+    return typer.Option(flag, *also, metavar=metavar, help=help, autocompletion=completion)
 
 
 Jobs = Annotated[list[str], _jobs(completing.any_job)]
@@ -184,7 +199,7 @@ def add(
     conda: Conda = "",
     args: Annotated[str, typer.Option("--args", metavar="TEXT", help="Arguments of the script.")] = "",
     priority: Annotated[str, typer.Option("--priority", metavar="N", help="Lower starts first.")] = "0",
-    gpus: Annotated[str, _words("--gpus", "LIST", "Allowed GPUs: 0,2 or 0-3.", completing.gpu_list)] = "",
+    gpus: Annotated[str, _words("--gpus", "LIST", "Allowed GPUs: 0,2 or 0-3.", completing.gpu_list, "--allowed")] = "",
     wishes: Annotated[
         Optional[list[str]],
         _words("--set", "K=V", "What the line has no column for: gpus=0.5, time=4h, label=x…", completing.line_key),

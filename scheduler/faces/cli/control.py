@@ -28,11 +28,13 @@ from scheduler.core.requests import (
 from scheduler.core.units import seconds_of
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
+from scheduler.faces.render import how_it_ended
 from scheduler.faces.terminal import safe
 
 TIMED_OUT = 124
 SAY_WHY_S = 2.0
 SHOWN_S = 0.5  # so long a verb waits until the state file shows what it did
+MOST_NAMED = 10  # jobs that failed
 STUCK = ("missing", "paused", "never", "hold-user")
 
 
@@ -44,19 +46,41 @@ def _say_why(desk: Desk, waiting: Sequence[int]) -> None:
             print(safe(f"gpujob: job {number} waits ({reason.code}): {reason.sentence}"), file=sys.stderr)
 
 
+def _say_failed(ended: Sequence[Job]) -> None:
+    """Name the jobs that have not ended well: an exit code alone does not tell which, nor why."""
+    failed = [job for job in ended if not job.succeeded]
+    for job in failed[:MOST_NAMED]:
+        note = f" ({job.notes[-1]})" if job.notes and job.outcome is not Outcome.EXIT else ""
+        look = f"gpujob logs {job.id}" if job.log else f"gpujob why {job.id}"
+        text = f"gpujob: job {job.id} ({job.spec.shown_name}) {job.state.value}: {how_it_ended(job)}{note}; {look}"
+        print(safe(text), file=sys.stderr)
+    if len(failed) > MOST_NAMED:
+        print(f"gpujob: and {len(failed) - MOST_NAMED} more", file=sys.stderr)
+
+
 def _ask(found: str, config: str | None, request: Request) -> int:
     """Through the daemon, or without one."""
     desk = Desk(found)
-    if desk.alive():
+    answer = None if desk.alive() else _without_daemon(desk, config, request)
+    if answer is None:
         answer = desk.ask(request)
         if isinstance(request, (Pause, Resume, PauseQueue)) and not answer.code:
             _until_shown(found, request)
-    else:
-        from scheduler.engine.offline import carry_out
-
-        print("gpujob: no scheduler is running", file=sys.stderr)
-        answer = carry_out(desk.places, settings_if_readable({"state_file": found}, config).config, request)
     return _show(answer)
+
+
+def _without_daemon(desk: Desk, config: str | None, request: Request) -> Answer | None:
+    """Done by ourselves; None when a daemon has started meanwhile: then it is to be asked."""
+    from scheduler.engine.offline import carry_out
+    from scheduler.store.office import Taken
+
+    settings = settings_if_readable({"state_file": desk.places.state_file}, config)
+    try:
+        answer = carry_out(desk.places, settings.config, request)
+    except Taken:
+        return None
+    print("gpujob: no scheduler is running", file=sys.stderr)
+    return answer
 
 
 def _until_shown(state_file: str, request: Pause | Resume | PauseQueue) -> None:
@@ -247,6 +271,7 @@ def wait_for(desk: Desk, ids: tuple[int, ...] | None, limit: float | None, since
         time.sleep(pause_s)
         pause_s = min(0.1, pause_s * 1.3)
     ended = desk.states(tuple(sorted(seen)))
+    _say_failed(ended)
     if len(ended) == 1:
         return code_of(ended[0])
     return 1 if any(not job.succeeded for job in ended) else 0
