@@ -55,7 +55,7 @@ def state_file_for(state_file: str | None, config_file: str | None = None) -> st
 def _unnamed(here: str) -> str:
     """The scheduler of this folder, else the only one alive."""
     default = os.path.join(here, "gpu_scheduler_state.json")
-    if os.path.exists(default) or Places(default).exist():
+    if os.path.exists(default) or os.path.isdir(Places(default).house):  # one that starts has made it first
         return default
     alive = registered(dict(os.environ))
     if len(alive) == 1:
