@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.stories import warm
+
 ROOT = Path(__file__).resolve().parents[2]
 # Sweeps and soaks in their long form: `make test-long`.
 LONG = os.environ.get("GPUJOB_LONG") == "1"
@@ -158,15 +160,7 @@ class Scheduler:
 
     def cli(self, *words: str, code: int | None = 0, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command in the scheduler's folder; its exit code must be ``code`` (None: any)."""
-        done = subprocess.run(
-            [sys.executable, "-m", "scheduler", *words],
-            cwd=self.folder,
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            input=stdin,
-        )
+        done = warm.run(words, self.folder, self.environ, stdin or "", 90)
         assert "Traceback" not in done.stderr, done.stderr
         if code is not None:
             assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"

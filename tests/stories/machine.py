@@ -101,11 +101,11 @@ class Machine:
     def _at(self) -> list[float]:
         return [row[0] for row in self.s.rows("SELECT max(at) FROM readings") if row[0] is not None]
 
-    def waits(self, job: int, code: str) -> dict[str, Any]:
-        """Wait until the job waits with this code."""
+    def waits(self, job: int, code: str, text: str = "") -> dict[str, Any]:
+        """Wait until the job waits with this code, and this text in its reason."""
         found: dict[str, Any] = wait_for(
-            lambda: (it := self.s.job(job))["reason_code"] == code and it,
-            f"job {job} to wait with {code}: {self.s.job(job)}\n{self.s.said()[-2000:]}",
+            lambda: (it := self.s.job(job))["reason_code"] == code and text in it["reason"] and it,
+            f"job {job} to wait with {code} {text}: {self.s.job(job)}\n{self.s.said()[-2000:]}",
         )
         return found
 

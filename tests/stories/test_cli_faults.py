@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -416,7 +417,19 @@ def test_k05_the_scheduler_does_not_mind_a_client_that_dies(scheduler):
     """K05 for the command line: asked and killed before the answer was taken; the next one is answered."""
     s = scheduler(gpus=2)
     s.start()
-    os.kill(s.pid, signal.SIGSTOP)
+
+    def stopped() -> bool:
+        """While it holds the store's lock it would keep everybody out."""
+        os.kill(s.pid, signal.SIGSTOP)
+        with (s.folder / ".gpujob" / "store.lock").open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.kill(s.pid, signal.SIGCONT)
+                return False
+        return True
+
+    wait_for(stopped, "it stands still outside the store")
     asking = [subprocess.Popen([sys.executable, "-m", "scheduler", "pause", "1"], cwd=s.folder, env=s.environ,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(3)]  # fmt: skip
     wait_for(lambda: s.rows("SELECT count(*) FROM requests") == [(3,)], "three requests")
@@ -470,7 +483,6 @@ def test_k09_a_terminal_twenty_columns_wide(two_jobs, words):
 
 def on_terminal(s: Scheduler, words: list[str], columns: int) -> tuple[int, str]:
     """Run a command on a terminal of its own: exit code, and all it showed."""
-    import fcntl
     import struct
     import termios
 

@@ -98,7 +98,7 @@ def test_i10_little_of_it_keeps_only_whole_gpu_jobs_out(machine):
     m.running("half")
     m.s.release("half")
     m.s.wait_state(2, "done")
-    assert f"(pid {stranger}" in m.waits(1, "foreign")["reason"]
+    m.waits(1, "foreign", f"(pid {stranger}")
     m.unuse("GPU-a", stranger)
     m.running("whole")
 
@@ -201,7 +201,7 @@ def test_i11_memory_that_stays_is_waited_for_then_foreign_then_accepted(machine)
     m.waits(2, "no-room")
     m.s.release("one")
     m.s.wait_state(1, "done")
-    assert f"(pid {pid})" in m.waits(2, "releasing")["reason"]
+    m.waits(2, "releasing", f"(pid {pid})")
     shown = m.state(0, "DRAINING")
     assert f"68.4 GiB not yet released after a job's end (pid {pid})" in shown["reason"]
     assert f"(pid {pid})" in m.state(0, "FOREIGN")["reason"]
