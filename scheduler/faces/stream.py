@@ -40,16 +40,18 @@ class Stream:
         self._said: queue.SimpleQueue[Said | None] = queue.SimpleQueue()
         self._logs: dict[int, _Log] = {}
         self._write = write or _to_stdout
-        self._follow = follow
+        self._follow, self._closed = follow, False
         self._thread = threading.Thread(target=self._run, name="gpujob-stream", daemon=True)
         self._thread.start()
 
     def __call__(self, said: Said) -> None:
-        """Take a sentence; never blocks."""
-        self._said.put(said)
+        """Take a sentence; never blocks. After the close nobody reads it any more."""
+        if not self._closed:
+            self._said.put(said)
 
     def close(self, wait_s: float = 3.0) -> None:
         """Print what is left, for at most ``wait_s``."""
+        self._closed = True
         self._said.put(None)
         self._thread.join(wait_s)
 

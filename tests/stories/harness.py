@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Sweeps and soaks in their long form: `make test-long`.
 LONG = os.environ.get("GPUJOB_LONG") == "1"
 PATIENCE_S = 60.0
+LOOK_S = 2.0  # a job that came this moment is looked at in the next
 
 # Writes "start" and "end" lines that the scheduler never sees; waits for a file if told to.
 LEDGER_JOB = """\
@@ -189,9 +190,12 @@ class Scheduler:
         return dict(self.rows("SELECT id, state FROM jobs"))
 
     def job(self, job_id: int) -> dict[str, Any]:
-        """A job as `show --json` gives it."""
-        value: dict[str, Any] = json.loads(self.cli("show", str(job_id), "--json").stdout)
-        return value
+        """A job as `show --json` gives it, when it has been looked at."""
+        end = time.monotonic() + LOOK_S
+        while True:
+            value: dict[str, Any] = json.loads(self.cli("show", str(job_id), "--json").stdout)
+            if value["reason_code"] != "new" or time.monotonic() > end:
+                return value
 
     def log(self, job_id: int) -> str:
         """The log of the job's last attempt."""

@@ -28,7 +28,7 @@ def start(flags: dict[str, Any], *, config: str | None = None, drain: bool = Fal
     stream = Stream(follow=ready_fd < 0)
     daemon = Daemon(settings, flags, stream, environ)
     if ready_fd >= 0:
-        daemon.ready = lambda: _say_ready(ready_fd)
+        daemon.ready = lambda: _say_ready(ready_fd, stream)
     try:
         ending = daemon.run(drain=drain)
     finally:
@@ -38,14 +38,15 @@ def start(flags: dict[str, Any], *, config: str | None = None, drain: bool = Fal
     return ending.code
 
 
-def _say_ready(fd: int) -> None:
-    """Tell the waiting command that we are in office, and let go of its terminal."""
-    os.write(fd, b"ready")
-    os.close(fd)
+def _say_ready(fd: int, stream: Stream) -> None:
+    """Let go of the waiting command's terminal, and then tell it that we are in office: the last word is its."""
+    stream.close()
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
     os.close(null)
+    os.write(fd, b"ready")
+    os.close(fd)
 
 
 def _detached(flags: dict[str, Any], config: str | None, drain: bool) -> int:

@@ -17,6 +17,8 @@ from scheduler.faces import render, terminal
 from scheduler.faces.finding import state_file_for
 from scheduler.faces.folding import last_lines
 
+LOOK_S = 0.5
+
 
 def _desk(state_file: str | None, config: str | None) -> Desk:
     desk = Desk(state_file_for(state_file, config))
@@ -165,8 +167,9 @@ def _plain(value: object) -> str:
 def why(job: str, *, state_file: str | None = None, config: str | None = None) -> int:
     """Why a job waits, or how it ended."""
     desk = _desk(state_file, config)
+    until = time.monotonic() + LOOK_S
     for number in desk.select([job]):
-        found, reason, _ = desk.job(number)
+        found, reason = _looked_at(desk, number, until)
         state = found.state.value
         if reason is not None:
             lines = terminal.folded(f"job {number} waits ({reason.code}): {render.safe(reason.sentence)}", 2)
@@ -183,6 +186,15 @@ def why(job: str, *, state_file: str | None = None, config: str | None = None) -
             lines += _tail(found.log)
         print("\n".join(lines))
     return 0
+
+
+def _looked_at(desk: Desk, number: int, until: float) -> tuple[Job, Reason | None]:
+    """A job and why it waits; one that came this moment is looked at by the scheduler in the next."""
+    while True:
+        found, reason, _ = desk.job(number)
+        if reason is None or reason.code != "new" or time.monotonic() >= until or not desk.alive():
+            return found, reason
+        time.sleep(0.02)
 
 
 def _tail(path: str, most: int = 5) -> list[str]:
