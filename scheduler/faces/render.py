@@ -123,6 +123,12 @@ def how_it_ended(job: Job) -> str:
     return "" if job.outcome is None else job.outcome.value.replace("_", " ")
 
 
+def state_text(job: Job) -> str:
+    """An ended job's state, and how it ended where that says more."""
+    how = how_it_ended(job)
+    return job.state.value if how in ("", job.state.value) else f"{job.state.value}: {how}"
+
+
 def run_time(job: Job, now: float) -> str:
     """How long the job ran, or has run."""
     if job.started_at is None:

@@ -28,7 +28,7 @@ from scheduler.core.requests import (
 from scheduler.core.units import seconds_of
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
-from scheduler.faces.render import how_it_ended
+from scheduler.faces.render import state_text
 from scheduler.faces.terminal import safe
 
 TIMED_OUT = 124
@@ -52,7 +52,7 @@ def _say_failed(ended: Sequence[Job]) -> None:
     for job in failed[:MOST_NAMED]:
         note = f" ({job.notes[-1]})" if job.notes and job.outcome is not Outcome.EXIT else ""
         look = f"gpujob logs {job.id}" if job.log else f"gpujob why {job.id}"
-        text = f"gpujob: job {job.id} ({job.spec.shown_name}) {job.state.value}: {how_it_ended(job)}{note}; {look}"
+        text = f"gpujob: job {job.id} ({job.spec.shown_name}) {state_text(job)}{note}; {look}"
         print(safe(text), file=sys.stderr)
     if len(failed) > MOST_NAMED:
         print(f"gpujob: and {len(failed) - MOST_NAMED} more", file=sys.stderr)
