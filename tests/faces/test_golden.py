@@ -116,7 +116,7 @@ def house() -> Iterator[House]:
     s.start()
     s.wait_ended(3)
     s.cli("pause", "1")
-    s.append("0,long.py,,--data 数据集/训练 --mode fp16,0;label=长任务")
+    s.append("0,long.py,,--d 数据 --mode fp16,0;label=长任务")
     s.wait_state(4, "running")
     s.append("0,train.py,,--lr 0.2 --a-rather-long-option=with-a-rather-long-value --and-another 12345678,0;gpus=0.5",
              "1,train.py,,--lr 0.3;after_ok=4", "0,gone.py,,--x", "0,train.py,,--lr 0.4,0")  # fmt: skip
