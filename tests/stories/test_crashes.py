@@ -278,8 +278,8 @@ def test_store_locked_for_a_while_stops_nothing_for_good(scheduler):
 
 @pytest.mark.soak
 def test_jobs_under_daemon_kills_and_keeper_kills(scheduler):
-    """50 jobs (long form: 100) of 0.1 to 2 s on 4 declared GPUs under random kills: none lost, none twice, every code right."""
-    jobs, daemons, keepers = (100, 20, 5) if LONG else (50, 10, 3)
+    """100 jobs (long form: 200) of 0.1 to 2 s on 4 declared GPUs under random kills: none lost, none twice, every code right."""
+    jobs, daemons, keepers = (200, 40, 10) if LONG else (100, 20, 5)
     seed = int(os.environ.get("GPUJOB_SEED", "20261121"))
     dice = random.Random(seed)
     print(f"seed {seed}")

@@ -47,8 +47,8 @@ class Closed:
 
 @pytest.mark.soak
 def test_screen_jobs_under_daemon_kills_and_shim_kills(screens):
-    """40 jobs (long form: 100) on 4 declared GPUs: none lost of those left alone, none twice, no ending invented for the others."""
-    jobs, daemons, shims = (100, 20, 15) if LONG else (40, 8, 6)
+    """100 jobs (long form: 200) on 4 declared GPUs: none lost of those left alone, none twice, no ending invented for the others."""
+    jobs, daemons, shims = (200, 40, 30) if LONG else (100, 20, 15)
     seed = int(os.environ.get("GPUJOB_SEED", "20261121"))
     dice = random.Random(seed)
     print(f"seed {seed}")
@@ -62,7 +62,7 @@ def test_screen_jobs_under_daemon_kills_and_shim_kills(screens):
     s.start()
     daemon_kills = given = tries = 0
     hit: set[int] = set()
-    while daemon_kills < daemons or given < jobs or (len(hit) < shims and tries < 100):
+    while daemon_kills < daemons or given < jobs or (len(hit) < shims and tries < jobs):
         batch = lines[given : given + dice.randint(1, 8)]
         if batch:
             s.append(*batch)
