@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+
+# Thousands of interpreters are started: without this each would compile the whole program anew where that is set.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell that starts the tests in the background has Ctrl-C ignored for them, and so for every child.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
