@@ -7,7 +7,7 @@ TESTSTAMP := $(VENV)/.installed-test
 DEBIAN := python3-venv gcc libc6-dev procps screen zsh fish
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-all test-long check system bench pictures clean
+.PHONY: demo test test-all test-long planted check system bench pictures clean
 
 demo: $(STAMP)
 	$(VENV)/bin/gpujob demo
@@ -37,6 +37,10 @@ test: check
 # Sweeps and soaks in their long form (minutes each).
 test-long: check
 	GPUJOB_LONG=1 $(VENV)/bin/python -m pytest -n 2 -m soak --timeout 1800 -s $(PYTEST_ARGS)
+
+# Ten bugs, planted one after another in a copy of the program: each has to be caught.
+planted: $(TESTSTAMP)
+	$(VENV)/bin/python -m tests.planted
 
 # Every Python from 3.10 to 3.13 that is there.
 test-all:

@@ -23,6 +23,7 @@ class Found(enum.Enum):
     """Which processes of the attempt live."""
 
     NOTHING = "nothing"
+    STARTER = "starter"  # nothing of it, but who was told to start it, and may be in the midst of that
     LEADER = "leader"  # the very process recorded (boot, pid, start time)
     OTHERS = "others"  # only others that carry the attempt's mark
 
@@ -31,6 +32,7 @@ class Verdict(enum.Enum):
     """What to do about it."""
 
     REQUEUE = "requeue"  # proven that it never ran
+    WAIT = "wait"  # it may begin this very moment: keep the GPU, look again
     ADOPT = "adopt"  # it lives: watch it
     FINISH = "finish"  # its ending is written down
     FINISH_HOLDING = "finish_holding"  # the same, but processes of it still hold the GPU
@@ -39,68 +41,28 @@ class Verdict(enum.Enum):
     NOT_STARTED = "not_started"  # its starter failed to start it
 
 
-def _verdict(record: Record, same_boot: bool, found: Found) -> Verdict:
-    rows: dict[Record, dict[tuple[bool, Found], Verdict]] = {
-        # After a power loss a missing claim proves nothing: it may just not have reached the disk.
-        Record.NONE: {
-            (True, Found.NOTHING): Verdict.REQUEUE,
-            (True, Found.LEADER): Verdict.ADOPT,
-            (True, Found.OTHERS): Verdict.WATCH_LOST,
-            (False, Found.NOTHING): Verdict.LOST,
-            (False, Found.LEADER): Verdict.LOST,
-            (False, Found.OTHERS): Verdict.LOST,
-        },
-        Record.CLAIMED: {
-            (True, Found.NOTHING): Verdict.LOST,
-            (True, Found.LEADER): Verdict.ADOPT,
-            (True, Found.OTHERS): Verdict.WATCH_LOST,
-            (False, Found.NOTHING): Verdict.LOST,
-            (False, Found.LEADER): Verdict.LOST,
-            (False, Found.OTHERS): Verdict.LOST,
-        },
-        Record.RUNNING: {
-            (True, Found.NOTHING): Verdict.LOST,
-            (True, Found.LEADER): Verdict.ADOPT,
-            (True, Found.OTHERS): Verdict.WATCH_LOST,
-            (False, Found.NOTHING): Verdict.LOST,
-            (False, Found.LEADER): Verdict.LOST,
-            (False, Found.OTHERS): Verdict.LOST,
-        },
-        Record.ENDED: {
-            (True, Found.NOTHING): Verdict.FINISH,
-            (True, Found.LEADER): Verdict.FINISH_HOLDING,
-            (True, Found.OTHERS): Verdict.FINISH_HOLDING,
-            (False, Found.NOTHING): Verdict.FINISH,
-            (False, Found.LEADER): Verdict.FINISH,
-            (False, Found.OTHERS): Verdict.FINISH,
-        },
-        Record.NEVER_RAN: {
-            (True, Found.NOTHING): Verdict.NOT_STARTED,
-            (True, Found.LEADER): Verdict.ADOPT,
-            (True, Found.OTHERS): Verdict.WATCH_LOST,
-            (False, Found.NOTHING): Verdict.NOT_STARTED,
-            (False, Found.LEADER): Verdict.NOT_STARTED,
-            (False, Found.OTHERS): Verdict.NOT_STARTED,
-        },
-        Record.BROKEN: {
-            (True, Found.NOTHING): Verdict.LOST,
-            (True, Found.LEADER): Verdict.ADOPT,
-            (True, Found.OTHERS): Verdict.WATCH_LOST,
-            (False, Found.NOTHING): Verdict.LOST,
-            (False, Found.LEADER): Verdict.LOST,
-            (False, Found.OTHERS): Verdict.LOST,
-        },
-    }
-    return rows[record][same_boot, found]
+V = Verdict
+# For each record: with nothing · its starter · its leader · others found alive in this boot, and the verdict after another boot.
+# What another boot left is dead; and a claim that is missing then proves nothing: it may just not have reached the disk.
+_ROWS: dict[Record, tuple[Verdict, Verdict, Verdict, Verdict, Verdict]] = {
+    # A record is claimed exclusively, so a starter that is late cannot start what was taken back.
+    Record.NONE: (V.REQUEUE, V.REQUEUE, V.ADOPT, V.WATCH_LOST, V.LOST),
+    Record.CLAIMED: (V.LOST, V.WAIT, V.ADOPT, V.WATCH_LOST, V.LOST),
+    Record.RUNNING: (V.LOST, V.LOST, V.ADOPT, V.WATCH_LOST, V.LOST),
+    Record.ENDED: (V.FINISH, V.FINISH, V.FINISH_HOLDING, V.FINISH_HOLDING, V.FINISH),
+    Record.NEVER_RAN: (V.NOT_STARTED, V.NOT_STARTED, V.ADOPT, V.WATCH_LOST, V.NOT_STARTED),
+    Record.BROKEN: (V.LOST, V.WAIT, V.ADOPT, V.WATCH_LOST, V.LOST),
+}
+del V
+
+
+def _verdict(state: JobState, record: Record, same_boot: bool, found: Found) -> Verdict:
+    verdict = _ROWS[record][list(Found).index(found) if same_boot else -1]
+    # A job that was RUNNING had a record once: without one (somebody removed it) nothing proves that it never ran.
+    return Verdict.LOST if verdict is Verdict.REQUEUE and state is JobState.RUNNING else verdict
 
 
 HOLDING_STATES = tuple(state for state in JobState if state.holds_gpus)
-# A job that was RUNNING had a record once: without one (somebody removed it) nothing proves that it never ran.
 TABLE: dict[tuple[JobState, Record, bool, Found], Verdict] = {
-    (state, record, same_boot, found): (
-        Verdict.LOST
-        if record is Record.NONE and state is JobState.RUNNING and found is Found.NOTHING
-        else _verdict(record, same_boot, found)
-    )
-    for state, record, same_boot, found in product(HOLDING_STATES, Record, (True, False), Found)
+    row: _verdict(*row) for row in product(HOLDING_STATES, Record, (True, False), Found)
 }

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.core.errors import Damaged, SchedulerError
+from scheduler.core.facts import Ended
 from scheduler.core.gpu import Need, parse_gpu_ids
 from scheduler.core.job import HOLDING, Holding, Job, JobSpec, JobState, Outcome, Process
-from scheduler.core.recovery import Record
+from scheduler.core.recovery import Found, Record, Verdict
 from scheduler.core.states import Move, move
 from scheduler.runners import record
-from scheduler.runners.adoption import ending, not_started, why_lost
-from scheduler.runners.processes import Seen, boot_id, environment_of, lives, seen, session_of, stands
+from scheduler.runners.adoption import ending, look, not_started, why_lost
+from scheduler.runners.processes import Seen, boot_id, environment_of, seen, session_of
 from scheduler.store import jobs as rows
 from scheduler.store import proof
 from scheduler.store.places import Places
@@ -128,7 +129,7 @@ def put_together(
     newest_log = dict(sorted(logs))
     for job in out.jobs.values():
         if job.state in HOLDING:
-            _settle(out, job, places, living, logs, now)
+            _settle(out, job, places, logs, now)
         elif job.state is JobState.PENDING and newest_log.get(job.id, 0) > job.attempt:
             job.attempt = newest_log[job.id]
             job.log = logs[job.id, job.attempt]
@@ -213,51 +214,43 @@ def _booked(process: Process) -> tuple[tuple[int, ...], Need]:
     return gpus, Need(len(gpus), min(1000, max(0, parts)) if gpus else 0)
 
 
-def _settle(
-    out: Rebuilt, job: Job, places: Places, living: Alive, logs: Mapping[tuple[int, int], str], now: float
-) -> None:
-    """End what has ended; what lives, or may be starting this moment, is left to the next start."""
-    found = record.read(os.path.join(places.attempts, job.attempt_key))
-    process = found.process or job.process
-    same_boot = (found.boot or job.boot) in ("", boot_id())
-    lives_on = same_boot and (
-        (process is not None and (stands(process) if found.kind is not Record.ENDED else lives(process)))
-        or bool(living.of(job, process))
-    )
-    if process is not None:
-        job.process, job.boot = process, found.boot or job.boot
+def _settle(out: Rebuilt, job: Job, places: Places, logs: Mapping[tuple[int, int], str], now: float) -> None:
+    """End what has ended, by the table that each start goes by; what lives, or may begin, is left to the next start."""
+    there = look(os.path.join(places.attempts, job.attempt_key), job, places.state_file)
+    found, verdict = there.record, there.verdict(job.state)
+    if there.process is not None:
+        job.process, job.boot = there.process, found.boot or job.boot
         job.started_at = job.started_at or found.started_at
-        if lives_on and session_of(process):
-            job.runner, job.session = "screen", session_of(process)
+        if there.living is not Found.NOTHING and session_of(there.process):
+            job.runner, job.session = "screen", session_of(there.process)
     sure = job.id not in out.from_records and not out.stale
     if sure and found.kind in (Record.ENDED, Record.NEVER_RAN):
         return  # the row is as new as the record: the next start goes on by all its rules
-    if found.kind is Record.ENDED:
-        fact = ending(job.id, job.attempt, found.how, found.code, found.ended_at or now, ())
-        job.exit_code, job.signal = fact.exit_code, fact.signal
-        job.notes += (fact.note,) if fact.note else ()
-        outcome = Outcome.EXIT if fact.exit_code is not None else Outcome.SIGNAL
-        if job.state is JobState.STOPPING and job.stop_why == "cancelled":
-            _end(job, Move.STOPPED, Outcome.CANCELLED, fact.at)
-        elif fact.exit_code == 0:
-            if job.state is JobState.STARTING:
-                move(job, Move.STARTED, fact.at)
-            _end(job, Move.SUCCEEDED, outcome, fact.at)
-        else:
-            late = job.state is JobState.STOPPING and job.stop_why == "time_limit"
-            _end(job, Move.GAVE_UP, Outcome.TIME_LIMIT if late else outcome, fact.at)
-    elif lives_on:
-        return
-    elif found.kind is Record.NEVER_RAN:
+    if verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING):
+        _finish(job, ending(job.id, job.attempt, found.how, found.code, found.ended_at or now, ()))
+    elif verdict is Verdict.NOT_STARTED:
         job.notes += (getattr(not_started(job.id, job.attempt, found, now), "why", "its start was taken back"),)
         _end(job, Move.GAVE_UP, Outcome.COULD_NOT_START, found.ended_at or now)
-    elif found.kind is Record.CLAIMED and same_boot:
-        job.state = JobState.STARTING  # its starter may be in the midst of it
-    elif found.kind is not Record.NONE or job.state is not JobState.STARTING or not same_boot:
-        _lose(out, job, why_lost(found.kind, same_boot), now)
-    elif (job.id, job.attempt) in logs:
+    elif verdict is Verdict.LOST:
+        _lose(out, job, why_lost(found.kind, there.same_boot), now)
+    elif verdict is Verdict.REQUEUE and (job.id, job.attempt) in logs:
         job.log = logs[job.id, job.attempt]
         _lose(out, job, "its record was removed", now)
+
+
+def _finish(job: Job, fact: Ended) -> None:
+    job.exit_code, job.signal = fact.exit_code, fact.signal
+    job.notes += (fact.note,) if fact.note else ()
+    outcome = Outcome.EXIT if fact.exit_code is not None else Outcome.SIGNAL
+    if job.state is JobState.STOPPING and job.stop_why == "cancelled":
+        _end(job, Move.STOPPED, Outcome.CANCELLED, fact.at)
+    elif fact.exit_code == 0:
+        if job.state is JobState.STARTING:
+            move(job, Move.STARTED, fact.at)
+        _end(job, Move.SUCCEEDED, outcome, fact.at)
+    else:
+        late = job.state is JobState.STOPPING and job.stop_why == "time_limit"
+        _end(job, Move.GAVE_UP, Outcome.TIME_LIMIT if late else outcome, fact.at)
 
 
 def _end(job: Job, how: Move, outcome: Outcome, at: float) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from scheduler.core.config import Config
 from scheduler.core.decide import Plan, World, decide
 from scheduler.core.errors import StoreTrouble
-from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, NeverRan, Now, Readings, Started
+from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, NeverRan, Now, Readings, Started, Unclaimed
 from scheduler.core.failure import failure_in
 from scheduler.core.gpu import Gpu, ids_of, mask_of
 from scheduler.core.job import Event, Job, JobState
@@ -272,6 +272,8 @@ class House:
     def _tick(self, now: Now) -> None:
         facts = self._with_failures(self.runner.look())
         batches = self._batches(now)
+        if batches:
+            crash_point("ingest.read")
         edit = self._edit(now)
         self.changed.clear()
         facts += self._missing_again(now)
@@ -308,6 +310,9 @@ class House:
     ) -> None:
         """Decide and record in one transaction, then act and tell."""
         gathered = Gathered()
+        kinds = {type(fact) for fact in facts}
+        if Ended in kinds:
+            crash_point("finish.seen")
         rung, self.rung, self.again = self.rung, False, False
         db = self.db
         with db.writing(sync=sync) as connection:
@@ -339,11 +344,24 @@ class House:
             if plan.pauses_changed:
                 world = self.world
                 rows.save_pauses(connection, ids_of(world.fleet.paused_mask), world.queue_paused, world.pauses.changes)
-            crash_point("start.chosen")
+            if plan.starts:
+                crash_point("start.chosen")
         if gathered.jobs:
             self.last_id = max(self.last_id, gathered.jobs[-1].id)
-        crash_point("ingest.committed")
-        crash_point("start.committed")
+        if batches:
+            crash_point("ingest.committed")
+        if plan.starts:
+            crash_point("start.committed")
+        if Started in kinds:
+            crash_point("start.running")
+        if Ended in kinds:
+            crash_point("finish.committed")
+        if Unclaimed in kinds:
+            crash_point("fence.requeued")
+        if plan.stops:
+            crash_point("cancel.marked")
+        if any(job.reason_code == "backoff" for job in plan.changed.values()):
+            crash_point("retry.scheduled")
         if plan.must_sync and not sync:
             with db.writing(sync=True) as connection:
                 rows.set_meta(connection, "synced", str(now.wall))
@@ -356,6 +374,8 @@ class House:
         if len(plan.starts) >= 256:
             self.again = True
         announce(self, plan, gathered)
+        if Ended in kinds:
+            crash_point("finish.told")
         if plan.read_since is not None and self.eyes is not None:
             self.eyes.read(plan.read_since)
         for job_id, moved in plan.changed.items():

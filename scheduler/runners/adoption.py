@@ -6,12 +6,14 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from scheduler.core.facts import Ended, Fact, Lost, NeverRan, Started, Unclaimed
-from scheduler.core.job import Job, Process
+from scheduler.core.job import Job, JobState, Process
 from scheduler.core.recovery import TABLE, Found, Record, Verdict
+from scheduler.crashpoints import crash_point
 from scheduler.runners import record
-from scheduler.runners.processes import Mark, boot_id, lives, members, seen, stands
+from scheduler.runners.processes import Mark, boot_id, lives, members, seen, stands, starter_lives
 
 # Reasons that pass by themselves; any other errno of a start lasts (not executable, bad interpreter…).
 PASSING = frozenset(
@@ -65,51 +67,84 @@ def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequenc
     return Ended(job, attempt, exit_code, number, at, tuple(left), note=note)
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What there is of an attempt: its record, its leader (as far as known), and which of its processes live."""
+
+    record: record.Attempt
+    process: Process | None
+    same_boot: bool
+    living: Found
+    others: tuple[Process, ...] = ()
+
+    def verdict(self, state: JobState) -> Verdict:
+        """What to make of it, by the table."""
+        return TABLE[state, self.record.kind, self.same_boot, self.living]
+
+
+def look(path: str, job: Job, state_file: str) -> Look:
+    """Look at the last attempt of ``job``, whose record is ``path``."""
+    mark = Mark(job.id, job.attempt, state_file)
+    starter = False
+    while True:
+        found = record.read(path)
+        process = found.process or job.process
+        if (found.boot or job.boot) not in ("", boot_id()):
+            return Look(found, process, False, Found.NOTHING)
+        if process is not None and (stands(process) if found.kind is not Record.ENDED else lives(process)):
+            # A zombie too: its keeper is about to write its ending down.
+            return Look(found, process, True, Found.LEADER)
+        others = tuple(members(mark, process))
+        if others:
+            leader = _leader_among(others, job) if process is None and found.kind is Record.CLAIMED else None
+            return Look(found, leader or process, True, Found.LEADER if leader else Found.OTHERS, others)
+        if starter or found.kind not in (Record.CLAIMED, Record.BROKEN):
+            return Look(found, process, True, Found.NOTHING)
+        if starter_lives(job.attempt_key, state_file):
+            return Look(found, process, True, Found.STARTER)
+        starter = True  # gone: whatever it did was done before this look, so look once more
+
+
+def _leader_among(others: Sequence[Process], job: Job) -> Process | None:
+    """Claimed, started, killed before the pid was written: who leads its session (in a terminal: its process group)
+    is the command itself.
+    """
+    number_of = os.getpgid if job.runner == "screen" else os.getsid
+    pids = {process.pid for process in others}
+    leaders = [process for process in others if _leads(process, number_of) and _parent(process) not in pids]
+    return leaders[0] if len(leaders) == 1 else None
+
+
 def settle(path: str, job: Job, state_file: str, now: float) -> tuple[Verdict, list[Fact], Process | None]:
     """What to make of ``job``, which the store holds as STARTING, RUNNING or STOPPING.
 
     Returns the verdict of the table, the facts that follow, and the process to watch when it is adopted. An
     unclaimed attempt is claimed here, so that nobody can start it any more.
     """
-    mark = Mark(job.id, job.attempt, state_file)
     while True:
-        found = record.read(path)
-        process = found.process or job.process
-        boot = found.boot or job.boot
-        same_boot = boot in ("", boot_id())
-        others: list[Process] = []
-        living = Found.NOTHING
-        if same_boot:
-            if process is not None and (stands(process) if found.kind is not Record.ENDED else lives(process)):
-                living = Found.LEADER  # a zombie too: its keeper is about to write its ending down
-            else:
-                others = members(mark, process)
-                living = Found.OTHERS if others else Found.NOTHING
-            if living is Found.OTHERS and process is None and found.kind is Record.CLAIMED:
-                # Claimed, started, killed before the pid was written: who leads its session (in a terminal: its
-                # process group) is the command itself.
-                number_of = os.getpgid if job.runner == "screen" else os.getsid
-                pids = {p.pid for p in others}
-                leaders = [p for p in others if _leads(p, number_of) and _parent(p) not in pids]
-                if len(leaders) == 1:
-                    process, living = leaders[0], Found.LEADER
-        verdict = TABLE[job.state, found.kind, same_boot, living]
-        if verdict is Verdict.REQUEUE and not record.give_up(path, job, boot_id(), int(now * 1e9)):
-            continue  # somebody claimed it a moment ago: look again
-        break
+        seen_ = look(path, job, state_file)
+        verdict = seen_.verdict(job.state)
+        if verdict is not Verdict.REQUEUE:
+            break
+        if record.give_up(path, job, boot_id(), int(now * 1e9)):
+            crash_point("fence.taken")
+            break
+        # Somebody claimed it a moment ago: look again.
+    found, process = seen_.record, seen_.process
     started = found.started_at if found.started_at is not None else now
     facts: list[Fact] = []
-    if process is not None and verdict not in (Verdict.REQUEUE, Verdict.NOT_STARTED):
+    if process is not None and verdict not in (Verdict.REQUEUE, Verdict.NOT_STARTED, Verdict.WAIT):
         facts.append(Started(job.id, job.attempt, process, started))
     if verdict is Verdict.REQUEUE:
         facts.append(Unclaimed(job.id, job.attempt))
     elif verdict is Verdict.NOT_STARTED:
         facts.append(not_started(job.id, job.attempt, found, now))
     elif verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING):
-        left = members(mark, process, others) if verdict is Verdict.FINISH_HOLDING else ()
+        mark = Mark(job.id, job.attempt, state_file)
+        left = members(mark, process, seen_.others) if verdict is Verdict.FINISH_HOLDING else ()
         facts.append(ending(job.id, job.attempt, found.how, found.code, found.ended_at or now, left))
     elif verdict in (Verdict.LOST, Verdict.WATCH_LOST):
-        facts.append(Lost(job.id, job.attempt, why_lost(found.kind, same_boot), now, tuple(others)))
+        facts.append(Lost(job.id, job.attempt, why_lost(found.kind, seen_.same_boot), now, seen_.others))
     return verdict, facts, process
 
 

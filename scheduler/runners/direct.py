@@ -64,7 +64,7 @@ class DirectRunner(Watching):
             self._keeper = os.posix_spawn(
                 sys.executable,
                 argv,
-                dict(os.environ),
+                {**os.environ, "GPUJOB_KEEPER": self.state_file},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, theirs.fileno(), KEEPER_FD),
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
@@ -138,7 +138,7 @@ class DirectRunner(Watching):
 
     def _as_file(self, data: bytes) -> bytes:
         """A packet that names a file in which the real one stands; the keeper removes it."""
-        path = os.path.join(self.attempts, f"packet-{os.getpid()}-{time.monotonic_ns()}")
+        path = os.path.join(os.path.dirname(self.attempts), f"packet-{os.getpid()}-{time.monotonic_ns()}")
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as stream:
             stream.write(data)

@@ -78,7 +78,8 @@ class Keeper:
         self.umask = os.umask(0o077)
         os.umask(self.umask)
         self.devnull = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self.crash = os.environ.get("GPUJOB_CRASH_AT", "")
+        self.crash, passes, how = (*os.environ.get("GPUJOB_CRASH_AT", "").split(":"), "", "")[:3]
+        self.passes, self.crash_by = int(passes or 1), _signal.SIGSTOP if how else _signal.SIGKILL
         read, write = os.pipe()
         os.set_blocking(read, False)
         os.set_blocking(write, False)
@@ -92,8 +93,9 @@ class Keeper:
         self.defaults = [n for n in range(1, 32) if n not in (_signal.SIGKILL, _signal.SIGSTOP)]
 
     def crash_point(self, name):
-        if self.crash == name:
-            os.kill(os.getpid(), _signal.SIGKILL)
+        self.passes -= self.crash == name
+        if self.crash == name and self.passes <= 0:
+            os.kill(os.getpid(), self.crash_by)
 
     def run(self):
         poll = select.poll()

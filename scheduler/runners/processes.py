@@ -15,6 +15,7 @@ from scheduler.core.job import Process
 
 PR_SET_CHILD_SUBREAPER = 36
 MOST_SWEEPS = 8
+KEEPER_MARK = b"GPUJOB_KEEPER="  # in the environment of keepers and shims, before the state file's path
 
 
 @functools.lru_cache(maxsize=1)
@@ -161,6 +162,53 @@ def environment_of(pid: int) -> list[bytes]:
             return [entry for entry in stream.read().split(b"\0") if entry]
     except OSError:
         return []
+
+
+def starter_lives(key: str, state_file: str) -> bool:
+    """Whether somebody lives who was told to start the attempt ``key`` and may be in the midst of it.
+
+    That is its shim, or a keeper of a daemon before this one that has not read out its socket (one that has, closes
+    it), or what either of them has just forked.
+    """
+    ours = KEEPER_MARK + os.fsencode(state_file)
+    handed = b"/" + os.fsencode(key) + b".launch"
+    for pid in _all_pids():
+        words = _words_of(pid)
+        keeper = any(word.endswith(b"/keeper.py") for word in words)
+        if not keeper and not any(word.endswith(b"/shim.py") for word in words):
+            continue
+        entries = environment_of(pid)
+        found = seen(pid)
+        if ours not in entries or found is None or not found.alive:
+            continue
+        if keeper and found.parent != os.getpid() and _has_socket(pid):
+            return True
+        if not keeper and any(entry.startswith(b"GPUJOB_LAUNCH=") and entry.endswith(handed) for entry in entries):
+            return True
+    return False
+
+
+def _words_of(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as stream:
+            return stream.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def _has_socket(pid: int) -> bool:
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # not to be seen: then it may
+    for name in names:
+        with contextlib.suppress(OSError):  # closed a moment ago
+            if os.readlink(f"{folder}/{name}").startswith("socket:"):
+                return True
+    return False
 
 
 def session_of(leader: Process) -> str:

@@ -23,7 +23,7 @@ from scheduler.core.errors import SchedulerError
 from scheduler.core.facts import Fact, Started
 from scheduler.core.job import Job, Process
 from scheduler.core.launch import Launch
-from scheduler.core.recovery import Record
+from scheduler.core.recovery import Record, Verdict
 from scheduler.core.session import free_name, shortened
 from scheduler.crashpoints import crash_point
 from scheduler.runners import record
@@ -134,9 +134,9 @@ class ScreenRunner(Watching):
         self._servers: dict[int, str] = {}  # pid of a session's server, our child → key
         self._server_of: dict[str, Process] = {}  # key of a job that was seen to run → its session's server
         self._endings: list[_Ending] = []
-        self._crash = (
-            environ.get("GPUJOB_CRASH_AT", "") if environ.get("GPUJOB_CRASH_AT", "").startswith("shim.") else ""
-        )
+        name, count, how = (*environ.get("GPUJOB_CRASH_AT", "").split(":"), "", "")[:3]
+        self._crash = (f"{name}:{how}" if how else name) if name.startswith("shim.") else ""
+        self._crash_passes = int(count) if count else None  # the n-th session's shim; else every one
 
     def _socket_folder(self) -> str:
         """Where screen keeps its sockets for this user, by its own word. Raises SchedulerError with what it says."""
@@ -192,6 +192,9 @@ class ScreenRunner(Watching):
         """Start the session; whether the job runs is told by `look`."""
         path = self.path_of(launch.key)
         stage = "log"
+        if self._crash_passes is not None:
+            self._crash_passes -= 1
+        crash = "" if self._crash_passes else self._crash
         try:
             self._make_log(launch.log)
             stage = "record"
@@ -210,7 +213,7 @@ class ScreenRunner(Watching):
                         "env_file": launch.env_file,
                         "changes": dict(launch.environment),
                         "files": self._soft_limit,
-                        "crash": self._crash,
+                        "crash": crash,
                     }
                 ),
             )
@@ -264,6 +267,7 @@ class ScreenRunner(Watching):
             "GPUJOB_PYTHON": sys.executable,
             "GPUJOB_SHIM": shim_file.__file__,
             "GPUJOB_LAUNCH": handed,
+            "GPUJOB_KEEPER": self.state_file,
         }
         if not os.path.exists(self._screenrc):
             self._write_screenrc()
@@ -418,8 +422,10 @@ class ScreenRunner(Watching):
         if self._give_up(session, "it ended before the job began"):
             return
         job = replace(session.job, boot=self.boot, runner="screen")
-        _, facts, process = settle(session.attempt.path, job, self.state_file, time.time())
-        if process is not None and all(isinstance(fact, Started) for fact in facts):
+        verdict, facts, process = settle(session.attempt.path, job, self.state_file, time.time())
+        if verdict is Verdict.WAIT:
+            self._wait_for_starter(job)
+        elif process is not None and all(isinstance(fact, Started) for fact in facts):
             self._started(session, process, time.time())
         else:
             self._facts += facts

@@ -35,7 +35,11 @@ class Shim:
         self.fd = -1
 
     def crash_point(self, name):
-        if self.launch["crash"] == name:
+        wanted, _, how = self.launch["crash"].partition(":")
+        if wanted == name and how:  # until SIGCONT, which screen would send a stopped one at once
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCONT,))
+            signal.sigwait((signal.SIGCONT,))
+        elif wanted == name:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def run(self):

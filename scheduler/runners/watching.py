@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from scheduler.core.facts import Fact, Gone, Lost, Started
-from scheduler.core.job import Job, JobState, Process
-from scheduler.core.recovery import Record
+from scheduler.core.job import Job, Process
+from scheduler.core.recovery import Record, Verdict
 from scheduler.runners import record
 from scheduler.runners.adoption import ending, settle, why_lost
 from scheduler.runners.processes import (
@@ -32,10 +32,9 @@ from scheduler.runners.processes import (
 )
 
 ZOMBIE_PATIENCE_S = 10.0
-CLAIM_PATIENCE_S = 2.0  # for a starter that was in the midst of its work when the daemon before us died
 LOOK_AGAIN_S = 0.005
 LONGEST_LOOK_S = 0.5
-HELPERS = (b"GPUJOB_SESSION=", b"GPUJOB_READER=")  # in the environment of what belongs to no job
+HELPERS = (b"GPUJOB_SESSION=", b"GPUJOB_READER=", b"GPUJOB_KEEPER=")  # in the environment of what belongs to no job
 
 
 @dataclass(slots=True)
@@ -67,10 +66,10 @@ class _Zombie:
 
 @dataclass(slots=True)
 class _Claim:
-    """An adopted attempt whose record is claimed, but holds no pid yet."""
+    """An attempt that may begin this moment: its starter lives, and has not told a pid yet."""
 
     job: Job
-    until: float
+    wait: float
     due: float
 
 
@@ -96,7 +95,7 @@ class Watching:
 
     def __init__(self, attempts: str, state_file: str, environ: Mapping[str, str]) -> None:
         self.attempts, self.state_file = attempts, state_file
-        drop = ("GPUJOB_CRASH_AT", "GPUJOB_SESSION", "GPUJOB_LAUNCH", "GPUJOB_READER")
+        drop = ("GPUJOB_CRASH_AT", "GPUJOB_SESSION", "GPUJOB_LAUNCH", "GPUJOB_READER", "GPUJOB_KEEPER")
         self.environ = {name: value for name, value in environ.items() if name not in drop}
         self.boot = boot_id()
         self._epoll = select.epoll()
@@ -300,8 +299,8 @@ class Watching:
     def adopt(self, job: Job) -> list[Fact]:
         """Settle an attempt found in the store; facts, after which it is watched if it still lives.
 
-        An attempt that this very runner has in hand is left as it is. One that is claimed, but shows no process
-        yet, may have been in the midst of its start: it is given a moment, its facts come by ``look``.
+        An attempt that this very runner has in hand is left as it is. While its starter may be in the midst of its
+        start nothing is said of it; its facts come by ``look``.
         """
         key = job.attempt_key
         for attempt in self._in_hand():
@@ -313,20 +312,14 @@ class Watching:
             return []
         if any(claim.job.attempt_key == key for claim in self._claims):
             return []
-        now = time.monotonic()
-        if job.state is not JobState.RUNNING and self._is_starting(job):
-            self._claims.append(_Claim(job, now + CLAIM_PATIENCE_S, now + LOOK_AGAIN_S))
-            return []
         return self._settle(job)
-
-    def _is_starting(self, job: Job) -> bool:
-        if job.boot not in ("", self.boot) or job.process is not None:
-            return False
-        return record.read(self.path_of(job.attempt_key)).kind is Record.CLAIMED
 
     def _settle(self, job: Job) -> list[Fact]:
         path = self.path_of(job.attempt_key)
-        _, facts, process = settle(path, job, self.state_file, time.time())
+        verdict, facts, process = settle(path, job, self.state_file, time.time())
+        if verdict is Verdict.WAIT:
+            self._wait_for_starter(job)
+            return []
         settled = any(not isinstance(fact, Started) for fact in facts)
         if not settled and process is not None:
             self._watch(Attempt(job.id, job.attempt, path, process))
@@ -337,18 +330,20 @@ class Watching:
             ]
         return facts
 
+    def _wait_for_starter(self, job: Job) -> None:
+        self._claims.append(_Claim(job, LOOK_AGAIN_S, time.monotonic() + LOOK_AGAIN_S))
+
     def _look_at_claims(self) -> None:
         now = time.monotonic()
-        waiting = []
-        for claim in self._claims:
+        claims, self._claims = self._claims, []
+        for claim in claims:
             if claim.due > now:
-                waiting.append(claim)
-            elif claim.until > now and self._is_starting(claim.job):
-                claim.due = now + 10 * LOOK_AGAIN_S
-                waiting.append(claim)
-            else:
-                self._facts += self._settle(claim.job)
-        self._claims = waiting
+                self._claims.append(claim)
+                continue
+            self._facts += self._settle(claim.job)
+            if self._claims and self._claims[-1].job is claim.job:  # still in the midst of it
+                self._claims[-1].wait = min(LONGEST_LOOK_S, 2 * claim.wait)
+                self._claims[-1].due = now + self._claims[-1].wait
 
     # -- ending -------------------------------------------------------------------------------------------
 

@@ -255,7 +255,9 @@ class Database:
                 try:
                     yield self.connection
                     newest = self.connection.execute("SELECT max(id) FROM jobs").fetchone()[0] or 0
+                    crash_point("store.before_commit")
                     self.connection.execute("COMMIT")
+                    crash_point("store.committed")
                 except BaseException:
                     if self.connection.in_transaction:
                         with contextlib.suppress(sqlite3.Error):

@@ -6,11 +6,17 @@ import contextlib
 import fcntl
 import json
 import os
+import re
+import time
 from typing import Any
 
 from scheduler.core.errors import SchedulerError
 from scheduler.store.places import Places
 from scheduler.store.safely import replace_file
+
+OLD_S = 60.0
+_ASIDE = re.compile(r"\..+\.new-(\d+)")  # as `safely.replace_file` names it
+_PACKET = re.compile(r"packet-(\d+)-\d+")  # as `runners/direct.py` does
 
 
 class Taken(SchedulerError):
@@ -39,7 +45,18 @@ class Office:
                 where=self.places.state_file,
                 do="use it, or name another --state-file",
             ) from None
+        self._tidy()
         replace_file(self.places.daemon_info, json.dumps(info).encode(), sync=False)
+
+    def _tidy(self) -> None:
+        """Remove what those left half-written who were killed before us; a packet, once its keeper has had time to read it."""
+        for entry in os.scandir(self.places.house):
+            found = _ASIDE.fullmatch(entry.name) or _PACKET.fullmatch(entry.name)
+            if found is None or os.path.exists(f"/proc/{found[1]}"):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if found.re is _ASIDE or time.time() - entry.stat(follow_symlinks=False).st_mtime > OLD_S:
+                    os.unlink(entry.path)
 
     def leave(self) -> None:
         """Give the office up."""
@@ -91,6 +108,11 @@ def register(environ: dict[str, str], state_file: str) -> str:
     folder = register_folder(environ)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
+        for name in os.listdir(folder):  # daemons that were killed left theirs
+            number = re.fullmatch(r"(?:\.\d+\.json\.new-)?(\d+)(?:\.json)?", name)
+            if number and not os.path.exists(f"/proc/{number[1]}"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(folder, name))
         path = os.path.join(folder, f"{os.getpid()}.json")
         replace_file(path, json.dumps({"state_file": state_file, "pid": os.getpid()}).encode(), sync=False)
     except OSError:

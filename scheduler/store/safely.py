@@ -150,13 +150,23 @@ def sync_folder(folder: str) -> None:
 
 
 def append_line(path: str, line: str) -> None:
-    """Append one whole line with one write; a last line without newline is closed first. Raises OSError."""
+    """Append one whole line with one write, onto the disk; a last line without newline is closed first.
+
+    A part of it that a full disk still took is taken back: it might be a job that nobody meant. Raises OSError.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "not a plain file", path)
         size = os.fstat(fd).st_size
         glue = b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""
-        write_all(fd, glue + os.fsencode(line) + b"\n")
+        data = glue + os.fsencode(line) + b"\n"
+        written = os.write(fd, data)
+        if written != len(data):
+            if os.fstat(fd).st_size == size + written:
+                os.ftruncate(fd, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        os.fdatasync(fd)
+        crash_point("add.written")
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""What to make of an attempt found after a crash: all 108 cases, written out."""
+"""What to make of an attempt found after a crash: all 144 cases, written out."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import pytest
 from scheduler.core.job import JobState
 from scheduler.core.recovery import HOLDING_STATES, TABLE, Found, Record, Verdict
 
-# Each line: state, record, and the verdicts for nothing · leader · others found — of this boot, then of another.
+# Each line: state, record, and the verdicts for nothing · starter · leader · others found — of this boot, then of another.
 EXPECTED = """
-starting none       requeue adopt watch_lost                     lost lost lost
-starting claimed    lost adopt watch_lost                        lost lost lost
-starting running    lost adopt watch_lost                        lost lost lost
-starting ended      finish finish_holding finish_holding         finish finish finish
-starting never_ran  not_started adopt watch_lost                 not_started not_started not_started
-starting broken     lost adopt watch_lost                        lost lost lost
-running  none       lost adopt watch_lost                        lost lost lost
-running  claimed    lost adopt watch_lost                        lost lost lost
-running  running    lost adopt watch_lost                        lost lost lost
-running  ended      finish finish_holding finish_holding         finish finish finish
-running  never_ran  not_started adopt watch_lost                 not_started not_started not_started
-running  broken     lost adopt watch_lost                        lost lost lost
-stopping none       requeue adopt watch_lost                     lost lost lost
-stopping claimed    lost adopt watch_lost                        lost lost lost
-stopping running    lost adopt watch_lost                        lost lost lost
-stopping ended      finish finish_holding finish_holding         finish finish finish
-stopping never_ran  not_started adopt watch_lost                 not_started not_started not_started
-stopping broken     lost adopt watch_lost                        lost lost lost
+starting none      requeue requeue adopt watch_lost                          lost lost lost lost
+starting claimed   lost wait adopt watch_lost                                lost lost lost lost
+starting running   lost lost adopt watch_lost                                lost lost lost lost
+starting ended     finish finish finish_holding finish_holding               finish finish finish finish
+starting never_ran not_started not_started adopt watch_lost                  not_started not_started not_started not_started
+starting broken    lost wait adopt watch_lost                                lost lost lost lost
+running  none      lost lost adopt watch_lost                                lost lost lost lost
+running  claimed   lost wait adopt watch_lost                                lost lost lost lost
+running  running   lost lost adopt watch_lost                                lost lost lost lost
+running  ended     finish finish finish_holding finish_holding               finish finish finish finish
+running  never_ran not_started not_started adopt watch_lost                  not_started not_started not_started not_started
+running  broken    lost wait adopt watch_lost                                lost lost lost lost
+stopping none      requeue requeue adopt watch_lost                          lost lost lost lost
+stopping claimed   lost wait adopt watch_lost                                lost lost lost lost
+stopping running   lost lost adopt watch_lost                                lost lost lost lost
+stopping ended     finish finish finish_holding finish_holding               finish finish finish finish
+stopping never_ran not_started not_started adopt watch_lost                  not_started not_started not_started not_started
+stopping broken    lost wait adopt watch_lost                                lost lost lost lost
 """
 
 
@@ -37,7 +37,7 @@ def expected() -> dict[tuple[JobState, Record, bool, Found], Verdict]:
     for line in EXPECTED.split("\n"):
         if line:
             state, record, *verdicts = line.split()
-            columns = product((True, False), (Found.NOTHING, Found.LEADER, Found.OTHERS))
+            columns = product((True, False), (Found.NOTHING, Found.STARTER, Found.LEADER, Found.OTHERS))
             for (same_boot, found), verdict in zip(columns, verdicts, strict=True):
                 rows[JobState(state), Record(record), same_boot, found] = Verdict(verdict)
     return rows
@@ -50,7 +50,7 @@ EVERYTHING = list(product(HOLDING_STATES, Record, (True, False), Found))
 def test_every_combination_has_a_row() -> None:
     """S3.35"""
     assert HOLDING_STATES == (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
-    assert len(EVERYTHING) == 3 * 6 * 2 * 3
+    assert len(EVERYTHING) == 3 * 6 * 2 * 4
     assert set(TABLE) == set(EVERYTHING) == set(ROWS)
 
 
@@ -64,7 +64,7 @@ def test_the_verdict_is_the_one_written_here(row: tuple[JobState, Record, bool, 
 def test_only_what_is_proven_never_to_have_run_is_run_again() -> None:
     for (state, record, same_boot, found), verdict in TABLE.items():
         if verdict is Verdict.REQUEUE:
-            assert record is Record.NONE and same_boot and found is Found.NOTHING
+            assert record is Record.NONE and same_boot and found in (Found.NOTHING, Found.STARTER)
             assert state is not JobState.RUNNING
         if verdict is Verdict.NOT_STARTED:
             assert record is Record.NEVER_RAN
@@ -77,11 +77,17 @@ def test_only_a_written_ending_finishes_a_job_and_it_always_does() -> None:
 
 def test_nothing_of_another_boot_lives() -> None:
     for (_, _, same_boot, found), verdict in TABLE.items():
-        if verdict in (Verdict.ADOPT, Verdict.WATCH_LOST, Verdict.FINISH_HOLDING):
+        if verdict in (Verdict.ADOPT, Verdict.WATCH_LOST, Verdict.FINISH_HOLDING, Verdict.WAIT):
             assert same_boot and found is not Found.NOTHING
 
 
 def test_what_lives_keeps_its_gpu() -> None:
     for (_, _, same_boot, found), verdict in TABLE.items():
-        if same_boot and found is not Found.NOTHING:
+        if same_boot and found in (Found.LEADER, Found.OTHERS):
             assert verdict in (Verdict.ADOPT, Verdict.WATCH_LOST, Verdict.FINISH_HOLDING)
+
+
+def test_what_may_begin_this_moment_is_neither_lost_nor_run_again() -> None:
+    for (_, record, same_boot, found), verdict in TABLE.items():
+        claimed = record in (Record.CLAIMED, Record.BROKEN)  # by whom it can be told no more, or not yet
+        assert (verdict is Verdict.WAIT) == (claimed and same_boot and found is Found.STARTER)

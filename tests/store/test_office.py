@@ -186,3 +186,27 @@ def test_the_register_is_private(tmp_path: Path) -> None:
         os.umask(old)
     assert os.stat(path).st_mode & 0o777 == 0o600
     assert os.stat(os.path.dirname(path)).st_mode & 0o777 == 0o700
+
+
+def test_a17_what_the_killed_left_half_written_is_removed(tmp_path: Path) -> None:
+    """A17, L7: files written aside by who is dead, packets that their keeper has long read, entries of dead daemons."""
+    places = Places(str(tmp_path / "state.json"))
+    places.make()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    house, runtime = Path(places.house), tmp_path / "run"
+    gone = [house / f".daemon.json.new-{dead.pid}", house / f"packet-{dead.pid}-12"]
+    stays = [house / f".daemon.json.new-{os.getppid()}", house / f"packet-{dead.pid}-13", house / "packet-notes"]
+    for path in (*gone, *stays):
+        path.touch()
+    os.utime(gone[1], (1, 1))
+    folder = runtime / "gpujob"
+    folder.mkdir(parents=True)
+    for name in (f"{dead.pid}.json", f".{dead.pid}.json.new-{dead.pid}", "notes.txt"):
+        (folder / name).touch()
+    office = Office(places)
+    office.take({"pid": os.getpid()})
+    mine = register({"XDG_RUNTIME_DIR": str(runtime)}, places.state_file)
+    assert not any(path.exists() for path in gone) and all(path.exists() for path in stays)
+    assert sorted(os.listdir(folder)) == sorted([os.path.basename(mine), "notes.txt"])
+    office.leave()

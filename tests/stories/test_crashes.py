@@ -14,6 +14,7 @@ import pytest
 
 from scheduler.runners import record
 from tests.stories.harness import LONG, alive, wait_for
+from tests.stories.test_crash_points import KEEPER
 
 
 def kill_keeper(s) -> None:
@@ -148,64 +149,7 @@ def test_pid_of_a_stranger_is_never_taken_nor_signalled(scheduler):
         stranger.wait()
 
 
-POINTS = [
-    "ingest.batch",
-    "start.chosen",
-    "ingest.committed",
-    "start.committed",
-    "start.sent",
-    "keeper.before_claim",
-    "keeper.claimed",
-    "keeper.spawned",
-    "keeper.pid_written",
-    "keeper.before_record",
-    "keeper.recorded",
-    "adopt.found",
-    "adopt.committed",
-    "state.tmp_written",
-    "state.renamed",
-]
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_killed_at_a_named_point(scheduler, point):
-    """A01 to A13: kill -9 there, start again: one job a line, each run once, codes true."""
-    s = scheduler(gpus=2)
-    lines = [s.line(f"k{n}", code=n % 7, seconds=0.05) for n in range(6)]
-    if point.startswith("adopt"):
-        s.hold("k0")
-        s.append(*lines[:2])
-        s.start()
-        s.wait_state(1, "running")
-        s.kill()
-        s.start(GPUJOB_CRASH_AT=point, ready=False)
-        assert s.process.wait(30) == -signal.SIGKILL
-        s.release("k0")
-        s.append(*lines[2:])
-    else:
-        s.append(*lines)
-        s.start(GPUJOB_CRASH_AT=point, ready=False)
-        if point.startswith("keeper"):
-            wait_for(lambda: len(s.ledger()) >= 1 or "scheduler started" in s.said(), "something")
-            time.sleep(0.3)  # whatever the kill does, it does in this time; what is judged comes after
-            s.kill()
-        else:
-            assert s.process.wait(30) == -signal.SIGKILL, s.said()
-    s.start()
-    s.wait_ended(6)
-    rows = s.rows("SELECT id, spec, outcome, exit_code, notes FROM jobs ORDER BY id")
-    assert len(rows) == 6
-    for n, (_, spec, outcome, code, notes) in enumerate(rows):
-        assert f'"k{n}"' in spec
-        assert s.starts(f"k{n}") <= 1, (n, s.ledger(), s.said())
-        if outcome == "lost":  # daemon and keeper both gone at once: allowed, a guess is not
-            assert point.startswith("keeper"), (n, notes, s.said())
-        else:
-            assert (outcome, code, s.starts(f"k{n}")) == ("exit", n % 7, 1), (n, notes, s.said())
-    wait_for(lambda: all(g["allocated"] == 0 for g in s.status()["gpus"]), "GPUs free")
-
-
-@pytest.mark.parametrize("point", [p for p in POINTS if p.startswith("keeper")])
+@pytest.mark.parametrize("point", KEEPER)
 def test_keeper_killed_at_a_named_point_daemon_lives(scheduler, point):
     """Mutual cover: with the daemon alive every code is learned, wherever its keeper dies, again and again."""
     s = scheduler(gpus=1, assign_retry_wait="0.05")

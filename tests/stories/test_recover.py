@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import sqlite3
 from pathlib import Path
 
@@ -326,35 +325,6 @@ def test_e18_neither_row_nor_record_but_alive(scheduler):
     s.release("run")
     s.wait_state(7, "done")
     assert s.starts("run") == 1 and s.job(3)["outcome"] == "lost"
-
-
-POINTS = ["recover.built", "recover.noted", "recover.aside", "recover.aside:2", "recover.placed"]
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_e02_recover_killed_and_run_again(scheduler, point):
-    """kill -9 at each point of the exchange: nobody uses half of it, the next `recover` ends it, nothing is lost."""
-    s = filled(scheduler(gpus=2))
-    s.kill()
-    path = store_of(s)
-    overwrite(path, 0, random.Random(7).randbytes(3 * PAGE))
-    log = Path(f"{path}-wal")
-    overwrite(log, 0, bytes(32))
-    damaged, damaged_log = path.read_bytes(), log.read_bytes()
-    s.environ["GPUJOB_CRASH_AT"] = point
-    assert s.cli("recover", code=None).returncode == -signal.SIGKILL
-    del s.environ["GPUJOB_CRASH_AT"]
-    if point != "recover.placed" or not path.exists():
-        assert "gpujob recover" in s.cli("start", "--gpus", "2", code=1).stderr
-    assert "gpujob recover" in s.cli("status", code=1).stderr
-    recovers(s)
-    kept = {p.name.split(".bad-")[1][15:]: p.read_bytes() for p in path.parent.iterdir() if ".bad-" in p.name}
-    assert kept[""] == damaged and kept["-wal"] == damaged_log
-    assert not any(p.name in ("recovering.json", "store.db.new", "recover.tmp") for p in path.parent.iterdir())
-    s.start()
-    all_goes_on(s, waiting=False)
-    assert "nothing to rebuild" not in s.cli("status").stdout
-    ends_well(s, "done bad run")
 
 
 def test_e04_log_cut_anywhere(scheduler):

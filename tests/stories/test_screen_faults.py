@@ -297,60 +297,6 @@ def test_j09_detach_resize_close_and_ctrl_c(screens):
     s.wait_no_session()
 
 
-def test_j10_daemon_killed_in_the_midst_of_a_start(screens):
-    """J10, P1: the session was made and nobody wrote down which: its job runs once, and its code is learned."""
-    s = screens(gpus=2)
-    s.append(*(s.line(f"k{n}", code=n, seconds=0.3) for n in range(4)))
-    for _ in range(3):
-        s.start(GPUJOB_CRASH_AT="screen.created", ready=False)
-        assert s.process.wait(60) == -signal.SIGKILL
-    s.hold("k3")
-    s.start()
-    s.wait_state(4, "running")
-    name = "gpujob_0_unknown_4" if s.job(4)["gpus"] == [0] else "gpujob_1_unknown_4"
-    wait_for(lambda: s.session(4).partition(".")[::2] == (str(s.sessions().get(name)), name), "its number is known")
-    s.release("k3")
-    s.wait_ended(4)
-    s.judge({n + 1: n for n in range(4)})
-    assert s.rows("SELECT outcome, exit_code FROM jobs ORDER BY id") == [("exit", n) for n in range(4)], s.said()
-    assert [s.starts(f"k{n}") for n in range(4)] == [1] * 4
-    s.wait_no_session()
-
-
-@pytest.mark.parametrize("restart", [False, True], ids=["lives", "restarted"])
-@pytest.mark.parametrize(
-    "point",
-    ["shim.before_claim", "shim.claimed", "shim.spawned", "shim.pid_written", "shim.before_record", "shim.recorded"],
-)
-def test_j10_shim_killed_at_a_named_point(screens, point, restart):
-    """J10, P1: at most one start an attempt, never a success that was none; and then all goes on."""
-    s = screens(gpus=2, max_assign_attempts=2, assign_retry_wait="0.1")
-    codes = {1: 0, 2: 0, 3: 5, 4: 7}
-    s.append(*(s.line(f"k{n}", code=code, seconds=0.2) for n, code in codes.items()))
-    s.start(GPUJOB_CRASH_AT=point)
-    if restart:
-        wait_for(lambda: any(state != "pending" for state in s.states().values()), "a first start")
-        s.kill()
-        s.start(GPUJOB_CRASH_AT=point)
-    s.wait_ended(4)
-    s.judge(codes)
-    rows = s.rows("SELECT outcome, exit_code, signal FROM jobs ORDER BY id")
-    if point == "shim.before_claim":
-        assert s.ledger() == [] and all(row[0] == "could_not_start" for row in rows), rows
-    elif point == "shim.claimed":
-        assert s.ledger() == [] and all(row[0] in ("could_not_start", "lost") for row in rows), rows
-    elif point == "shim.recorded" and not restart:
-        assert [row[1] for row in rows] == list(codes.values()), rows
-    else:  # the terminal goes with the shim, and so does the job, if it has not ended
-        assert all(row[0] in ("signal", "lost", "exit") for row in rows), rows
-    s.kill()
-    s.append(s.line("after", code=9))
-    s.start()
-    s.wait_ended(5)
-    assert s.job(5)["exit_code"] == 9 and all(g["allocated"] == 0 for g in s.status()["gpus"])
-    s.wait_no_session()
-
-
 def test_j11_a_log_full_of_escape_codes(screens):
     """J11: the file is what the job printed; nothing of it plays with the terminal of who reads it.
 

@@ -1,0 +1,457 @@
+"""A pretended machine around the real decision: clock, GPUs, disk, keepers and jobs that can each fail at any moment.
+
+`decide`, the recovery table and the world are the real ones; what loop and runners do between them is told again here in
+few lines, so that what must hold can be asked of the machine itself and not of our own books.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from scheduler.core.decide import Plan, Policy, World, decide
+from scheduler.core.facts import Arrived, Asked, Ended, Fact, Gone, Lost, Now, Readings, Started, Unclaimed
+from scheduler.core.gpu import WHOLE, GpuReading, ids_of, mask_of
+from scheduler.core.job import Holding, Job, JobState, Outcome, Process
+from scheduler.core.pauses import Pauses
+from scheduler.core.placement import Fleet
+from scheduler.core.recovery import TABLE, Found, Record, Verdict
+from scheduler.core.requests import PauseQueue, Request, Requeue, Resume
+from scheduler.core.telemetry import Limits, Telemetry
+from tests.builders import M0, T0, a_gpu, a_job, check_ledger
+
+TOTAL = 80_000
+HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+
+
+@dataclass
+class Rec:
+    """An attempt's record."""
+
+    kind: Record
+    boot: int
+    process: Process | None = None
+    code: int | None = None
+    signal: int | None = None
+
+
+@dataclass
+class Disk:
+    """What outlives every process: the store by its transactions, and the records."""
+
+    rows: dict[int, Job] = field(default_factory=dict)
+    taken: int = 0  # lines of the jobs file that count as read
+    from_lines: int = 0
+    refused: int = 0
+    requests: dict[int, Request] = field(default_factory=dict)  # acknowledged, not answered
+    answered: set[int] = field(default_factory=set)
+    paused: tuple[int, ...] = ()
+    queue_paused: bool = False
+    changes: list[Any] = field(default_factory=list)  # of pauses, by verbs
+    holdings: dict[str, tuple[Holding, int]] = field(default_factory=dict)
+    records: dict[str, Rec] = field(default_factory=dict)
+
+
+@dataclass
+class Keeper:
+    """Starts what it was sent, one after another; ``alone``: its daemon is dead."""
+
+    inbox: list[str] = field(default_factory=list)
+    claimed: str = ""
+    alone: bool = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.inbox or self.claimed)
+
+
+@dataclass
+class Proc:
+    """A live process of an attempt. ``keeper``: who will learn its ending; None: nobody but, perhaps, the daemon."""
+
+    process: Process
+    key: str
+    leader: bool
+    keeper: Keeper | None = None
+    child_of_daemon: bool = False
+    deaf: bool = False
+
+
+class Crash(Exception):
+    """The daemon is killed here."""
+
+
+class Machine:
+    """The whole of it. What happens is told by the methods; `check` says what must hold after each."""
+
+    def __init__(self, gpus: int, policy: Policy) -> None:
+        self.gpus = [a_gpu(index, memory_mib=TOTAL) for index in range(gpus)]
+        self.policy = policy
+        self.wall, self.mono, self.boot = T0, M0, 1
+        self.disk, self.full = Disk(), False
+        self.lines: list[tuple[str, int, int] | None] = []  # need, priority, retries; None: a broken line
+        self.cards = ["free"] * gpus
+        self.keepers: list[Keeper] = []
+        self.procs: dict[int, Proc] = {}
+        self.last_pid = 100
+        self.world: World | None = None
+        self.keeper = Keeper()
+        self.facts: list[Fact] = []
+        self.claims: list[int] = []  # jobs whose starter may be in the midst of it
+        self.fresh: dict[int, Job] = {}
+        # The machine's own ledger.
+        self.starts: Counter[str] = Counter()
+        self.ended: dict[str, tuple[int | None, int | None]] = {}
+        self.booked: dict[str, tuple[tuple[int, ...], int]] = {}
+        self.unseen: set[str] = set()  # attempts of which at some moment nobody could have told the ending
+        self.requeued: Counter[int] = Counter()
+        self.acknowledged: set[int] = set()
+
+    @property
+    def now(self) -> Now:
+        return Now(self.wall, self.mono)
+
+    # -- the daemon ---------------------------------------------------------------------------------------
+
+    def _fetch(self, job_id: int) -> Job | None:
+        if job_id in self.fresh:
+            return self.fresh[job_id]
+        row = self.disk.rows.get(job_id)
+        return None if row is None else replace(row)
+
+    def start(self, crash: str = "") -> None:
+        """A daemon with a keeper of its own begins its office."""
+        if self.world is None:
+            self.keeper = Keeper()
+            self.keepers.append(self.keeper)
+            self.facts = []
+            self._guard(self._load, crash)
+
+    def turn(self, crash: str = "") -> None:
+        """One turn of the loop; ``crash``: where it is killed."""
+        if self.world is not None:
+            facts, self.facts = self.facts, []
+            for job_id in list(self.claims):
+                self.claims.remove(job_id)
+                facts += self._settle(self.disk.rows[job_id])
+            self._guard(lambda at: self._turn(facts, at), crash)
+
+    def _guard(self, step: Callable[[str], None], crash: str) -> None:
+        try:
+            step(crash)
+        except Crash:
+            self.kill_daemon()
+
+    def _load(self, crash: str) -> None:
+        """Build the world from the disk, settle what was in hand, go on: as `engine/loop.py: House._load`."""
+        fleet = Fleet(self.gpus)
+        world = World(fleet, self._fetch, self.policy)
+        fleet.telemetry = Telemetry.of(self.gpus, Limits(), self.now)
+        fleet.telemetry.tenants = world.tenants
+        fleet.paused_mask = mask_of(self.disk.paused) & fleet.all_mask
+        world.queue_paused = self.disk.queue_paused
+        world.pauses = Pauses(0, list(self.disk.changes))
+        world.front = min((row.order for row in self.disk.rows.values()), default=0)
+        self.world, self.claims = world, []
+        for key, (holding, boot) in list(self.disk.holdings.items()):
+            if boot == self.boot:
+                world.hold(holding)
+            else:
+                del self.disk.holdings[key]
+        in_hand = [replace(row) for row in self.disk.rows.values() if row.state in HOLDING]
+        facts: list[Fact] = []
+        for job in in_hand:
+            world.adopt(job, self.now)
+        for job in in_hand:
+            if job.attempt_key not in (*self.keeper.inbox, self.keeper.claimed):  # else its facts are to come
+                facts += self._settle(job)
+        facts += [Gone(key) for key in world.holdings if not self._alive(key)]
+        pending = [replace(row) for row in self.disk.rows.values() if row.state is JobState.PENDING]
+        self._turn([*facts, *(Arrived(job) for job in pending)], crash)
+
+    def _settle(self, job: Job) -> list[Fact]:
+        """As `runners/adoption.py: settle`, by the same table."""
+        key, (job_id, attempt) = job.attempt_key, (job.id, job.attempt)
+        record = self.disk.records.get(key) or Rec(Record.NONE, int(job.boot or self.boot))
+        same_boot = record.boot == self.boot
+        process = record.process or job.process
+        living = Found.NOTHING
+        others = tuple(proc.process for proc in self._alive(key)) if same_boot else ()
+        if process in others:
+            living = Found.LEADER
+        elif others:
+            living = Found.OTHERS
+        elif same_boot and any(one.busy for one in self.keepers if one is not self.keeper):
+            living = Found.STARTER
+        verdict = TABLE[job.state, record.kind, same_boot, living]
+        if verdict is Verdict.WAIT:
+            self.claims.append(job_id)
+            return []
+        if verdict is Verdict.REQUEUE:
+            self.disk.records[key] = Rec(Record.NEVER_RAN, self.boot)
+        if verdict in (Verdict.REQUEUE, Verdict.NOT_STARTED):
+            return [Unclaimed(job_id, attempt)]
+        facts: list[Fact] = [] if process is None else [Started(job_id, attempt, process, self.wall)]
+        if verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING):
+            facts.append(Ended(job_id, attempt, record.code, record.signal, self.wall, others))
+        elif verdict in (Verdict.LOST, Verdict.WATCH_LOST):
+            facts.append(Lost(job_id, attempt, "nobody saw its end", self.wall, others))
+        return facts
+
+    def _turn(self, facts: list[Fact], crash: str) -> None:
+        world = self.world
+        assert world is not None
+        disk = self.disk
+        last = max(disk.rows, default=0)
+        jobs, refused = [], 0
+        for line in self.lines[disk.taken :]:
+            if line is None:
+                refused += 1
+                continue
+            need, priority, retries = line
+            last += 1
+            jobs.append(a_job(last, need, priority=priority, retries=retries, submitted_at=self.wall))
+        self.fresh = {job.id: job for job in jobs}
+        wishes = [Asked(row, request) for row, request in disk.requests.items() if row not in disk.answered]
+        readings = Readings(self.mono, tuple(self._reading(gpu) for gpu in range(len(self.gpus))))
+        plan = decide(world, [readings, *facts, *(Arrived(job) for job in jobs), *wishes], self.now)
+        for job in plan.starts:
+            job.boot = str(self.boot)
+        self._judge_plan(plan)
+        if crash == "before_commit":
+            raise Crash
+        if self.full:  # nothing was recorded, so nothing is done; the world is built anew when it can be
+            self.fresh = {}
+            self._die_of_nothing()
+            return
+        self._commit(plan, jobs, refused)
+        if crash == "committed":
+            raise Crash
+        self.keeper.inbox += [job.attempt_key for job in plan.starts]
+        if crash == "sent":
+            raise Crash
+        for stop in plan.stops:
+            self._signal(stop.job.attempt_key, stop.hard)
+        check_ledger(world)
+
+    def _commit(self, plan: Plan, jobs: list[Job], refused: int) -> None:
+        disk, world = self.disk, self.world
+        assert world is not None
+        for job in (*jobs, *plan.changed.values()):
+            before = disk.rows.get(job.id)
+            if before is not None and before.state.ended and not job.state.ended:
+                assert any(isinstance(wish, Requeue) and job.id in wish.jobs for wish in disk.requests.values()), (
+                    f"job {job.id} left {before.state} by itself"
+                )
+            disk.rows[job.id] = replace(job)
+        disk.taken, disk.from_lines, disk.refused = len(self.lines), disk.from_lines + len(jobs), disk.refused + refused
+        disk.answered |= {answer.row for answer in plan.answers}
+        for job in plan.starts:
+            self.booked[job.attempt_key] = job.gpus, job.need.parts
+        for holding in plan.held:
+            disk.holdings[holding.key] = holding, self.boot
+        for key in plan.freed:
+            disk.holdings.pop(key, None)
+        disk.paused, disk.queue_paused = ids_of(world.fleet.paused_mask), world.queue_paused
+        disk.changes = list(world.pauses.changes)
+        self.fresh = {}
+        self.facts += [Gone(holding.key) for holding in plan.held if not self._alive(holding.key)]
+
+    def _judge_plan(self, plan: Plan) -> None:
+        """Nobody is put on a card that this turn's reading does not call free; nobody waits who could start."""
+        world = self.world
+        assert world is not None
+        for job in plan.starts:
+            assert all(self.cards[gpu] == "free" for gpu in job.gpus), (job.id, job.gpus, self.cards)
+        if not world.queue_paused:
+            for job_id, kind in list(world.queue.in_order()):
+                gpus = world.fleet.find(kind)
+                assert gpus is None or not world.fleet.telemetry.fresh(gpus, self.now), f"job {job_id} fits and waits"
+
+    def _reading(self, gpu: int) -> GpuReading:
+        card = self.cards[gpu]
+        if card == "gone":
+            return GpuReading(f"declared:{gpu}", gpu, lost=True)
+        used = {"free": 0, "foreign": TOTAL, "unknown": None}[card]
+        return GpuReading(f"declared:{gpu}", gpu, "a card", TOTAL, used, 0.0, None, ())
+
+    def _die_of_nothing(self) -> None:
+        """The transaction failed: facts of this turn are forgotten, and found again when the world is built anew."""
+        self.facts, self.world = [], None
+
+    def mend(self) -> None:
+        """The loop tries again after a transaction that failed; its keeper never noticed."""
+        if self.world is None and self.keeper in self.keepers and not self.keeper.alone:
+            self._guard(self._load, "")
+
+    def kill_daemon(self) -> None:
+        """kill -9: what it had not written down is gone, and so is what it alone could have learned."""
+        self.world, self.facts, self.fresh = None, [], {}
+        self.keeper.alone = True
+        for proc in self.procs.values():
+            if proc.child_of_daemon:
+                proc.child_of_daemon = False
+                self.unseen.add(proc.key)
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a daemon, if only one that waits for its disk."""
+        return self.keeper in self.keepers and not self.keeper.alone
+
+    # -- keepers and jobs ---------------------------------------------------------------------------------
+
+    def _alive(self, key: str) -> list[Proc]:
+        return [proc for proc in self.procs.values() if proc.key == key]
+
+    def keeper_works(self, keeper: Keeper) -> None:
+        """One step of a start: claim, then spawn."""
+        if keeper.claimed:
+            key, keeper.claimed = keeper.claimed, ""
+            self.last_pid += 1
+            process = Process(self.last_pid, int(self.mono * 100))
+            self.procs[process.pid] = Proc(process, key, True, keeper, deaf=process.pid % 3 == 0)
+            self.disk.records[key] = Rec(Record.RUNNING, self.boot, process)
+            self.starts[key] += 1
+            self._tell(keeper, Started(*self._ids(key), process, self.wall))
+        elif keeper.inbox:
+            key = keeper.inbox.pop(0)
+            if key not in self.disk.records:
+                self.disk.records[key] = Rec(Record.CLAIMED, self.boot)
+                keeper.claimed = key
+
+    def keeper_killed(self, keeper: Keeper) -> None:
+        """kill -9 of a keeper: its daemon, if it lives, inherits the jobs; else nobody learns how they end."""
+        self.keepers.remove(keeper)
+        mine = keeper is self.keeper and not keeper.alone
+        for proc in self.procs.values():
+            if proc.keeper is keeper:
+                proc.keeper, proc.child_of_daemon = None, mine
+                if not mine:
+                    self.unseen.add(proc.key)
+        if keeper.claimed and not mine:
+            self.unseen.add(keeper.claimed)
+        if not mine:
+            return
+        for key in (*keeper.inbox, *filter(None, (keeper.claimed,))):
+            if key == keeper.claimed or key not in self.disk.records:
+                self.disk.records[key] = Rec(Record.NEVER_RAN, self.boot)
+                self._tell_daemon(Unclaimed(*self._ids(key)))
+        self.keeper = Keeper()
+        self.keepers.append(self.keeper)
+
+    def ends(self, pid: int, code: int | None, number: int | None = None) -> None:
+        """A process ends; a leader's code is learned by whoever is its parent."""
+        proc = self.procs.pop(pid)
+        if proc.leader:
+            self.ended[proc.key] = code, number
+            record = self.disk.records[proc.key]
+            left = tuple(other.process for other in self._alive(proc.key))
+            if proc.keeper is not None or proc.child_of_daemon:
+                record.kind, record.code, record.signal = Record.ENDED, code, number
+                self._tell_daemon(Ended(*self._ids(proc.key), code, number, self.wall, left))
+            else:
+                self._tell_daemon(Lost(*self._ids(proc.key), "nobody saw its end", self.wall, left))
+        elif not self._alive(proc.key):
+            self._tell_daemon(Gone(proc.key))
+
+    def orphan(self, pid: int) -> None:
+        """A running leader leaves a process behind that will outlive it."""
+        leader = self.procs[pid]
+        self.last_pid += 1
+        process = Process(self.last_pid, int(self.mono * 100))
+        self.procs[process.pid] = Proc(process, leader.key, False, deaf=leader.deaf)
+
+    def _signal(self, key: str, hard: bool) -> None:
+        for proc in sorted(self._alive(key), key=lambda proc: not proc.leader):
+            if hard or not proc.deaf:
+                self.ends(proc.process.pid, None, 9 if hard else 15)
+
+    def _ids(self, key: str) -> tuple[int, int]:
+        job, _, attempt = key.partition(".")
+        return int(job), int(attempt)
+
+    def _tell(self, keeper: Keeper, fact: Fact) -> None:
+        if keeper is self.keeper:
+            self._tell_daemon(fact)
+
+    def _tell_daemon(self, fact: Fact) -> None:
+        if self.world is not None:
+            self.facts.append(fact)
+
+    def reboot(self, forget: bool) -> None:
+        """Power off and on: every process is gone; ``forget``: claims had not reached the disk."""
+        if self.up:
+            self.kill_daemon()
+        self.unseen |= {proc.key for proc in self.procs.values()}
+        self.unseen |= {job.attempt_key for job in self.disk.rows.values() if job.state in HOLDING}
+        for key, record in list(self.disk.records.items()):
+            if forget and record.kind in (Record.CLAIMED, Record.RUNNING) and key not in self.ended:
+                del self.disk.records[key]
+        self.procs.clear()
+        self.keepers.clear()
+        self.boot += 1
+
+    # -- what must hold -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Asked of the machine's own ledger, whether a daemon runs or not."""
+        disk = self.disk
+        assert all(count <= 1 for count in self.starts.values()), f"started twice: {self.starts}"
+        load = dict.fromkeys(range(len(self.gpus)), 0)
+        leaders: Counter[str] = Counter()
+        for key in {proc.key for proc in self.procs.values()}:
+            gpus, parts = self.booked[key]
+            leaders[key.partition(".")[0]] += any(proc.leader for proc in self._alive(key))
+            for gpu in gpus:
+                load[gpu] += parts
+        assert all(parts <= WHOLE for parts in load.values()), f"a GPU was given twice: {load}"
+        assert all(count <= 1 for count in leaders.values()), "two attempts of a job run at once"
+        assert disk.from_lines + disk.refused == disk.taken, "a line became neither a job nor a refusal"
+        assert self.acknowledged <= disk.answered | set(disk.requests), "an acknowledged wish is gone"
+        for job in disk.rows.values():
+            self._check_job(job)
+
+    def _check_job(self, job: Job) -> None:
+        ended = self.ended.get(job.attempt_key)
+        if job.state is JobState.DONE:
+            assert ended == (0, None), f"{job.attempt_key} is done, and ended with {ended}"
+        elif job.outcome in (Outcome.EXIT, Outcome.SIGNAL):
+            assert ended == (job.exit_code, job.signal), (
+                f"{job.attempt_key}: {job.exit_code}, {job.signal}; not {ended}"
+            )
+        elif job.outcome is Outcome.LOST:
+            assert job.attempt_key in self.unseen, f"{job.attempt_key} is lost, and its ending was seen: {ended}"
+        runs = sum(self.starts[f"{job.id}.{attempt}"] for attempt in range(job.attempt + 1))
+        allowed = (1 + job.spec.retries) * (1 + self.requeued[job.id])
+        assert runs <= allowed, f"job {job.id} ran {runs} times, {allowed} were asked for"
+
+    def quiet(self) -> None:
+        """Every fault is over: all that can end ends, and then nothing is held and nobody waits."""
+        self.full, self.cards = False, ["free"] * len(self.gpus)
+        self.disk.requests[max(self.disk.requests, default=0) + 1] = Resume(tuple(range(len(self.gpus))))
+        self.disk.requests[max(self.disk.requests) + 1] = PauseQueue(False)
+        for _ in range(60 + 4 * len(self.lines)):
+            self.mend()
+            self.start()
+            for keeper in list(self.keepers):
+                while keeper.busy:
+                    self.keeper_works(keeper)
+            for pid in list(self.procs):
+                if pid in self.procs:
+                    self.ends(pid, 0)
+            self.wall += 200.0
+            self.mono += 200.0
+            self.turn()
+            self.check()
+            rows = self.disk.rows.values()
+            if all(row.state.ended or row.held for row in rows) and not self.procs and not self.facts:
+                break
+        world = self.world
+        assert world is not None
+        waiting = [(row.id, row.state, row.reason, row.held) for row in self.disk.rows.values() if not row.state.ended]
+        assert all(held for *_, held in waiting), waiting
+        assert not world.live and not world.holdings and not self.disk.holdings
+        assert set(world.fleet.free.values()) <= {WHOLE}
+        assert self.acknowledged <= self.disk.answered, "a wish was never answered"

@@ -1,0 +1,227 @@
+"""Ten bugs that one could well make, planted one after another in a copy of the program: the tests have to catch each.
+
+``make planted`` (``python -m tests.planted [NAME…]``). The result is written to planted.md beside this file;
+`test_planted.py` checks that each bug can still be planted, and that the result names all of them as caught.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = Path(__file__).with_name("planted.md")
+LIMIT_S = 900
+
+
+@dataclass(frozen=True)
+class Bug:
+    """``changes``: (file, text that stands there once, what is put in its place); ``tests``: who has to notice."""
+
+    name: str
+    what: str
+    changes: tuple[tuple[str, str, str], ...]
+    tests: tuple[str, ...]
+
+
+MACHINE = "tests/core/test_machine.py::test_whatever_fails_the_promises_hold"
+POINT = "tests/stories/test_crash_points.py::test_a01_to_a17_killed_at_a_named_point"
+BUGS = (
+    Bug(
+        "skipped fence",
+        "a start is taken back without claiming its record",
+        (
+            (
+                "scheduler/runners/adoption.py",
+                "if record.give_up(path, job, boot_id(), int(now * 1e9)):",
+                "if not os.path.exists(path):",
+            ),
+        ),
+        ("tests/stories/test_starters.py", f"{POINT}[fence.taken-once]"),
+    ),
+    Bug(
+        "commit after the start",
+        "the keeper is told before the transaction is committed",
+        (
+            (
+                "scheduler/engine/loop.py",
+                "            if plan.starts:\n                crash_point(\"start.chosen\")\n",
+                "            for job, launch in launches:\n                self.runner.start(job, launch)\n"
+                "            self.runner.flush()\n            crash_point(\"start.chosen\")\n",
+            ),
+            (
+                "scheduler/engine/loop.py",
+                "        for job, launch in launches:\n            self.runner.start(job, launch)\n        if launches:\n            self.runner.flush()\n",
+                "        if launches:\n",
+            ),
+        ),
+        (f"{POINT}[start.chosen-once]", f"{POINT}[store.before_commit-third]"),
+    ),
+    Bug(
+        "offset outside the transaction",
+        "how far the jobs file was read is written after the jobs of it, by itself",
+        (
+            ("scheduler/engine/reading.py", "        kept.save_mark(connection, batch.mark)\n", ""),
+            (
+                "scheduler/engine/loop.py",
+                '        if batches:\n            crash_point("ingest.committed")\n',
+                '        if batches:\n            crash_point("ingest.committed")\n            with db.writing() as connection:\n'
+                "                for _, batch in batches:\n                    kept.save_mark(connection, batch.mark)\n",
+            ),
+        ),
+        (f"{POINT}[ingest.committed-once]", "tests/stories/test_crashes.py"),
+    ),
+    Bug(
+        "pid alone",
+        "a process is known by its number, whenever it was started",
+        (
+            (
+                "scheduler/runners/processes.py",
+                '    """Whether this very process is still there, if only as a zombie that nobody has reaped."""\n'
+                "    found = seen(process.pid)\n    return found is not None and found.ticks == process.ticks\n",
+                "    return seen(process.pid) is not None\n",
+            ),
+            (
+                "scheduler/runners/processes.py",
+                "    found = seen(process.pid)\n    if found is None or found.ticks != process.ticks:\n        os.close(fd)\n",
+                "    found = seen(process.pid)\n    if found is None:\n        os.close(fd)\n",
+            ),
+        ),
+        ("tests/stories/test_crashes.py", "tests/runners"),
+    ),
+    Bug(
+        "unknown is free",
+        "a GPU that does not tell its memory is given out",
+        (
+            (
+                "scheduler/core/telemetry.py",
+                "if reading.memory_used_mib is None or not reading.memory_total_mib:\n            return Verdict(",
+                "if False:\n            return Verdict(",
+            ),
+        ),
+        (MACHINE, "tests/core/test_telemetry_properties.py"),
+    ),
+    Bug(
+        "no fsync",
+        "what is committed before a start is not brought to the disk",
+        (
+            (
+                "scheduler/store/database.py",
+                "PRAGMA synchronous={'FULL' if sync else 'NORMAL'}",
+                "PRAGMA synchronous={'NORMAL' if sync else 'NORMAL'}",
+            ),
+        ),
+        ("tests/breaking",),
+    ),
+    Bug(
+        "shares as floats",
+        "parts of a GPU are booked as fractions",
+        (
+            (
+                "scheduler/core/placement.py",
+                "self._set_free(i, self.free[i] - need.parts)",
+                "self._set_free(i, int((self.free[i] / WHOLE - need.parts / WHOLE) * WHOLE))",
+            ),
+        ),
+        (MACHINE, "tests/core/test_placement.py", "tests/core/test_decide_twin.py"),
+    ),
+    Bug(
+        "csv over lines",
+        "a quote that is not closed goes on in the next line",
+        (
+            (
+                "scheduler/intake/files.py",
+                "            raw, position = data[position:end], end + 1\n",
+                "            while data.count(b'\"', position, end) % 2 and data.find(b\"\\n\", end + 1) > 0:\n"
+                "                end = data.find(b\"\\n\", end + 1)\n"
+                "            raw, position = data[position:end], end + 1\n",
+            ),
+        ),
+        ("tests/intake/test_files.py", "tests/stories/test_bad_lines.py"),
+    ),
+    Bug(
+        "released with the leader",
+        "a GPU is free as soon as the leader ended, whatever lives of the job",
+        (
+            (
+                "scheduler/core/decide.py",
+                "        if leftovers and job.gpus:\n            holding",
+                "        if False:\n            holding",
+            ),
+        ),
+        (MACHINE, "tests/contracts", "tests/core/test_decide.py"),
+    ),
+    Bug(
+        "clean state on damage",
+        "a store that cannot be trusted is put aside and begun anew",
+        (
+            (
+                "scheduler/store/database.py",
+                '    proof.check_begun(places)\n    if not os.path.exists(places.store)',
+                '    try:\n        connection = read_only(places.store)\n        sound = connection.execute("PRAGMA quick_check(1)").fetchone()[0]\n'
+                '        connection.close()\n    except sqlite3.Error:\n        sound = "no"\n    if sound != "ok":\n'
+                '        for end in ("", "-wal", "-shm"):\n            with contextlib.suppress(OSError):\n'
+                "                os.unlink(places.store + end)\n    if not os.path.exists(places.store)",
+            ),
+        ),
+        ("tests/stories/test_recover.py",),
+    ),
+)  # fmt: skip
+
+
+def plant(bug: Bug, folder: Path) -> None:
+    """Change the copy in ``folder``. Raises ValueError where the text is not there exactly once."""
+    for name, old, new in bug.changes:
+        path = folder / name
+        text = path.read_text()
+        if text.count(old) != 1:
+            raise ValueError(f"{bug.name}: {name} holds {text.count(old)} times: {old!r}")
+        path.write_text(text.replace(old, new))
+
+
+def caught_by(bug: Bug) -> tuple[str, float]:
+    """The first test that fails with the bug in place ("" if none does), and the seconds it took."""
+    with tempfile.TemporaryDirectory(prefix="planted-") as made:
+        folder = Path(made) / "copy"
+        names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for name in filter(None, names.split("\0")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+        plant(bug, folder)
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *bug.tests],
+            cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True, timeout=LIMIT_S,
+        )  # fmt: skip
+        failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+        if done.returncode not in (0, 1):
+            raise RuntimeError(f"{bug.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}")
+        found = failed[0].removeprefix("FAILED ").partition(" - ")[0] if failed else ""
+        return found, time.monotonic() - began
+
+
+def main(wanted: list[str]) -> int:
+    """Plant each bug (or those named); 1 if one is not caught."""
+    rows, missed = [], 0
+    for bug in BUGS:
+        if wanted and bug.name not in wanted:
+            continue
+        found, seconds = caught_by(bug)
+        missed += not found
+        rows.append(f"| {bug.name} | {bug.what} | {f'`{found}`' if found else '**not caught**'} |")
+        print(f"{bug.name}: {found or 'NOT CAUGHT'} ({seconds:.0f} s)", flush=True)
+    if not wanted:
+        head = "Written by `make planted`: each bug was put into a copy of the program, and its tests were run.\n"
+        table = "| planted bug | what | the first test that failed |\n|---|---|---|\n"
+        RESULT.write_text(f"# Planted bugs\n\n{head}\n{table}" + "\n".join(rows) + "\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

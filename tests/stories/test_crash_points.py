@@ -1,0 +1,406 @@
+"""Every named crash point, crossed three ways: killed there; killed there and again in the next life; at the third pass.
+
+A name in the source that has no story here fails `test_a21_every_crash_point_has_a_story`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stories.harness import ROOT, Scheduler, alive, wait_for
+from tests.stories.test_recover import all_goes_on, ends_well, filled, overwrite, recovers, store_of
+
+WAYS = ("once", "again", "third")
+DAEMON = (
+    "ingest.read", "ingest.batch", "ingest.committed", "store.before_commit", "store.committed", "start.chosen",
+    "start.committed", "start.sent", "start.running", "finish.seen", "finish.committed", "finish.told", "cancel.marked",
+    "cancel.term_sent", "cancel.kill_sent", "retry.scheduled", "state.tmp_written", "state.renamed",
+)  # fmt: skip
+ADOPTING = ("adopt.found", "adopt.committed")
+FENCE = ("fence.taken", "fence.requeued")
+KEEPER = (
+    "keeper.before_claim", "keeper.claimed", "keeper.spawned", "keeper.pid_written", "keeper.before_record",
+    "keeper.recorded",
+)  # fmt: skip
+SHIM = tuple(name.replace("keeper", "shim") for name in KEEPER)
+RECOVER = ("recover.built", "recover.noted", "recover.aside", "recover.placed")
+PRUNE = ("prune.selected", "prune.deleted")  # test_retention.py
+SINGLE = ("screen.created", "add.written", "migrate.step")
+# What every start passes, whatever it finds.
+AT_EACH_START = ("adopt.committed", "store.committed", "state.renamed", "store.before_commit")
+
+# As the ledger job of the harness; a key that begins with "deaf" does not hear SIGTERM.
+DEAF = "import signal, sys\nif sys.argv[2].startswith('deaf'): signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+
+
+def test_a21_every_crash_point_has_a_story() -> None:
+    """A point without a test fails the build, and so does a story without a point."""
+    found = set()
+    for path in (ROOT / "scheduler").rglob("*.py"):
+        for call in re.findall(r"crash_point\(([^)]*)\)", path.read_text()):
+            found |= set(re.findall(r'"([a-z_]+\.[a-z_]+)"', call))
+    told = {*DAEMON, *ADOPTING, *FENCE, *KEEPER, *SHIM, *RECOVER, *PRUNE, *SINGLE}
+    assert found == told
+    retention = (ROOT / "tests" / "stories" / "test_retention.py").read_text()
+    assert all(f'"{name}"' in retention for name in PRUNE)
+
+
+class Lives:
+    """The lives of one daemon: each but the last is ended by its crash point."""
+
+    def __init__(self, s: Scheduler, *points: str) -> None:
+        self.s, self.points, self.deaths = s, list(points), 0
+        self.next()
+
+    def next(self) -> None:
+        """Begin the next life; one that a crash point awaits need not even get ready."""
+        if self.points:
+            self.s.start(ready=False, GPUJOB_CRASH_AT=self.points.pop(0))
+        else:
+            self.s.start()
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for this through as many lives as it takes."""
+
+        def found() -> object:
+            code = self.s.process.poll()
+            if code is not None:
+                assert code == -signal.SIGKILL, self.s.said()[-3000:]
+                self.deaths += 1
+                self.next()
+            return condition()
+
+        wait_for(found, f"{what}\n{self.s.states()}\n{self.s.said()[-3000:]}")
+
+
+def spelled(point: str, way: str) -> str:
+    return f"{point}:3" if way == "third" else point
+
+
+def second(point: str) -> str:
+    """Where the life after the crash is killed: in its own recovery."""
+    return AT_EACH_START[sum(point.encode()) % len(AT_EACH_START)]
+
+
+PLAIN = {f"k{n}": n for n in range(9)}
+DEAFS, FLAKY = ("deaf1", "deaf2", "deaf3"), ("flaky1", "flaky2")
+
+
+def steps(s: Scheduler, known: int) -> Iterator[tuple[Callable[[], object], str]]:
+    """What a user does on a busy afternoon, so that each point is passed three times and more."""
+    names = list(PLAIN)
+    s.append(*(s.line(key, PLAIN[key], 0.02) for key in names[known:5]))
+    yield lambda: len(s.states()) >= 5, "the first lines are taken"
+    s.append(*(s.line(key, 0, 600) for key in DEAFS), *(s.line(key, 5) + ";retries=2" for key in FLAKY))
+    for number, key in enumerate(DEAFS, 6):
+        yield lambda key=key: s.starts(key), f"{key} runs"
+        s.cli("cancel", str(number), code=None)
+        yield lambda number=number: s.states()[number] in ("stopping", "cancelled"), f"{key} is being stopped"
+    for key in names[5:]:
+        s.append(s.line(key, PLAIN[key], 0.02))
+        yield lambda key=key: s.starts(key), f"{key} runs"
+    ended = {"done", "failed", "cancelled"}
+    yield lambda: len(s.states()) == 14 and set(s.states().values()) <= ended, "all have ended"
+
+
+def judge(s: Scheduler, *, lost: bool = False) -> None:
+    """From outside: the jobs' own ledger against the store."""
+    started = Counter((entry[1], entry[5]) for entry in s.ledger() if entry[0] == "start")
+    assert set(started.values()) <= {1}, started
+    rows = s.rows("SELECT spec, state, outcome, exit_code, notes FROM jobs ORDER BY id")
+    assert len(rows) == len(PLAIN) + len(DEAFS) + len(FLAKY)
+    for spec, state, outcome, code, notes in rows:
+        key = json.loads(spec)["arguments"][1]
+        runs = sum(1 for name, _ in started if name == key)
+        if outcome == "lost":
+            assert lost, (key, notes, s.said()[-3000:])
+        elif key in DEAFS:
+            assert state == "cancelled" and runs == 1, (key, state, runs)
+        elif key in FLAKY:
+            assert (state, outcome, code, runs) == ("failed", "exit", 5, 3), (key, state, code, runs)
+        else:
+            assert (outcome, code, runs) == ("exit", PLAIN[key], 1), (key, outcome, code, runs, notes)
+    wait_for(lambda: all(gpu["allocated"] == 0 for gpu in s.status()["gpus"]), "GPUs free")
+    sound(s)
+
+
+def sound(s: Scheduler) -> None:
+    """Store and state file are whole, and nothing half-written is left once a daemon has started after it."""
+    assert s.rows("PRAGMA quick_check") == [("ok",)]
+    assert json.loads((s.folder / "gpu_scheduler_state.json").read_text())
+    left = [str(p) for p in s.folder.rglob("*") if re.search(r"\.new(-\d+)?$|\.tmp$|^packet-", p.name)]
+    assert not left, left
+
+
+def busy(scheduler: Callable[..., Scheduler], gpus: int = 5) -> Scheduler:
+    s = scheduler(gpus=gpus, kill_grace="0.2", assign_retry_wait="0.05", state_interval="0.1")
+    s.script.write_text(DEAF + s.script.read_text())
+    return s
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("point", [*DAEMON, *ADOPTING, *FENCE])
+def test_a01_to_a17_killed_at_a_named_point(scheduler, point, way):
+    """A01–A17, P1–P7: one job a line, each attempt run once, true codes, cancelled is cancelled, retries are counted."""
+    s = busy(scheduler)
+    first = list(PLAIN)[:3]
+    known = 0
+    if point in (*ADOPTING, *FENCE):
+        known = len(first)
+        s.append(*(s.line(key, PLAIN[key]) for key in first))
+        for key in first:
+            s.hold(key)
+        if point in FENCE:  # three starts that were decided, and never sent
+            s.start(GPUJOB_CRASH_AT="start.committed", ready=False)
+            assert s.process.wait(30) == -signal.SIGKILL
+        else:
+            s.start()
+            wait_for(lambda: all(map(s.starts, first)), "they run")
+            s.kill()
+    each_start = point in ("adopt.committed", "fence.requeued") and way == "third"  # passed once in a life
+    points = [point] * 3 if each_start else [spelled(point, way)] + ([second(point)] if way == "again" else [])
+    lives = Lives(s, *points)
+    for condition, what in steps(s, known):
+        for key in first:
+            s.release(key)
+        lives.until(condition, what)
+    assert lives.deaths >= (2 if way == "again" else 1), f"{point} was not passed"
+    judge(s)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("point", KEEPER)
+def test_b02_keeper_killed_at_a_named_point(scheduler, point, way):
+    """A07, A08, B02: the keeper dies there; again: the daemon dies with it, twice. Lost may be what both of them ran."""
+    s = busy(scheduler)
+    s.start(GPUJOB_CRASH_AT=spelled(point, way))
+    deaths, keeper = 0, s.keeper_pid()
+
+    def found(condition: Callable[[], object]) -> object:
+        nonlocal deaths, keeper
+        if deaths < (2 if way == "again" else 1) and not alive(keeper):
+            deaths += 1
+            if way == "again":
+                s.kill()
+                s.start(**({"GPUJOB_CRASH_AT": point} if deaths == 1 else {}))
+            else:
+                s.stop()
+                s.start()
+            keeper = s.keeper_pid()
+        return condition()
+
+    for condition, what in steps(s, 0):
+        # A job that never comes to run under this keeper comes to run under the next.
+        wait_for(lambda ask=condition: found(ask), f"{what}\n{s.states()}\n{s.said()[-3000:]}")
+    assert deaths, f"{point} was not passed"
+    judge(s, lost=True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("point", SHIM)
+def test_j10_shim_killed_at_a_named_point(screens, point, way):
+    """J10, P1: at most one start an attempt, never a success that was none; and then all goes on.
+
+    Once: every shim dies there; again: so does the daemon at the first of them; third: the third session's alone.
+    """
+    s = screens(gpus=2, max_assign_attempts=2, assign_retry_wait="0.1")
+    codes = {1: 0, 2: 0, 3: 5, 4: 7}
+    s.append(*(s.line(f"k{n}", code=code, seconds=0.2) for n, code in codes.items()))
+    s.start(GPUJOB_CRASH_AT=spelled(point, way))
+    if way == "again":
+        wait_for(lambda: any(state != "pending" for state in s.states().values()), "a first start")
+        s.kill()
+        s.start(GPUJOB_CRASH_AT=point)
+    s.wait_ended(4)
+    s.judge(codes)
+    rows = s.rows("SELECT outcome, exit_code, signal FROM jobs ORDER BY id")
+    if way == "third":
+        right = [row for row, code in zip(rows, codes.values(), strict=True) if row == ("exit", code, None)]
+        assert len(right) >= 3, rows
+    elif point == "shim.before_claim":
+        assert s.ledger() == [] and all(row[0] == "could_not_start" for row in rows), rows
+    elif point == "shim.claimed":
+        assert s.ledger() == [] and all(row[0] in ("could_not_start", "lost") for row in rows), rows
+    elif point == "shim.recorded" and way == "once":
+        assert [row[1] for row in rows] == list(codes.values()), rows
+    else:  # the terminal goes with the shim, and so does the job, if it has not ended
+        assert all(row[0] in ("signal", "lost", "exit") for row in rows), rows
+    wait_for(lambda: all(gpu["allocated"] == 0 for gpu in s.status()["gpus"]), "GPUs free")
+    s.wait_no_session()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_j10_daemon_killed_in_the_midst_of_a_start(screens, way):
+    """J10, P1: the session was made and nobody wrote down which: its job runs once, and its code is learned."""
+    s = screens(gpus=2)
+    s.append(*(s.line(f"k{n}", code=n, seconds=0.3) for n in range(4)))
+    lives = {"once": ["screen.created"], "again": ["screen.created", "adopt.found"], "third": ["screen.created"] * 3}
+    for point in lives[way]:
+        s.start(GPUJOB_CRASH_AT=point, ready=False)
+        assert s.process.wait(60) == -signal.SIGKILL
+    s.hold("k3")
+    s.start()
+    s.wait_state(4, "running")
+    name = "gpujob_0_unknown_4" if s.job(4)["gpus"] == [0] else "gpujob_1_unknown_4"
+    wait_for(lambda: s.session(4).partition(".")[::2] == (str(s.sessions().get(name)), name), "its number is known")
+    s.release("k3")
+    s.wait_ended(4)
+    s.judge({n + 1: n for n in range(4)})
+    assert s.rows("SELECT outcome, exit_code FROM jobs ORDER BY id") == [("exit", n) for n in range(4)], s.said()
+    assert [s.starts(f"k{n}") for n in range(4)] == [1] * 4
+    s.wait_no_session()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("point", RECOVER)
+def test_e02_recover_killed_and_run_again(scheduler, point, way):
+    """kill -9 at each point of the exchange: nobody uses half of it, the next `recover` ends it, nothing is lost."""
+    s = filled(scheduler(gpus=2))
+    s.kill()
+    path = store_of(s)
+    overwrite(path, 0, os.urandom(3 * 4096))
+    log = Path(f"{path}-wal")
+    overwrite(log, 0, bytes(32))
+    damaged, damaged_log = path.read_bytes(), log.read_bytes()
+    # "third": of the files that are set aside, the second; of what is passed once, the third run in a row.
+    wanted = {"once": [point], "again": [point, "recover.placed"], "third": [point] * 3}[way]
+    if (point, way) == ("recover.aside", "third"):
+        wanted = ["recover.aside:2"]
+    elif (point, way) == ("recover.noted", "third"):  # is not passed again while the note stands
+        wanted = ["recover.noted", "recover.aside", "recover.placed"]
+    for name in wanted:
+        s.environ["GPUJOB_CRASH_AT"] = name
+        assert s.cli("recover", code=None).returncode == -signal.SIGKILL
+        del s.environ["GPUJOB_CRASH_AT"]
+        if name != "recover.placed" or not path.exists():
+            assert "gpujob recover" in s.cli("start", "--gpus", "2", code=1).stderr
+    assert "gpujob recover" in s.cli("status", code=1).stderr
+    recovers(s)
+    kept = {p.name.split(".bad-")[1][15:]: p.read_bytes() for p in path.parent.iterdir() if ".bad-" in p.name}
+    assert kept[""] == damaged and kept["-wal"] == damaged_log
+    assert not any(p.name in ("recovering.json", "store.db.new", "recover.tmp") for p in path.parent.iterdir())
+    s.start()
+    all_goes_on(s, waiting=False)
+    assert "nothing to rebuild" not in s.cli("status").stdout
+    ends_well(s, "done bad run")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a18_killed_while_the_store_is_migrated(scheduler, way):
+    """A18: the store is whole in the old version or in the new one, a copy of the old is kept, no job is lost."""
+    s = scheduler(gpus=1)
+    store = s.folder / ".gpujob" / "store.db"
+    store.parent.mkdir(mode=0o700)
+    if way != "third":
+        with sqlite3.connect(store) as connection:
+            connection.executescript((ROOT / "tests" / "data" / "store-v1.sql").read_text())
+        connection.close()
+        store.chmod(0o600)
+
+    def look(path: Path) -> tuple[int, int]:
+        there = sqlite3.connect(path)
+        try:
+            version = there.execute("PRAGMA user_version").fetchone()[0]
+            return version, there.execute("SELECT count(*) FROM jobs").fetchone()[0] if version else 0
+        finally:
+            there.close()
+
+    before = look(store) if way != "third" else (0, 0)
+    assert (before[0] == 1 and before[1] > 0) or way == "third"
+    for step in {"once": [1], "again": [1, 2], "third": [3]}[way]:  # third: of a new store, which passes them all
+        s.start(GPUJOB_CRASH_AT=f"migrate.step:{step}", ready=False)
+        assert s.process.wait(30) == -signal.SIGKILL, s.said()
+        assert look(store) == before
+    s.start()
+    assert look(store)[0] > 2 and look(store)[1] == before[1]
+    assert way == "third" or look(Path(f"{store}.v1")) == before
+    s.append(s.line("a"))
+    wait_for(lambda: s.starts("a") == 1, "it works")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a04_add_killed_before_it_answers(scheduler, way):
+    """A04, P4: the line is there whole; the same command once more makes no second job."""
+    s = scheduler(gpus=1)
+    s.start()
+    words = ("add", str(s.script), "--args", f"{s.folder} a 0 0")
+    tries = {"once": 1, "again": 2, "third": 3}[way]
+    for _ in range(tries):
+        s.environ["GPUJOB_CRASH_AT"] = "add.written"
+        assert s.cli(*words, code=None).returncode == -signal.SIGKILL
+        del s.environ["GPUJOB_CRASH_AT"]
+        if way == "again":
+            s.kill()
+            s.start()
+    s.wait_ended(1)
+    assert len(s.jobs_file.read_text().splitlines()) == tries
+    s.append(s.line("b"))
+    wait_for(lambda: s.starts("b"), "the line after it")
+    assert s.starts("a") == 1 and s.job(1)["exit_code"] == 0 and len(s.states()) == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("point", ["store.before_commit", "store.committed"])
+def test_a04_submit_and_cancel_killed_before_they_answer(scheduler, point, way):
+    """A04, P4: what was committed is done, what was not is not there at all; with a daemon and without one."""
+    s = scheduler(gpus=1)
+    if way != "again":
+        s.start()
+    tries = 3 if way == "third" else 1
+    for number in range(1, tries + 1):
+        s.environ["GPUJOB_CRASH_AT"] = point
+        words = ("submit", "--", "python3", str(s.script), str(s.folder), f"a{number}", "4", "0")
+        assert s.cli(*words, code=None).returncode == -signal.SIGKILL
+        del s.environ["GPUJOB_CRASH_AT"]
+    if way == "again":
+        s.start()
+    s.append(s.line("b"))
+    wait_for(lambda: s.starts("b"), "the line after it")
+    made = point == "store.committed"
+    s.wait_ended(tries + 1 if made else 1)
+    assert [s.starts(f"a{number}") for number in range(1, tries + 1)] == [int(made)] * tries
+    s.hold("c")
+    s.append(s.line("c"))
+    wait_for(lambda: s.starts("c"), "it runs")
+    number = str(max(s.states()))
+    s.environ["GPUJOB_CRASH_AT"] = point
+    assert s.cli("cancel", number, code=None).returncode == -signal.SIGKILL
+    del s.environ["GPUJOB_CRASH_AT"]
+    if made:
+        s.wait_state(int(number), "cancelled")
+    else:
+        assert s.states()[int(number)] == "running"
+        s.release("c")
+        s.wait_state(int(number), "done")
+    sound(s)
+
+
+def test_a20_started_and_killed_again_and_again(scheduler):
+    """A20: ten starts in a row, each killed at another moment of its start: the running job is untouched, nothing grows."""
+    s = scheduler(gpus=2)
+    s.hold("a")
+    s.append(s.line("a", 6))
+    s.start()
+    wait_for(lambda: s.starts("a"), "it runs")
+    s.kill()
+    files = None
+    for point in ("store.before_commit", "adopt.found", "adopt.committed", "state.tmp_written", "state.renamed") * 2:
+        s.start(GPUJOB_CRASH_AT=point, ready=False)
+        assert s.process.wait(30) == -signal.SIGKILL
+        now = sorted(p.name for p in (s.folder / ".gpujob").rglob("*"))
+        files = files or now
+        assert len(now) <= len(files) + 1, set(now) - set(files)
+    s.release("a")
+    s.start()
+    s.wait_ended(1)
+    assert (s.job(1)["exit_code"], s.starts("a")) == (6, 1)
+    sound(s)

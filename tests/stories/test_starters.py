@@ -1,0 +1,106 @@
+"""Who was told to start a job and is late: the next daemon neither takes it for lost nor starts it a second time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from scheduler.runners.processes import environment_of, seen
+from tests.stories.harness import wait_for
+
+LOOKS = 3
+
+
+def late(s, code: int) -> int:
+    """A job whose starter has claimed it and does not go on, as on a disk that hangs; the starter's pid."""
+    shim = hasattr(s, "sessions")
+    s.append(s.line("late", code))
+    s.start(GPUJOB_CRASH_AT=f"{'shim' if shim else 'keeper'}.claimed:1:stop")
+
+    record = s.folder / ".gpujob" / "attempts" / "1.1"
+
+    def stopped() -> int:
+        ours = b"GPUJOB_KEEPER=" + os.fsencode(f"{s.folder}/")
+        for name in os.listdir("/proc") if record.exists() and record.stat().st_size else ():
+            found = seen(int(name)) if name.isdigit() else None
+            if found and found.state == ("S" if shim else "T") and ours in b"".join(environment_of(int(name))):
+                if (b"shim.py" if shim else b"keeper.py") in Path(f"/proc/{name}/cmdline").read_bytes():
+                    return int(name)
+        return 0
+
+    return int(wait_for(stopped, "its starter is stopped"))
+
+
+def seen_again(s) -> None:
+    """The daemon has looked at everything some times more."""
+    for _ in range(LOOKS):
+        key = f"look{len(s.states())}"
+        s.append(s.line(key) + ";gpus=0")
+        wait_for(lambda key=key: s.starts(key), "a line that needs no GPU")
+
+
+@pytest.mark.parametrize("mode", ["direct", "screen"])
+def test_a08_a_starter_in_the_midst_of_its_work_is_waited_for(scheduler, screens, mode):
+    """A08, P1, P7: claimed, not yet spawned, daemon killed: the GPU stays taken, the job runs once, its code is known."""
+    s = scheduler(gpus=1) if mode == "direct" else screens(gpus=1)
+    starter = late(s, 7)
+    s.kill()
+    s.start()
+    seen_again(s)
+    assert s.states()[1] == "starting" and s.status()["gpus"][0]["allocated"] == 1.0
+    s.kill()
+    s.start()
+    seen_again(s)
+    assert s.states()[1] == "starting" and s.starts("late") == 0
+    os.kill(starter, signal.SIGCONT)
+    s.wait_state(1, "failed")
+    job = s.job(1)
+    assert (job["outcome"], job["exit_code"], job["attempt"], s.starts("late")) == ("exit", 7, 1, 1), job
+
+
+def test_a08_a_starter_that_dies_in_the_midst_of_its_work_never_ran_it(scheduler):
+    """Claimed, and then daemon and keeper are both killed: nobody can tell, so it is lost, and not run again."""
+    s = scheduler(gpus=1)
+    starter = late(s, 7)
+    s.kill()
+    s.start()
+    seen_again(s)
+    assert s.states()[1] == "starting"
+    os.kill(starter, signal.SIGKILL)
+    s.wait_state(1, "failed")
+    assert s.job(1)["outcome"] == "lost" and s.starts("late") == 0
+    wait_for(lambda: s.status()["gpus"][0]["allocated"] == 0, "the GPU is free")
+
+
+def test_a07_a_late_starter_finds_its_start_taken_back(scheduler):
+    """A06, A07: sent, not yet claimed: the next daemon takes it back and starts it itself; the late one runs nothing."""
+    s = scheduler(gpus=1)
+    s.start()
+    slow = s.keeper_pid()
+    os.kill(slow, signal.SIGSTOP)
+    s.append(s.line("a", 5))
+    s.wait_state(1, "starting")
+    s.kill()
+    s.start()
+    s.wait_ended(1)
+    assert (s.job(1)["exit_code"], s.job(1)["attempt"], s.starts("a")) == (5, 2, 1)
+    os.kill(slow, signal.SIGCONT)
+    wait_for(lambda: not os.path.exists(f"/proc/{slow}"), "the late keeper reads out what it was sent, and ends")
+    assert s.starts("a") == 1
+
+
+def test_b05_cancelled_while_its_starter_is_late(scheduler):
+    """A14, B05: the cancel reaches the job when it begins after all."""
+    s = scheduler(gpus=1, kill_grace="0.2")
+    s.hold("late")
+    starter = late(s, 7)
+    s.kill()
+    s.start()
+    s.cli("cancel", "1", code=None)
+    s.wait_state(1, "stopping")
+    os.kill(starter, signal.SIGCONT)
+    s.wait_state(1, "cancelled")
+    wait_for(lambda: s.status()["gpus"][0]["allocated"] == 0, "the GPU is free")
