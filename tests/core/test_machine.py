@@ -166,6 +166,16 @@ class Faults(RuleBasedStateMachine):
     def a_job_leaves_an_orphan(self, pick: int) -> None:
         self.m.orphan(self.chosen(pick, leader=True))
 
+    @precondition(lambda self: self.some(leader=True))
+    @rule(pick=PICK, code=CODES)
+    def a_job_ends_before_its_orphan(self, pick: int, code: int) -> None:
+        """And others want its GPUs."""
+        pid = self.chosen(pick, leader=True)
+        self.m.orphan(pid)
+        self.m.ends(pid, code)
+        if self.m.up:
+            self.a_job_comes_and_runs("1", 0, 0)
+
     @precondition(lambda self: self.some(leader=False))
     @rule(pick=PICK)
     def an_orphan_ends(self, pick: int) -> None:
