@@ -368,6 +368,7 @@ class Watching:
 
     def _leftover_ended(self, fd: int) -> None:
         key, _mark, process = self._leftovers.pop(fd)
+        self._unsure.discard(process)
         self._epoll.unregister(fd)
         os.close(fd)
         if any(held == key for held, _, _ in self._leftovers.values()):
