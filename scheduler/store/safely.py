@@ -15,6 +15,7 @@ from collections.abc import Callable
 from scheduler.crashpoints import crash_point
 
 _EXCHANGE, _NO_REPLACE, _AT_FDCWD = 2, 1, -100
+_KEEP_SIZE = 1
 
 
 def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
@@ -56,9 +57,11 @@ def _write_aside(path: str, data: bytes, sync: bool) -> str:
         write_all(fd, data)
         if sync:
             os.fsync(fd)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(aside)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            raise OSError(error.errno, os.strerror(error.errno), path) from error
         raise
     finally:
         os.close(fd)
@@ -150,9 +153,10 @@ def sync_folder(folder: str) -> None:
 
 
 def append_line(path: str, line: str) -> None:
-    """Append one whole line with one write, onto the disk; a last line without newline is closed first.
+    """Append one whole line with one write, onto the disk; a last line without newline is closed first. Raises OSError.
 
-    A part of it that a full disk still took is taken back: it might be a job that nobody meant. Raises OSError.
+    On a full disk nothing is written, for half a line might be a job that nobody meant: room is reserved first, and should
+    others take it meanwhile, a part is taken back.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
@@ -161,6 +165,7 @@ def append_line(path: str, line: str) -> None:
         size = os.fstat(fd).st_size
         glue = b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""
         data = glue + os.fsencode(line) + b"\n"
+        _reserve(fd, size, len(data))
         written = os.write(fd, data)
         if written != len(data):
             if os.fstat(fd).st_size == size + written:
@@ -170,3 +175,15 @@ def append_line(path: str, line: str) -> None:
         crash_point("add.written")
     finally:
         os.close(fd)
+
+
+def _reserve(fd: int, start: int, length: int) -> None:
+    """Have the disk keep room behind the end of a file, where the file system can. Raises OSError when it is full."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
+    if call is None:
+        return
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    if call(fd, _KEEP_SIZE, start, length) != 0:
+        code = ctypes.get_errno()
+        if code in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(code, os.strerror(code))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -80,7 +81,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 try:
     replace_file(sys.argv[1], b"x" * 1000)
 except OSError as error:
-    print(error.errno)
+    print(error.errno, error.filename == sys.argv[1])
 """
     ran = subprocess.run(
         [sys.executable, "-c", code, str(path)],
@@ -89,7 +90,7 @@ except OSError as error:
         text=True,
         timeout=30,
     )
-    assert ran.stdout.strip() == "27", ran.stderr
+    assert ran.stdout.strip() == "27 True", ran.stderr
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["state.json"]
 
@@ -161,6 +162,30 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         append_line(str(tmp_path), "x")
     with pytest.raises(OSError):
         append_line(str(tmp_path / "nosuch" / "jobs.txt"), "x")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_full_disk_takes_no_half_line(tmp_path: Path) -> None:
+    """P4: half a line would become a job with half of its words. The error of a file names it."""
+    options = "size=16k,mode=0700"
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)], capture_output=True)
+    if made.returncode:
+        pytest.skip("may not mount")
+    try:
+        path = tmp_path / "jobs.txt"
+        path.write_text("0,a.py,,\n" + "#" * 3990 + "\n")
+        before = path.read_bytes()
+        with (tmp_path / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
+            while True:
+                filler.write(b"x" * 4096)
+        with pytest.raises(OSError) as caught:
+            append_line(str(path), "0,b.py,," + "y" * 300)
+        assert caught.value.errno == errno.ENOSPC and path.read_bytes() == before
+        (tmp_path / "filler").unlink()
+        append_line(str(path), "0,b.py,," + "y" * 300)
+        assert path.read_bytes() == before + b"0,b.py,," + b"y" * 300 + b"\n"
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_many_that_append_long_lines_at_once_never_mix(tmp_path: Path) -> None:

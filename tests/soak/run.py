@@ -1,0 +1,248 @@
+"""One soak from beginning to end: ``python -m tests.soak --seed N --jobs N --daemon-kills N --keeper-kills N --seconds N``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import stat
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scheduler.store.database import check_sound
+from scheduler.store.places import Places
+from tests.soak.history import History, Row, now
+from tests.soak.judge import judge, lost_jobs
+from tests.soak.troubles import WRITERS, Given, Killer, Meddler, Pens, Writer
+from tests.soak.world import World, reading, wait_for, world
+
+TMPFS_MIB = 256
+MOST_FDS = 2
+MOST_MIB = 20
+HOUSE = {"store.db", "store.lock", "daemon.lock", "daemon.json", "bell", "high", "watched.json", "attempts", "env", "sessions",
+         "keeper.err"}  # fmt: skip
+
+
+@dataclass
+class Result:
+    """What came of it. ``wrong``: all that should not be."""
+
+    wrong: list[str] = field(default_factory=list)
+    figures: dict[str, str] = field(default_factory=dict)
+
+    def table(self) -> str:
+        """For people, and for docs/reliability.md."""
+        lines = ["| figure | value |", "|---|---|"]
+        return "\n".join(lines + [f"| {name} | {value} |" for name, value in self.figures.items()])
+
+
+def soak(
+    seed: int, jobs: int, daemon_kills: int, keeper_kills: int, seconds: float, keep: bool = False, talk: bool = False
+) -> Result:
+    """Run it. Raises AssertionError when the end does not come."""
+    result = Result()
+    with world(TMPFS_MIB, shutil.which("screen") is not None, keep) as place:
+        given, pens = Given(jobs), Pens()
+        killer = Killer(place, f"killer {seed}", daemon_kills, keeper_kills, seconds)
+        pause = WRITERS * seconds / jobs
+        writers = [Writer(place, given, pens, f"writer {seed} {n}", pause) for n in range(WRITERS)]
+        hangs = max(1, round(seconds / 90))
+        meddler = Meddler(place, given, pens, f"meddler {seed}", min(1.0, seconds / 100), hangs, seconds)
+        place.start("direct")
+        wait_for(lambda: place.life.early[0], "the first reading")
+        at_rest = place.life.early
+        began = time.monotonic()
+        helpers = [_Thread(one.run) for one in (*writers, meddler)]
+        if talk:
+            helpers.append(_Thread(lambda: _talk(place, given, began, meddler)))
+        try:
+            killer.run()
+            wait_for(lambda: given.done or any(one.error for one in helpers), "the last job given in", 60 + seconds)
+        finally:
+            meddler.over.set()
+        for one in helpers:
+            one.end()
+        wait_for(meddler.calm, "nothing is paused")
+        _wait_ended(place, 60 + seconds)
+        wall = time.monotonic() - began
+        wait_for(lambda: not place.left(), f"no process of a job is left: {place.left()}", 30)
+        history = gathered(place, given, meddler, seed)
+        result.wrong += meddler.complaints
+        result.wrong += [f"Traceback in answer: {one}" for one in given.errors if "Traceback" in one]
+        result.wrong += at_the_end(place, at_rest)
+        code = place.stop()
+        result.wrong += [] if code == 0 else [f"SIGTERM: exit code {code}"]
+        result.wrong += kept_files(place)
+        history.save(place.base / "history.json")
+        result.wrong += judge(history)
+        result.figures = figures(place, given, meddler, history, at_rest, wall, result.wrong)
+        if result.wrong:
+            raise AssertionError("\n".join([f"seed {seed}", *result.wrong[:40], result.table()]))
+    return result
+
+
+class _Thread(threading.Thread):
+    """One whose error is not lost."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self.what, self.error = run, None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.what()
+        except BaseException as error:
+            self.error = error
+
+    def end(self) -> None:
+        """Wait for it. Raises what it raised."""
+        self.join(120)
+        assert not self.is_alive(), f"{self.what} does not end"
+        if self.error is not None:
+            raise self.error
+
+
+def _talk(place: World, given: Given, began: float, meddler: Meddler) -> None:
+    while not meddler.over.wait(15):
+        counts = dict(place.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
+        kills = Counter(kill.what for kill in place.kills)
+        print(
+            f"{time.monotonic() - began:.0f} s: {given.acknowledged} acknowledged, {counts}, {dict(kills)}, {dict(meddler.did)}",
+            flush=True,
+        )
+
+
+def _wait_ended(place: World, limit: float) -> None:
+    def over() -> bool:
+        ((open_,),) = place.rows("SELECT sum(finished_at IS NULL OR state='stopping') FROM jobs")
+        ((files,),) = place.rows("SELECT place FROM files")
+        return not open_ and files == place.jobs_file.stat().st_size
+
+    wait_for(over, "the end of all jobs", limit)
+
+
+def gathered(place: World, given: Given, meddler: Meddler, seed: int) -> History:
+    """All that the judge reads."""
+    ledger = [line.split() for line in place.ledger.read_text().splitlines()]
+    shift = now() - time.time()
+    begun: dict[int, list[float]] = {}
+    for job, at in place.rows("SELECT job, at FROM events WHERE kind='starting' ORDER BY n"):
+        begun.setdefault(job, []).append(at + shift)
+    rows = [
+        Row(id_, json.loads(spec).get("arguments", []), state, outcome, code, number, begun.get(id_, []), notes)
+        for id_, spec, state, outcome, code, number, notes in place.rows(
+            "SELECT id, spec, state, outcome, exit_code, signal, notes FROM jobs"
+        )
+    ]
+    for row in rows:
+        if row.words and row.words[0] == str(place.job):  # of `submit`: the program is its first word
+            del row.words[0]
+    refused = [text for (text,) in place.rows("SELECT text FROM refused")]
+    return History(seed, given.wishes, ledger, place.lives, place.kills, meddler.cancels, rows, refused)
+
+
+def at_the_end(place: World, at_rest: tuple[int, int]) -> list[str]:
+    """What a daemon at rest looks like that has lived through much."""
+    wrong = []
+    wait_for(lambda: abs(reading(place.life.pid)[0] - at_rest[0]) <= MOST_FDS or place.process.poll() is not None,
+             f"descriptors: {at_rest[0]} at first, now {reading(place.life.pid)[0]}", 20)  # fmt: skip
+    place.life.late = reading(place.life.pid)
+    grown = (place.life.late[1] - place.life.early[1]) / 1024
+    if grown > MOST_MIB:
+        wrong.append(f"memory of the last life grew by {grown:.1f} MiB")
+    if place.rows("SELECT * FROM holdings"):
+        wrong.append("GPUs are still held for processes that are gone")
+    status = json.loads(place.cli("status", "--json").stdout)
+    wrong += [f"GPU {gpu['index']}: {gpu['allocated']} given out" for gpu in status["gpus"] if gpu["allocated"]]
+    said = place.said()
+    wrong += ["Traceback in what the daemons said"] if "Traceback" in said else []
+    if place.rows("PRAGMA integrity_check") != [("ok",)]:
+        wrong.append("the store is damaged")
+    return wrong
+
+
+def kept_files(place: World) -> list[str]:
+    """Nothing temporary, nothing open to others; the store and the state file are whole."""
+    wrong = []
+    house = place.disk / ".gpujob"
+    names = {path.name for path in house.iterdir()} - HOUSE
+    wrong += [f"left in .gpujob: {sorted(names)}"] if names else []
+    others = [path.name for folder in ("attempts", "sessions") for path in (house / folder).iterdir()]
+    strange = [name for name in others if not name.replace(".", "").isdigit() and name != "screenrc"]
+    wrong += [f"left there: {strange}"] if strange else []
+    ours = [
+        place.state_file,
+        place.disk / "gpu_scheduler.log",
+        *house.rglob("*"),
+        *(place.disk / "gpu_scheduler_logs").rglob("*"),
+    ]
+    for path in ours:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode != (0o700 if path.is_dir() else 0o600):
+            wrong.append(f"{path} has mode {mode:o}")
+    mine = {"jobs.txt", "jobs.txt~", ".gpujob", "gpu_scheduler_state.json", "gpu_scheduler_logs"}
+    there = {path.name for path in place.disk.iterdir() if not path.name.startswith(("gpu_scheduler.log", "gpu_scheduler_state.json.bad-"))}  # fmt: skip
+    wrong += [f"left beside the state file: {sorted(there - mine)}"] if there - mine else []
+    json.loads(place.state_file.read_text())
+    check_sound(Places(str(place.state_file)), pages="integrity_check", records=True)
+    return wrong
+
+
+def figures(place, given, meddler, history, at_rest, wall, wrong) -> dict[str, str]:
+    """What is told of it."""
+    kills = Counter(kill.what for kill in history.kills)
+    states = Counter(row.state for row in history.rows)
+    modes = Counter(life.mode for life in history.lives)
+    seconds = sorted(given.seconds)
+    cpu = os.times()
+    rss = [life.late[1] / 1024 for life in history.lives if life.late[1]]
+    return {
+        "seed": str(history.seed),
+        "jobs acknowledged": f"{given.acknowledged} ({', '.join(f'{way} {n}' for way, n in sorted(Counter(w.way for w in given.wishes if w.acknowledged).items()))})",
+        "time": f"{wall:.0f} s",
+        "daemon kills": f"{kills['daemon']} ({len(history.lives)} lives: {', '.join(f'{n} {m}' for m, n in sorted(modes.items()))})",
+        "keeper and shim kills": f"{kills['keeper']} + {kills['shim']}",
+        "meddling": ", ".join(f"{name} {count}" for name, count in sorted(meddler.did.items())) + ("" if place.mounted else ", no disk filled: not root"),
+        "endings": ", ".join(f"{state} {count}" for state, count in sorted(states.items())),
+        "`lost` after double kills": str(lost_jobs(history)),
+        "lines of the ledger": str(len(history.ledger)),
+        "lost, doubled, wrong, GPU over 1000 parts": str(len(wrong)),
+        "verbs that were refused": f"{sum(given.errors.values())} ({'; '.join(f'{n} × {e[:90]}' for e, n in given.errors.most_common(4))})",
+        "starts that were refused": f"{len(place.refused_starts)} ({'; '.join(sorted({one[:90] for one in place.refused_starts})[:3])})",
+        "answer of `add` and `submit`": f"median {seconds[len(seconds) // 2] * 1e3:.0f} ms, p99 {seconds[len(seconds) * 99 // 100] * 1e3:.0f} ms",
+        "descriptors at rest": f"{at_rest[0]} at first, {place.life.late[0]} at the end",
+        "memory": f"first life {at_rest[1] / 1024:.1f} MiB at rest; last life {place.life.early[1] / 1024:.1f} MiB at its start, {place.life.late[1] / 1024:.1f} at its end; most of any {max(rss):.1f}",
+        "CPU of jobs, daemons and verbs that were waited for": f"{cpu.children_user + cpu.children_system + cpu.user + cpu.system:.0f} s",
+    }  # fmt: skip
+
+
+def main() -> int:
+    """The command line."""
+    reader = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    reader.add_argument("--seed", type=int, default=int(time.time()))
+    reader.add_argument("--jobs", type=int, default=10_000)
+    reader.add_argument("--daemon-kills", type=int, default=200)
+    reader.add_argument("--keeper-kills", type=int, default=50)
+    reader.add_argument("--seconds", type=float, default=600, help="over which jobs and kills are spread")
+    reader.add_argument("--keep", action="store_true", help="the folder, also when all went well")
+    asked = reader.parse_args()
+    print(f"seed {asked.seed}", flush=True)
+    try:
+        result = soak(
+            asked.seed, asked.jobs, asked.daemon_kills, asked.keeper_kills, asked.seconds, asked.keep, talk=True
+        )
+    except AssertionError as error:
+        print(error)
+        return 1
+    print(result.table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
