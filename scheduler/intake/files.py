@@ -26,6 +26,7 @@ BOM = b"\xef\xbb\xbf"
 CLOCK_TICK_NS = 50_000_000  # two writes within a tick of the kernel's clock leave the same time on a file
 MOST_LINKS = 40  # as many as the kernel follows
 SETTLE_S = 1.0  # a file that shrank or was replaced is read when it has stood this long
+APPENDED_S = 2.0  # or when lines were only added to it for so long: others may append without end
 
 
 class FileTrouble(SchedulerError):
@@ -143,6 +144,7 @@ class Follower:
         self._seen: tuple[int, int] = (0, 0)  # size, mtime_ns at the last look
         self._changed_at = float("-inf")  # monotonic
         self._unsettled = False
+        self._grows: tuple[int, int, float] | None = None  # size, sum and time of what only grew since, while unsettled
         self._checked_ctime = self._whole_ctime = -1
         self._tail = b""
         self._tail_for = -1
@@ -247,19 +249,21 @@ class Follower:
             mark = replace(mark, device=held.st_dev, inode=held.st_ino)
         elif not (same and held.st_size >= mark.offset and self._prefix_stands(held)):
             self._unsettled = True
+        settles = self._changed_at + SETTLE_S
         if self._unsettled:
-            due = self._changed_at + SETTLE_S
-            if now < due:
-                self.look_again_at = due
+            if now < settles and not self._only_grows(held, now, settles):
                 return None
-            self._unsettled = False
+            self._unsettled, self._grows = False, None
             if not (same and held.st_size >= mark.offset and self._prefix_stands(held, whole=True)):
                 self._tail_for = -1
                 return self._replay(held)
         if held.st_size == mark.offset:
-            if mark.replaying:
+            if not mark.replaying:
+                return Batch(mark) if mark != self.mark else None
+            if now >= settles:
                 return Batch(replace(mark, replaying=False), settled=True)
-            return Batch(mark) if mark != self.mark else None
+            self.look_again_at = settles  # it may still be being rewritten: what is missing yet must not count as new
+            return None
         stood = now - self._changed_at >= OPEN_LINE_S
         batch = self._take(mark, held.st_size, last=stood)
         if batch.mark.offset < held.st_size and not (batch.more or stood):
@@ -268,6 +272,25 @@ class Follower:
             # What stands and is not taken is blank: nothing more comes of this file.
             return Batch(replace(mark, replaying=False), settled=True) if mark.replaying and stood else None
         return batch
+
+    def _only_grows(self, held: os.stat_result, now: float, settles: float) -> bool:
+        """Whether, for long enough, nothing happened to a file but that lines were added."""
+        if self._grows is not None:
+            size, crc, since = self._grows
+            if now < since + APPENDED_S:
+                self.look_again_at = min(settles, since + APPENDED_S)
+                return False
+            if held.st_size >= size and self._crc(size) == crc:
+                return True
+        self._grows = (held.st_size, self._crc(held.st_size), now)
+        self.look_again_at = min(settles, now + APPENDED_S)
+        return False
+
+    def _crc(self, end: int) -> int:
+        crc = 0
+        for piece in self._pieces(0, end):
+            crc = zlib.crc32(piece, crc)
+        return crc
 
     def _replay(self, held: os.stat_result) -> Batch:
         mark = FileMark(self.path, held.st_dev, held.st_ino, replaying=True)
@@ -282,10 +305,7 @@ class Follower:
         if held.st_ctime_ns == self._checked_ctime and self._tail_for == mark.offset:
             return True
         if whole or mark.offset <= CHECKED_WHOLE or self._tail_for != mark.offset:
-            crc = 0
-            for piece in self._pieces(0, mark.offset):
-                crc = zlib.crc32(piece, crc)
-            if crc != mark.crc:
+            if self._crc(mark.offset) != mark.crc:
                 return False
             start = max(0, mark.offset - TAIL)
             self._tail, self._tail_for = os.pread(self._fd, mark.offset - start, start), mark.offset

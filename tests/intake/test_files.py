@@ -411,6 +411,21 @@ def test_a_truncated_and_refilled_file_is_read_anew_once_it_stands(jobs: Path, r
     assert (reading.restarts, reading.settled) == (1, 1)
 
 
+def test_c05_a_replaced_file_is_read_though_lines_never_cease(jobs: Path, reading: Reading) -> None:
+    """C05, P2: found by the soak: with a line a second no new line was read any more. The recount ends when it has stood."""
+    append(jobs, "a\nb\n")
+    reading.all()
+    tick(jobs)
+    jobs.write_text("# edited\na\nb\n")
+    for n in range(20):
+        append(jobs, f"{n}\n")
+        reading.later(SETTLE_S / 2)
+    assert reading.texts[-1] == "19" and reading.texts.count("a") == 2
+    assert (reading.restarts, reading.settled) == (1, 0) and reading.follower.mark.replaying
+    assert reading.follower.look_again_at is not None and reading.later(SETTLE_S) == []
+    assert (reading.restarts, reading.settled) == (1, 1) and not reading.follower.mark.replaying
+
+
 def test_truncated_and_refilled_beyond_the_old_end_between_two_looks_is_noticed(jobs: Path, reading: Reading) -> None:
     """C06, P2: not by size alone."""
     append(jobs, "a\nb\n")
