@@ -26,7 +26,7 @@ from scheduler.intake.settings import Settings, load, model_table
 from scheduler.intake.watch import watcher
 from scheduler.runners.direct import DirectRunner
 from scheduler.runners.processes import boot_id, seen
-from scheduler.runners.screen import ScreenRunner
+from scheduler.runners.screen import ScreenRunner, tidy
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
 from scheduler.store.moved import follow_moved
@@ -226,6 +226,7 @@ class Daemon:
         if self.config.screen:
             short_id = hashlib.blake2b(os.fsencode(state_file), digest_size=2).hexdigest()
             return ScreenRunner(places.attempts, state_file, self.environ, places.sessions, short_id, descriptors)
+        tidy(places.sessions, places.attempts)  # of a daemon before this one, which was in screen mode
         errors = os.path.join(places.house, "keeper.err")
         return DirectRunner(places.attempts, state_file, self.environ, errors, descriptors)
 

@@ -129,7 +129,7 @@ class ScreenRunner(Watching):
             )  # fmt: skip
         self._screenrc = os.path.join(folder, "screenrc")
         self._write_screenrc()
-        self._tidy()
+        tidy(folder, attempts)
         self._sessions: dict[str, _Session] = {}
         self._servers: dict[int, str] = {}  # pid of a session's server, our child → key
         self._server_of: dict[str, Process] = {}  # key of a job that was seen to run → its session's server
@@ -156,16 +156,6 @@ class ScreenRunner(Watching):
                 do="mend its socket folder, or set SCREENDIR to a folder of yours (mode 700)",
             )
         return found.group(1)
-
-    def _tidy(self) -> None:
-        """Remove what a killed daemon left: a session that has not begun within a minute never will."""
-        for entry in os.scandir(self.folder):
-            key, _, ending = entry.name.rpartition(".")
-            if ending in ("launch", "said"):
-                old = time.time() - entry.stat().st_mtime > OLD_S
-                if old or (ending == "said" and os.path.exists(self.path_of(key))):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(entry.path)
 
     def _longest_name(self) -> int:
         """A socket's whole path has at most 107 bytes; a number, a dot, and an appended short id take some."""
@@ -436,6 +426,17 @@ class ScreenRunner(Watching):
                 return _one_line(stream.read(4096).decode("utf-8", "replace"))
         except OSError:
             return ""  # no word of screen's; the fact that it ended stands
+
+
+def tidy(folder: str, attempts: str) -> None:
+    """Remove what a killed daemon left of its sessions: one that has not begun within a minute never will."""
+    for entry in os.scandir(folder):
+        key, _, ending = entry.name.rpartition(".")
+        if ending in ("launch", "said"):
+            old = time.time() - entry.stat().st_mtime > OLD_S
+            if old or (ending == "said" and os.path.exists(os.path.join(attempts, key))):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(entry.path)
 
 
 def _server_environ(environ: Mapping[str, str]) -> dict[str, str]:

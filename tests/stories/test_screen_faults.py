@@ -349,3 +349,19 @@ def test_j12_hostile_screenrc_of_the_user(screens):
     s.wait_no_session()
     assert s.log(1) == "mine\n" and s.job(1)["exit_code"] == 3
     assert sorted(os.listdir(home)) == [".screenrc", "system"]
+
+
+def test_what_a_killed_daemon_left_of_its_sessions_goes_in_either_mode(screens):
+    """Found by the soak: what was handed to a session holds an environment, and stayed until the next --screen."""
+    s = screens(gpus=1)
+    folder = s.folder / ".gpujob" / "sessions"
+    for mode in ("--no-screen", "--screen"):
+        s.mode = mode
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name, age in (("7.1.launch", 1000), ("7.1.said", 1000), ("8.1.launch", 0)):
+            path = folder / name
+            path.touch(0o600)
+            os.utime(path, (path.stat().st_mtime - age,) * 2)
+        s.start()
+        assert {path.name for path in folder.iterdir()} - {"screenrc"} == {"8.1.launch"}, mode
+        s.stop()
