@@ -6,8 +6,9 @@ STAMP := $(VENV)/.installed
 TESTSTAMP := $(VENV)/.installed-test
 DEBIAN := python3-venv gcc libc6-dev procps screen zsh fish
 PYTEST_ARGS ?=
+SOAK_ARGS ?=
 
-.PHONY: demo test test-all test-long planted check system bench pictures clean
+.PHONY: demo test test-all test-long soak planted check system bench pictures clean
 
 demo: $(STAMP)
 	$(VENV)/bin/gpujob demo
@@ -37,6 +38,10 @@ test: check
 # Sweeps and soaks in their long form (minutes each).
 test-long: check
 	GPUJOB_LONG=1 $(VENV)/bin/python -m pytest -n 2 -m soak --timeout 1800 -s $(PYTEST_ARGS)
+
+# 10,000 jobs under 200 daemon kills and 50 keeper or shim kills (ten minutes and more); SOAK_ARGS="--seed 7" for another seed.
+soak: $(TESTSTAMP)
+	$(VENV)/bin/python -m tests.soak $(SOAK_ARGS)
 
 # Ten bugs, planted one after another in a copy of the program: each has to be caught.
 planted: $(TESTSTAMP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -174,7 +175,8 @@ def main(words: list[str] | None = None) -> int:
             return _fail([text], 2)
         if isinstance(error, OSError):
             where = f" {error.filename}" if error.filename else ""
-            return _fail([f"{error.strerror or error}{where}"], 1)
+            do = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            return _fail([f"{error.strerror or error}{where}{do}"], 1)
         if type(error).__name__ == "Abort":
             return 130
         raise

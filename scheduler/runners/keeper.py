@@ -166,13 +166,21 @@ class Keeper:
         except OSError as error:
             self.out.append(("no", key, "record", error.errno or 5))
             return
-        log_fd = -1
-        stage = "record"
         try:
             if os.write(fd, record) != len(record):
                 raise OSError(28, "short write")
+        except OSError as error:
+            try:
+                os.unlink(path)  # nobody's again: left claimed, it would look as if it might have run
+            except OSError:
+                self.write_end(fd, "never", 1000 * STAGES.index("record") + (error.errno or 5))
+            os.close(fd)
+            self.out.append(("no", key, "record", error.errno or 5))
+            return
+        log_fd = -1
+        stage = "log"
+        try:
             self.crash_point("keeper.claimed")
-            stage = "log"
             log_fd = self.open_log(log)
             stage = "environment"
             made = environment(self.base, env_file, changes)

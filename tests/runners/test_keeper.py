@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from scheduler.core.gpu import Need
 from scheduler.core.job import Job, JobSpec
+from scheduler.core.recovery import Record
 from scheduler.runners import keeper as keeper_file
 from scheduler.runners import record
 from scheduler.runners.processes import boot_id
@@ -172,6 +174,18 @@ def test_the_ending_fits_on_a_full_disk(desk: Desk, tmp_path: Path) -> None:
     assert (tmp_path / "1.1").stat().st_size == size and (tmp_path / "1.1").stat().st_blocks >= blocks
     assert record.read(str(tmp_path / "1.1")).code == 44
     assert record.spec_of(str(tmp_path / "1.1"))["id"] == 1
+
+
+@pytest.mark.parametrize("room", [0, 100, 300])
+def test_a_record_that_cannot_be_written_is_nobodys_again(desk: Desk, tmp_path: Path, room: int) -> None:
+    """P1, P5, F01: found by the soak. Left claimed by a keeper whose daemon was killed, a job that never ran became lost."""
+    resource.prlimit(desk.process.pid, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+    desk.send(desk.start(1, "/bin/sh", "-c", f"touch {tmp_path}/ran"))
+    assert marshal.loads(desk.socket.recv(1 << 20))[0][:3] == ("no", "1.1", "record")
+    assert record.read(str(tmp_path / "1.1")).kind is Record.NONE
+    resource.prlimit(desk.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    desk.send(desk.start(1, "/bin/sh", "-c", "exit 4"))
+    assert desk.ends(1) == {"1.1": ("exit", 4)} and not (tmp_path / "ran").exists()
 
 
 def test_checksum_is_the_same_on_both_sides() -> None:

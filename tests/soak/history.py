@@ -87,7 +87,7 @@ class Row:
     outcome: str | None
     exit_code: int | None
     signal: int | None
-    starts: list[float]  # when an attempt was begun, on the clock of the ledger
+    begun: float  # when its last attempt was chosen, on the clock of the ledger, in whole seconds
     notes: str = ""
 
 

@@ -99,7 +99,7 @@ class _Court:
                     told = (row.state, row.outcome, row.exit_code, row.signal)
                     yield (
                         f"{key}, job {row.id}: {problem}; the store: {told} {row.notes}; "
-                        f"began {self.began[key]}, ended {self.ended.get(key)}, tries at {row.starts}"
+                        f"began {self.began[key]}, ended {self.ended.get(key)}, last try at {row.begun:.0f}"
                     )
 
     def problem(self, wish: Wish, row: Row) -> str:
@@ -141,7 +141,7 @@ class _Court:
                     found.append(kill)  # its parent when it began
                 elif kill.job == row.id or (int(entry[5]) in self.heirs(kill) and at - START_S <= kill.at <= at):
                     found.append(kill)  # its parent died between the fork and its first line
-            elif kill.job == row.id or any(-START_S <= kill.at - at <= START_S for at in row.starts):
+            elif kill.job == row.id or -START_S <= kill.at - row.begun <= START_S:
                 found.append(kill)
         return found
 

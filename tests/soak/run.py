@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
+import sqlite3
 import stat
 import sys
 import threading
@@ -14,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from scheduler.runners.screen import OLD_S
 from scheduler.store.database import check_sound
 from scheduler.store.places import Places
 from tests.soak.history import History, Row, now
@@ -110,19 +113,25 @@ class _Thread(threading.Thread):
 
 def _talk(place: World, given: Given, began: float, meddler: Meddler) -> None:
     while not meddler.over.wait(15):
-        counts = dict(place.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
         kills = Counter(kill.what for kill in place.kills)
+        try:
+            counts = dict(place.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
+        except sqlite3.Error as error:
+            counts = {str(error): 1}  # just being made, or the disk is full
         print(
-            f"{time.monotonic() - began:.0f} s: {given.acknowledged} acknowledged, {counts}, {dict(kills)}, {dict(meddler.did)}",
+            f"{time.monotonic() - began:.0f} s: {given.acknowledged} acknowledged, {counts}, killed {dict(kills)}",
             flush=True,
         )
 
 
 def _wait_ended(place: World, limit: float) -> None:
     def over() -> bool:
-        ((open_,),) = place.rows("SELECT sum(finished_at IS NULL OR state='stopping') FROM jobs")
-        ((files,),) = place.rows("SELECT place FROM files")
-        return not open_ and files == place.jobs_file.stat().st_size
+        ((open_,),) = place.rows(
+            "SELECT EXISTS(SELECT 1 FROM jobs WHERE finished_at IS NULL)"
+            " OR EXISTS(SELECT 1 FROM jobs WHERE finished_at IS NOT NULL AND state='stopping')"
+        )
+        ((read,),) = place.rows("SELECT place FROM files")
+        return not open_ and read == place.jobs_file.stat().st_size
 
     wait_for(over, "the end of all jobs", limit)
 
@@ -131,13 +140,10 @@ def gathered(place: World, given: Given, meddler: Meddler, seed: int) -> History
     """All that the judge reads."""
     ledger = [line.split() for line in place.ledger.read_text().splitlines()]
     shift = now() - time.time()
-    begun: dict[int, list[float]] = {}
-    for job, at in place.rows("SELECT job, at FROM events WHERE kind='starting' ORDER BY n"):
-        begun.setdefault(job, []).append(at + shift)
     rows = [
-        Row(id_, json.loads(spec).get("arguments", []), state, outcome, code, number, begun.get(id_, []), notes)
-        for id_, spec, state, outcome, code, number, notes in place.rows(
-            "SELECT id, spec, state, outcome, exit_code, signal, notes FROM jobs"
+        Row(id_, json.loads(spec).get("arguments", []), state, outcome, code, number, _at_of(log, shift), notes)
+        for id_, spec, state, outcome, code, number, log, notes in place.rows(
+            "SELECT id, spec, state, outcome, exit_code, signal, log, notes FROM jobs"
         )
     ]
     for row in rows:
@@ -145,6 +151,12 @@ def gathered(place: World, given: Given, meddler: Meddler, seed: int) -> History
             del row.words[0]
     refused = [text for (text,) in place.rows("SELECT text FROM refused")]
     return History(seed, given.wishes, ledger, place.lives, place.kills, meddler.cancels, rows, refused)
+
+
+def _at_of(log: str, shift: float) -> float:
+    """When the last attempt was begun, by the name of its log; 0 if it never was."""
+    found = re.search(r"_(\d{8}_\d{6})(?:_a\d+)?\.log$", log)
+    return time.mktime(time.strptime(found[1], "%Y%m%d_%H%M%S")) + shift if found else 0.0
 
 
 def at_the_end(place: World, at_rest: tuple[int, int]) -> list[str]:
@@ -173,9 +185,11 @@ def kept_files(place: World) -> list[str]:
     house = place.disk / ".gpujob"
     names = {path.name for path in house.iterdir()} - HOUSE
     wrong += [f"left in .gpujob: {sorted(names)}"] if names else []
-    others = [path.name for folder in ("attempts", "sessions") for path in (house / folder).iterdir()]
-    strange = [name for name in others if not name.replace(".", "").isdigit() and name != "screenrc"]
-    wrong += [f"left there: {strange}"] if strange else []
+    old = time.time() - (now() - place.life.begun) - OLD_S
+    for path in (*(house / "attempts").iterdir(), *(house / "sessions").iterdir()):
+        known = path.name == "screenrc" or path.name.replace(".", "").isdigit()
+        if not known and (path.suffix not in (".said", ".launch") or path.stat().st_mtime < old):
+            wrong.append(f"left there: {path}")
     ours = [
         place.state_file,
         place.disk / "gpu_scheduler.log",

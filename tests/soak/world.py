@@ -44,6 +44,7 @@ sleep "$2"
 [ "$4" = loud ] && yes "$key is loud" 2>/dev/null | head -c 10000000 2>/dev/null
 [ "$4" = orphan ] && ( trap '' HUP; sleep 0.4; note gone ) </dev/null >/dev/null 2>&1 &
 note end
+[ "$4" = deaf ] && trap - TERM
 case $3 in
     -*) kill "$3" $$; sleep 30 ;;
 esac
@@ -168,7 +169,7 @@ class World:
         for pid in pids:
             one = seen(pid)
             kind = servant(pid)
-            if one is not None and one.alive and kind:
+            if one is not None and one.alive and kind and not servant(one.parent):  # else a job before its exec
                 found[Process(pid, one.ticks)] = kind
         return list(found.items())
 
@@ -183,7 +184,7 @@ class World:
     def kill_servant(self, process: Process, kind: str) -> bool:
         """kill -9 to this very process, noted with the daemon's life that it served."""
         one = seen(process.pid)
-        if one is None or one.ticks != process.ticks or not one.alive or servant(process.pid) != kind:
+        if one is None or one.ticks != process.ticks or not one.alive:
             return False
         job = 0
         above = one.parent
@@ -241,9 +242,11 @@ class World:
 
 
 def reading(pid: int) -> tuple[int, int]:
-    """Open descriptors and resident memory in KiB. Raises OSError."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return len(os.listdir(f"/proc/{pid}/fd")), int(re.search(r"VmRSS:\s+(\d+)", status)[1])  # type: ignore[index]
+    """Open descriptors and resident memory in KiB. Raises OSError when it is gone."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    if found is None:  # a zombie
+        raise ProcessLookupError(pid)
+    return len(os.listdir(f"/proc/{pid}/fd")), int(found[1])
 
 
 def children(pid: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import uuid
 import pytest
 
 from scheduler.runners import record
-from tests.stories.harness import LONG, alive, wait_for
+from tests.stories.harness import alive, wait_for
 from tests.stories.test_crash_points import KEEPER
 
 
@@ -218,71 +217,3 @@ def test_store_locked_for_a_while_stops_nothing_for_good(scheduler):
     s.wait_ended(2)
     assert s.job(1)["exit_code"] == 4 and s.starts("a") == 1 and s.starts("b") == 1
     assert "the store can be used again" in s.said()
-
-
-@pytest.mark.soak
-def test_jobs_under_daemon_kills_and_keeper_kills(scheduler):
-    """100 jobs (long form: 200) of 0.1 to 2 s on 4 declared GPUs under random kills: none lost, none twice, every code right."""
-    jobs, daemons, keepers = (200, 40, 10) if LONG else (100, 20, 5)
-    seed = int(os.environ.get("GPUJOB_SEED", "20261121"))
-    dice = random.Random(seed)
-    print(f"seed {seed}")
-    s = scheduler(gpus=4)
-    codes = {}
-    lines = []
-    for n in range(jobs):
-        codes[f"j{n}"] = dice.choice([0, 0, 0, 1, 3, 77, 137, 255, "s9", "s15", "s11"])
-        share = dice.choice(["0.25", "0.5", "0.5", "1", "2"])
-        lines.append(s.line(f"j{n}", code=codes[f"j{n}"], seconds=round(dice.uniform(0.1, 2), 2)) + f";gpus={share}")
-    s.start()
-    daemon_kills = keeper_kills = 0
-    given = 0
-    while daemon_kills < daemons or keeper_kills < keepers or given < jobs:
-        batch = lines[given : given + dice.randint(1, 8)]
-        if batch:
-            s.append(*batch)
-            given += len(batch)
-        time.sleep(dice.uniform(0.05, 0.5))
-        if keeper_kills < keepers and dice.random() < 0.3:
-            keeper = s.keeper_pid()
-            os.kill(keeper, signal.SIGKILL)
-            # Both at once would be another promise (lost): let the daemon notice before it is killed in its turn.
-            wait_for(lambda k=keeper: s.keeper_pid() != k, "another keeper")
-            inherited = list(s.rows("SELECT id FROM jobs WHERE state IN ('starting','running','stopping')"))
-            wait_for(
-                lambda ids=inherited: (
-                    not s.rows(
-                        f"SELECT 1 FROM jobs WHERE state IN ('starting','running') AND id IN ({','.join(str(i[0]) for i in ids) or 0})"
-                    )
-                ),
-                "the inherited jobs' ends",
-            )
-            keeper_kills += 1
-        elif daemon_kills < daemons:
-            s.kill()
-            daemon_kills += 1
-            s.start()
-    states = s.wait_ended(jobs, 170)
-    assert len(states) == jobs
-    wrong = []
-    for job_id, spec, outcome, exit_code, number, notes in s.rows(
-        "SELECT id, spec, outcome, exit_code, signal, notes FROM jobs"
-    ):
-        key = next(k for k in codes if f'"{k}"' in spec)
-        code = codes[key]
-        expected = ("signal", None, int(code[1:])) if isinstance(code, str) else ("exit", code, None)
-        if (outcome, exit_code, number) != expected or s.starts(key) != 1:
-            wrong.append((job_id, key, expected, outcome, exit_code, number, s.starts(key), notes))
-    assert not wrong, (seed, wrong, s.said()[-4000:])
-    _no_gpu_above_1000(s)
-    wait_for(lambda: all(g["allocated"] == 0 for g in s.status()["gpus"]), "GPUs free")
-
-
-def _no_gpu_above_1000(s) -> None:
-    """At every instant of the jobs' own ledger no GPU is promised beyond 1000 parts."""
-    load: dict[str, float] = {}
-    open_: dict[str, list[str]] = {}
-    for what, _key, _, gpus, share, _, _, _ in sorted(s.ledger(), key=lambda e: float(e[6])):
-        for gpu in gpus.split(","):
-            load[gpu] = load.get(gpu, 0.0) + (float(share) if what == "start" else -float(share))
-            assert load[gpu] <= 1.0001, (gpu, load[gpu], open_)

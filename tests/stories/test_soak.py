@@ -1,0 +1,20 @@
+"""The soak in its short form; the long one is that of `make soak`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.soak.run import soak
+from tests.stories.harness import LONG
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_soak_500_jobs_under_20_daemon_kills_and_5_keeper_or_shim_kills():
+    """P1 to P8, invariants 1 to 7, 9 and 10 (long form: 10,000, 200, 50): see docs/reliability.md."""
+    seed = int(os.environ.get("GPUJOB_SEED", "20261121"))
+    print(f"seed {seed}")
+    jobs, daemons, keepers, seconds = (10_000, 200, 50, 600) if LONG else (500, 20, 5, 45)
+    print(soak(seed, jobs, daemons, keepers, seconds).table())
