@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sqlite3
 import stat
 import sys
@@ -47,11 +48,11 @@ class Result:
 def soak(
     seed: int, jobs: int, daemon_kills: int, keeper_kills: int, seconds: float, keep: bool = False, talk: bool = False
 ) -> Result:
-    """Run it. Raises AssertionError when the end does not come."""
+    """Run it. Raises AssertionError when something is wrong, or the end does not come."""
     result = Result()
     with world(TMPFS_MIB, shutil.which("screen") is not None, keep) as place:
         given, pens = Given(jobs), Pens()
-        killer = Killer(place, f"killer {seed}", daemon_kills, keeper_kills, seconds)
+        killer = Killer(place, given, f"killer {seed}", daemon_kills, keeper_kills, seconds)
         pause = WRITERS * seconds / jobs
         writers = [Writer(place, given, pens, f"writer {seed} {n}", pause) for n in range(WRITERS)]
         hangs = max(1, round(seconds / 90))
@@ -63,20 +64,21 @@ def soak(
         helpers = [_Thread(one.run) for one in (*writers, meddler)]
         if talk:
             helpers.append(_Thread(lambda: _talk(place, given, began, meddler)))
+            _end_early(given, killer)
         try:
             killer.run()
-            wait_for(lambda: given.done or any(one.error for one in helpers), "the last job given in", 60 + seconds)
+            wait_for(lambda: given.done or any(one.error for one in helpers), "the last job given in", 600 + seconds)
         finally:
             meddler.over.set()
         for one in helpers:
             one.end()
         wait_for(meddler.calm, "nothing is paused")
-        _wait_ended(place, 60 + seconds)
+        _wait_ended(place, 600 + seconds)
         wall = time.monotonic() - began
         wait_for(lambda: not place.left(), f"no process of a job is left: {place.left()}", 30)
         history = gathered(place, given, meddler, seed)
         result.wrong += meddler.complaints
-        result.wrong += [f"Traceback in answer: {one}" for one in given.errors if "Traceback" in one]
+        result.wrong += badly_said(place, given)
         result.wrong += at_the_end(place, at_rest)
         code = place.stop()
         result.wrong += [] if code == 0 else [f"SIGTERM: exit code {code}"]
@@ -87,6 +89,18 @@ def soak(
         if result.wrong:
             raise AssertionError("\n".join([f"seed {seed}", *result.wrong[:40], result.table()]))
     return result
+
+
+def _end_early(given: Given, killer: Killer) -> None:
+    """Ctrl-C or SIGTERM: no more jobs and kills, but what was given in is judged."""
+
+    def stop(number: int, _frame: object) -> None:
+        print(f"ended early by signal {number}", flush=True)
+        given.closed = True
+        killer.over.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
 
 
 class _Thread(threading.Thread):
@@ -157,6 +171,13 @@ def _at_of(log: str, shift: float) -> float:
     """When the last attempt was begun, by the name of its log; 0 if it never was."""
     found = re.search(r"_(\d{8}_\d{6})(?:_a\d+)?\.log$", log)
     return time.mktime(time.strptime(found[1], "%Y%m%d_%H%M%S")) + shift if found else 0.0
+
+
+def badly_said(place: World, given: Given) -> list[str]:
+    """Refusals that are no one line which names the file."""
+    said = [one for one in given.errors if not one.startswith("echo")]
+    said += place.refused_starts
+    return [f"badly said: {one}" for one in said if "Traceback" in one or "\n" in one.strip() or "/disk/" not in one]
 
 
 def at_the_end(place: World, at_rest: tuple[int, int]) -> list[str]:

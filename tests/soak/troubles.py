@@ -20,6 +20,8 @@ from tests.soak.world import GPUS, World
 
 WRITERS = 6
 LEAST_LIFE_S = 2.0
+NOBODY_S = 5.0
+MARGIN = 0.15
 LOOKS = 400  # at the ledger for a change, a few ms each
 MEDDLING = ("state", "state", "gpu", "queue", "cancel", "cancel", "cancel", "editor", "editor", "disk", "broken")
 
@@ -29,6 +31,8 @@ class Given:
     """What the writers share: the next number, what came of each, and how long an answer took."""
 
     jobs: int
+    share: float = 0.0  # of the jobs that may be given in by now, so that they last as long as the kills
+    closed: bool = False
     wishes: list[Wish] = field(default_factory=list)
     acknowledged: int = 0
     open: int = 0
@@ -39,7 +43,7 @@ class Given:
     def next(self, dice: random.Random) -> Wish | None:
         """Another wish; None when enough have been acknowledged, or may yet be."""
         with self.lock:
-            if self.acknowledged + self.open >= self.jobs:
+            if self.closed or self.acknowledged + self.open >= self.jobs * min(1.0, self.share):
                 return None
             self.open += 1
             made = wish(len(self.wishes), dice)
@@ -60,8 +64,8 @@ class Given:
 
     @property
     def done(self) -> bool:
-        """Whether all were acknowledged."""
-        return self.acknowledged >= self.jobs
+        """Whether all were acknowledged that will be given in."""
+        return self.acknowledged >= self.jobs or (self.closed and not self.open)
 
 
 class Pens:
@@ -109,7 +113,7 @@ class Writer:
             time.sleep(max(0.0, due - time.monotonic()))
             one = self.given.next(self.dice)
             if one is None:
-                time.sleep(0.02)  # another writer's answer may yet be a no
+                time.sleep(0.05)  # not yet; or another writer's answer may be a no
             else:
                 getattr(self, one.way)(one)
 
@@ -156,8 +160,9 @@ class Writer:
 class Killer:
     """Kills daemons, keepers and shims at moments drawn beforehand, and starts the next daemon in a mode of the dice."""
 
-    def __init__(self, world: World, seed: str, daemons: int, servants: int, seconds: float) -> None:
-        self.world, self.dice = world, random.Random(seed)
+    def __init__(self, world: World, given: Given, seed: str, daemons: int, servants: int, seconds: float) -> None:
+        self.world, self.given, self.dice = world, given, random.Random(seed)
+        self.over = threading.Event()
         again, both = daemons // 10, min(daemons, servants) // 3
         counts = {"daemon": daemons - 2 * again - both, "again": again, "both": both, "servant": servants - both}
         blows = [blow for blow, count in counts.items() for _ in range(count)]
@@ -168,12 +173,15 @@ class Killer:
     def run(self) -> None:
         """All blows; the last life is one in direct mode."""
         began = time.monotonic()
-        for at, blow in self.blows:
-            late = began + at - time.monotonic()  # on a busy machine each start takes longer than the plan has room for
-            time.sleep(max(self.dice.uniform(0, LEAST_LIFE_S), late))
+        for n, (at, blow) in enumerate(self.blows):
+            self.given.share = n / len(self.blows) + MARGIN
+            wait = began + at - time.monotonic()  # on a busy machine each start takes longer than the plan has room for
+            if self.over.wait(max(self.dice.uniform(0, LEAST_LIFE_S), wait)):
+                break
             if self.dice.random() < 0.5:
                 self.await_a_line()
             getattr(self, blow)()
+        self.given.share = 1.0
         if self.world.life.mode != "direct":
             self.world.stop()
             self.world.start("direct")
@@ -232,8 +240,12 @@ class Killer:
 
     def target(self) -> tuple[Process, str]:
         """A keeper or a shim that lives."""
+        end = time.monotonic() + NOBODY_S
         while not (found := self.world.servants()):
             time.sleep(0.005)
+            if time.monotonic() > end:  # no job runs in a terminal just now; a keeper is always there
+                self.world.stop()
+                self.world.start("direct")
         return self.dice.choice(found)
 
 

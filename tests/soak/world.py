@@ -131,7 +131,7 @@ class World:
             self.life.ended = now()
             said = out.read_text()
             assert self.process.returncode == 1 and time.monotonic() < end, f"start: {self.process.returncode} {said}"
-            self.refused_starts.append(said.strip().splitlines()[-1])
+            self.refused_starts.append(said.strip())
             time.sleep(0.1)
 
     def _read_early(self, life: Life, pid: int) -> None:
