@@ -78,7 +78,8 @@ class World:
         with self.driver.together():
             for n in range(GPUS):
                 self.driver.gpu(f"GPU-{n}", total=80_000, used=500, load=0)
-        drop = ("CUDA_VISIBLE_DEVICES", "STY", "SYSSCREENRC")
+        # Without the last one hundreds of daemons would each compile the whole program anew where that is set.
+        drop = ("CUDA_VISIBLE_DEVICES", "STY", "SYSSCREENRC", "PYTHONDONTWRITEBYTECODE")
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("GPUJOB_") and k not in drop}
         self.environ |= {
             **self.driver.environ(), "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(self.base / "run"),
