@@ -276,8 +276,6 @@ class Meddler:
                 getattr(self, what)()
                 self.did[what] += 1
             self.over.wait(self.dice.uniform(0, 2 * self.pause))
-        for _ in self.hangs:
-            self.hang()
 
     def moment(self, most: float) -> None:
         """A little while."""
