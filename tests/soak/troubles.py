@@ -23,7 +23,21 @@ LEAST_LIFE_S = 2.0
 NOBODY_S = 5.0
 MARGIN = 0.15
 LOOKS = 400  # at the ledger for a change, a few ms each
-MEDDLING = ("state", "state", "gpu", "queue", "cancel", "cancel", "cancel", "editor", "editor", "disk", "broken")
+MEDDLING = (
+    "state",
+    "state",
+    "gpu",
+    "queue",
+    "cancel",
+    "cancel",
+    "cancel",
+    "editor",
+    "editor",
+    "disk",
+    "broken",
+    "logs",
+)
+LARGE = 1 << 20
 
 
 @dataclass
@@ -384,6 +398,13 @@ class Meddler:
             stream.truncate(size - self.dice.randrange(4) * page)
         self.moment(1.5)
         self.filler.unlink()
+
+    def logs(self) -> None:
+        """Large logs are removed by hand: ten thousand jobs would fill any disk."""
+        for path in (self.world.disk / "gpu_scheduler_logs").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the scheduler was faster
+                if path.stat().st_size > LARGE:
+                    path.unlink()
 
     def hang(self) -> None:
         """The driver does not answer; the calls that wait then never return."""
