@@ -22,7 +22,8 @@ from scheduler.store.database import check_sound
 from scheduler.store.places import Places
 from tests.soak.history import History, Row, now
 from tests.soak.judge import judge, lost_jobs
-from tests.soak.troubles import WRITERS, Given, Killer, Meddler, Pens, Writer
+from tests.soak.meddler import Meddler
+from tests.soak.troubles import WRITERS, Given, Killer, Pens, Writer
 from tests.soak.world import World, reading, wait_for, world
 
 TMPFS_MIB = 256

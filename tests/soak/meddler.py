@@ -1,0 +1,183 @@
+"""Who meddles: with every file, the disk, the driver, the queue."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.soak.history import Cancel, now
+from tests.soak.troubles import Given, Pens
+from tests.soak.world import GPUS, World
+
+MEDDLING = (
+    "state", "state", "gpu", "queue", "cancel", "cancel", "cancel", "editor", "editor", "disk", "broken", "logs",
+)  # fmt: skip
+LARGE = 1 << 20
+
+
+class Meddler:
+    """All that people and machines do to a scheduler beside killing it. What it breaks, it mends."""
+
+    def __init__(
+        self, world: World, given: Given, pens: Pens, seed: str, pause: float, hangs: int, seconds: float
+    ) -> None:
+        self.world, self.given, self.pens, self.pause = world, given, pens, pause
+        self.dice = random.Random(seed)
+        self.cancels: list[Cancel] = []
+        self.did: Counter[str] = Counter()
+        self.complaints: list[str] = []
+        self.over = threading.Event()
+        self.filler = world.disk / "filler"
+        self.hangs = sorted(self.dice.uniform(0.1, 0.7) * seconds for _ in range(hangs))
+
+    def run(self) -> None:
+        """One thing after the other until it is told to stop; then all is as it should be."""
+        began = time.monotonic()
+        while not self.over.is_set():
+            if self.hangs and time.monotonic() - began > self.hangs[0]:
+                self.hangs.pop(0)
+                self.hang()
+            what = self.dice.choice(MEDDLING)
+            if what != "disk" or self.world.mounted:
+                getattr(self, what)()
+                self.did[what] += 1
+            self.over.wait(self.dice.uniform(0, 2 * self.pause))
+
+    def moment(self, most: float) -> None:
+        """A little while."""
+        self.over.wait(self.dice.uniform(0.1, most))
+
+    def verb(self, *words: str) -> int:
+        """A verb, which may find no scheduler, or a full disk, but ends as documented."""
+        done = self.world.cli(*words)
+        if "Traceback" in done.stderr or done.returncode not in (0, 1, 5, 6):
+            self.complaints.append(f"gpujob {' '.join(words)}: {done.returncode} {done.stderr}")
+        return done.returncode
+
+    # -- the state file -------------------------------------------------------------------------------
+
+    def state(self) -> None:
+        """Pauses are edited, in place or by rename."""
+        try:
+            data = json.loads(self.world.state_file.read_text())
+        except (OSError, ValueError):
+            return  # not there yet, or as we left it
+        paused = self.dice.sample(range(GPUS), self.dice.choice((0, 0, 0, 1, 2)))
+        data["paused_gpus"] = sorted(paused)
+        data["paused"] = self.dice.random() < 0.1
+        text = json.dumps(data, indent=1)
+        if self.dice.random() < 0.5:
+            self.world.state_file.write_text(text)
+        else:
+            aside = self.world.disk / "state.aside"
+            aside.write_text(text)
+            aside.chmod(0o600)
+            aside.rename(self.world.state_file)
+        if data["paused"]:
+            self.moment(0.8)
+            self.verb("queue", "resume")
+
+    def broken(self) -> None:
+        """Half of it is written, and no more."""
+        text = self.world.state_file.read_text() if self.world.state_file.exists() else "{}"
+        self.world.state_file.write_text(text[: len(text) // 2])
+
+    def gpu(self) -> None:
+        """`pause` and `resume` of a GPU."""
+        gpu = str(self.dice.randrange(GPUS))
+        self.verb("pause", gpu)
+        self.moment(0.6)
+        self.verb("resume", gpu)
+
+    def queue(self) -> None:
+        """`queue pause` and `queue resume`."""
+        self.verb("queue", "pause")
+        self.moment(0.6)
+        self.verb("queue", "resume")
+
+    # -- jobs -----------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """One that runs by the ledger, or one that was queued a moment ago."""
+        ids = [int(entry[2]) for entry in self.world.running()]
+        if not ids or self.dice.random() < 0.3:
+            ids = [one.id for one in self.given.wishes[-30:] if one.id]
+        if ids:
+            job, at = self.dice.choice(ids), now()
+            self.cancels.append(Cancel(job, at, -1))  # before it is answered: the meddler may be the one to be late
+            self.cancels[-1].code = self.verb("cancel", str(job))
+
+    def editor(self) -> None:
+        """The jobs file is touched, or saved by an editor of one kind or another."""
+        path = self.world.jobs_file
+        how = self.dice.choice(("touch", "sed", "rename", "in place", "backup"))
+        with self.pens.all():
+            if not path.exists():
+                return
+            if how == "touch":
+                os.utime(path)
+            elif how == "sed":
+                subprocess.run(["sed", "-i", f"1i # by sed at {now()}", str(path)], check=True)
+            else:
+                lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+                lines.insert(self.dice.randrange(len(lines) + 1), f"# saved at {now()}, {how}")
+                self.save(path, "".join(f"{line}\n" for line in lines), how)
+
+    def save(self, path: Path, text: str, how: str) -> None:
+        """As editors do."""
+        aside = path.with_name("jobs.txt.aside")
+        if how == "in place":
+            path.write_text(text)
+            return
+        if how == "backup":
+            path.rename(path.with_name("jobs.txt~"))
+            self.over.wait(self.dice.uniform(0, 0.1))
+        aside.write_text(text)
+        aside.chmod(0o600)
+        aside.rename(path)
+
+    # -- the machine ----------------------------------------------------------------------------------
+
+    def disk(self) -> None:
+        """Full but for a few pages, for a while."""
+        size, page = 0, os.sysconf("SC_PAGESIZE")
+        with self.filler.open("wb") as stream:
+            for piece in (2048, 256, 16, 1):
+                with contextlib.suppress(OSError):  # no such piece is free any more
+                    while True:
+                        os.posix_fallocate(stream.fileno(), size, piece * page)
+                        size += piece * page
+            stream.truncate(size - self.dice.randrange(4) * page)
+        self.moment(1.5)
+        self.filler.unlink()
+
+    def logs(self) -> None:
+        """Large logs are removed by hand: ten thousand jobs would fill any disk."""
+        for path in (self.world.disk / "gpu_scheduler_logs").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the scheduler was faster
+                if path.stat().st_size > LARGE:
+                    path.unlink()
+
+    def hang(self) -> None:
+        """The driver does not answer; the calls that wait then never return."""
+        self.world.driver.hang("*")
+        self.over.wait(self.dice.uniform(0.5, 2))
+        self.world.driver.clear_errors()
+        self.did["hang"] += 1
+
+    def calm(self) -> bool:
+        """Whether nothing is paused any more; else it is said once more."""
+        self.verb("queue", "resume")
+        self.verb("resume", f"0-{GPUS - 1}")
+        done = self.world.cli("status", "--json")
+        if done.returncode:
+            return False
+        status = json.loads(done.stdout)
+        return not status["paused"] and not any(gpu["paused"] for gpu in status["gpus"])
