@@ -23,7 +23,7 @@ from scheduler.engine.seen_lines import note_watched
 from scheduler.engine.telling import Listener, MainLog, Said
 from scheduler.intake.files import check_private
 from scheduler.intake.settings import Settings, load, model_table
-from scheduler.intake.watch import watcher
+from scheduler.intake.watch import file_system_of, watcher
 from scheduler.runners.direct import DirectRunner
 from scheduler.runners.processes import boot_id, seen
 from scheduler.runners.screen import ScreenRunner
@@ -74,6 +74,17 @@ def check_home(db: Database, places: Places) -> None:
     if not made:
         with db.writing() as connection:
             rows.set_meta(connection, "home", here)
+
+
+def shared_note(places: Places) -> str:
+    """What is to be said of a store on a file system that several machines share; else empty."""
+    found = file_system_of(places.house)
+    if found is None or not found.shared:
+        return ""
+    return (
+        f"{places.house} is on {found.name}, which other machines may share: use this scheduler from this machine alone, or "
+        "keep its state on a local disk (--state-file)"
+    )
 
 
 class _Stopped(Exception):
@@ -180,7 +191,7 @@ class Daemon:
         if log is not None:
             house.flush_log = log.flush
         house.table = table  # type: ignore[assignment]
-        for text in (*managed.notes, note):
+        for text in (*managed.notes, note, shared_note(self.places)):
             if text:
                 tell(Said(text, 30))
         watching.watch(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from scheduler.core.errors import Damaged, StoreTrouble
 from scheduler.crashpoints import crash_point
 from scheduler.store import proof
+from scheduler.store.office import check_here
 from scheduler.store.places import Places
 
 _FIRST = """
@@ -149,6 +150,7 @@ class Database:
         self.lock_wait_s = lock_wait_s
         self._in_office = checkpoints  # then no `recover` exchanges the store under us
         places.make()
+        check_here(places)
         check_sound(places, pages="quick_check" if checkpoints else "", records=checkpoints)
         self._lock_fd = _open_private(places.store_lock)
         self._bell_fd = _open_private(places.bell)
@@ -346,7 +348,8 @@ def read_only(path: str) -> sqlite3.Connection:
 
 
 def open_for_reading(places: Places) -> sqlite3.Connection:
-    """A read-only connection that holds nobody up. Raises StoreTrouble, NothingYet."""
+    """A read-only connection that holds nobody up. Raises StoreTrouble, NothingYet, Elsewhere."""
+    check_here(places)
     proof.check_begun(places)
     try:
         connection = read_only(places.store)
