@@ -86,7 +86,7 @@ def scheduler(seen: SchedulerSeen) -> list[Finding]:
     if seen.others:
         told = f"not alone: {'; '.join(seen.others[:3])}{'; …' * (len(seen.others) > 3)}"
         wrong = "schedulers do not know of each other's bookings: give each GPUs of its own"
-        mend = f"{seen.start} --gpu-ids 0"
+        mend = f"{f'kill {seen.pid} && sleep 6 && ' if seen.alive else ''}{seen.start} --gpu-ids 0"
         found.append(Finding("scheduler", Mark.WARN, told, wrong, mend))
     return found
 

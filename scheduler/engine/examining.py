@@ -29,7 +29,7 @@ from scheduler.core.health import Finding, Who, not_told, word
 from scheduler.core.job import Holding, Job
 from scheduler.engine.evidence import alive as living
 from scheduler.engine.gpus import DECLARED, schedulers_here
-from scheduler.engine.main import home_of
+from scheduler.engine.home import home_of
 from scheduler.intake.files import check_private
 from scheduler.intake.settings import model_table
 from scheduler.intake.watch import file_system_of
@@ -41,9 +41,9 @@ from scheduler.store.database import NothingYet, check_sound, held_still, open_f
 from scheduler.store.office import Elsewhere, daemon_alive, holder
 from scheduler.store.places import Places
 
-LIMIT_S = 5.0  # for everything
-ANSWER_S = 3.0  # for programs
-DRIVER_S = 4.0
+LIMIT_S = 10.0  # for everything
+ANSWER_S = 5.0  # for programs
+DRIVER_S = 6.0
 GHOST_AGAIN_S = 0.5  # memory without an owner is looked at twice: what has just ended gives its own back in a moment
 MOST_FILES = 100_000
 OLD_S = 120.0

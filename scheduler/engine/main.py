@@ -17,6 +17,7 @@ from scheduler.core.errors import SchedulerError, StoreTrouble
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.placement import class_of
 from scheduler.engine.gpus import Flag, GpuEyes, Managed, managed_gpus, moved_gpus, other_schedulers
+from scheduler.engine.home import check_home
 from scheduler.engine.loop import PARSERS, House
 from scheduler.engine.reloading import Rereading, note_of
 from scheduler.engine.seen_lines import note_watched
@@ -41,39 +42,6 @@ class Ending:
 
     code: int
     left: tuple[str, ...] = ()
-
-
-def this_machine() -> str:
-    """A name for this machine that a copied folder does not carry along."""
-    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        try:
-            with open(path, encoding="ascii") as stream:
-                text = stream.read().strip()
-        except OSError:
-            continue
-        if text:
-            return text
-    return socket.gethostname()
-
-
-def home_of(places: Places) -> str:
-    """Machine, device and inode of the house folder: a copy has another one, a renamed folder the same."""
-    status = os.stat(places.house)
-    return f"{this_machine()}:{status.st_dev}:{status.st_ino}"
-
-
-def check_home(db: Database, places: Places) -> None:
-    """Refuse a store that was made elsewhere: its running jobs are not ours to adopt. Raises SchedulerError."""
-    here, made = home_of(places), rows.meta(db.connection, "home")
-    if made and made != here:
-        raise SchedulerError(
-            "this store was made at another place or machine (a copy?): its jobs are adopted by nobody yet",
-            where=places.house,
-            do="if the original is out of use, say so: gpujob recover",
-        )
-    if not made:
-        with db.writing() as connection:
-            rows.set_meta(connection, "home", here)
 
 
 def shared_note(places: Places) -> str:
