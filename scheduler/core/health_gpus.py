@@ -27,6 +27,7 @@ class DriverSeen:
     start: str = ""  # the command that starts the scheduler
     python: str = "python3"
     imports: tuple[str | None, str | None] = (None, None)  # what is wrong with pynvml, GPUtil; None: not known
+    smi: bool = True  # there is an nvidia-smi
 
 
 def driver(seen: DriverSeen, who: Who) -> Finding:
@@ -62,7 +63,7 @@ def _mend(seen: DriverSeen, who: Who) -> str:
         return who.root("modprobe nvidia")
     if "permission" in said:
         return who.root(f"usermod -aG video {word(who.name)}")
-    if "cannot be imported" in said and seen.imports[0]:
+    if "nvidia-ml-py cannot be imported" in said:
         return _pip(seen, "nvidia-ml-py")
     return who.root("reboot")
 
@@ -74,6 +75,8 @@ def _pip(seen: DriverSeen, packages: str) -> str:
 def gputil(seen: DriverSeen) -> Finding:
     """Whether nvidia-smi could be asked if NVML failed."""
     trouble = seen.imports[1]
+    if not seen.smi:
+        return good("GPUtil", "not looked at: there is no nvidia-smi, which it would ask")
     if trouble is None:
         return not_told("GPUtil", "whether it can be imported")
     if not trouble:

@@ -115,6 +115,7 @@ class Examination:
         running = [_Running(*step) for step in steps]
         found = {one.check: one.result(until) for one in running}
         driver.close()
+        programs.close()
         out = []
         for check, findings in found.items():
             if check == "scheduler":
@@ -212,10 +213,8 @@ class Examination:
     # -- folders and files ----------------------------------------------------------------------------
 
     def _folder(self, check: str, path: str, shared: bool, move: str) -> Finding:
-        owner = ""
-        with contextlib.suppress(OSError):
-            status = os.stat(path)
-            owner = _name(status.st_uid) if status.st_uid != self.who.uid else ""
+        owner = _owner_of(path)
+        owner = "" if owner == self.who.name else owner
         system = file_system_of(path)
         if system is not None and system.shared and not shared:
             system = replace(system, shared=False)
@@ -257,8 +256,10 @@ class Examination:
         empty = health_house.FilesSeen(recover=self.recover)
         try:
             status = os.lstat(house)
-        except OSError:
+        except FileNotFoundError:
             status = None
+        except OSError:
+            return health_house.files(replace(empty, untold=house), self.who)
         if status is not None and os.path.islink(house):
             return health_house.files(replace(empty, link=house), self.who)
         if status is not None and not os.path.isdir(house):
@@ -451,6 +452,7 @@ class Examination:
             self.start,
             sys.executable,
             programs.imports(),
+            programs.smi,
         )
         out = [health_gpus.driver(found, self.who), health_gpus.gputil(found)]
         if readings and readings.gpus:
@@ -537,9 +539,13 @@ class _Running:
 def _trouble(look: Callable[[], object], path: str) -> tuple[SchedulerError | None, bool]:
     """What is wrong with a file that people write, and whether it is there."""
     try:
-        look()
+        os.stat(path)
     except FileNotFoundError:
         return None, False
+    except OSError as error:
+        return SchedulerError(f"cannot be looked at: {error.strerror}", where=path), True
+    try:
+        look()
     except OSError as error:
         return SchedulerError(f"cannot be read: {error.strerror}", where=path), True
     except SchedulerError as error:
@@ -555,6 +561,17 @@ def _check_lines(path: str, trust_group: bool) -> None:
     check_private(path, status, trust_group)
     if not os.access(path, os.R_OK, effective_ids=True):
         raise SchedulerError("cannot be read: Permission denied", where=path)
+
+
+def _owner_of(path: str) -> str:
+    """Who a place belongs to: by the nearest folder above it that may be looked at."""
+    while True:
+        try:
+            return _name(os.stat(path).st_uid)
+        except PermissionError:
+            path = os.path.dirname(path)
+        except OSError:
+            return ""
 
 
 def _name(uid: int) -> str:

@@ -46,12 +46,21 @@ class Asked:
         try:
             said, _ = process.communicate(timeout=max(0.01, until - time.monotonic()))
         except subprocess.TimeoutExpired:
+            self.close()
+            return None
+        self._process = None
+        return process.returncode, said[:MOST_SAID].decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """End it, if it still runs."""
+        process, self._process = self._process, None
+        if process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+            if process.stdout is not None:
+                process.stdout.close()
             with contextlib.suppress(subprocess.TimeoutExpired):  # asleep in the kernel: init will bury it
                 process.wait(0.2)
-            return None
-        return process.returncode, said[:MOST_SAID].decode("utf-8", "replace")
 
 
 class Programs:
@@ -67,7 +76,14 @@ class Programs:
         self._screen = Asked(["screen", "-v"], plain)
         self._manager = Asked(["loginctl", "show-session", *names], plain)
         self._linger = Asked(["loginctl", "show-user", user, "-p", "Linger"], plain)
-        self._imports = Asked([sys.executable, reader.__file__, "imports"], plain)
+        self.smi = shutil.which("nvidia-smi", path=plain.get("PATH", os.defpath)) is not None
+        self._imports = Asked([sys.executable, reader.__file__, "imports"], plain) if self.smi else None
+
+    def close(self) -> None:
+        """End whatever has not answered."""
+        for asked in (self._screen, self._manager, self._linger, self._imports):
+            if asked is not None:
+                asked.close()
 
     def screen(self, wanted: bool) -> ScreenSeen:
         """The screen that PATH leads to."""
@@ -113,8 +129,11 @@ class Programs:
         return told
 
     def imports(self) -> tuple[str | None, str | None]:
-        """What is wrong with pynvml and GPUtil; empty: nothing, None: that is not known."""
-        answer = self._imports.answer(self.until)
+        """What is wrong with pynvml and GPUtil; empty: nothing, None: that is not known.
+
+        Only where there is an nvidia-smi: loading GPUtil takes a third of a second, and without it would be for nothing.
+        """
+        answer = self._imports.answer(self.until) if self._imports is not None else None
         try:
             told = json.loads(answer[1].splitlines()[-1]) if answer else {}
         except (ValueError, IndexError):
@@ -253,8 +272,10 @@ def folder(check: str, path: str, system: FileSystem | None, owner: str, again: 
     """A folder and its disk. ``owner``: the name of whoever it belongs to, if not to us."""
     try:
         space = os.statvfs(path)
+    except PermissionError:
+        return FolderSeen(check, path, owner=owner, again=again, writable=False)
     except OSError:
-        return FolderSeen(check, path, there=os.path.exists(path), owner=owner, again=again)
+        return FolderSeen(check, path, there=False, again=again)
     return FolderSeen(
         check,
         path,

@@ -210,6 +210,7 @@ def test_e16_the_disk_of_the_state(seen: FolderSeen, mark: Mark, mend: str) -> N
 # -- GPUs -------------------------------------------------------------------------------------------------
 
 DRIVER = DriverSeen("nvml", gpus=2, start="gpujob start --detach", python="/v/bin/python", imports=("", ""))
+WITHOUT = "NVML: nvidia-ml-py cannot be imported: No module named 'pynvml'"
 NO_PYNVML = ("pynvml cannot be imported: No module named 'pynvml'", "")
 DRIVERS = [
     (DRIVER, OK, ""),
@@ -228,7 +229,7 @@ DRIVERS = [
     (replace(DRIVER, way="", problem="NVML: Driver Not Loaded"), BAD, "sudo modprobe nvidia"),
     (replace(DRIVER, way="", problem="NVML: Insufficient Permissions"), BAD, "sudo usermod -aG video eve"),
     (
-        replace(DRIVER, way="", problem=NO_PYNVML[0], imports=NO_PYNVML),
+        replace(DRIVER, way="", problem=WITHOUT, smi=False),
         BAD,
         "/v/bin/python -m pip install nvidia-ml-py",
     ),
@@ -252,6 +253,7 @@ def test_gputil(trouble: str | None, mark: Mark) -> None:
     whole(found)
     assert found.mark is mark
     assert found.mend == ("/v/bin/python -m pip install gputil setuptools" if mark is WARN else "")
+    assert health_gpus.gputil(replace(DRIVER, smi=False, imports=(None, None))).mark is OK, "nothing to be asked by it"
 
 
 def reading(used: int | None, *processes: GpuProcess, told: bool = True, **more: object) -> GpuReading:
