@@ -218,13 +218,13 @@ def _of_service(seen: LoginSeen, who: Who, what: str) -> Finding | None:
     if seen.kill_mode in ("process", "none"):
         return None
     mine = seen.place is Place.MANAGER
-    folder = f"~/.config/systemd/user/{unit}.d" if mine else f"/etc/systemd/system/{unit}.d"
+    folder = f"{'~/.config/systemd/user' if mine else '/etc/systemd/system'}/{word(f'{unit}.d')}"
     command = (
         f'mkdir -p {folder} && printf "[Service]\\nKillMode=process\\n" >{folder}/gpujob.conf && '
         f"systemctl{' --user' if mine else ''} daemon-reload"
     )
     wrong = f"{what} is part of {unit}: when that is stopped or started anew, all running jobs are ended with it"
-    mend = command if mine else who.root(f"sh -c '{command}'")
+    mend = command if mine else who.root(f"sh -c {shlex.quote(command)}")
     return Finding("logout", Mark.BAD if seen.daemon else Mark.WARN, f"KillMode={seen.kill_mode}", wrong, mend)
 
 

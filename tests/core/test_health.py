@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,8 @@ def whole(finding: Finding) -> None:
     assert (finding.mark is OK) == (not finding.wrong) or finding.mark is UNKNOWN
     assert finding.mark is not UNKNOWN or finding.seen.startswith("cannot be told: ")
     assert finding.mark is not OK or not finding.mend
+    assert "\n" not in finding.mend
+    subprocess.run(["bash", "-n", "-c", finding.mend], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +138,21 @@ def test_h12_a_service_that_takes_its_whole_group_along(
     found = health.logout(seen, EVE)
     whole(found)
     assert found.mark is mark and mend in found.mend
+
+
+@pytest.mark.parametrize("place", [Place.SERVICE, Place.MANAGER])
+def test_h12_the_command_names_the_unit_as_systemd_spells_it(place: Place, tmp_path: Path) -> None:
+    """A dash in a unit's name is written \\x2d: no shell may eat the backslash."""
+    unit = r"my\x2djobs.service"
+    seen = replace(IN_SESSION, place=place, unit=unit, kill_mode="control-group", daemon=True, lingers=True)
+    mend = health.logout(seen, Who(0, "root")).mend.replace("/etc/", f"{tmp_path}/")
+    (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
+    (tmp_path / "systemctl").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    subprocess.run(["bash", "-c", mend], check=True, env=environ)
+    folder = ".config/systemd/user" if place is Place.MANAGER else "systemd/system"
+    assert (tmp_path / folder / f"{unit}.d" / "gpujob.conf").read_text() == "[Service]\nKillMode=process\n"
+    assert "daemon-reload" in (tmp_path / "asked").read_text()
 
 
 # -- inotify, clock ---------------------------------------------------------------------------------------

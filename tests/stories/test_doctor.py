@@ -98,6 +98,8 @@ def test_doctor_where_no_scheduler_ever_was_looks_and_leaves_nothing(ill: Schedu
     assert f"{ill.folder}/jobs.txt, not there yet" in text
     gone = doctor(ill, "--state-file", "/no such/place/state.json", code=1)
     assert [one["mend"] for one in gone["state folder"]] == ["mkdir -p '/no such/place'"]
+    for words in (["--state-file", str(ill.folder)], ["--config", "nowhere.yaml"]):
+        assert ill.cli("doctor", *words, code=2).stdout == ""
     assert "did you mean doctor?" in ill.cli("docter", code=2).stderr
     assert "changes nothing" in ill.cli("help", "doctor").stdout
 

@@ -25,6 +25,9 @@ def doctor(*, json: bool = False, state_file: str | None = None, config: str | N
     try:
         found = state_file_for(state_file, config)
     except SchedulerError as error:
+        named = state_file or os.environ.get("GPUJOB_STATE_FILE")
+        if named or (config and not os.path.lexists(config)):
+            raise
         errors, found = _each(error), ""
     settings: Settings | None = None
     try:
