@@ -24,7 +24,7 @@ from scheduler.core import health, health_gpus, health_house
 from scheduler.core.config import OPTIONS, Config
 from scheduler.core.errors import Damaged, SchedulerError, StoreTrouble
 from scheduler.core.facts import Readings
-from scheduler.core.gpu import Gpu, parse_gpu_ids
+from scheduler.core.gpu import HIGHEST_GPU_ID, Gpu, parse_gpu_ids
 from scheduler.core.health import Finding, Who, not_told, word
 from scheduler.core.job import Holding, Job
 from scheduler.engine.evidence import alive as living
@@ -49,6 +49,7 @@ MOST_FILES = 100_000
 OLD_S = 120.0
 ATTEMPT = re.compile(r"\d{1,18}\.\d{1,18}")
 _ASIDE = re.compile(r"\.(.+)\.new-(\d{1,10})", re.DOTALL)
+_PACKET = re.compile(r"(packet)-(\d{1,10})-\d+")  # what a daemon handed to its keeper, by its pid
 _JOB_LOG = re.compile(r"job_\d+_.*\.log", re.DOTALL)
 
 
@@ -197,8 +198,9 @@ class Examination:
         mine = {gpu.index for gpu in house.gpus}
         others = []
         for pid, uid, ids in schedulers_here():
-            if pid != house.pid and (not mine or mine & set(parse_gpu_ids(ids) or ())):
-                others.append(f"pid {pid} of {_name(uid)} GPU {ids}")
+            with contextlib.suppress(SchedulerError):  # a list that runs backwards: no scheduler gave itself that name
+                if int(pid) != house.pid and set(parse_gpu_ids(ids) or ()) & (mine or {*range(HIGHEST_GPU_ID + 1)}):
+                    others.append(f"pid {pid} of {_name(uid)} GPU {ids}")
         return health_house.scheduler(
             health_house.SchedulerSeen(
                 house.alive,
@@ -394,9 +396,11 @@ class Examination:
         for place in (folder, places.house):
             with contextlib.suppress(OSError):
                 for entry in os.listdir(place):
-                    aside = _ASIDE.fullmatch(entry)
+                    aside = _ASIDE.fullmatch(entry) or _PACKET.fullmatch(entry)
                     if aside and (place == places.house or aside[1] == name) and seen(int(aside[2])) is None:
-                        yield os.path.join(place, entry)
+                        path = os.path.join(place, entry)
+                        if aside.re is _ASIDE or _old(path):  # its keeper may be reading it yet
+                            yield path
         with contextlib.suppress(OSError):
             for entry in os.listdir(places.attempts):
                 if not ATTEMPT.fullmatch(entry):
@@ -409,8 +413,12 @@ class Examination:
         with contextlib.suppress(OSError):
             for one in os.scandir(places.sessions):
                 key, _, ending = one.name.rpartition(".")
-                old = time.time() - one.stat(follow_symlinks=False).st_mtime > OLD_S
-                if ending in ("launch", "said") and key not in known and old and self.house.in_hand is not None:
+                if (
+                    ending in ("launch", "said")
+                    and key not in known
+                    and self.house.in_hand is not None
+                    and _old(one.path)
+                ):
                     yield one.path
 
     # -- the machine ----------------------------------------------------------------------------------
@@ -579,6 +587,10 @@ def _name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def _old(path: str) -> bool:
+    return time.time() - os.lstat(path).st_mtime > OLD_S
 
 
 def _command(pid: int) -> str:

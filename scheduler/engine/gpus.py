@@ -295,8 +295,8 @@ def _belongs(pid: int, uid: int) -> bool:
         return False
 
 
-def schedulers_here() -> list[tuple[int, int, str]]:
-    """Pid, uid and GPUs of each scheduler of this machine that gives out any, of whatever user; without ourselves."""
+def schedulers_here() -> list[tuple[str, int, str]]:
+    """Pid (as it says it), uid and GPUs of each scheduler of this machine that gives out any, of whatever user; without ourselves."""
     try:
         with open("/proc/net/unix", encoding="utf-8", errors="replace") as stream:
             names = [line.rstrip("\n").partition("@gpujob/")[2] for line in stream if "@gpujob/" in line]
@@ -311,7 +311,7 @@ def schedulers_here() -> list[tuple[int, int, str]]:
         if ids == "none":
             continue  # it gives out no GPU
         if int(pid) != os.getpid() and _belongs(int(pid), int(uid)):
-            found.append((int(pid), int(uid), ids))
+            found.append((pid, int(uid), ids))
     return found
 
 

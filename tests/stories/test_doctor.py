@@ -165,10 +165,11 @@ def test_doctor_names_files_that_are_not_private_and_what_was_left(ill: Schedule
     killed = subprocess.Popen(["true"])
     killed.wait()
     left = {house / f".daemon.json.new-{killed.pid}", ill.folder / f".gpu_scheduler_state.json.new-{killed.pid}",
-            house / "attempts" / "1.1~ copy", house / "store.db.new"}  # fmt: skip
+            house / f"packet-{killed.pid}-5", house / "attempts" / "1.1~ copy", house / "store.db.new"}  # fmt: skip
     for path in left:
         path.write_text("")
         path.chmod(0o600)
+        os.utime(path, (0, 0))
     found = doctor(ill, code=1)
     assert [one["wrong"] for one in found["files"]] == [
         "others may read or write it",
