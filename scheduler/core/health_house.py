@@ -149,16 +149,17 @@ def input_file(check: str, path: str, error: SchedulerError | None, who: Who, th
     """Config, jobs file, commands file, model table: whether it can be read, and nobody else could have written it."""
     if error is None:
         return good(check, path if there else f"{path}, not there yet")
-    what = error.what.removeprefix("not read: ").removeprefix("of its folder, ")
+    said = error.what.removeprefix("not read: ")
+    what = said.removeprefix("of its folder, ")
     writers, owned, link, line = (
         _WRITERS.match(what), _OWNED.match(what), _LINK.match(what), _LINE.match(error.where),
     )  # fmt: skip
     mend = ""
-    wrong = error.what
+    wrong = said
     if writers:
-        wrong, mend = error.what.partition(f": {writers[2]}")[0], f"{writers[2]} {word(writers[3])}"
+        wrong, mend = said.partition(f": {writers[2]}")[0], f"{writers[2]} {word(writers[3])}"
     elif owned:
-        wrong, mend = error.what.partition(": chown")[0], who.root(f"chown {word(who.name)} {word(owned[2])}")
+        wrong, mend = said.partition(": chown")[0], who.root(f"chown {word(who.name)} {word(owned[2])}")
     elif link:
         mend = who.root(f"chown -h {word(who.name)} {word(link[1])}")
     elif line:
