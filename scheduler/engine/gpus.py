@@ -295,8 +295,8 @@ def _belongs(pid: int, uid: int) -> bool:
         return False
 
 
-def other_schedulers() -> list[str]:
-    """A sentence for each other scheduler that runs on this machine, of whatever user."""
+def schedulers_here() -> list[tuple[str, int, str]]:
+    """Pid (as it says it), uid and GPUs of each scheduler of this machine that gives out any, of whatever user; without ourselves."""
     try:
         with open("/proc/net/unix", encoding="utf-8", errors="replace") as stream:
             names = [line.rstrip("\n").partition("@gpujob/")[2] for line in stream if "@gpujob/" in line]
@@ -311,8 +311,14 @@ def other_schedulers() -> list[str]:
         if ids == "none":
             continue  # it gives out no GPU
         if int(pid) != os.getpid() and _belongs(int(pid), int(uid)):
-            found.append(
-                f"another gpujob runs on this machine: pid {pid} of user {_user(int(uid))}, GPUs {ids}; they do not know "
-                "of each other's bookings, so give each its own GPUs (--gpu-ids)"
-            )
+            found.append((pid, int(uid), ids))
     return found
+
+
+def other_schedulers() -> list[str]:
+    """A sentence for each other scheduler that runs on this machine, of whatever user."""
+    return [
+        f"another gpujob runs on this machine: pid {pid} of user {_user(uid)}, GPUs {ids}; they do not know "
+        "of each other's bookings, so give each its own GPUs (--gpu-ids)"
+        for pid, uid, ids in schedulers_here()
+    ]

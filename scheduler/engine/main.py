@@ -17,13 +17,14 @@ from scheduler.core.errors import SchedulerError, StoreTrouble
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.placement import class_of
 from scheduler.engine.gpus import Flag, GpuEyes, Managed, managed_gpus, moved_gpus, other_schedulers
+from scheduler.engine.home import check_home
 from scheduler.engine.loop import PARSERS, House
 from scheduler.engine.reloading import Rereading, note_of
 from scheduler.engine.seen_lines import note_watched
 from scheduler.engine.telling import Listener, MainLog, Said
 from scheduler.intake.files import check_private
 from scheduler.intake.settings import Settings, load, model_table
-from scheduler.intake.watch import watcher
+from scheduler.intake.watch import file_system_of, watcher
 from scheduler.runners.direct import DirectRunner
 from scheduler.runners.processes import boot_id, seen
 from scheduler.runners.screen import ScreenRunner, tidy
@@ -43,37 +44,15 @@ class Ending:
     left: tuple[str, ...] = ()
 
 
-def this_machine() -> str:
-    """A name for this machine that a copied folder does not carry along."""
-    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        try:
-            with open(path, encoding="ascii") as stream:
-                text = stream.read().strip()
-        except OSError:
-            continue
-        if text:
-            return text
-    return socket.gethostname()
-
-
-def home_of(places: Places) -> str:
-    """Machine, device and inode of the house folder: a copy has another one, a renamed folder the same."""
-    status = os.stat(places.house)
-    return f"{this_machine()}:{status.st_dev}:{status.st_ino}"
-
-
-def check_home(db: Database, places: Places) -> None:
-    """Refuse a store that was made elsewhere: its running jobs are not ours to adopt. Raises SchedulerError."""
-    here, made = home_of(places), rows.meta(db.connection, "home")
-    if made and made != here:
-        raise SchedulerError(
-            "this store was made at another place or machine (a copy?): its jobs are adopted by nobody yet",
-            where=places.house,
-            do="if the original is out of use, say so: gpujob recover",
-        )
-    if not made:
-        with db.writing() as connection:
-            rows.set_meta(connection, "home", here)
+def shared_note(places: Places) -> str:
+    """What is to be said of a store on a file system that several machines share; else empty."""
+    found = file_system_of(places.house)
+    if found is None or not found.shared:
+        return ""
+    return (
+        f"{places.house} is on {found.name}, which other machines may share: use this scheduler from this machine alone, or "
+        "keep its state on a local disk (--state-file)"
+    )
 
 
 class _Stopped(Exception):
@@ -180,7 +159,7 @@ class Daemon:
         if log is not None:
             house.flush_log = log.flush
         house.table = table  # type: ignore[assignment]
-        for text in (*managed.notes, note):
+        for text in (*managed.notes, note, shared_note(self.places)):
             if text:
                 tell(Said(text, 30))
         watching.watch(

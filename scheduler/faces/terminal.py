@@ -19,6 +19,7 @@ _COLOURS = {
     "AVAILABLE": GREEN, "done": GREEN,
     "failed": RED, "UNHEALTHY": RED, "GONE": RED,
     "PAUSED": YELLOW, "STALE": YELLOW, "FOREIGN": YELLOW, "DRAINING": YELLOW, "pending": YELLOW, "stopping": YELLOW,
+    "ok": GREEN, "warn": YELLOW, "bad": RED, "unknown": CYAN,
     "BUSY": CYAN, "running": CYAN, "starting": CYAN,
 }  # fmt: skip
 

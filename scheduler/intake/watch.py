@@ -9,6 +9,8 @@ import struct
 import threading
 from collections.abc import Iterable
 
+from scheduler.core.filesystems import FileSystem, file_system
+
 IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE = 0x2, 0x4, 0x8
 IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
 IN_DELETE_SELF, IN_MOVE_SELF, IN_IGNORED, IN_Q_OVERFLOW = 0x400, 0x800, 0x8000, 0x4000
@@ -180,15 +182,18 @@ class PollingWatcher:
             os.close(self._write)
 
 
-_NETWORK = {0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x65735546, 0x0BD00BD0, 0x19830326, 0x47504653}
+def file_system_of(path: str) -> FileSystem | None:
+    """What kind of file system a path is on; None where that cannot be told."""
+    buffer = ctypes.create_string_buffer(256)
+    if ctypes.CDLL(None).statfs(os.fsencode(path), buffer) != 0:
+        return None
+    return file_system(struct.unpack_from("q", buffer)[0])
 
 
 def is_network_folder(path: str) -> bool:
     """Whether the folder's file system is one whose writes elsewhere inotify does not see (NFS, SMB, FUSE, Lustre…)."""
-    buffer = ctypes.create_string_buffer(256)
-    if ctypes.CDLL(None).statfs(os.fsencode(path), buffer) != 0:
-        return False
-    return (struct.unpack_from("q", buffer)[0] & 0xFFFFFFFF) in _NETWORK
+    found = file_system_of(path)
+    return found is not None and found.shared
 
 
 def watcher(how: str, folders: Iterable[str]) -> tuple[InotifyWatcher | PollingWatcher, str]:

@@ -53,6 +53,7 @@ class NvidiaProbe:
         self.environ = {name: value for name, value in environ.items() if not name.startswith("GPUJOB_")}
         self.deadline_s = deadline_s
         self.absent = False  # the last reading failed because there is no driver at all
+        self.way = ""  # how the last reading was got: nvml, smi
         self._epoll = select.epoll()
         self._reader: _Reader | None = None
         self._stuck: list[_Reader] = []
@@ -210,6 +211,7 @@ class NvidiaProbe:
             if self._reader is not None:
                 return None
         asked, self._asked_at = self._asked_at, None
+        self.way = ""
         self.absent = all(absent for _, _, absent in self._failed)
         # Where one way is simply not there, what the other said is the cause.
         told = [f for f in self._failed if not f[2]] or self._failed
@@ -240,7 +242,7 @@ class NvidiaProbe:
 
     def _heard(self, current: _Reader, answer: dict[str, Any]) -> Readings:
         asked, self._asked_at = self._asked_at or 0.0, None
-        current.answered = True
+        current.answered, self.way = True, current.way
         self.absent, self._answered = False, True
         if current.way == "nvml":
             self._no_nvml, self._nvml_wait = False, NVML_AGAIN_S

@@ -1,6 +1,6 @@
 """Asks NVIDIA's library, or nvidia-smi through GPUtil, in a process of its own that may be killed at any moment.
 
-Run as ``python reader.py nvml|smi``. For each line on stdin it writes one line of JSON on stdout::
+Run as ``python reader.py nvml|smi`` (or ``imports``, which only says what of Python is missing for them). For each line on stdin it writes one line of JSON on stdout::
 
     {"gpus": [{"ordinal", "uuid", "name", "total", "used", "load", "temperature", "processes", "lost", "problem",
                "errors"}], "driver": "550.54"}
@@ -13,6 +13,7 @@ that was replaced under a running process can only be loaded by a new one. Stand
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import re
@@ -273,7 +274,22 @@ def _text(value):
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
+def imports():
+    """Writes what is wrong with the modules that the two ways need, as {"pynvml": "", "GPUtil": "No module named …"}."""
+    found = {}
+    for name in ("pynvml", "GPUtil"):
+        try:
+            importlib.import_module(name)
+            found[name] = ""
+        except Exception as error:  # noqa: BLE001  a module that is broken in whatever way cannot be used
+            found[name] = f"{name} cannot be imported: {' '.join(str(error).split())[:200]}"
+    print(json.dumps(found))
+    return 0
+
+
 def main():
+    if sys.argv[1] == "imports":
+        return imports()
     parent = os.getppid()
     number = signal.SIGKILL
     if sys.argv[1] == "smi":  # an nvidia-smi that hangs has to go as well; the library is in this very process

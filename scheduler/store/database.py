@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from scheduler.core.errors import Damaged, StoreTrouble
 from scheduler.crashpoints import crash_point
 from scheduler.store import proof
+from scheduler.store.office import check_here, daemon_alive
 from scheduler.store.places import Places
 
 _FIRST = """
@@ -149,6 +150,7 @@ class Database:
         self.lock_wait_s = lock_wait_s
         self._in_office = checkpoints  # then no `recover` exchanges the store under us
         places.make()
+        check_here(places)
         check_sound(places, pages="quick_check" if checkpoints else "", records=checkpoints)
         self._lock_fd = _open_private(places.store_lock)
         self._bell_fd = _open_private(places.bell)
@@ -298,18 +300,19 @@ class Database:
         os.close(self._high_fd)
 
 
-def check_sound(places: Places, *, pages: str = "", records: bool = False) -> None:
+def check_sound(places: Places, *, pages: str = "", records: bool = False, still: bool = False) -> None:
     """Raise Damaged when the store cannot be trusted. Nothing is written: even to close a store for writing would
     copy its log back, or remove a damaged one.
 
-    ``pages``: the pragma that looks whether all pages hang together; ``records``: compare the attempt records.
+    ``pages``: the pragma that looks whether all pages hang together; ``records``: compare the attempt records;
+    ``still``: see `read_only`.
     """
     proof.check_begun(places)
     if not os.path.exists(places.store) or not os.path.getsize(places.store):
         return
     given = proof.high(places)  # before the store is looked at: others may be adding to it
     try:
-        connection = read_only(places.store)
+        connection = read_only(places.store, still)
         try:
             version = _version(connection, places)
             if version > VERSION:
@@ -340,16 +343,41 @@ def _version(connection: sqlite3.Connection, places: Places) -> int:
     return version
 
 
-def read_only(path: str) -> sqlite3.Connection:
-    """A connection that cannot change the file."""
-    return sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True, isolation_level=None, timeout=5.0)
+def read_only(path: str, still: bool = False) -> sqlite3.Connection:
+    """A connection that cannot change the file. ``still``: it has no log, and nobody changes it now; then not even the
+    empty log and its index are made, which SQLite else leaves beside it.
+    """
+    return sqlite3.connect(
+        f"file:{_quoted(path)}?mode=ro{'&immutable=1' * still}", uri=True, isolation_level=None, timeout=5.0
+    )
 
 
-def open_for_reading(places: Places) -> sqlite3.Connection:
-    """A read-only connection that holds nobody up. Raises StoreTrouble, NothingYet."""
+@contextlib.contextmanager
+def held_still(places: Places) -> Iterator[bool]:
+    """Whether the store can be looked at without a trace: no daemon, no log, and meanwhile no writer (they wait)."""
+    if os.path.exists(f"{places.store}-wal") or daemon_alive(places):
+        yield False
+        return
+    try:
+        fd = os.open(places.store_lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield not os.path.exists(f"{places.store}-wal")
+    except BlockingIOError:
+        yield False  # somebody is at it
+    finally:
+        os.close(fd)
+
+
+def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
+    """A read-only connection that holds nobody up. Raises StoreTrouble, NothingYet, Elsewhere."""
+    check_here(places)
     proof.check_begun(places)
     try:
-        connection = read_only(places.store)
+        connection = read_only(places.store, still)
     except sqlite3.Error as error:
         raise trouble(error, places.store) from error
     try:

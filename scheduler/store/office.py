@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -17,10 +18,23 @@ from scheduler.store.safely import replace_file
 OLD_S = 60.0
 _ASIDE = re.compile(r"\..+\.new-(\d+)")  # as `safely.replace_file` names it
 _PACKET = re.compile(r"packet-(\d+)-\d+")  # as `runners/direct.py` does
+TAKING_S = 1.0  # at most this long after it got the lock, a daemon has said who it is
+_HELD = (errno.EAGAIN, errno.EACCES)  # how the kernel says that another has the lock
 
 
 class Taken(SchedulerError):
     """Another one is in office."""
+
+
+class Elsewhere(SchedulerError):
+    """The daemon of this state file runs on another machine that shares the folder."""
+
+
+def no_locks(path: str, why: str) -> SchedulerError:
+    """Without locks two schedulers would start the same jobs, and two writers would break the store."""
+    return SchedulerError(
+        f"this file system keeps no locks ({why})", where=path, do="name a --state-file on a local disk"
+    )
 
 
 class Office:
@@ -36,6 +50,7 @@ class Office:
         """Become the daemon. Raises Taken naming the pid of the one that is."""
         from filelock import Timeout
 
+        self._check_that_locks_are_kept()
         try:
             self._lock.acquire(timeout=wait_s, poll_interval=0.02)
         except Timeout:
@@ -45,8 +60,30 @@ class Office:
                 where=self.places.state_file,
                 do="use it, or name another --state-file",
             ) from None
+        try:
+            self._check_it_holds()
+        except SchedulerError:
+            self._lock.release()
+            raise
         self._tidy()
         replace_file(self.places.daemon_info, json.dumps(info).encode(), sync=False)
+
+    def _check_that_locks_are_kept(self) -> None:
+        """Before `filelock` asks, which would make do with the mere presence of a file. Raises SchedulerError."""
+        path = self.places.daemon_lock
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileExistsError:
+            pass
+        else:
+            os.fchmod(fd, 0o600)
+            os.close(fd)
+        daemon_alive(self.places)
+
+    def _check_it_holds(self) -> None:
+        """A lock that does not keep others out is none. Raises SchedulerError."""
+        if not daemon_alive(self.places):
+            raise no_locks(self.places.daemon_lock, "two could hold the same one")
 
     def _tidy(self) -> None:
         """Remove what those left half-written who were killed before us; a packet, once its keeper has had time to read it."""
@@ -76,7 +113,7 @@ def holder(places: Places) -> dict[str, Any]:
 
 
 def daemon_alive(places: Places) -> bool:
-    """Whether a daemon holds the office now (by the kernel's lock, so never stale)."""
+    """Whether a daemon holds the office now (by the kernel's lock, so never stale). Raises SchedulerError where there are none."""
     try:
         fd = os.open(places.daemon_lock, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -85,10 +122,40 @@ def daemon_alive(places: Places) -> bool:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who only ask do not see each other
         fcntl.flock(fd, fcntl.LOCK_UN)
         return False
-    except OSError:
+    except OSError as error:
+        if error.errno not in _HELD:
+            raise no_locks(places.daemon_lock, error.strerror or str(error)) from None
         return True
     finally:
         os.close(fd)
+
+
+def this_boot() -> str:
+    """The kernel's id of this boot: no other machine has it."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+        return stream.read().strip()
+
+
+def check_here(places: Places) -> None:
+    """Raise Elsewhere when the daemon in office runs on another machine: on a shared folder only its own kernel sees the
+    store as it is (SQLite's index of the log is shared memory), and a second one could break it.
+    """
+    told = holder(places)
+    if told.get("boot") in (None, this_boot()):
+        return
+    until = time.monotonic() + TAKING_S
+    while daemon_alive(places):  # by whom? After a restart of this machine, by somebody who is about to say so
+        told = holder(places)
+        if told.get("boot") in (None, this_boot()):
+            return
+        if time.monotonic() >= until:
+            raise Elsewhere(
+                f"its scheduler runs on {told.get('host', 'another machine')} (pid {told.get('pid', 'unknown')}), which "
+                "shares this folder: nothing is read or written from here",
+                where=places.house,
+                do="give the command there",
+            )
+        time.sleep(0.02)
 
 
 # -- where schedulers of this user can be found -----------------------------------------------------------
@@ -134,6 +201,7 @@ def registered(environ: dict[str, str]) -> list[str]:
                 state_file = str(json.load(stream)["state_file"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if daemon_alive(Places(state_file)) and state_file not in found:
-            found.append(state_file)
+        with contextlib.suppress(SchedulerError):
+            if daemon_alive(Places(state_file)) and state_file not in found:
+                found.append(state_file)
     return found

@@ -161,7 +161,11 @@ def test_k09_bash_completes_what_was_begun_and_lists(house: Scheduler) -> None:
     assert "time=" in bash(house, "add", "x.py", "--set", "")
     assert bash(house, "queue", "") == ["pause", "resume"]
     assert bash(house, "start", "--jobs-file", "") == [], "bash itself completes files"
-    assert "status" in bash(house, "sta") and bash(house, "help", "scr") == ["screens"]
+    assert (
+        "status" in bash(house, "sta")
+        and bash(house, "doc") == ["doctor"]
+        and bash(house, "help", "scr") == ["screens"]
+    )
     assert "--allowed" in bash(house, "submit", "--a")
 
 

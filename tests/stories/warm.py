@@ -24,7 +24,8 @@ COLD_VARIABLES = ("PYTHON", "LC_", "LANG", "TZ", "GPUJOB_CRASH_AT")
 _SERVER = """
 import json, os, select, signal, socket, sys, tempfile, traceback
 from scheduler.faces import front
-import scheduler.engine.offline, scheduler.faces.cli.app, scheduler.faces.cli.config, scheduler.faces.cli.logs
+import scheduler.engine.examining, scheduler.engine.offline
+import scheduler.faces.cli.app, scheduler.faces.cli.config, scheduler.faces.cli.doctor, scheduler.faces.cli.logs
 
 
 def run(words, folder, environ, files):

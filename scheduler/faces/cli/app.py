@@ -499,6 +499,14 @@ def recover(
     raise typer.Exit(control.recover(dry_run=dry_run, **_which(state_file, config)))
 
 
+@app.command("doctor")
+def doctor(json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Say what is wrong with this machine and this scheduler, each with the command that mends it; changes nothing."""
+    from scheduler.faces.cli.doctor import doctor as examine
+
+    raise typer.Exit(examine(json=json, **_which(state_file, config)))
+
+
 @app.command("demo")
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder with logs and state.")] = False,

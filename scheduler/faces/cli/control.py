@@ -281,7 +281,7 @@ def recover(*, dry_run: bool = False, state_file: str | None = None, config: str
     """Rebuild a damaged store from what is left; also says that a copied folder is the one to use from now on."""
     import os
 
-    from scheduler.engine.main import home_of
+    from scheduler.engine.home import home_of
     from scheduler.engine.recovering import recover as rebuild
 
     found = state_file_for(state_file, config)

@@ -1,0 +1,225 @@
+"""What is right and wrong with a scheduler's own files and processes: what was seen → findings, as `core/health.py` has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.core.errors import SchedulerError
+from scheduler.core.health import Finding, Mark, Who, good, not_told, word
+
+MOST_NAMED = 20
+_WRITERS = re.compile(r"(.*): (chmod [og]-w|setfacl -b) (/.*?)(?: \((?:or|GPUJOB_SET).*\))?$", re.DOTALL)
+_OWNED = re.compile(r"it belongs to user (\d+): chown it to yourself: (.*)", re.DOTALL)
+_LINK = re.compile(r"the link (.*) belongs to user \d+$", re.DOTALL)
+_LINE = re.compile(r"(/.*?):(\d+)(?::\d+)?$", re.DOTALL)
+
+
+def many(names: Sequence[str], number: int) -> str:
+    """The first of them, and how many there are."""
+    return names[0] if number == 1 else f"{names[0]} and {number - 1} more"
+
+
+# -- the store and who works on it ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSeen:
+    """The store, looked at without a write."""
+
+    there: bool = False
+    jobs: int = 0
+    trouble: str = ""  # what is wrong with it
+    kind: str = ""  # of trouble: damaged, moved, newer, elsewhere, denied, late
+    recover: str = ""  # the command that rebuilds it, or takes it over
+    host: str = ""  # where its scheduler runs, if elsewhere
+    again: str = ""  # the command that asks the same
+    python: str = "python3"
+
+
+def store(seen: StoreSeen) -> Finding:
+    """Whether it can be trusted."""
+    if not seen.trouble:
+        plural = "" if seen.jobs == 1 else "s"
+        return good("store", f"whole, {seen.jobs} job{plural}" if seen.there else "none yet; the first start makes it")
+    if seen.kind in ("denied", "late"):
+        return not_told("store", "whether it is whole", seen.trouble)
+    mend = {
+        "damaged": seen.recover,
+        "moved": seen.recover,
+        "newer": f"{word(seen.python)} -m pip install --upgrade gpujob",
+        "elsewhere": f"ssh {word(seen.host)} {seen.again}",
+    }.get(seen.kind, "")
+    told = {"moved": "of another place", "newer": "of a newer gpujob", "elsewhere": "in use on another machine"}
+    return Finding("store", Mark.BAD, told.get(seen.kind, "cannot be used"), seen.trouble, mend)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSeen:
+    """Who is in office."""
+
+    alive: bool
+    pid: int | None = None
+    stopped: bool = False
+    running: int | None = 0  # jobs in hand; None: not known
+    others: tuple[str, ...] = ()  # who else gives out GPUs of ours: pid 12 of eve GPU 0-3
+    start: str = ""
+
+
+def scheduler(seen: SchedulerSeen) -> list[Finding]:
+    """Whether somebody looks after the jobs, and whether others give out the same GPUs."""
+    found = []
+    jobs = f"{seen.running} job{'s run' if seen.running != 1 else ' runs'}"
+    if seen.alive and seen.stopped:
+        wrong = "it is stopped (SIGSTOP, Ctrl-Z): nothing is started and nothing answers"
+        found.append(Finding("scheduler", Mark.BAD, f"pid {seen.pid}", wrong, f"kill -CONT {seen.pid}"))
+    elif seen.alive:
+        found.append(good("scheduler", f"runs, pid {seen.pid}" if seen.pid else "runs"))
+    elif seen.running:
+        wrong = (
+            f"{jobs}, as the store has it, and nobody looks after it: time limits, what waits and GPUs wait for a start"
+        )
+        found.append(Finding("scheduler", Mark.WARN, "none runs", wrong, seen.start))
+    else:
+        found.append(good("scheduler", "none runs here"))
+    if seen.others:
+        told = f"not alone: {'; '.join(seen.others[:3])}{'; …' * (len(seen.others) > 3)}"
+        wrong = "schedulers do not know of each other's bookings: give each GPUs of its own"
+        mend = f"{f'kill {seen.pid} && sleep 6 && ' if seen.alive else ''}{seen.start} --gpu-ids 0"
+        found.append(Finding("scheduler", Mark.WARN, told, wrong, mend))
+    return found
+
+
+# -- files ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSeen:
+    """Owners and modes of all that is the scheduler's own: the house, the state file, logs."""
+
+    folders: tuple[str, ...] = ()  # those of them that are there
+    owner: str = ""  # whose they should be
+    number: int = 0  # looked at
+    foreign: tuple[str, ...] = ()  # of another owner
+    open: tuple[str, ...] = ()  # others may read or write
+    locked: tuple[str, ...] = ()  # the owner himself may not
+    link: str = ""  # the house is a link
+    no_folder: str = ""  # something of ours that should be a folder and is none
+    untold: str = ""  # could not be looked into
+    whole: bool = True  # False: there are more than were looked at
+    recover: str = ""
+
+
+def files(seen: FilesSeen, who: Who) -> list[Finding]:
+    """Whether they are private, and ours."""
+    found = []
+    if seen.link:
+        link = word(seen.link)
+        mend = f'd="$(readlink -f {link})" && rm {link} && mv "$d" {link} && {seen.recover}'
+        found.append(Finding("files", Mark.BAD, seen.link, "it is a link: start refuses it", mend))
+    if seen.no_folder:
+        place = word(seen.no_folder)
+        found.append(
+            Finding("files", Mark.BAD, seen.no_folder, "it is no folder: start refuses it", f"mv {place} {place}.old")
+        )
+    for names, wrong, command, group in (
+        (seen.foreign, f"not of {seen.owner}", f"chown -h {word(seen.owner)}", f"! -user {word(seen.owner)}"),
+        (seen.open, "others may read or write it", "chmod go-rwx", "! -type l -perm /077"),
+        (seen.locked, "its owner may not read and write it", "chmod u+rwX", "! -type l ! -perm -600"),
+    ):
+        if not names:
+            continue
+        mend = f"{command} {' '.join(map(word, names))}"
+        if len(names) > MOST_NAMED:
+            mend = f"find {' '.join(map(word, seen.folders))} -xdev {group} -exec {command} {{}} +"
+        if command.startswith("chown") or (seen.owner not in ("", who.name)):
+            mend = who.root(mend)
+        found.append(Finding("files", Mark.BAD, many(names, len(names)), wrong, mend))
+    if seen.untold:
+        found.append(not_told("files", f"what is in {seen.untold}"))
+    if not found and seen.whole:
+        return [good("files", f"{seen.number} looked at, private" if seen.number else "none yet")]
+    if not found:
+        found.append(not_told("files", f"whether all are private: the first {seen.number} are"))
+    return found
+
+
+def input_file(check: str, path: str, error: SchedulerError | None, who: Who, there: bool) -> Finding:
+    """Config, jobs file, commands file, model table: whether it can be read, and nobody else could have written it."""
+    if error is None:
+        return good(check, path if there else f"{path}, not there yet")
+    said = error.what.removeprefix("not read: ")
+    what = said.removeprefix("of its folder, ")
+    writers, owned, link, line = (
+        _WRITERS.match(what), _OWNED.match(what), _LINK.match(what), _LINE.match(error.where),
+    )  # fmt: skip
+    mend = ""
+    wrong = said
+    if writers:
+        wrong, mend = said.partition(f": {writers[2]}")[0], f"{writers[2]} {word(writers[3])}"
+    elif owned:
+        wrong, mend = said.partition(": chown")[0], who.root(f"chown {word(who.name)} {word(owned[2])}")
+    elif link:
+        mend = who.root(f"chown -h {word(who.name)} {word(link[1])}")
+    elif line:
+        wrong, mend = f"line {line[2]}: {wrong}", f'"${{EDITOR:-vi}}" +{line[2]} {word(line[1])}'
+    elif "cannot be read: Permission denied" in what:
+        mend = f"chmod u+r {word(path)}"
+    elif error.where == path:
+        mend = f'"${{EDITOR:-vi}}" {word(path)}'
+    if error.do and not mend:
+        wrong = f"{wrong}; {error.do}"
+    return Finding(check, Mark.BAD, error.where or path, wrong, mend)
+
+
+# -- what was left ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A process of an attempt that nobody runs any more."""
+
+    pid: int
+    job: int
+    attempt: int
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftSeen:
+    """What earlier attempts and killed commands left behind."""
+
+    processes: tuple[Leftover, ...] = ()
+    held: bool = False  # a scheduler runs, and keeps their GPUs taken
+    files: tuple[str, ...] = ()
+    untold: str = ""
+
+
+def leftovers(seen: LeftSeen, who: Who) -> list[Finding]:
+    """Processes that outlived their job, and files that nobody needs."""
+    found = []
+    if seen.processes:
+        jobs = ", ".join(map(str, sorted({one.job for one in seen.processes})))
+        named = "; ".join(f"pid {one.pid} {one.command}" for one in seen.processes[:3])
+        more = f" and {len(seen.processes) - 3} more" if len(seen.processes) > 3 else ""
+        then = "its GPUs stay taken until they end" if seen.held else "nobody keeps their GPUs from being given out"
+        mend = "kill " + " ".join(str(one.pid) for one in seen.processes)
+        found.append(
+            Finding(
+                "leftovers",
+                Mark.WARN if seen.held else Mark.BAD,
+                f"{named}{more}",
+                f"of job {jobs}, which has ended or is not known: {then}",
+                mend,
+            )
+        )
+    if seen.files:
+        first = seen.files[:MOST_NAMED]
+        mend = f"rm -r {' '.join(map(word, first))}"
+        found.append(
+            Finding("leftovers", Mark.WARN, many(seen.files, len(seen.files)), "nobody needs it any more", mend)
+        )
+    if seen.untold:
+        found.append(not_told("leftovers", seen.untold))
+    return found or [good("leftovers", "none")]

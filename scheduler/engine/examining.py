@@ -1,0 +1,604 @@
+"""`gpujob doctor`: looks at the machine and at a scheduler's folder, and changes nothing.
+
+Each check runs beside the others under one limit, so that a disk or a program that hangs costs only its own line.
+What is seen is judged in `core/health*.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import select
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from scheduler.core import health, health_gpus, health_house
+from scheduler.core.config import OPTIONS, Config
+from scheduler.core.errors import Damaged, SchedulerError, StoreTrouble
+from scheduler.core.facts import Readings
+from scheduler.core.gpu import HIGHEST_GPU_ID, Gpu, parse_gpu_ids
+from scheduler.core.health import Finding, Who, not_told, word
+from scheduler.core.job import Holding, Job
+from scheduler.engine.evidence import alive as living
+from scheduler.engine.gpus import DECLARED, schedulers_here
+from scheduler.engine.home import home_of
+from scheduler.intake.files import check_private
+from scheduler.intake.settings import model_table
+from scheduler.intake.watch import file_system_of
+from scheduler.probes import machine
+from scheduler.probes.nvidia import NvidiaProbe
+from scheduler.runners.processes import boot_id, lives, seen
+from scheduler.store import jobs as rows
+from scheduler.store.database import NothingYet, check_sound, held_still, open_for_reading
+from scheduler.store.office import Elsewhere, daemon_alive, holder
+from scheduler.store.places import Places
+
+LIMIT_S = 10.0  # for everything
+ANSWER_S = 5.0  # for programs
+DRIVER_S = 6.0
+GHOST_AGAIN_S = 0.5  # memory without an owner is looked at twice: what has just ended gives its own back in a moment
+MOST_FILES = 100_000
+OLD_S = 120.0
+ATTEMPT = re.compile(r"\d{1,18}\.\d{1,18}")
+_ASIDE = re.compile(r"\.(.+)\.new-(\d{1,10})", re.DOTALL)
+_PACKET = re.compile(r"(packet)-(\d{1,10})-\d+")  # what a daemon handed to its keeper, by its pid
+_JOB_LOG = re.compile(r"job_\d+_.*\.log", re.DOTALL)
+
+
+@dataclass(slots=True)
+class _House:
+    """What the store and the office tell, looked at once for all checks."""
+
+    alive: bool = False
+    pid: int | None = None
+    running: dict[str, tuple[Any, str]] = field(default_factory=dict)  # settings that the scheduler runs on
+    jobs: int = 0
+    in_hand: list[Job] | None = None  # None: not known
+    holdings: list[tuple[Holding, str]] = field(default_factory=list)
+    gpus: list[Gpu] = field(default_factory=list)
+    store: health_house.StoreSeen = field(default_factory=health_house.StoreSeen)
+
+
+class Examination:
+    """One look at everything. ``errors``: what is wrong with the settings, so that ``config`` holds only defaults.
+
+    ``suffix``: what a command must say so that it means this scheduler.
+    """
+
+    def __init__(
+        self,
+        state_file: str,
+        config: Config,
+        config_file: str,
+        errors: Sequence[SchedulerError],
+        environ: Mapping[str, str],
+        suffix: str,
+    ) -> None:
+        self.places, self.config, self.config_file, self.errors = Places(state_file), config, config_file, errors
+        self.environ, self.suffix = environ, suffix
+        self.who = Who(os.getuid(), _name(os.getuid()), machine.installer())
+        self.start = f"gpujob start --detach{suffix}"
+        self.again = f"gpujob doctor{suffix}"
+        self.recover = f"gpujob recover{suffix}"
+        self.house = _House()
+
+    def findings(self) -> list[Finding]:
+        """All findings, in the order in which they are shown. Never raises."""
+        until = time.monotonic() + LIMIT_S
+        programs = machine.Programs(self.environ, self.who.name, ANSWER_S)
+        driver = _Driver(self.environ)
+        first = _Running("store", "whether it is whole", self._look_into_the_house)
+        first.wait(min(until, time.monotonic() + ANSWER_S))
+        if first.ended:
+            self._take_running_settings()
+        steps: list[tuple[str, str, Callable[[], list[Finding]]]] = [
+            ("config", "whether it can be read", self._config),
+            ("state folder", "what disk it is on", self._state_folder),
+            ("log folder", "what disk it is on", self._log_folder),
+            ("files", "whether they are private", self._files),
+            ("jobs file", "whether it can be read", self._inputs),
+            ("scheduler", "whether one runs", self._scheduler),
+            ("leftovers", "whether there are any", self._leftovers),
+            ("logout", "what a logout ends", lambda: [self._logout(programs)]),
+            ("screen", "whether it is there", lambda: [health.screen(programs.screen(self.config.screen), self.who)]),
+            ("inotify", "whether files can be watched", lambda: [self._inotify()]),
+            ("clock", "whether it is right", lambda: [self._clock()]),
+            ("NVML", "whether it answers", lambda: self._driver(driver, programs, until)),
+        ]
+        running = [_Running(*step) for step in steps]
+        found = {one.check: one.result(until) for one in running}
+        driver.close()
+        programs.close()
+        out = []
+        for check, findings in found.items():
+            if check == "scheduler":
+                out += first.result(until)
+            out += findings
+        return out
+
+    # -- the store, and who works on it ---------------------------------------------------------------
+
+    def _look_into_the_house(self) -> list[Finding]:
+        house, places = self.house, self.places
+        seen_store = health_house.StoreSeen(recover=self.recover, again=self.again, python=sys.executable)
+        kind = text = host = ""
+        try:
+            if os.path.lexists(places.house) and not os.access(places.house, os.R_OK | os.X_OK, effective_ids=True):
+                raise PermissionError(13, f"{places.house} is not yours to look into")
+            house.alive = daemon_alive(places)
+            told = holder(places) if house.alive else {}
+            house.pid = told["pid"] if isinstance(told.get("pid"), int) else None
+            self._read_store()
+        except Elsewhere as error:
+            kind, text, host = "elsewhere", error.what, str(holder(places).get("host", ""))
+        except Damaged as error:
+            kind, text = "damaged", error.what
+        except StoreTrouble as error:
+            kind, text = "newer" if "newer gpujob" in error.what else "", error.what
+        except SchedulerError as error:
+            text = error.what
+        except OSError as error:
+            kind, text = "denied", error.strerror or str(error)
+        if not text and house.store.kind:
+            kind, text = house.store.kind, house.store.trouble
+        there = os.path.exists(places.store)
+        house.store = replace(seen_store, there=there, jobs=house.jobs, kind=kind, trouble=text, host=host)
+        return [health_house.store(house.store)]
+
+    def _read_store(self) -> None:
+        """Fill in what the rows tell. Raises SchedulerError, OSError."""
+        house, places = self.house, self.places
+        with held_still(places) as still:
+            check_sound(places, pages="quick_check", records=True, still=still)
+            if not os.path.exists(places.store):
+                house.in_hand = []
+                return
+            try:
+                connection = open_for_reading(places, still)
+            except NothingYet:
+                house.in_hand = []
+                return
+            try:
+                house.jobs = sum(rows.counts(connection).values())
+                house.in_hand = list(rows.in_hand(connection))
+                house.holdings, house.gpus = rows.holdings(connection), rows.gpus(connection)
+                house.running = self._settings_of(rows.meta(connection, "settings")) if house.alive else {}
+                made = rows.meta(connection, "home")
+            finally:
+                connection.close()
+        if made and made != home_of(places):
+            text = "it was made at another place or machine (a copy?): its jobs are adopted by nobody yet"
+            house.store = health_house.StoreSeen(kind="moved", trouble=text)
+
+    @staticmethod
+    def _settings_of(noted: str) -> dict[str, tuple[Any, str]]:
+        import json
+
+        return {key: (value, origin) for key, (value, origin) in json.loads(noted).items()} if noted else {}
+
+    def _take_running_settings(self) -> None:
+        """The scheduler that runs may have been started with flags: what it runs on counts."""
+        changes = {key: value for key, (value, _) in self.house.running.items() if key in OPTIONS}
+        changes.pop("state_file", None)
+        if changes.get("gpu_ids") is not None:
+            changes["gpu_ids"] = tuple(changes["gpu_ids"])
+        self.config = replace(self.config, **changes)
+
+    def _scheduler(self) -> list[Finding]:
+        house = self.house
+        found = seen(house.pid) if house.pid else None
+        mine = {gpu.index for gpu in house.gpus}
+        others = []
+        for pid, uid, ids in schedulers_here():
+            with contextlib.suppress(SchedulerError):  # a list that runs backwards: no scheduler gave itself that name
+                if int(pid) != house.pid and set(parse_gpu_ids(ids) or ()) & (mine or {*range(HIGHEST_GPU_ID + 1)}):
+                    others.append(f"pid {pid} of {_name(uid)} GPU {ids}")
+        return health_house.scheduler(
+            health_house.SchedulerSeen(
+                house.alive,
+                house.pid,
+                found is not None and found.state in "Tt",
+                None if house.in_hand is None else len(house.in_hand),
+                tuple(others),
+                self.start,
+            )
+        )
+
+    # -- folders and files ----------------------------------------------------------------------------
+
+    def _folder(self, check: str, path: str, shared: bool, move: str) -> Finding:
+        owner = _owner_of(path)
+        owner = "" if owner == self.who.name else owner
+        system = file_system_of(path)
+        if system is not None and system.shared and not shared:
+            system = replace(system, shared=False)
+        found = machine.folder(check, path, system, owner, self.again)
+        return health.folder(replace(found, move=move), self.who)
+
+    def _state_folder(self) -> list[Finding]:
+        above, house = os.path.dirname(self.places.house), self.places.house
+        path = house if os.path.isdir(house) else above
+        return [self._folder("state folder", path, True, self._move())]
+
+    def _move(self) -> str:
+        """The command that takes the scheduler to a disk of this machine."""
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", self.who.name)
+        there = f"/var/tmp/gpujob-{name}"  # noqa: S108  made by the command with mkdir, which fails where one stands
+        state = os.path.join(there, os.path.basename(self.places.state_file))
+        if self.house.alive:
+            return f"gpujob wait{self.suffix}; kill {self.house.pid}"
+        if self.house.in_hand:
+            return self.start
+        mine = [path for path in (self.places.house, self.places.state_file) if os.path.lexists(path)]
+        if self.places.house in mine:
+            return f"mkdir -m 700 {there} && mv {' '.join(map(word, mine))} {there} && gpujob recover --state-file {word(state)}"
+        jobs = f" --jobs-file {word(self.config.jobs_file)}" if self.config.jobs_file else ""
+        return f"mkdir -m 700 {there} && gpujob start --detach --state-file {word(state)}{jobs}"
+
+    def _log_folder(self) -> list[Finding]:
+        path, state = self.config.log_dir, os.path.dirname(self.places.house)
+        while not os.path.lexists(path) and path != "/":
+            path = os.path.dirname(path)  # start makes it
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_dev == os.stat(state).st_dev:
+                return []  # said of the state folder
+        kill = f"kill {self.house.pid} && sleep 6 && " if self.house.alive else ""
+        return [self._folder("log folder", path, False, f'{kill}{self.start} --log-dir "$HOME/gpu_scheduler_logs"')]
+
+    def _files(self) -> list[Finding]:
+        house = self.places.house
+        empty = health_house.FilesSeen(recover=self.recover)
+        try:
+            status = os.lstat(house)
+        except FileNotFoundError:
+            status = None
+        except OSError:
+            return health_house.files(replace(empty, untold=house), self.who)
+        if status is not None and os.path.islink(house):
+            return health_house.files(replace(empty, link=house), self.who)
+        if status is not None and not os.path.isdir(house):
+            return health_house.files(replace(empty, no_folder=house), self.who)
+        owner = self.who.uid if status is None else status.st_uid
+        if owner != self.who.uid and self.who.uid:
+            if os.stat(os.path.dirname(house)).st_uid != self.who.uid:
+                return health_house.files(replace(empty, untold=house), self.who)
+            return health_house.files(replace(empty, owner=self.who.name, foreign=(house,)), self.who)
+        return health_house.files(self._walked(owner, replace(empty, owner=_name(owner))), self.who)
+
+    def _walked(self, owner: int, out: health_house.FilesSeen) -> health_house.FilesSeen:
+        foreign: list[str] = []
+        opened: list[str] = []
+        locked: list[str] = []
+        untold: list[str] = []
+        number, whole = 0, True
+        tops = [top for top in (self.places.house, self.config.log_dir) if os.path.isdir(top)]
+        for path in self._ours(tops, untold):
+            if number >= MOST_FILES:
+                whole = False
+                break
+            try:
+                status = os.lstat(path)
+            except OSError:
+                continue  # gone meanwhile
+            number += 1
+            folder = os.path.isdir(path)
+            if status.st_uid != owner:
+                foreign.append(path)
+            elif os.path.islink(path):
+                continue
+            elif status.st_mode & 0o077:
+                opened.append(path)
+            elif status.st_mode & (0o700 if folder else 0o600) != (0o700 if folder else 0o600):
+                locked.append(path)
+        return replace(
+            out, folders=tuple(tops), number=number, foreign=tuple(foreign), open=tuple(opened), locked=tuple(locked),
+            whole=whole, untold=untold[0] if untold and not locked else "",
+        )  # fmt: skip
+
+    def _ours(self, tops: Sequence[str], untold: list[str]) -> Iterator[str]:
+        """Everything in the house, the job logs, the main log, the state file."""
+        for path in (
+            self.places.state_file,
+            self.config.log_file,
+            *(f"{self.config.log_file}.{n}" for n in range(1, 6)),
+        ):
+            if path and os.path.lexists(path):
+                yield path
+        for top in tops:
+            yield top
+            left = [top]
+            while left:
+                try:
+                    entries = list(os.scandir(left.pop()))
+                except OSError as error:
+                    untold.append(str(error.filename))
+                    continue
+                for entry in entries:
+                    if top == self.config.log_dir and not _JOB_LOG.fullmatch(entry.name):
+                        continue
+                    yield entry.path
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(entry.path)
+
+    # -- what people write ----------------------------------------------------------------------------
+
+    def _config(self) -> list[Finding]:
+        if not self.errors:
+            text = self.config_file or "none, so the defaults count"
+            return [health_house.input_file("config", text, None, self.who, True)]
+        return [
+            health_house.input_file("config", self.config_file or error.where, error, self.who, True)
+            for error in self.errors
+        ]
+
+    def _inputs(self) -> list[Finding]:
+        trust, found = self.config.trust_group, []
+        for check, path in (("jobs file", self.config.jobs_file), ("commands file", self.config.commands_file)):
+            if path:
+                error, there = _trouble(partial(_check_lines, path, trust), path)
+                found.append(health_house.input_file(check, path, error, self.who, there))
+        path = self.config.llm_config
+        if path and os.path.lexists(path):
+            error, there = _trouble(partial(model_table, path, trust), path)
+            found.append(health_house.input_file("model table", path, error, self.who, there))
+        return found
+
+    # -- what was left --------------------------------------------------------------------------------
+
+    def _leftovers(self) -> list[Finding]:
+        house, places = self.house, self.places
+        untold = ""
+        processes: list[health_house.Leftover] = []
+        with contextlib.suppress(OSError):
+            owner = os.stat(places.house).st_uid
+            if owner != self.who.uid and self.who.uid:
+                untold = f"which processes are left of jobs: they are of {_name(owner)}"
+        if house.in_hand is None and not untold:
+            untold = "which processes are left of jobs: the store cannot be read"
+        if not untold:
+            processes = self._processes()
+        files = tuple(sorted(self._files_left()))
+        return health_house.leftovers(health_house.LeftSeen(tuple(processes), house.alive, files, untold), self.who)
+
+    def _processes(self) -> list[health_house.Leftover]:
+        """Processes of attempts that no living job has; looked at twice, for one that ends now is none."""
+        known = {(job.id, job.attempt) for job in self.house.in_hand or ()}
+        left = {
+            process: key
+            for key, marked in living(self.places.state_file).marked.items()
+            if key not in known
+            for process in marked
+        }
+        for holding, boot in self.house.holdings:
+            if boot == boot_id():
+                left |= {
+                    process: (holding.job, 0) for process in holding.processes if lives(process) and process not in left
+                }
+        if left:
+            time.sleep(0.2)
+        return [
+            health_house.Leftover(process.pid, job, attempt, _command(process.pid))
+            for process, (job, attempt) in sorted(left.items(), key=lambda item: item[0].pid)
+            if lives(process)
+        ]
+
+    def _files_left(self) -> Iterator[str]:
+        places = self.places
+        folder, name = os.path.split(places.state_file)
+        for place in (folder, places.house):
+            with contextlib.suppress(OSError):
+                for entry in os.listdir(place):
+                    aside = _ASIDE.fullmatch(entry) or _PACKET.fullmatch(entry)
+                    if aside and (place == places.house or aside[1] == name) and seen(int(aside[2])) is None:
+                        path = os.path.join(place, entry)
+                        if aside.re is _ASIDE or _old(path):  # its keeper may be reading it yet
+                            yield path
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(places.attempts):
+                if not ATTEMPT.fullmatch(entry):
+                    yield os.path.join(places.attempts, entry)
+        if not self.house.alive and not os.path.exists(places.recovering):
+            with contextlib.suppress(OSError):
+                start = os.path.basename(places.new_store)
+                yield from (os.path.join(places.house, n) for n in os.listdir(places.house) if n.startswith(start))
+        known = {job.attempt_key for job in self.house.in_hand or ()}
+        with contextlib.suppress(OSError):
+            for one in os.scandir(places.sessions):
+                key, _, ending = one.name.rpartition(".")
+                if (
+                    ending in ("launch", "said")
+                    and key not in known
+                    and self.house.in_hand is not None
+                    and _old(one.path)
+                ):
+                    yield one.path
+
+    # -- the machine ----------------------------------------------------------------------------------
+
+    def _logout(self, programs: machine.Programs) -> Finding:
+        return health.logout(programs.login(self.house.pid if self.house.alive else None, self.start), self.who)
+
+    def _inotify(self) -> Finding:
+        return health.inotify(machine.inotify(os.path.dirname(self.places.house), self.config.watch), self.who)
+
+    def _clock(self) -> Finding:
+        newest, at = "", 0.0
+        for path in (self.places.state_file, self.places.store, f"{self.places.store}-wal", self.places.bell):
+            with contextlib.suppress(OSError):
+                if (written := os.stat(path).st_mtime) > at:
+                    newest, at = path, written
+        now = time.time()
+        return health.clock(
+            health.ClockSeen(
+                time.gmtime(now).tm_year, machine.clock_synchronised(), newest, at - now, machine.time_service()
+            ),
+            self.who,
+        )
+
+    def _driver(self, driver: _Driver, programs: machine.Programs, until: float) -> list[Finding]:
+        config = self.config
+        unread = not config.gpu_interval
+        readings = None if unread else driver.readings(min(until, driver.asked_at + DRIVER_S))
+        declared = config.gpus is not None or config.gpu_ids is not None
+        declared = declared or any(gpu.uuid.startswith(DECLARED) for gpu in self.house.gpus)
+        found = health_gpus.DriverSeen(
+            driver.way,
+            readings.problem if readings else "",
+            driver.absent,
+            0.0 if unread or readings else DRIVER_S,
+            len(readings.gpus) if readings else 0,
+            unread,
+            declared,
+            self.start,
+            sys.executable,
+            programs.imports(),
+            programs.smi,
+        )
+        out = [health_gpus.driver(found, self.who), health_gpus.gputil(found)]
+        if readings and readings.gpus:
+            judged = self._gpus(readings)
+            again_at = time.monotonic() + GHOST_AGAIN_S
+            if health.worst(judged) is not health.Mark.OK and again_at + GHOST_AGAIN_S < until:
+                time.sleep(GHOST_AGAIN_S)
+                again = driver.readings(until, anew=True)
+                judged = self._gpus(again) if again and again.gpus else judged
+            out += judged
+        return out
+
+    def _gpus(self, readings: Readings) -> list[Finding]:
+        pids = {process.pid for reading in readings.gpus for process in reading.processes or ()}
+        return health_gpus.gpus(readings.gpus, machine.dead(pids), self.who)
+
+
+class _Driver:
+    """The driver, asked by a reader that may be killed."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._probe = NvidiaProbe(environ)
+        self.asked_at = time.monotonic()
+        self._probe.ask()
+        self._lock = threading.Lock()  # whoever still waits for an answer when it is closed
+        self._closed = False
+
+    @property
+    def way(self) -> str:
+        return self._probe.way
+
+    @property
+    def absent(self) -> bool:
+        return self._probe.absent
+
+    def readings(self, until: float, anew: bool = False) -> Readings | None:
+        """What it says, or None when it says nothing by then (monotonic)."""
+        if anew:
+            self._probe.ask()
+        while True:
+            with self._lock:
+                found = None if self._closed else self._probe.look()
+            if found is not None or self._closed or time.monotonic() >= until:
+                return found
+            select.select(self._probe.descriptors(), [], [], min(0.1, max(0.0, until - time.monotonic())))
+
+    def close(self) -> None:
+        """End the reader, also one that hangs."""
+        with self._lock:
+            self._closed = True
+            self._probe.close()
+
+
+class _Running:
+    """A check that runs beside the others; whatever becomes of it, it has findings."""
+
+    def __init__(self, check: str, what: str, look: Callable[[], list[Finding]]) -> None:
+        self.check, self._what, self._look = check, what, look
+        self._found: list[Finding] | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._found = self._look()
+        except Exception as error:  # noqa: BLE001  what goes wrong with one check is no reason to lose the others
+            said = str(error) or type(error).__name__
+            self._found = [not_told(self.check, self._what, " ".join(said.split()))]
+
+    @property
+    def ended(self) -> bool:
+        return self._found is not None
+
+    def wait(self, until: float) -> None:
+        """Until it has ended, but no longer than this (monotonic)."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+
+    def result(self, until: float) -> list[Finding]:
+        """What it found."""
+        self.wait(until)
+        return [not_told(self.check, self._what, "no answer in time")] if self._found is None else self._found
+
+
+def _trouble(look: Callable[[], object], path: str) -> tuple[SchedulerError | None, bool]:
+    """What is wrong with a file that people write, and whether it is there."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return None, False
+    except OSError as error:
+        return SchedulerError(f"cannot be looked at: {error.strerror}", where=path), True
+    try:
+        look()
+    except OSError as error:
+        return SchedulerError(f"cannot be read: {error.strerror}", where=path), True
+    except SchedulerError as error:
+        return error, True
+    return None, True
+
+
+def _check_lines(path: str, trust_group: bool) -> None:
+    """As the scheduler looks at a file of lines. Raises OSError, SchedulerError."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise SchedulerError("is no plain file: nothing is read from it", where=path, do="name another one")
+    check_private(path, status, trust_group)
+    if not os.access(path, os.R_OK, effective_ids=True):
+        raise SchedulerError("cannot be read: Permission denied", where=path)
+
+
+def _owner_of(path: str) -> str:
+    """Who a place belongs to: by the nearest folder above it that may be looked at."""
+    while True:
+        try:
+            return _name(os.stat(path).st_uid)
+        except PermissionError:
+            path = os.path.dirname(path)
+        except OSError:
+            return ""
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _old(path: str) -> bool:
+    return time.time() - os.lstat(path).st_mtime > OLD_S
+
+
+def _command(pid: int) -> str:
+    """The first words of a process, short."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as stream:
+            words = stream.read(400).split(b"\0")
+    except OSError:
+        return ""
+    text = b" ".join(words).decode("utf-8", "replace").strip()
+    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -1,0 +1,44 @@
+"""Where a store belongs: its machine and its folder, so that a copy is told from the one that is in use."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from scheduler.core.errors import SchedulerError
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
+from scheduler.store.places import Places
+
+
+def this_machine() -> str:
+    """A name for this machine that a copied folder does not carry along."""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            with open(path, encoding="ascii") as stream:
+                text = stream.read().strip()
+        except OSError:
+            continue
+        if text:
+            return text
+    return socket.gethostname()
+
+
+def home_of(places: Places) -> str:
+    """Machine, device and inode of the house folder: a copy has another one, a renamed folder the same."""
+    status = os.stat(places.house)
+    return f"{this_machine()}:{status.st_dev}:{status.st_ino}"
+
+
+def check_home(db: Database, places: Places) -> None:
+    """Refuse a store that was made elsewhere: its running jobs are not ours to adopt. Raises SchedulerError."""
+    here, made = home_of(places), rows.meta(db.connection, "home")
+    if made and made != here:
+        raise SchedulerError(
+            "this store was made at another place or machine (a copy?): its jobs are adopted by nobody yet",
+            where=places.house,
+            do="if the original is out of use, say so: gpujob recover",
+        )
+    if not made:
+        with db.writing() as connection:
+            rows.set_meta(connection, "home", here)

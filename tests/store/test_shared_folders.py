@@ -1,0 +1,105 @@
+"""A store on a file system that other machines share, or that keeps no locks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.errors import SchedulerError
+from scheduler.core.filesystems import file_system
+from scheduler.desk import Desk
+from scheduler.store import office
+from scheduler.store.database import Database, open_for_reading
+from scheduler.store.office import Elsewhere, Office, daemon_alive, registered
+from scheduler.store.places import Places
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    found = Places(str(tmp_path / "gpu_scheduler_state.json"))
+    found.make()
+    Database(found).close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "number, name, shared",
+    [(0x6969, "NFS", True), (0xFF534D42, "SMB", True), (-0xACB2BE, "SMB", True), (0x65735546, "FUSE", True),
+     (0x0BD00BD0, "Lustre", True), (0x00C36400, "Ceph", True), (0x01021997, "9P", True), (0xEF53, "ext4", False),
+     (0x01021994, "tmpfs", False), (0x794C7630, "overlay", False), (0x2FC12FC1, "ZFS", False), (0x4D44, "FAT", False)],
+)  # fmt: skip
+def test_e16_file_systems_that_machines_share_are_known_by_their_number(number: int, name: str, shared: bool) -> None:
+    """statfs(2) gives a signed word: the numbers of SMB come out below 0."""
+    found = file_system(number)
+    assert (found.name, found.shared, found.known) == (name, shared, True)
+
+
+def test_e16_an_unknown_file_system_says_so() -> None:
+    found = file_system(0x1234)
+    assert not found.known and not found.shared and "0x1234" in found.name
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_e16_without_locks_nobody_takes_office(places: Places, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """NFS without its lock service, FUSE without flock: refused, not "runs already", and not alive for ever."""
+
+    def flock(fd: int, how: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(SchedulerError) as caught:
+        Office(places).take({"pid": 7}, wait_s=0.1)
+    assert "keeps no locks" in str(caught.value) and "--state-file" in str(caught.value)
+    assert not os.path.exists(places.daemon_info)
+    with pytest.raises(SchedulerError, match="keeps no locks"):
+        daemon_alive(places)
+    assert registered({"XDG_RUNTIME_DIR": os.path.dirname(places.state_file)}) == []
+
+
+def test_e16_a_lock_that_two_can_hold_is_none(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda fd, how: None)
+    with pytest.raises(SchedulerError, match="two could hold the same one"):
+        Office(places).take({"pid": 7}, wait_s=0.1)
+    assert not os.path.exists(places.daemon_info)
+
+
+def test_e16_a_daemon_on_another_machine_keeps_everybody_here_away(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its own kernel sees the log's index as it is: neither read nor written from here, not a byte."""
+    other = Office(places)
+    other.take({"pid": 4711, "boot": "another-boot", "host": "gpu2"})
+    monkeypatch.setattr(office, "TAKING_S", 0.05)
+    before = {path.name: path.read_bytes() for path in Path(places.house).iterdir() if path.is_file()}
+    for use in (lambda: open_for_reading(places), lambda: Database(places), lambda: Desk(places.state_file).overview()):
+        with pytest.raises(Elsewhere) as caught:
+            use()
+        text = str(caught.value)
+        assert "runs on gpu2 (pid 4711)" in text and "give the command there" in text
+    assert before == {path.name: path.read_bytes() for path in Path(places.house).iterdir() if path.is_file()}
+    other.leave()
+    open_for_reading(places).close()
+
+
+def test_e16_what_a_killed_daemon_said_before_a_reboot_keeps_nobody_away(places: Places) -> None:
+    """H01: nobody holds the lock, so the word is an old one."""
+    Path(places.daemon_info).write_text(json.dumps({"pid": 7, "boot": "another-boot", "host": "gpu2"}))
+    open_for_reading(places).close()
+    Database(places).close()
+
+
+def test_e16_a_daemon_that_has_just_taken_office_after_a_reboot_is_waited_for(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the lock and has not yet said who it is."""
+    Path(places.daemon_info).write_text(json.dumps({"pid": 7, "boot": "another-boot", "host": "gpu2"}))
+    told = [office.holder(places), office.holder(places), {"pid": 8, "boot": office.this_boot()}]
+    monkeypatch.setattr(office, "daemon_alive", lambda places: True)
+    monkeypatch.setattr(office, "holder", lambda places: told.pop(0))
+    office.check_here(places)
+    assert told == []
