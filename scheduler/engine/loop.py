@@ -27,6 +27,7 @@ from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet
 from scheduler.core.ports import Runner
 from scheduler.core.requests import Answer, Request
+from scheduler.core.secrets import without_secrets
 from scheduler.core.session import session_name
 from scheduler.core.telemetry import FRESH_S, PASSING, Telemetry
 from scheduler.crashpoints import crash_point
@@ -426,6 +427,7 @@ class House:
 
     def say(self, text: str, level: int = 20, *, kind: str = "", job: Job | None = None) -> None:
         """Tell whoever listens."""
+        text = without_secrets(text)
         if job is None:
             self.listener(Said(text, level, kind))
         else:
