@@ -75,7 +75,9 @@ class Desk:
     """One scheduler, named by its state file."""
 
     def __init__(self, state_file: str) -> None:
+        """Raises SchedulerError when it is another user's."""
         self.places = Places(state_file)
+        self.places.check_ours()
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:

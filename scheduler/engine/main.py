@@ -21,7 +21,7 @@ from scheduler.engine.loop import PARSERS, House
 from scheduler.engine.reloading import Rereading, note_of
 from scheduler.engine.seen_lines import note_watched
 from scheduler.engine.telling import Listener, MainLog, Said
-from scheduler.intake.files import check_private
+from scheduler.intake.files import check_places, check_private
 from scheduler.intake.settings import Settings, load, model_table
 from scheduler.intake.watch import watcher
 from scheduler.runners.direct import DirectRunner
@@ -114,6 +114,7 @@ class Daemon:
                 check_private(path, os.stat(path), config.trust_group)
         table = model_table(config.llm_config, config.trust_group)
         self.places.make()
+        check_places(config.state_file, (config.state_file,), config.trust_group)
         me = seen(os.getpid())
         office = Office(self.places)
         info = {"pid": os.getpid(), "ticks": me.ticks if me else 0, "boot": boot_id(), "started_at": time.time(),

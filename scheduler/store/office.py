@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import time
 from typing import Any
 
@@ -95,17 +96,35 @@ def daemon_alive(places: Places) -> bool:
 
 
 def register_folder(environ: dict[str, str]) -> str:
-    """The private folder in which each live scheduler of this user leaves a file."""
+    """The private folder in which each live scheduler of this user leaves a file; empty if there is no place of ours.
+
+    With sudo the variables may name places of the user before it: nothing of root's is left there.
+    """
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
-    if not os.path.isdir(runtime):
+    if not _is_ours(runtime):
         home = environ.get("HOME") or os.path.expanduser("~")
         runtime = environ.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
+        there = runtime
+        while not os.path.exists(there):
+            there = os.path.dirname(there)
+        if not _is_ours(there or "."):
+            return ""
     return os.path.join(runtime, "gpujob")
+
+
+def _is_ours(folder: str) -> bool:
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def register(environ: dict[str, str], state_file: str) -> str:
     """Leave a file that leads to this scheduler; returns its path, empty if it could not be left."""
     folder = register_folder(environ)
+    if not folder:
+        return ""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         for name in os.listdir(folder):  # daemons that were killed left theirs
@@ -123,7 +142,9 @@ def register(environ: dict[str, str], state_file: str) -> str:
 def registered(environ: dict[str, str]) -> list[str]:
     """State files of this user's live schedulers."""
     folder = register_folder(environ)
-    found = []
+    found: list[str] = []
+    if not _is_ours(folder):  # whoever else made it could lead us to a scheduler of his
+        return found
     try:
         names = sorted(os.listdir(folder))
     except OSError:
