@@ -112,7 +112,7 @@ class StateFile:
         self.missing_since = None
         if status.st_uid not in (os.getuid(), 0):
             self._say_trouble(f"{self.path} was put there by user {status.st_uid}: not obeyed, and painted over")
-            self.known, self.broken_since = data, None
+            self.known = self.broken_since = None  # nor is it a wish when it is taken away again
             return None
         self._trouble = ""
         if data == self.known:

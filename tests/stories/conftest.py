@@ -10,6 +10,7 @@ import pytest
 
 from tests.screens import need_screen, socket_folder
 from tests.stories.harness import Scheduler
+from tests.stories.people import daemon_of, loaded, place, users  # noqa: F401  fixtures
 from tests.stories.screen_harness import ScreenScheduler
 
 
