@@ -10,6 +10,7 @@ from typing import Any
 from scheduler.core.gpu import Need
 from scheduler.core.secrets import without_secrets, words_without_secrets
 
+TICKS_A_SECOND = 100  # of processes' start times, as Linux shows them to programs everywhere
 _SHELL = frozenset(" \t\n\"'\\|&;<>()$`*?")  # a word with one of these is shown quoted
 
 

@@ -238,7 +238,7 @@ class House:
 
     @staticmethod
     def now() -> Now:
-        return Now(time.time(), time.monotonic())
+        return Now(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
     def follow(self, path: str, parse: Parser) -> None:
         """Take jobs from this file."""
