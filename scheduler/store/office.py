@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -32,20 +33,25 @@ class Office:
 
         self.places = places
         self._lock = FileLock(places.daemon_lock, mode=0o600)
+        self._house = -1  # the folder itself is locked as well: somebody may remove the lock's file
+        self._mine = False
 
     def take(self, info: dict[str, Any], wait_s: float = 1.0) -> None:
         """Become the daemon. Raises Taken naming the pid of the one that is."""
         from filelock import Timeout
 
+        until = time.monotonic() + wait_s
         try:
             self._lock.acquire(timeout=wait_s, poll_interval=0.02)
         except Timeout:
-            other = holder(self.places).get("pid", "unknown")
-            raise Taken(
-                f"a scheduler with this state file runs already (pid {other})",
-                where=self.places.state_file,
-                do="use it, or name another --state-file",
-            ) from None
+            raise self._taken() from None
+        self._house = os.open(self.places.house, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        while _held(self._house, fcntl.LOCK_EX):  # perhaps only by one who asks
+            if time.monotonic() > until:
+                self.leave()
+                raise self._taken()
+            time.sleep(0.01)
+        self._mine = True
         self._tidy()
         replace_file(self.places.daemon_info, json.dumps(info).encode(), sync=False)
 
@@ -59,10 +65,19 @@ class Office:
                 if found.re is _ASIDE or time.time() - entry.stat(follow_symlinks=False).st_mtime > OLD_S:
                     os.unlink(entry.path)
 
+    def _taken(self) -> Taken:
+        other = holder(self.places).get("pid", "unknown")
+        return Taken(f"a scheduler with this state file runs already (pid {other})", where=self.places.state_file,
+                     do="use it, or name another --state-file")  # fmt: skip
+
     def leave(self) -> None:
         """Give the office up."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.places.daemon_info)
+        if self._mine:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.places.daemon_info)
+        if self._house >= 0:
+            os.close(self._house)
+        self._house, self._mine = -1, False
         self._lock.release()
 
 
@@ -76,20 +91,28 @@ def holder(places: Places) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
+def _held(fd: int, how: int) -> bool:
+    """Whether another holds this lock; else it is ours from now on."""
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EAGAIN, errno.EACCES)  # NFS knows no locks on folders: that of the file has to do
+    return False
+
+
 def daemon_alive(places: Places) -> bool:
-    """Whether a daemon holds the office now (by the kernel's lock, so never stale)."""
-    try:
-        fd = os.open(places.daemon_lock, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who only ask do not see each other
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        return False
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
+    """Whether a daemon holds the office now (by the kernel's locks, so never stale)."""
+    for path, flags in ((places.daemon_lock, os.O_RDWR), (places.house, os.O_RDONLY | os.O_DIRECTORY)):
+        try:
+            fd = os.open(path, flags | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            if _held(fd, fcntl.LOCK_SH):  # shared: two who only ask do not see each other
+                return True
+        finally:
+            os.close(fd)
+    return False
 
 
 # -- where schedulers of this user can be found -----------------------------------------------------------

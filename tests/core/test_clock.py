@@ -67,7 +67,9 @@ def test_g01_a_world_built_anew_after_a_jump_waits_no_longer_than_the_longest_wa
     play.tell(Arrived(job))
     play.tell(after=LONGEST_WAIT_S + 1)
     assert play.state(1) is S.STARTING
-    cancelled = a_job(2, state=S.STOPPING, stop_why="cancelled", stop_at=T0, gpus=(0,), attempt=1, process=Process(9, 9))
+    cancelled = a_job(
+        2, state=S.STOPPING, stop_why="cancelled", stop_at=T0, gpus=(0,), attempt=1, process=Process(9, 9)
+    )
     world = World(Fleet(some_gpus(1)), {2: cancelled}.get, Policy(kill_grace_s=15.0))
     world.adopt(cancelled, Now(T0 + jump, M0))
     stops = decide(world, [], Now(T0 + jump, M0 + 15.1)).stops
