@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -65,15 +66,19 @@ def home_of(places: Places) -> str:
 def check_home(db: Database, places: Places) -> None:
     """Refuse a store that was made elsewhere: its running jobs are not ours to adopt. Raises SchedulerError."""
     here, made = home_of(places), rows.meta(db.connection, "home")
+    host = rows.meta(db.connection, "host")
     if made and made != here:
+        elsewhere = made.partition(":")[0] != here.partition(":")[0]
+        which = f"machine{f' ({host})' if host else ''}" if elsewhere else "place (a copy?)"
         raise SchedulerError(
-            "this store was made at another place or machine (a copy?): its jobs are adopted by nobody yet",
+            f"this store was made at another {which}: its jobs are adopted by nobody yet",
             where=places.house,
             do="if the original is out of use, say so: gpujob recover",
         )
-    if not made:
+    if not made or host != socket.gethostname():
         with db.writing() as connection:
             rows.set_meta(connection, "home", here)
+            rows.set_meta(connection, "host", socket.gethostname())
 
 
 class _Stopped(Exception):
@@ -211,6 +216,14 @@ class Daemon:
             gc.set_threshold(20_000, 20, 50)
             self.ready()
             return self._loop(house, epoll, wakeup, drain, tell)
+        except (SchedulerError, _Stopped):
+            raise
+        except Exception as error:
+            where = traceback.format_exc().strip().replace("\n", " | ")
+            text = f"a defect of gpujob ended it, please report it: {error!r} ({where})"
+            if log is not None:
+                log(Said(text, 50))
+            raise SchedulerError(text, do="running jobs go on; start it again: gpujob start") from error
         finally:
             flag.close()
             epoll.close()

@@ -127,10 +127,10 @@ def register_folder(environ: dict[str, str]) -> str:
     if not _is_ours(runtime):
         home = environ.get("HOME") or os.path.expanduser("~")
         runtime = environ.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
-        there = runtime
+        runtime = there = os.path.abspath(runtime)
         while not os.path.exists(there):
             there = os.path.dirname(there)
-        if not _is_ours(there or "."):
+        if not _is_ours(there):
             return ""
     return os.path.join(runtime, "gpujob")
 
