@@ -601,13 +601,14 @@ for _ in list(pids):
 
 def test_k06_many_clients_at_once(scheduler):
     """K06: 160 commands (long form: 500) at the same moment: each is answered, or says in one line that it was not; jobs start meanwhile."""
+    many = 500 if LONG else 160
     s = scheduler(gpus=1, cpu_slots=4)
     s.hold("a")
     s.append(s.line("a"))
     s.start()
     s.wait_state(1, "running")
     asking = subprocess.Popen(
-        [sys.executable, "-c", MANY, "160"], cwd=s.folder, env=s.environ, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", MANY, str(many)], cwd=s.folder, env=s.environ, stdout=subprocess.PIPE, text=True
     )
     s.append(s.line("b") + ";gpus=0")
     out, _ = asking.communicate(timeout=90)
