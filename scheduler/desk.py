@@ -21,6 +21,7 @@ from scheduler.core.llm import ModelTable, need_of
 from scheduler.core.marks import Refusal
 from scheduler.core.placement import Fleet, Reason, class_of, reason_with_place
 from scheduler.core.requests import Answer, Request
+from scheduler.core.secrets import without_secrets
 from scheduler.intake.jobs_csv import check_words
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
@@ -74,7 +75,9 @@ class Desk:
     """One scheduler, named by its state file."""
 
     def __init__(self, state_file: str) -> None:
+        """Raises SchedulerError when it is another user's."""
         self.places = Places(state_file)
+        self.places.check_ours()
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
@@ -383,7 +386,7 @@ def _reasons(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, R
     waiting = [job for job in live if job.state is JobState.PENDING]
     for job in sorted(waiting, key=lambda job: job.turn):
         if job.reason_code:
-            reasons[job.id] = Reason(job.reason_code, job.reason)
+            reasons[job.id] = Reason(job.reason_code, without_secrets(job.reason))
             continue
         key = class_of(job).key
         reason = classes.get(key) or Reason("new", "it has not been looked at yet")

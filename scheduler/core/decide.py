@@ -24,7 +24,7 @@ from scheduler.core.facts import (
 )
 from scheduler.core.failure import OUT_OF_MEMORY
 from scheduler.core.gpu import WHOLE, Need, gpu_ids_text
-from scheduler.core.job import Event, Holding, Job, JobState, Outcome, Process
+from scheduler.core.job import TICKS_A_SECOND, Event, Holding, Job, JobState, Outcome, Process
 from scheduler.core.noticing import judge_gpus
 from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet, Reason, class_of
@@ -187,8 +187,10 @@ class World:
 
     def _watch_limit(self, job: Job, now: Now) -> None:
         if job.spec.time_limit_s is not None and job.started_at is not None:
-            ran = max(0.0, now.wall - job.started_at)
-            self.at(now.mono + max(0.0, job.spec.time_limit_s - ran), "limit", job)
+            ran = now.wall - job.started_at
+            if job.process is not None and now.since_boot is not None:  # the clock may have been set meanwhile
+                ran = now.since_boot - job.process.ticks / TICKS_A_SECOND
+            self.at(now.mono + max(0.0, job.spec.time_limit_s - max(0.0, ran)), "limit", job)
 
 
 def decide(world: World, facts: Iterable[Fact], now: Now, jitter: float = 0.5) -> Plan:

@@ -40,7 +40,7 @@ class Estimates:
             runs = self._runs.get(key)
             if runs is None:
                 runs = self._runs[key] = deque(maxlen=3)
-            runs.append(seconds)
+            runs.append(max(0.0, seconds))  # the clock may have been set back while it ran
 
     def of(self, spec: JobSpec, need: Need) -> float | None:
         """Seconds this job may run: its time limit, else what the like of it ran, else None (unknown)."""

@@ -12,10 +12,15 @@ from scheduler.core.requests import Request
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The time: ``wall`` for records (seconds since 1970), ``mono`` for waiting (never jumps)."""
+    """The time: ``wall`` for records (seconds since 1970), ``mono`` for waiting (never jumps).
+
+    ``since_boot``: what the start times of processes are counted in; like ``mono`` it never jumps, but goes on while
+    the machine sleeps.
+    """
 
     wall: float
     mono: float
+    since_boot: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from scheduler.core.gpu import Need
+from scheduler.core.secrets import without_secrets, words_without_secrets
 
+TICKS_A_SECOND = 100  # of processes' start times, as Linux shows them to programs everywhere
 _SHELL = frozenset(" \t\n\"'\\|&;<>()$`*?")  # a word with one of these is shown quoted
 
 
@@ -86,16 +88,16 @@ class JobSpec:
     def shown_name(self) -> str:
         """A short name for tables: the label, the script's file name, or the command's first word."""
         if self.label:
-            return self.label
+            return without_secrets(self.label)
         first = self.script or (self.arguments[0] if self.arguments else "")
-        return first.rsplit("/", 1)[-1]
+        return words_without_secrets((first.rsplit("/", 1)[-1],))[0]
 
     def shown_words(self, most: int = 48) -> str:
         """Label and command, shortened in the middle: what tells the jobs of a sweep apart."""
-        command = (self.script, *self.arguments) if self.script else self.arguments
+        command = words_without_secrets((self.script, *self.arguments) if self.script else self.arguments)
         words = [word.rsplit("/", 1)[-1] if n == 0 else word for n, word in enumerate(command)]
         text = " ".join(shlex.quote(word) if not word or _SHELL.intersection(word) else word for word in words)
-        text = f"{self.label}: {text}" if self.label else text
+        text = f"{without_secrets(self.label)}: {text}" if self.label else text
         return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -33,12 +33,16 @@ def home_of(places: Places) -> str:
 def check_home(db: Database, places: Places) -> None:
     """Refuse a store that was made elsewhere: its running jobs are not ours to adopt. Raises SchedulerError."""
     here, made = home_of(places), rows.meta(db.connection, "home")
+    host = rows.meta(db.connection, "host")
     if made and made != here:
+        elsewhere = made.partition(":")[0] != here.partition(":")[0]
+        which = f"machine{f' ({host})' if host else ''}" if elsewhere else "place (a copy?)"
         raise SchedulerError(
-            "this store was made at another place or machine (a copy?): its jobs are adopted by nobody yet",
+            f"this store was made at another {which}: its jobs are adopted by nobody yet",
             where=places.house,
             do="if the original is out of use, say so: gpujob recover",
         )
-    if not made:
+    if not made or host != socket.gethostname():
         with db.writing() as connection:
             rows.set_meta(connection, "home", here)
+            rows.set_meta(connection, "host", socket.gethostname())

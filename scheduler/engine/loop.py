@@ -27,6 +27,7 @@ from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet
 from scheduler.core.ports import Runner
 from scheduler.core.requests import Answer, Request
+from scheduler.core.secrets import without_secrets
 from scheduler.core.session import session_name
 from scheduler.core.telemetry import FRESH_S, PASSING, Telemetry
 from scheduler.crashpoints import crash_point
@@ -58,6 +59,7 @@ REFUSED_AFTER = 3  # vain tries, after which open requests are refused
 MISSING_A_ROUND = 200
 MOST_KEPT = 2000
 HOPE_S = 30.0  # a drain waits so long for a GPU that is gone or unhealthy
+DEFECT = "a defect of gpujob, please report it"
 LASTING = frozenset({"gone", "unhealthy"})
 TAIL_BYTES = 16 * 1024
 
@@ -237,7 +239,7 @@ class House:
 
     @staticmethod
     def now() -> Now:
-        return Now(time.time(), time.monotonic())
+        return Now(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
     def follow(self, path: str, parse: Parser) -> None:
         """Take jobs from this file."""
@@ -256,7 +258,7 @@ class House:
             if self.broken_until:
                 self._mend()
             self._tick(now)
-            self.broken_times = 0
+            self._whole_again()
             busy = self.again or self.rung or self.lazy or self.painter.dirty
             self.pruner.step(self.config, quiet=not busy)
         except StoreTrouble as error:
@@ -265,7 +267,7 @@ class House:
             self._broke(trouble(error, self.places.store))
         except Exception as error:  # noqa: BLE001  a defect of ours must not end the daemon: the jobs need it
             where = traceback.format_exc().strip().replace("\n", " | ")
-            self._broke(StoreTrouble(f"a defect of gpujob, please report it: {error!r} ({where})"))
+            self._broke(StoreTrouble(f"{DEFECT}: {error!r} ({where})"))
         with contextlib.suppress(OSError):  # a full disk: the records are lost, the jobs are not
             self.flush_log()
 
@@ -426,6 +428,7 @@ class House:
 
     def say(self, text: str, level: int = 20, *, kind: str = "", job: Job | None = None) -> None:
         """Tell whoever listens."""
+        text = without_secrets(text)
         if job is None:
             self.listener(Said(text, level, kind))
         else:
@@ -579,8 +582,13 @@ class House:
             self._refuse_requests()
         self.open()
         self.broken_until = 0.0
+
+    def _whole_again(self) -> None:
+        """A turn went well: what was wrong is over."""
+        self.broken_times = 0
         if self.broken_said:
-            self.say("the store can be used again", 20, kind="store")
+            over = "all goes on as before" if self.broken_said.startswith(DEFECT) else "the store can be used again"
+            self.say(over, 20, kind="store")
         self.broken_said = ""
 
     def _refuse_requests(self) -> None:

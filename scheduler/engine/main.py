@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from scheduler.engine.loop import PARSERS, House
 from scheduler.engine.reloading import Rereading, note_of
 from scheduler.engine.seen_lines import note_watched
 from scheduler.engine.telling import Listener, MainLog, Said
-from scheduler.intake.files import check_private
+from scheduler.intake.files import check_places, check_private
 from scheduler.intake.settings import Settings, load, model_table
 from scheduler.intake.watch import file_system_of, watcher
 from scheduler.runners.direct import DirectRunner
@@ -93,6 +94,7 @@ class Daemon:
                 check_private(path, os.stat(path), config.trust_group)
         table = model_table(config.llm_config, config.trust_group)
         self.places.make()
+        check_places(config.state_file, (config.state_file,), config.trust_group)
         me = seen(os.getpid())
         office = Office(self.places)
         info = {"pid": os.getpid(), "ticks": me.ticks if me else 0, "boot": boot_id(), "started_at": time.time(),
@@ -189,6 +191,14 @@ class Daemon:
             gc.set_threshold(20_000, 20, 50)
             self.ready()
             return self._loop(house, epoll, wakeup, drain, tell)
+        except (SchedulerError, _Stopped):
+            raise
+        except Exception as error:
+            where = traceback.format_exc().strip().replace("\n", " | ")
+            text = f"a defect of gpujob ended it, please report it: {error!r} ({where})"
+            if log is not None:
+                log(Said(text, 50))
+            raise SchedulerError(text, do="running jobs go on; start it again: gpujob start") from error
         finally:
             flag.close()
             epoll.close()

@@ -85,12 +85,13 @@ class StateFile:
         with contextlib.suppress(OSError):
             fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.getuid(), 0):
                     raise NoStateFile
                 self._wish(os.pread(fd, LARGEST + 1, 0))
             except NoStateFile:  # half written
                 os.close(fd)
-                os.unlink(name)
+                os.unlink(name)  # not another's, in a folder where that cannot be
             else:
                 self._outs.append(_Out(fd, b"", -OPEN_S, name))
 
@@ -108,7 +109,12 @@ class StateFile:
         except OSError as error:
             self._say_trouble(f"{self.path} cannot be read: {error.strerror}")
             return None
-        self._trouble, self.missing_since = "", None
+        self.missing_since = None
+        if status.st_uid not in (os.getuid(), 0):
+            self._say_trouble(f"{self.path} was put there by user {status.st_uid}: not obeyed, and painted over")
+            self.known = self.broken_since = None  # nor is it a wish when it is taken away again
+            return None
+        self._trouble = ""
         if data == self.known:
             self.broken_since = None
             return None
@@ -274,7 +280,10 @@ class StateFile:
             if not os.path.isdir(os.path.dirname(self.path)):
                 raise
             return False  # deleted, or put there, since we looked
-        if came_out >= 0:
+        if came_out >= 0 and (owner := os.fstat(came_out).st_uid) not in (os.getuid(), 0):
+            self._say_trouble(f"{self.path} was put there by user {owner}: not obeyed, and painted over")
+            os.close(came_out)
+        elif came_out >= 0:
             since = self.broken_since if self.broken_since is not None else now
             self._outs.append(_Out(came_out, self.known or b"", since))
         self.known, self.broken_since = data, None

@@ -11,6 +11,7 @@ from typing import Any
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import ENDED, Job, JobState, Outcome
 from scheduler.core.placement import Reason
+from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.units import mib_text, span_text
 from scheduler.desk import SCHEMA, GpuView, Overview, words_run
 from scheduler.faces import terminal
@@ -39,9 +40,9 @@ def job_json(job: Job, reason: Reason | None = None) -> dict[str, Any]:
         "exit_code": job.exit_code if job.state.ended else None,
         "signal": job.signal if job.state.ended else None,
         "priority": job.priority,
-        "command": words_run(job),
+        "command": list(words_without_secrets(words_run(job))),
         "script": job.spec.script or None,
-        "arguments": list(job.spec.arguments),
+        "arguments": list(words_without_secrets(job.spec.arguments)),
         "conda_env": job.spec.conda_env or None,
         "allowed_gpus": None if job.allowed is None else list(job.allowed),
         "need": job.need.total / 1000,
@@ -50,14 +51,14 @@ def job_json(job: Job, reason: Reason | None = None) -> dict[str, Any]:
         "session": job.session_name,
         "interpreter": job.interpreter or None,
         "attempt": job.attempt,
-        "label": job.spec.label or None,
+        "label": without_secrets(job.spec.label) or None,
         "reason": reason.sentence if reason else None,
         "reason_code": reason.code if reason else None,
         "failure": None
         if job.failure is None
-        else {"class": job.failure.kind, "line": job.failure.line, "hint": job.failure.hint,
+        else {"class": job.failure.kind, "line": without_secrets(job.failure.line), "hint": job.failure.hint,
               "peak_memory": None, "asked_memory": None},
-        "notes": list(job.notes),
+        "notes": [without_secrets(note) for note in job.notes],
         "submitted_at": utc(job.submitted_at),
         "started_at": utc(job.started_at),
         "finished_at": utc(job.finished_at) if job.state.ended else None,
@@ -101,7 +102,13 @@ def status_json(view: Overview) -> dict[str, Any]:
         ],
         "jobs": [job_json(job, view.reasons.get(job.id)) for job in view.jobs],
         "refused": [
-            {"file": line.path, "line": line.number, "text": line.text, "reason": line.reason} for line in view.refused
+            {
+                "file": line.path,
+                "line": line.number,
+                "text": without_secrets(line.text),
+                "reason": without_secrets(line.reason),
+            }
+            for line in view.refused
         ],
         "repeated_lines": view.repeated,
     }
@@ -240,7 +247,9 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
     if view.refused:
         lines += ["", "refused lines"]
         for line in view.refused:
-            lines += terminal.folded(f"  {safe(os.path.basename(line.path))}:{line.number}: {safe(line.reason)}", 4)
+            lines += terminal.folded(
+                f"  {safe(os.path.basename(line.path))}:{line.number}: {safe(without_secrets(line.reason))}", 4
+            )
     if view.repeated:
         lines += ["", *terminal.folded(f"{view.repeated} line(s) repeat another and are not run again", 2)]
     return lines

@@ -40,7 +40,7 @@ class Stream:
         self._said: queue.SimpleQueue[Said | None] = queue.SimpleQueue()
         self._logs: dict[int, _Log] = {}
         self._write = write or _to_stdout
-        self._follow, self._closed = follow, False
+        self._follow, self._closed, self._ending = follow, False, False
         self._thread = threading.Thread(target=self._run, name="gpujob-stream", daemon=True)
         self._thread.start()
 
@@ -56,8 +56,17 @@ class Stream:
         self._thread.join(wait_s)
 
     def _run(self) -> None:
-        ending = False
-        while not ending:
+        while True:
+            try:
+                self._print_all()
+                return
+            except Exception as error:  # noqa: BLE001  a defect of ours: what follows is to be shown all the same
+                self._logs.clear()
+                self._write(safe(f"gpujob: ! a defect of gpujob, please report it: {error!r} while output was shown\n"))
+
+    def _print_all(self) -> None:
+        """Until the end is said."""
+        while not self._ending:
             try:
                 said = self._said.get(timeout=EVERY_S if self._logs else None)
             except queue.Empty:
@@ -65,7 +74,7 @@ class Stream:
                 continue
             while True:
                 if said is None:
-                    ending = True
+                    self._ending = True
                 else:
                     self._take(said)
                 try:

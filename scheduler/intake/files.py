@@ -106,6 +106,12 @@ def check_private(path: str, status: os.stat_result, trust_group: bool = False) 
     check_places(path, places_of(path), trust_group)
 
 
+def check_owner(path: str, status: os.stat_result) -> None:
+    """Raise FileTrouble when the file that was opened is neither ours nor root's."""
+    if status.st_uid not in (os.getuid(), 0):
+        raise FileTrouble(f"not written: it belongs to user {status.st_uid}", where=path)
+
+
 def places_of(path: str) -> tuple[str, ...]:
     """``path`` and, when it is a link, every place on the way to the file."""
     places = [os.path.abspath(path)]

@@ -133,7 +133,8 @@ class Shim:
             settings[1] &= ~termios.TABDLY
             settings[6][termios.VSUSP] = b"\0"
             termios.tcsetattr(0, termios.TCSANOW, settings)
-        except termios.error as error:
+            os.fchmod(0, 0o600)  # as `mesg n`: what others write to a terminal would stand in the job's log
+        except (termios.error, OSError) as error:
             self.say(f"gpujob: the terminal cannot be set: {error}")
 
     def fork(self, environment):

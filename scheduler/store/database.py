@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -206,7 +205,7 @@ class Database:
 
     def _migrate(self, version: int) -> None:
         if version:
-            shutil.copy2(self.places.store, f"{self.places.store}.v{version}")
+            self._keep_copy(f"{self.places.store}.v{version}")
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             for number in range(version, VERSION):
@@ -217,6 +216,21 @@ class Database:
         except BaseException:
             self.connection.execute("ROLLBACK")
             raise
+
+    def _keep_copy(self, path: str) -> None:
+        """The store as it is, log included. Never by opening the file ourselves: to close it would give up the locks that
+        SQLite holds on it (fcntl(2)), and whoever closes next would take away the log under us.
+        """
+        aside = f"{path}.new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)  # of one who was killed here
+        os.close(_open_private(aside))
+        copy = sqlite3.connect(aside)
+        try:
+            self.connection.backup(copy)
+        finally:
+            copy.close()
+        os.rename(aside, path)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

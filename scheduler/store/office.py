@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import time
 from typing import Any
 
@@ -45,26 +46,31 @@ class Office:
 
         self.places = places
         self._lock = FileLock(places.daemon_lock, mode=0o600)
+        self._house = -1  # the folder itself is locked as well: somebody may remove the lock's file
+        self._mine = False
 
     def take(self, info: dict[str, Any], wait_s: float = 1.0) -> None:
         """Become the daemon. Raises Taken naming the pid of the one that is."""
         from filelock import Timeout
 
         self._check_that_locks_are_kept()
+        until = time.monotonic() + wait_s
         try:
             self._lock.acquire(timeout=wait_s, poll_interval=0.02)
         except Timeout:
-            other = holder(self.places).get("pid", "unknown")
-            raise Taken(
-                f"a scheduler with this state file runs already (pid {other})",
-                where=self.places.state_file,
-                do="use it, or name another --state-file",
-            ) from None
+            raise self._taken() from None
+        self._house = os.open(self.places.house, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        while _held(self._house, fcntl.LOCK_EX):  # perhaps only by one who asks
+            if time.monotonic() > until:
+                self.leave()
+                raise self._taken()
+            time.sleep(0.01)
         try:
             self._check_it_holds()
         except SchedulerError:
-            self._lock.release()
+            self.leave()
             raise
+        self._mine = True
         self._tidy()
         replace_file(self.places.daemon_info, json.dumps(info).encode(), sync=False)
 
@@ -95,10 +101,19 @@ class Office:
                 if found.re is _ASIDE or time.time() - entry.stat(follow_symlinks=False).st_mtime > OLD_S:
                     os.unlink(entry.path)
 
+    def _taken(self) -> Taken:
+        other = holder(self.places).get("pid", "unknown")
+        return Taken(f"a scheduler with this state file runs already (pid {other})", where=self.places.state_file,
+                     do="use it, or name another --state-file")  # fmt: skip
+
     def leave(self) -> None:
         """Give the office up."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.places.daemon_info)
+        if self._mine:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.places.daemon_info)
+        if self._house >= 0:
+            os.close(self._house)
+        self._house, self._mine = -1, False
         self._lock.release()
 
 
@@ -112,22 +127,33 @@ def holder(places: Places) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def daemon_alive(places: Places) -> bool:
-    """Whether a daemon holds the office now (by the kernel's lock, so never stale). Raises SchedulerError where there are none."""
+def _held(fd: int, how: int) -> bool:
+    """Whether another holds this lock; else it is ours from now on."""
     try:
-        fd = os.open(places.daemon_lock, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who only ask do not see each other
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        return False
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in _HELD:
-            raise no_locks(places.daemon_lock, error.strerror or str(error)) from None
-        return True
-    finally:
-        os.close(fd)
+        return error.errno in _HELD  # NFS knows no locks on folders: that of the file has to do
+    return False
+
+
+def daemon_alive(places: Places) -> bool:
+    """Whether a daemon holds the office now (by the kernel's locks, so never stale). Raises SchedulerError where there are none."""
+    for path, flags in ((places.daemon_lock, os.O_RDWR), (places.house, os.O_RDONLY | os.O_DIRECTORY)):
+        try:
+            fd = os.open(path, flags | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who only ask do not see each other
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        except OSError as error:
+            if error.errno in _HELD:
+                return True
+            if path == places.daemon_lock:  # NFS knows no locks on folders: that of the file has to do
+                raise no_locks(path, error.strerror or str(error)) from None
+        finally:
+            os.close(fd)
+    return False
 
 
 def this_boot() -> str:
@@ -162,17 +188,35 @@ def check_here(places: Places) -> None:
 
 
 def register_folder(environ: dict[str, str]) -> str:
-    """The private folder in which each live scheduler of this user leaves a file."""
+    """The private folder in which each live scheduler of this user leaves a file; empty if there is no place of ours.
+
+    With sudo the variables may name places of the user before it: nothing of root's is left there.
+    """
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
-    if not os.path.isdir(runtime):
+    if not _is_ours(runtime):
         home = environ.get("HOME") or os.path.expanduser("~")
         runtime = environ.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
+        runtime = there = os.path.abspath(runtime)
+        while not os.path.exists(there):
+            there = os.path.dirname(there)
+        if not _is_ours(there):
+            return ""
     return os.path.join(runtime, "gpujob")
+
+
+def _is_ours(folder: str) -> bool:
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def register(environ: dict[str, str], state_file: str) -> str:
     """Leave a file that leads to this scheduler; returns its path, empty if it could not be left."""
     folder = register_folder(environ)
+    if not folder:
+        return ""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         for name in os.listdir(folder):  # daemons that were killed left theirs
@@ -190,7 +234,9 @@ def register(environ: dict[str, str], state_file: str) -> str:
 def registered(environ: dict[str, str]) -> list[str]:
     """State files of this user's live schedulers."""
     folder = register_folder(environ)
-    found = []
+    found: list[str] = []
+    if not _is_ours(folder):  # whoever else made it could lead us to a scheduler of his
+        return found
     try:
         names = sorted(os.listdir(folder))
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from dataclasses import dataclass
 
@@ -80,6 +81,16 @@ class Places:
         """Whether a scheduler was ever here."""
         return os.path.exists(self.store)
 
+    def check_ours(self) -> None:
+        """Raise SchedulerError when this is somebody else's scheduler; root may look at it."""
+        try:
+            owner = os.lstat(self.house).st_uid
+        except OSError:
+            return  # none yet: whoever makes it finds out
+        if owner != os.getuid() and os.getuid() != 0:
+            raise SchedulerError(f"this scheduler belongs to user {name_of(owner)}", where=self.house,
+                                 do="name one of yours with --state-file")  # fmt: skip
+
     def make(self) -> None:
         """Make the private folders. Raises SchedulerError when one is a link or somebody else's, or has no place."""
         above = os.path.dirname(self.house)
@@ -87,15 +98,41 @@ class Places:
             raise SchedulerError(
                 f"no such folder: {above}", where=self.state_file, do="make it, or name another --state-file"
             )
+        check_not_for_another(above)
         for folder in (self.house, self.attempts, self.environments, self.sessions):
             make_private_folder(folder)
+
+
+def name_of(uid: int) -> str:
+    """A user's name, or the number where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def check_not_for_another(folder: str) -> None:
+    """Raise SchedulerError when root is about to leave its files in a folder of a user, who could not use them.
+
+    A sticky folder that everybody may write, as /tmp, is nobody's own.
+    """
+    if os.getuid() != 0:
+        return
+    status = os.stat(folder)
+    if status.st_uid != 0 and status.st_mode & 0o1002 != 0o1002:
+        name = name_of(status.st_uid)
+        raise SchedulerError(f"belongs to user {name}, who could not use what root leaves there", where=folder,
+                             do=f"run it as that user (sudo -u {name} gpujob …), or name a --state-file elsewhere")  # fmt: skip
 
 
 def make_private_folder(path: str) -> None:
     """Make ``path`` (0700 at any umask), or check that it is ours. Raises SchedulerError."""
     old = os.umask(0o077)
     try:
-        os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
+        above = os.path.dirname(path) or "/"
+        os.makedirs(above, exist_ok=True)
+        if not os.path.lexists(path):
+            check_not_for_another(above)
         os.mkdir(path, 0o700)
     except FileExistsError:
         status = os.lstat(path)
@@ -103,7 +140,7 @@ def make_private_folder(path: str) -> None:
             raise SchedulerError("is a link or a file, not a folder of ours", where=path, do="move it away") from None
         if status.st_uid != os.getuid():
             raise SchedulerError(
-                f"belongs to user {status.st_uid}", where=path, do="configure another folder"
+                f"belongs to user {name_of(status.st_uid)}", where=path, do="configure another folder"
             ) from None
         if status.st_mode & 0o077:
             os.chmod(path, 0o700)

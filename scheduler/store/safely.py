@@ -152,17 +152,21 @@ def sync_folder(folder: str) -> None:
         os.close(fd)
 
 
-def append_line(path: str, line: str) -> None:
-    """Append one whole line with one write, onto the disk; a last line without newline is closed first. Raises OSError.
+def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = lambda status: None) -> None:
+    """Append one whole line with one write, onto the disk; a last line without newline is closed first.
 
     On a full disk nothing is written, for half a line might be a job that nobody meant: room is reserved first, and should
-    others take it meanwhile, a part is taken back.
+    others take it meanwhile, a part is taken back. ``check`` raises when the file that was really opened is not to be
+    written. A link is followed before it is opened, so that one put there meanwhile is not. Raises OSError.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    fd = os.open(os.path.realpath(path), flags, 0o600)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a plain file", path)
-        size = os.fstat(fd).st_size
+        check(status)
+        size = status.st_size
         glue = b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""
         data = glue + os.fsencode(line) + b"\n"
         _reserve(fd, size, len(data))

@@ -12,7 +12,7 @@ from scheduler.core.gpu import WHOLE, Need
 from scheduler.core.job import Failure, Job, JobState, Outcome, Process
 from scheduler.core.placement import Fleet, Reason, class_of, reason_with_place
 from scheduler.core.queue import Order
-from scheduler.core.requests import Pause, PauseQueue, Resume
+from scheduler.core.requests import Hold, Pause, PauseQueue, Resume
 from tests.builders import M0, T0, Play, a_job, a_world, check_ledger, some_gpus
 
 S = JobState
@@ -445,3 +445,24 @@ def test_a_world_without_timers_sleeps_as_long_as_nothing_happens() -> None:
     assert world.next_timer() is None
     decide(world, [Arrived(a_job(1, not_before=T0 + 9))], Now(T0, M0))
     assert world.next_timer() == M0 + 9
+
+
+def test_i19_a_wide_job_among_narrow_ones_waits_no_longer_than_they_come() -> None:
+    """I19: passed by all that fit (nothing is kept free for it), and first when they end or are held; `why` says so."""
+    play = a_world(2)
+    play.run(a_job(1))
+    play.tell(after=1.0)
+    play.run(a_job(2))
+    play.arrive(a_job(3, "2"))
+    for number in range(4, 40):  # one GPU falls free, and a narrow one is there already
+        play.arrive(a_job(number))
+        play.tell(play.ended(number - 2 if number > 5 else number - 3))
+        play.tell(play.began(number))
+        assert play.state(3) is S.PENDING and play.reason(3) == "no-wide-room"
+    play.arrive(a_job(40), a_job(41))
+    play.ask(Hold((40, 41)))
+    running = list(play.world.live)
+    for number in running:
+        play.tell(play.ended(number))
+    assert play.state(3) is S.STARTING and play.job(3).gpus == (0, 1)
+    assert play.state(40) is play.state(41) is S.PENDING

@@ -98,3 +98,28 @@ def test_any_shortened_name_is_safe_and_fits(job, gpus, arguments, most):
     short = shortened(name, most)
     assert len(short) <= most and short.endswith(f"_{job}") and re.fullmatch("gpujob[A-Za-z0-9_-]*", short)
     assert short == name or len(name) > most
+
+
+def test_s11_no_mode_makes_a_name_that_means_more_than_itself() -> None:
+    """S11: `-X`, blanks, breaks, other sessions' names: letters, digits, `_`, `-`; it ends with the job's id, and starts with ours."""
+    for mode in (
+        "-X stuff x",
+        "a b",
+        "a\nb",
+        ";x",
+        "$(x)",
+        "../..",
+        "1234.gpujob",
+        "x" * 500,
+        "é日本",
+        "-S",
+        ".",
+        "_",
+        "\x1b[2J",
+        "a_7",
+    ):
+        for job in (1, 11):
+            name = session_name(job, (0,), ("--mode", mode))
+            assert re.fullmatch(r"gpujob_0_[A-Za-z0-9_-]{1,20}_\d+", name) and name.endswith(f"_{job}"), (mode, name)
+            assert len(shortened(name, 24)) <= 24 and shortened(name, 24).endswith(f"_{job}")
+        assert session_name(1, (0,), ("--mode", mode)) != session_name(11, (0,), ("--mode", mode))

@@ -59,25 +59,29 @@ def _without_compiler(problem: str) -> None:
 
 @functools.cache
 def library_folder(old: bool = False) -> Path:
-    """The folder that holds the compiled stand-in; ``old`` for the driver that lacks the newer calls.
+    """The folder that holds the compiled stand-in; ``old`` for the driver that lacks the newer calls."""
+    return compiled(SOURCE, LIBRARY, (*FLAGS, "-DOLD_DRIVER") if old else FLAGS).parent
+
+
+def compiled(source: Path, name: str, flags: tuple[str, ...]) -> Path:
+    """The library made of this C file.
 
     Compiled once per machine and state of the source. Several test workers may come here at once: each compiles aside
     and renames, so a library is there whole or not at all.
     """
-    flags = (*FLAGS, "-DOLD_DRIVER") if old else FLAGS
-    state = "\0".join((*flags, os.uname().machine)).encode() + SOURCE.read_bytes()
-    folder = _cache_folder() / f"nvml-{hashlib.sha256(state).hexdigest()[:20]}"
-    library = folder / LIBRARY
+    state = "\0".join((*flags, os.uname().machine)).encode() + source.read_bytes()
+    folder = _cache_folder() / f"{source.stem}-{hashlib.sha256(state).hexdigest()[:20]}"
+    library = folder / name
     if library.is_file():
-        return folder
+        return library
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        _without_compiler("no C compiler to build the stand-in for NVML")
+        _without_compiler(f"no C compiler to build {source.name}")
     assert compiler is not None
     folder.mkdir(mode=0o700, exist_ok=True)
     aside = folder / f".{os.getpid()}.so"
     done = subprocess.run(
-        [compiler, *flags, "-o", str(aside), str(SOURCE)],
+        [compiler, *flags, "-o", str(aside), str(source)],
         capture_output=True,
         text=True,
         timeout=COMPILE_S,
@@ -88,10 +92,10 @@ def library_folder(old: bool = False) -> Path:
         if re.search(
             r"stdio\.h|crt1\.o|crti\.o|cannot find -lc", done.stderr
         ):  # a compiler without the C library's files
-            _without_compiler("the C compiler finds no C library to build the stand-in for NVML")
-        pytest.fail(f"{SOURCE.name} does not compile:\n{done.stderr}")
+            _without_compiler(f"the C compiler finds no C library to build {source.name}")
+        pytest.fail(f"{source.name} does not compile:\n{done.stderr}")
     aside.rename(library)
-    return folder
+    return library
 
 
 # -- the files ------------------------------------------------------------------------------------------------------

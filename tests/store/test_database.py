@@ -20,7 +20,7 @@ from scheduler.core.gpu import Need
 from scheduler.core.job import JobSpec
 from scheduler.store import jobs as rows
 from scheduler.store.database import VERSION, Database, open_for_reading
-from scheduler.store.places import Places, make_private_folder
+from scheduler.store.places import Places, make_private_folder, name_of
 
 ROOT = str(Path(__file__).parents[2])
 OTHER = 65534  # nobody
@@ -106,7 +106,7 @@ def test_a_house_of_another_user_is_refused(places: Places) -> None:
     os.chown(places.house, OTHER, OTHER)
     with pytest.raises(SchedulerError) as caught:
         Database(places)
-    assert str(OTHER) in str(caught.value) and places.house in str(caught.value)
+    assert f"user {name_of(OTHER)}" in str(caught.value) and places.house in str(caught.value)
 
 
 @pytest.mark.parametrize("what", ["link", "file"])

@@ -10,6 +10,7 @@ import pytest
 
 from tests.screens import need_screen, socket_folder
 from tests.stories.harness import Scheduler
+from tests.stories.people import daemon_of, loaded, place, users  # noqa: F401  fixtures
 from tests.stories.screen_harness import ScreenScheduler
 
 
@@ -19,9 +20,9 @@ def scheduler(tmp_path: Path) -> Iterator[Callable[..., Scheduler]]:
     made: list[Scheduler] = []
 
     def make(gpus: int | None = 2, folder: Path | None = None, **settings: Any) -> Scheduler:
-        place = folder or tmp_path
-        place.mkdir(exist_ok=True)
-        made.append(Scheduler(place, gpus, **settings))
+        where = folder or tmp_path
+        where.mkdir(exist_ok=True)
+        made.append(Scheduler(where, gpus, **settings))
         return made[-1]
 
     yield make
@@ -36,9 +37,9 @@ def screens(tmp_path: Path) -> Iterator[Callable[..., ScreenScheduler]]:
     with socket_folder() as sockets:
 
         def make(gpus: int = 2, folder: Path | None = None, **settings: Any) -> ScreenScheduler:
-            place = folder or tmp_path
-            place.mkdir(exist_ok=True)
-            made.append(ScreenScheduler(place, gpus, sockets, **settings))
+            where = folder or tmp_path
+            where.mkdir(exist_ok=True)
+            made.append(ScreenScheduler(where, gpus, sockets, **settings))
             return made[-1]
 
         yield make

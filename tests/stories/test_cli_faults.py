@@ -24,7 +24,7 @@ from scheduler.core.config import OPTIONS, read_option
 from scheduler.core.errors import SchedulerError
 from scheduler.faces.cli.app import app
 from tests.stories.command_lines import Ran, run_all
-from tests.stories.harness import Scheduler, wait_for
+from tests.stories.harness import LONG, Scheduler, wait_for
 from tests.stories.pouring import Pouring
 
 COMMAND = typer.main.get_command(app)
@@ -572,3 +572,57 @@ def test_k09_a_scheduler_started_without_any_stream(scheduler):
     done = subprocess.run(["sh", "-c", command], cwd=s.folder, env=s.environ, timeout=60)
     assert done.returncode == 0 and s.starts("a") == 1
     assert shutil.which("true") and s.job(1)["state"] == "done" and s.log(1) == ""
+
+
+# Commands from a process that has everything loaded: so many at the same moment, not so many interpreters' starts.
+MANY = """
+import os, sys, time
+import scheduler.faces.cli.add, scheduler.faces.cli.show, scheduler.faces.cli.control, filelock, sqlite3
+from scheduler.faces import front
+began, pids = time.monotonic(), {}
+for number in range(int(sys.argv[1])):
+    words = (["submit", "--cpu", "--", "true"], ["status", "--json"], ["pause", "0"], ["why", "1"])[number % 4]
+    pid = os.fork()
+    if not pid:
+        with open(f"many-{number}", "wb") as out:
+            os.dup2(out.fileno(), 1), os.dup2(out.fileno(), 2)
+        code = 99
+        try:
+            code = front.main(words)
+            sys.stdout.flush(), sys.stderr.flush()
+        finally:
+            os._exit(code)
+    pids[pid] = number
+for _ in list(pids):
+    pid, status = os.wait()
+    print(pids[pid], os.waitstatus_to_exitcode(status), round(time.monotonic() - began, 2))
+"""
+
+
+def test_k06_many_clients_at_once(scheduler):
+    """K06: 160 commands (long form: 500) at the same moment: each is answered, or says in one line that it was not; jobs start meanwhile."""
+    many = 500 if LONG else 160
+    s = scheduler(gpus=1, cpu_slots=4)
+    s.hold("a")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_state(1, "running")
+    asking = subprocess.Popen(
+        [sys.executable, "-c", MANY, str(many)], cwd=s.folder, env=s.environ, stdout=subprocess.PIPE, text=True
+    )
+    s.append(s.line("b") + ";gpus=0")
+    out, _ = asking.communicate(timeout=90)
+    codes = {int(line.split()[0]): int(line.split()[1]) for line in out.splitlines()}
+    assert len(codes) == many
+    for number, code in codes.items():
+        said = (s.folder / f"many-{number}").read_text()
+        assert code == 0 or (code in (1, 5) and said.count("\n") == 1 and said.startswith("gpujob: ")), (
+            number,
+            code,
+            said,
+        )
+    sent = [number for number, code in codes.items() if number % 4 == 0 and code == 0]
+    s.release("a")
+    s.wait_ended(2 + len(sent))
+    assert len(s.states()) == 2 + len(sent) and s.starts("b") == 1
+    assert len(sent) > 20

@@ -3,132 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from scheduler.faces import front
+from tests.stories.people import FILES, ROOT_ONLY, START, TAKEN, User, belongs, write
 
-TAKEN = "the main log cannot be opened"  # what `start` says here when it has taken all files
-pytestmark = pytest.mark.skipif(
-    os.getuid() != 0 and not os.environ.get("CI"), reason="users are made by root (in CI: always)"
-)
-
-
-START = ("start", "--gpus", "1", "--log-file", "/no such folder/log")
-FILES = {
-    "config.yaml": "cuda_ids: local\n",
-    "llm_config.json": '{"models": {"a": 0.5}}\n',
-    "jobs.txt": "# none yet\n",
-}
-
-
-@dataclass
-class User:
-    name: str
-    uid: int
-    gid: int
-    groups: tuple[int, ...] = ()
-
-    def do(self, act: Callable[[], Any]) -> int:
-        """Do it as this user, in a process of its own; its exit code."""
-        sys.stdout.flush()
-        child = os.fork()
-        if child:
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        code = 99
-        try:
-            os.setgroups([self.gid, *self.groups])
-            os.setresgid(self.gid, self.gid, self.gid)
-            os.setresuid(self.uid, self.uid, self.uid)
-            code = int(act() or 0)
-        except BaseException:
-            traceback.print_exc(file=sys.__stderr__)
-            raise
-        finally:
-            os._exit(code)
-
-    def gpujob(self, folder: Path, *words: str, **environ: str) -> tuple[int, str]:
-        """The command as this user, in this folder: exit code and all it says."""
-        with tempfile.TemporaryFile() as out:
-
-            def run() -> int:
-                os.chdir(folder)
-                os.environ.clear()
-                os.environ.update(PATH=os.defpath, HOME=str(folder), XDG_RUNTIME_DIR=str(folder), **environ)
-                os.dup2(out.fileno(), 1)
-                os.dup2(out.fileno(), 2)
-                sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-                code = front.main(list(words))
-                sys.stdout.flush()
-                sys.stderr.flush()
-                return code
-
-            code = self.do(run)
-            out.seek(0)
-            return code, out.read().decode()
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """All modules are loaded before the user is changed: interpreter and checkout may be root's alone."""
-    folder = tmp_path_factory.mktemp("loaded")
-    for name, text in FILES.items():
-        (folder / name).write_text(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for words in (START, ("start", "--gpus=x"), ("config", "check"), ("status",)):
-            front.main(list(words))
-
-
-@pytest.fixture(scope="module")
-def users(loaded: None) -> Iterator[tuple[User, User]]:
-    """Me and another one; both are in a third group."""
-    names = [f"gj{os.getpid() % 100_000}{letter}" for letter in "abg"]
-    made = []
-    try:
-        subprocess.run(["groupadd", names[2]], check=True)
-        group = int(subprocess.check_output(["getent", "group", names[2]]).split(b":")[2])
-        for name in names[:2]:
-            subprocess.run(["useradd", "-M", "-U", "-G", names[2], name], check=True)
-            uid, gid = (int(subprocess.check_output(["id", which, name])) for which in ("-u", "-g"))
-            made.append(User(name, uid, gid, (group,)))
-        yield made[0], made[1]
-    finally:
-        for user in made:
-            subprocess.run(["userdel", user.name], check=True)
-        subprocess.run(["groupdel", names[2]], check=False)
-
-
-@pytest.fixture
-def place(users: tuple[User, User]) -> Iterator[Path]:
-    """A folder of the first user that everybody may look into."""
-    me, _ = users
-    folder = Path(tempfile.mkdtemp(prefix="gj-owners-", dir="/tmp"))
-    os.chown(folder, me.uid, me.gid)
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
-def belongs(path: Path, user: User, mode: int = 0o644, group: int = -1) -> Path:
-    os.chown(path, user.uid, user.gid if group < 0 else group, follow_symlinks=False)
-    if not path.is_symlink():
-        path.chmod(mode)
-    return path
-
-
-def write(path: Path, user: User, mode: int = 0o644, group: int = -1) -> Path:
-    path.write_text(FILES[path.name])
-    return belongs(path, user, mode, group)
+pytestmark = ROOT_ONLY
 
 
 def start(me: User, folder: Path, *words: str, **environ: str) -> str:

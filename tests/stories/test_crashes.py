@@ -176,7 +176,7 @@ def test_second_daemon_is_refused_and_stale_locks_do_not_block(scheduler):
     assert s.pid != first
 
 
-def test_copied_folder_adopts_nothing(scheduler, tmp_path):
+def test_h08_a_copied_folder_adopts_nothing(scheduler, tmp_path):
     """H08: a copy is not the scheduler; it says so until `recover` is said."""
     s = scheduler(gpus=1, folder=tmp_path / "one")
     s.hold("a")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 COLD_VERBS = frozenset({"start", "demo", "attach"})
-COLD_VARIABLES = ("PYTHON", "LC_", "LANG", "TZ", "GPUJOB_CRASH_AT")
+COLD_VARIABLES = ("PYTHON", "LC_", "LANG", "TZ", "LD_PRELOAD", "GPUJOB_CRASH_AT")
 
 _SERVER = """
 import json, os, select, signal, socket, sys, tempfile, traceback
@@ -110,7 +110,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """`gpujob WORDS…` to its end. Raises TimeoutError."""
     warm = _warm.get(os.getpid())
-    if warm is None and not set(words) & COLD_VERBS:
+    if warm is None and not set(words) & COLD_VERBS and "LD_PRELOAD" not in environ:
         warm = _warm[os.getpid()] = _Warm(environ)
     if warm is None or set(words) & COLD_VERBS or warm.told(environ) != warm.cold:
         return subprocess.run(

@@ -19,7 +19,7 @@ from scheduler.core.placement import Fleet, JobClass
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
 from scheduler.faces.terminal import safe
-from scheduler.intake.files import FileTrouble, check_private
+from scheduler.intake.files import FileTrouble, check_owner, check_places, check_private, places_of
 from scheduler.intake.jobs_csv import (
     LONGEST_WORD,
     OPTION_KEYS,
@@ -33,6 +33,7 @@ from scheduler.intake.jobs_csv import (
 from scheduler.intake.prefixes import program_in
 from scheduler.intake.settings import model_table
 from scheduler.probes.fixed import declared
+from scheduler.store.places import check_not_for_another
 from scheduler.store.safely import append_line
 
 _SHELL = frozenset(" \t\n;|&<>()$`\"'*?")
@@ -92,7 +93,10 @@ def add(
         try:
             if os.path.exists(path):
                 _trusting(desk, config, lambda trust: check_private(path, os.stat(path), trust))
-            append_line(path, line)
+            else:
+                check_not_for_another(os.path.dirname(os.path.realpath(path)))
+                _trusting(desk, config, lambda trust: check_places(path, places_of(path), trust))
+            append_line(path, line, lambda status: check_owner(path, status))
         except OSError as error:
             raise SchedulerError(f"cannot be written: {error.strerror}", where=path) from None
     sys.stdout.flush()

@@ -25,6 +25,7 @@ from scheduler.core.requests import (
     Resume,
     Swap,
 )
+from scheduler.core.secrets import without_secrets
 from scheduler.core.units import seconds_of
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
@@ -50,7 +51,7 @@ def _say_failed(ended: Sequence[Job]) -> None:
     """Name the jobs that have not ended well: an exit code alone does not tell which, nor why."""
     failed = [job for job in ended if not job.succeeded]
     for job in failed[:MOST_NAMED]:
-        note = f" ({job.notes[-1]})" if job.notes and job.outcome is not Outcome.EXIT else ""
+        note = f" ({without_secrets(job.notes[-1])})" if job.notes and job.outcome is not Outcome.EXIT else ""
         look = f"gpujob logs {job.id}" if job.log else f"gpujob why {job.id}"
         text = f"gpujob: job {job.id} ({job.spec.shown_name}) {state_text(job)}{note}; {look}"
         print(safe(text), file=sys.stderr)
@@ -291,7 +292,7 @@ def recover(*, dry_run: bool = False, state_file: str | None = None, config: str
     home = home_of(desk.places)
     report = rebuild(desk.places, settings.config, home, os.path.expanduser("~"), dry=dry_run)
     for line in report.lines:
-        print(safe(line))
+        print(safe(without_secrets(line)))  # as it stands: in the list that they name
     if not dry_run:
         if report.healthy:
             desk.settle_here(home)

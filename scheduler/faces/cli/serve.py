@@ -51,7 +51,10 @@ def _say_ready(fd: int, stream: Stream) -> None:
 
 def _detached(flags: dict[str, Any], config: str | None, drain: bool) -> int:
     """Start the same command in a session of its own and wait until it is in office."""
-    words = [sys.executable, "-m", "scheduler", "start"]
+    import scheduler
+
+    program = os.path.join(os.path.dirname(os.path.abspath(scheduler.__file__)), "__main__.py")
+    words = [sys.executable, program, "start"]  # as a file: `-m` would look for it in this folder first
     for name, value in flags.items():
         flag = f"--{name.replace('_', '-')}"
         words += [flag] if value is True else [f"--no-{flag[2:]}"] if value is False else [flag, str(value)]
@@ -62,10 +65,6 @@ def _detached(flags: dict[str, Any], config: str | None, drain: bool) -> int:
     read, write = os.pipe()
     os.set_inheritable(write, True)
     environ = dict(os.environ, **{READY: str(write)})
-    import scheduler
-
-    root = os.path.dirname(os.path.dirname(os.path.abspath(scheduler.__file__)))
-    environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environ.get("PYTHONPATH")])])
     pid = os.posix_spawn(
         sys.executable, words, environ, setsid=True, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     )

@@ -6,11 +6,13 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job, JobState
 from scheduler.core.placement import Reason
+from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.units import seconds_of
 from scheduler.desk import SCHEMA, Desk, words_run
 from scheduler.faces import render, terminal
@@ -107,7 +109,7 @@ def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = No
         values = [
             {
                 **render.job_json(job, reason),
-                "events": [{"at": render.utc(e.at), "kind": e.kind, **e.detail} for e in events],
+                "events": [{"at": render.utc(e.at), "kind": e.kind, **_shown(e.detail)} for e in events],
             }
             for job, reason, events in found
         ]
@@ -118,7 +120,7 @@ def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = No
         lines += _facts(job, reason)
         for event in events:
             detail = ", ".join(f"{k} {_plain(v)}" for k, v in event.detail.items() if v not in (None, []))
-            told = f"  {render.utc(event.at)}  {event.kind}  {render.safe(detail)}".rstrip()
+            told = f"  {render.utc(event.at)}  {event.kind}  {render.safe(without_secrets(detail))}".rstrip()
             lines += terminal.folded(told, 4)
         print("\n".join(lines))
     return 0
@@ -130,7 +132,7 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
         ("state", job.state.value),
         ("ended", render.how_it_ended(job)),
         ("waits", _reason_text(reason)),
-        ("command", shlex.join(words_run(job))),
+        ("command", shlex.join(words_without_secrets(words_run(job)))),
         ("environment", job.spec.conda_env),
         ("interpreter", job.interpreter),
         ("from", job.spec.origin or job.spec.source),
@@ -154,8 +156,12 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
     for name, value in facts:
         if value not in ("", None):
             state = job.state.value if name == "state" else ""
-            lines += terminal.folded(f"{name:<13} {render.safe(value)}", 14, state)
+            lines += terminal.folded(f"{name:<13} {render.safe(without_secrets(str(value)))}", 14, state)
     return lines
+
+
+def _shown(detail: dict[str, Any]) -> dict[str, Any]:
+    return {key: without_secrets(value) if isinstance(value, str) else value for key, value in detail.items()}
 
 
 def _plain(value: object) -> str:
@@ -179,7 +185,7 @@ def why(job: str, *, state_file: str | None = None, config: str | None = None) -
         else:
             lines = terminal.folded(f"job {number} is {state} on GPU {gpu_ids_text(found.gpus) or 'none'}", 2, state)
         for note in found.notes:
-            lines += terminal.folded(f"  {render.safe(note)}", 4)
+            lines += terminal.folded(f"  {render.safe(without_secrets(note))}", 4)
         if found.state.ended and not found.succeeded and found.log:
             lines += _tail(found.log)
         print("\n".join(lines))
@@ -204,5 +210,5 @@ def _tail(path: str, most: int = 5) -> list[str]:
         return terminal.folded(f"  its log cannot be read: {error.strerror}: {near}", 4)
     lines = terminal.folded(f"  last lines of {near}:" if last else f"  its log is empty: {near}", 4)
     for line in last:
-        lines += terminal.folded(f"    {render.safe(line)}", 6)
+        lines += terminal.folded(f"    {render.safe(without_secrets(line))}", 6)
     return lines

@@ -1,0 +1,127 @@
+"""The clock on the wall may be set: what waits, waits by the one that never jumps."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.core.decide import Policy, World, decide
+from scheduler.core.estimate import Estimates
+from scheduler.core.facts import Arrived, Now
+from scheduler.core.gpu import Need
+from scheduler.core.job import JobSpec, JobState, Process
+from scheduler.core.placement import Fleet
+from scheduler.core.requests import Cancel
+from scheduler.core.retry import LONGEST_WAIT_S
+from scheduler.core.units import span_text
+from scheduler.faces.render import run_time, utc
+from tests.builders import M0, T0, a_job, a_world, some_gpus
+
+S = JobState
+YEARS = 10 * 365 * 86400.0
+JUMPS = pytest.mark.parametrize("jump", [-3600.0, YEARS, -YEARS], ids=["hour back", "years ahead", "years back"])
+
+
+@JUMPS
+def test_g01_back_off_goes_by_the_clock_that_never_jumps(jump: float) -> None:
+    """G01: no early and no late try, whatever the wall says."""
+    play = a_world(1, assign_retry_wait_s=5.0)
+    play.arrive(a_job(1))
+    play.tell(play.never_ran(1))
+    play.wall += jump
+    play.tell(after=4.9)
+    assert play.state(1) is S.PENDING
+    play.tell(after=0.2)
+    assert (play.state(1), play.job(1).attempt) == (S.STARTING, 2)
+
+
+@JUMPS
+def test_g01_time_limit_and_grace_go_by_it_too(jump: float) -> None:
+    """G01: the limit counts from the start, the grace from the first SIGTERM."""
+    play = a_world(1, kill_grace_s=15.0)
+    play.run(a_job(1, time_limit_s=60.0))
+    play.wall += jump
+    assert not play.tell(after=59.0).stops
+    (soft,) = play.tell(after=1.5).stops
+    play.wall -= jump
+    assert not soft.hard and not play.tell(after=14.0).stops
+    (hard,) = play.tell(after=1.5).stops
+    assert hard.hard
+
+
+@JUMPS
+def test_g01_a_daemon_that_starts_after_a_jump_ends_nobody_early(jump: float) -> None:
+    """G01, P6: the start of the process tells how long the job has run, not two readings of the wall clock."""
+    job = a_job(1, time_limit_s=60.0, state=S.RUNNING, gpus=(0,), attempt=1, started_at=T0, process=Process(9, 500_00))
+    world = World(Fleet(some_gpus(1)), {1: job}.get, Policy())
+    world.adopt(job, Now(T0 + jump, M0, since_boot=540.0))  # it began 500 s after the boot
+    assert not decide(world, [], Now(T0 + jump, M0 + 19.0)).stops
+    assert decide(world, [], Now(T0 + jump, M0 + 20.5)).stops
+
+
+@JUMPS
+def test_g01_a_world_built_anew_after_a_jump_waits_no_longer_than_the_longest_wait(jump: float) -> None:
+    """G01: the due time in the store is the wall's; set back by years it holds nobody up for years."""
+    job = a_job(1, attempt=1, not_before=T0 + 5.0)
+    play = a_world(1)
+    play.wall += jump
+    play.tell(Arrived(job))
+    play.tell(after=LONGEST_WAIT_S + 1)
+    assert play.state(1) is S.STARTING
+    cancelled = a_job(
+        2, state=S.STOPPING, stop_why="cancelled", stop_at=T0, gpus=(0,), attempt=1, process=Process(9, 9)
+    )
+    world = World(Fleet(some_gpus(1)), {2: cancelled}.get, Policy(kill_grace_s=15.0))
+    world.adopt(cancelled, Now(T0 + jump, M0))
+    stops = decide(world, [], Now(T0 + jump, M0 + 15.1)).stops
+    assert [stop.hard for stop in stops] == [False, True]
+
+
+@JUMPS
+def test_g01_equal_jobs_run_in_the_order_in_which_they_came(jump: float) -> None:
+    """G01: not in the order of their times."""
+    play = a_world(1)
+    play.run(a_job(1))
+    play.arrive(a_job(2, submitted_at=T0))
+    play.wall += jump
+    play.arrive(a_job(3, submitted_at=play.wall), a_job(4, submitted_at=play.wall))
+    for number in (1, 2, 3):
+        play.tell(play.ended(number))
+        play.tell(play.began(number + 1))
+    assert play.started == [1, 2, 3, 4]
+
+
+def test_g01_no_negative_duration_is_shown_or_learned() -> None:
+    job = a_job(1, state=S.DONE, started_at=T0, finished_at=T0 - 3600)
+    assert run_time(job, T0) == "0 s" and run_time(a_job(1, state=S.RUNNING, started_at=T0), T0 - 9) == "0 s"
+    assert span_text(-YEARS) == "0 s"
+    learned = Estimates()
+    learned.learn(JobSpec(script="/a.py"), Need.parse("1"), -3600.0)
+    assert learned.of(JobSpec(script="/a.py"), Need.parse("1")) == 0.0
+
+
+def test_g02_times_are_utc_and_pass_2038() -> None:
+    """G02: the second before and after 2^31, the leap second of 2016, both sides of a change to summer time."""
+    for seconds, text in (
+        (2**31 - 1, "2038-01-19T03:14:07.000Z"), (2**31, "2038-01-19T03:14:08.000Z"), (2**32, "2106-02-07T06:28:16.000Z"),
+        (1483228799, "2016-12-31T23:59:59.000Z"), (1483228800, "2017-01-01T00:00:00.000Z"),
+        (1774745999, "2026-03-29T00:59:59.000Z"), (1774746000, "2026-03-29T01:00:00.000Z"),
+    ):  # fmt: skip
+        assert utc(float(seconds)) == text
+
+
+def test_g03_a_machine_that_slept_times_nobody_out() -> None:
+    """G03: eight hours pass on the wall only (CLOCK_MONOTONIC stands still in a suspend): one turn, and all is as it was."""
+    play = a_world(4, kill_grace_s=15.0, assign_retry_wait_s=30.0)
+    play.run(*(a_job(n, time_limit_s=60.0) for n in (1, 2, 3)))
+    play.arrive(a_job(4))
+    play.tell(play.never_ran(4))
+    play.ask(Cancel((3,)))
+    before = len(play.journal)
+    play.wall += 8 * 3600
+    plan = play.tell(after=0.1)
+    assert plan.empty and not plan.stops and len(play.journal) == before
+    assert [play.state(n) for n in (1, 2, 3, 4)] == [S.RUNNING, S.RUNNING, S.STOPPING, S.PENDING]
+    (hard,) = play.tell(after=15.0).stops
+    assert hard.hard and hard.job.id == 3
+    assert not play.tell(play.ended(3, None, signal=9), after=1.0).stops
+    assert play.tell(after=15.0).starts[0].id == 4

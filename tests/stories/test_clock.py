@@ -1,0 +1,185 @@
+"""The clock is set, the machine sleeps, the scheduler is stopped for a while, the time zone is another one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gpus.stub import compiled
+from tests.stories.harness import Scheduler, alive, wait_for
+from tests.stories.test_hostile import ticks_of
+
+YEARS = 10 * 365 * 86400
+FLAGS = ("-std=gnu11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
+DATE = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\d\dZ")
+
+
+class Clock:
+    """The wall clock of a scheduler, its commands and its jobs; the clock that never jumps is left alone."""
+
+    def __init__(self, s: Scheduler) -> None:
+        self.file = s.folder / "clock"
+        self.set(0)
+        library = compiled(Path(__file__).with_name("wall_clock.c"), "wall_clock.so", FLAGS)
+        s.environ |= {"LD_PRELOAD": str(library), "WALL_CLOCK_SHIFT": str(self.file)}
+
+    def set(self, shift: float) -> None:
+        """So many seconds later than it is: what the wall shows from now on."""
+        aside = self.file.with_suffix(".new")
+        aside.write_text(f"{int(shift)}\n")
+        aside.rename(self.file)
+
+
+@pytest.mark.parametrize("shift", [-3600, YEARS], ids=["hour back", "years ahead"])
+def test_g01_the_clock_is_set_while_jobs_run_and_wait(scheduler, shift):
+    """G01, P6: a time limit, a grace and a due retry keep their length; a restart after it ends nobody; nothing negative."""
+    s = scheduler(gpus=2, cpu_slots=8, kill_grace="1.5", assign_retry_wait="1.5")
+    clock = Clock(s)
+    s.hold("long")
+    s.append(s.line("long", more=";time=1h"), s.line("short", code=4, seconds=0.5))
+    deaf = s.folder / "deaf.sh"
+    deaf.write_text("#!/bin/sh\ntrap '' TERM\ntouch deaf.runs\nwhile :; do sleep 0.1; done\n")
+    deaf.chmod(0o755)
+    s.append("0,deaf.sh,,;gpus=0", f"0,{s.folder}/job.py,,{s.folder} limited 0 60;gpus=0;time=2")
+    s.start()
+    for key in (1, 4):
+        s.wait_state(key, "running")
+    wait_for((s.folder / "deaf.runs").exists, "the deaf job")
+    clock.set(shift)
+    s.cli("cancel", "3")
+    s.append(s.line("after"))
+    wait_for(
+        lambda: {s.states().get(n) for n in (2, 3, 4, 5)} <= {"done", "failed", "cancelled"}, f"ends: {s.states()}"
+    )
+    assert (s.job(3)["signal"], s.job(4)["outcome"], s.job(2)["exit_code"]) == (9, "time_limit", 4)
+    s.kill()
+    s.start()  # by two readings of the wall clock, job 1 has now run for ten years
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    assert s.job(1)["state"] == "running"
+    for words in (["status"], ["jobs"], ["show", "1-5"], ["why", "1-5"]):
+        shown = s.cli(*words).stdout
+        assert not re.search(r"(?<![\w.-])-\d+(\.\d+)? ?(s|min|h|d)\b", shown), shown
+    s.release("long")
+    s.wait_ended(6)
+    assert s.job(1)["state"] == "done" and [s.starts(k) for k in ("long", "short", "after", "limited")] == [1] * 4
+
+
+def test_g02_through_the_end_of_summer_time_and_2038(scheduler):
+    """G02: 03:00 becomes 02:00 in Berlin while a job runs, and 2^31 passes while another does: UTC, and true durations."""
+    s = scheduler(gpus=1, cpu_slots=4)
+    clock = Clock(s)
+    for moment, stamp in ((1792889999, "2026-10-25T0[01]:"), (2**31 - 2, "2038-01-19T03:14")):
+        clock.set(moment - time.time())
+        s.start(TZ="Europe/Berlin")
+        done = s.cli("submit", "--cpu", "--wait", "--", "sleep", "2")
+        job = s.job(int(done.stdout))
+        assert re.match(stamp, job["started_at"]) and re.match(stamp, job["finished_at"]), job
+        began, ended = (float(job[key][-7:-1]) + 60 * float(job[key][14:16]) for key in ("started_at", "finished_at"))
+        assert 1.9 <= (ended - began) % 3600 < 10
+        assert s.stop() == 0
+
+
+def test_g03_the_machine_sleeps_for_eight_hours(scheduler):
+    """G03: everything is stopped, the wall clock goes on by 8 h, everything goes on: no time-out, nothing said twice."""
+    s = scheduler(gpus=2, cpu_slots=4)
+    clock = Clock(s)
+    for key in ("a", "b"):
+        s.hold(key)
+    s.append(*(s.line(key, more=";time=1h") for key in ("a", "b")), s.line("c"))
+    s.start()
+    wait_for(lambda: len(s.ledger()) == 2, "both run")
+    all_pids = [s.pid, s.keeper_pid(), *(int(entry[2]) for entry in s.ledger())]
+    for pid in all_pids:
+        os.kill(pid, signal.SIGSTOP)
+    clock.set(8 * 3600)
+    for pid in reversed(all_pids):
+        os.kill(pid, signal.SIGCONT)
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    assert [s.job(n)["state"] for n in (1, 2, 3)] == ["running", "running", "pending"]
+    s.release("a")
+    s.release("b")
+    s.wait_ended(4)
+    events = s.rows("SELECT job, kind, count(*) FROM events WHERE kind IN ('started', 'done', 'failed') GROUP BY 1, 2")
+    assert sorted(events) == [(job, kind, 1) for job in (1, 2, 3, 4) for kind in ("done", "started")], events
+    assert [s.starts(key) for key in "abc"] == [1, 1, 1] and s.said().count("job 1 (job.py) done") == 1
+
+
+def test_g04_a_scheduler_that_is_stopped_for_a_while(scheduler):
+    """G04: looking works from the store, changing says within seconds that nobody answers; then it all is caught up once."""
+    s = scheduler(gpus=1, cpu_slots=4, monitor_interval="0.1", state_interval="0.1")
+    s.hold("a")
+    s.append(s.line("a"))
+    s.start()
+    pid = int(wait_for(lambda: [entry[2] for entry in s.ledger()], "it runs")[0])
+    os.kill(s.pid, signal.SIGSTOP)
+    try:
+        assert s.status()["daemon"]["pid"] == s.pid and s.job(1)["state"] == "running"
+        for words in (["jobs"], ["show", "1"], ["logs", "1"], ["screens"], ["config", "show"]):
+            s.cli(*words)
+        s.cli("wait", "1", "--timeout", "0.2", code=124)
+        said: dict[str, str] = {}
+
+        def change(*words: str) -> None:
+            said[words[0]] = s.cli(*words, code=5).stderr
+
+        changes = [
+            threading.Thread(target=change, args=words) for words in (("pause", "0"), ("cancel", "1"), ("hold", "1"))
+        ]
+        for one in changes:
+            one.start()
+        assert s.cli("submit", "--cpu", "--", str(s.script), str(s.folder), "sent", "0", "0").stdout == "2\n"
+        for number in range(12):
+            s.append(s.line(f"line{number}"))
+        for one in changes:
+            one.join(60)
+        told = f"the scheduler (pid {s.pid}) has not answered within 5 s; the request stands and is carried out when it does"
+        assert set(said) == {"pause", "cancel", "hold"}
+        for text in said.values():
+            assert text.count("\n") == 1 and told in text
+        assert alive(pid) and s.states() == {1: "running", 2: "pending"}
+        before = ticks_of(s.pid)
+    finally:
+        os.kill(s.pid, signal.SIGCONT)
+    s.wait_state(1, "cancelled")
+    wait_for(lambda: len(s.states()) == 14 and s.states()[2] in ("done", "failed"), "all lines are read")
+    assert s.status()["gpus"][0]["state"] == "PAUSED"
+    s.cli("resume", "0")
+    s.wait_ended(14)
+    assert all(s.starts(f"line{number}") == 1 for number in range(12))
+    for kind in ("cancelled", "paused"):
+        assert s.said().count(f"job 1 (job.py) {kind}") <= 1
+    assert ticks_of(s.pid) - before < 1000  # one look, not one for each interval that passed
+
+
+def test_g05_the_time_zone_changes_only_what_is_local(scheduler):
+    """G05: stored and shown times are UTC in every zone; names of logs and the main log are local; nothing runs again."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a"))
+    s.start(TZ="Asia/Tokyo")
+    s.wait_ended(1)
+    zones = ("UTC", "America/New_York", "Asia/Kolkata", "Nowhere/Land", ":/etc/shadow")
+    plain = []
+    for zone in zones:
+        s.environ["TZ"] = zone
+        job = s.cli("show", "1", "--json").stdout
+        assert len(DATE.findall(job)) >= 4
+        plain.append((job, DATE.findall(s.cli("show", "1").stdout)))
+    assert all(one == plain[0] for one in plain)
+    log = Path(json.loads(plain[0][0])["log"]).name
+    started = json.loads(plain[0][0])["started_at"]
+    tokyo = (int(started[11:13]) + 9) % 24
+    assert re.fullmatch(r"job_1_\d{8}_(\d\d)\d{4}\.log", log)[1] == f"{tokyo:02d}"
+    s.stop()
+    s.start(TZ="America/New_York")
+    s.append(s.line("b"))
+    s.wait_ended(2)
+    assert (s.starts("a"), s.starts("b")) == (1, 1)
+    hours = [line[11:13] for line in (s.folder / "gpu_scheduler.log").read_text().splitlines()]
+    assert len(set(hours)) > 1

@@ -1,0 +1,503 @@
+"""The scheduler's own life: two of them, one stopped in all ways, moved, upgraded, started in odd surroundings, broken inside."""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import json
+import os
+import pty
+import random
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scheduler.store.database import VERSION
+from tests.stories.harness import ROOT, Scheduler, alive, wait_for
+from tests.stories.test_hostile import ticks_of
+
+# Begins with the modules already there: fifty starts at the same moment, not fifty times an interpreter's.
+AT_ONCE = """
+import os, sys
+import scheduler.engine.main, scheduler.faces.cli.app, scheduler.faces.cli.serve, scheduler.store.forgetting, filelock
+from scheduler.faces import front
+pids = []
+for number in range(int(sys.argv[1])):
+    pid = os.fork()
+    if not pid:
+        with open(f"out-{number}", "wb") as out:
+            os.dup2(out.fileno(), 1), os.dup2(out.fileno(), 2)
+        code = 99
+        try:
+            code = front.main(["start", "--gpus", "1", "--gpu-interval", "0"])
+            sys.stdout.flush(), sys.stderr.flush()
+        finally:
+            os._exit(code)
+    pids.append(pid)
+left = set(pids)
+while len(left) > 1:
+    pid, status = os.wait()
+    left.discard(pid)
+    print(pids.index(pid), os.waitstatus_to_exitcode(status), flush=True)
+print("left", *left, flush=True)
+sys.stdin.read()
+os.kill(*left, 15)
+print("then", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+def test_h04_of_fifty_at_once_exactly_one_lives(scheduler):
+    """H04: the others end with 1, a line each, naming the one."""
+    s = scheduler(gpus=1)
+    process = subprocess.Popen(
+        [sys.executable, "-c", AT_ONCE, "50"], cwd=s.folder, env=s.environ, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin and process.stdout
+    codes = {}
+    for line in process.stdout:
+        if line.startswith("left"):
+            winner = int(line.split()[1])
+            break
+        number, code = map(int, line.split())
+        codes[number] = code
+    assert list(codes.values()) == [1] * 49
+    for number in codes:
+        said = (s.folder / f"out-{number}").read_text()
+        assert said.count("\n") == 1 and f"runs already (pid {winner})" in said, said
+    assert s.status()["daemon"]["pid"] == winner
+    s.append(s.line("a"))
+    s.wait_ended(1)
+    rest, _ = process.communicate("", timeout=60)
+    assert rest == "then 0\n" and s.starts("a") == 1
+
+
+def test_h05_a_lock_that_is_removed_while_it_is_held_lets_nobody_in(scheduler):
+    """H05: the second refuses, naming the first; commands still find the first."""
+    s = scheduler(gpus=1)
+    s.start()
+    for name in ("daemon.lock", "store.lock", "daemon.json"):
+        (s.folder / ".gpujob" / name).unlink()
+    error = s.cli("start", "--gpus", "1", code=1).stderr
+    assert error.count("\n") == 1 and "runs already" in error
+    s.cli("pause", "0")
+    assert s.status()["daemon"]["alive"] and s.status()["gpus"][0]["state"] == "PAUSED"
+    s.cli("resume", "0")
+    s.append(s.line("a"))
+    s.wait_ended(1)
+    assert s.stop() == 0
+    s.start()
+    assert s.starts("a") == 1
+
+
+def test_h06_what_a_killed_scheduler_left_is_no_obstacle(scheduler):
+    """H06: locks, its pid in daemon.json (which is a stranger's now), the register, half a picture: nothing to be done by hand."""
+    s = scheduler(gpus=1)
+    s.start()
+    s.kill()
+    house = s.folder / ".gpujob"
+    told = json.loads((house / "daemon.json").read_text())
+    (house / "daemon.json").write_text(json.dumps({**told, "pid": os.getpid()}))
+    (s.folder / f".gpu_scheduler_state.json.new-{told['pid']}").write_text('{"paused')
+    assert s.status()["daemon"] == {"alive": False, "pid": None, "started_at": None, "runner": None}
+    s.start()
+    assert s.status()["daemon"]["pid"] == s.pid
+    assert not list(s.folder.glob(".gpu_scheduler_state.json.new-*"))
+
+
+def test_h07_two_schedulers_of_one_machine_warn_of_each_other(scheduler, tmp_path):
+    """H07: booked apart (documented), said at the start with the pid and GPUs of the other, and how to share."""
+    one, two = scheduler(gpus=2, folder=tmp_path / "one"), scheduler(gpus=2, folder=tmp_path / "two")
+    one.start()
+    two.start()
+    told = f"another gpujob runs on this machine: pid {one.pid} of user"
+    assert (
+        told in two.said() and "GPUs 0,1; they do not know of each other's bookings, so give each its own" in two.said()
+    )
+    assert told in (two.folder / "gpu_scheduler.log").read_text()
+
+
+def test_h09_a_folder_that_another_machine_made_is_refused(scheduler):
+    """H09: a shared home; told by /etc/machine-id, with the other's name; nothing is adopted, ended or lost."""
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_state(1, "running")
+    s.stop()
+    other = s.folder / "machine-id"
+    other.write_text("0123456789abcdef0123456789abcdef\n")
+    if not Path("/etc/machine-id").exists():
+        pytest.skip("this machine has no /etc/machine-id: it is told by its host name")
+    before = {
+        path: path.read_bytes()
+        for path in (s.folder / ".gpujob").rglob("*")
+        if path.name.startswith(("store.db", "1."))
+    }
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", 'mount --bind machine-id /etc/machine-id && exec "$@"', "sh", *s.command, "start", "--gpus", "1"],
+        cwd=s.folder, env=s.environ, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no mount namespaces: {done.stderr}")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done
+    assert f"was made at another machine ({socket.gethostname()})" in done.stderr and "gpujob recover" in done.stderr
+    assert [s.states()[1], s.starts("a")] == ["running", 1]
+    assert all(path.read_bytes() == data for path, data in before.items() if path.name == "1.1")
+    s.start()
+    s.release("a")
+    s.wait_ended(1)
+    assert s.job(1)["state"] == "done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_h10_h13_stopped_again_and_again(scheduler, number):
+    """H10, H13: one stop and a storm of further ones, at any moment from the first line on: the code, no half state, jobs go on."""
+    dice = random.Random(13)
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_state(1, "running")
+    began = time.monotonic()
+    assert s.stop(number) == {signal.SIGTERM: 0, signal.SIGINT: 130}[number]
+    assert time.monotonic() - began < 15  # 5 s are promised; this machine may be busy
+    shown = json.loads((s.folder / "gpu_scheduler_state.json").read_text())
+    assert [job["id"] for job in shown["running"]] == [1] and "1 running job goes on" in s.said()
+    for _ in range(4):
+        s.start(ready=False)
+        time.sleep(dice.uniform(0.1, 0.8))  # whatever it is doing then
+        for _ in range(12):
+            s.process.send_signal(number)
+            time.sleep(dice.uniform(0, 0.01))
+        assert s.process.wait(20) in {signal.SIGTERM: (0, -15), signal.SIGINT: (130, -2)}[number]
+        assert not (s.folder / ".gpujob" / "daemon.json").exists() or not s.status()["daemon"]["alive"]
+    s.start()
+    assert s.job(1)["state"] == "running"
+    s.release("a")
+    s.wait_ended(1)
+    assert (s.job(1)["state"], s.starts("a")) == ("done", 1)
+    said = s.said()
+    assert "defect" not in said and (number == signal.SIGINT or "Traceback" not in said), said[-3000:]
+
+
+def test_h11_the_terminal_it_was_started_from_is_closed(scheduler):
+    """H11, P6: a foreground start in a terminal that hangs up: scheduler and jobs go on."""
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a"))
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(s.folder)
+        os.execve(sys.executable, [*s.command, "start", "--gpus", "1"], s.environ)
+    try:
+        s.wait_state(1, "running")
+        wait_for(lambda: b"runs on" in os.read(terminal, 4096), "it is shown")
+        os.close(terminal)
+        s.append(s.line("b"))
+        s.release("a")
+        s.wait_ended(2)
+        assert alive(pid) and s.status()["daemon"]["pid"] == pid
+        assert [s.starts("a"), s.starts("b")] == [1, 1]
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def test_h12_the_shipped_unit_spares_jobs(scheduler):
+    """H12: KillMode=process, nothing that needs root, no restart of what cannot start; and such a stop leaves the jobs."""
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(ROOT / "docs" / "gpujob.service")
+    service = unit["Service"]
+    assert service["KillMode"] == "process" and service["KillSignal"] == "SIGTERM" and "User" not in service
+    assert service["Restart"] == "on-failure" and set(service["RestartPreventExitStatus"].split()) == {"1", "2", "4"}
+    assert int(service["TimeoutStopSec"]) >= 5 and unit["Install"]["WantedBy"] == "default.target"
+    assert service["ExecStart"].split()[1:] == ["start"] and service["WorkingDirectory"] == "%h/jobs"
+    verify = shutil.which("systemd-analyze")
+    if verify:
+        done = subprocess.run(
+            [verify, "verify", "--user", str(ROOT / "docs" / "gpujob.service")], capture_output=True, text=True
+        )
+        assert "Unknown" not in done.stderr, done.stderr
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_state(1, "running")
+    keeper = s.keeper_pid()
+    assert s.stop() == 0 and alive(keeper)  # what KillMode=process does: the main process alone
+
+
+def test_h14_killed_again_and_again_at_random(scheduler):
+    """H14: as the kernel's memory killer does: whatever it was doing, the next start takes everything over."""
+    dice = random.Random(14)
+    s = scheduler(gpus=2)
+    s.append(*(s.line(f"k{n}", code=n % 3, seconds=round(dice.uniform(0, 0.4), 2)) for n in range(12)))
+    for _ in range(4):
+        s.start(ready=False)
+        time.sleep(dice.uniform(0.1, 0.9))
+        s.kill()
+    s.start()
+    s.wait_ended(12)
+    assert [s.starts(f"k{n}") for n in range(12)] == [1] * 12
+    assert s.rows("SELECT exit_code FROM jobs ORDER BY id") == [(n % 3,) for n in range(12)]
+
+
+def test_h15_an_upgrade_takes_over_the_jobs_of_the_old_one(scheduler):
+    """H15: a store of version 1 with a running, a waiting and a paused thing; keeper and record of before go on."""
+    s = scheduler(gpus=2)
+    s.hold("a")
+    s.append(s.line("a", code=5), s.line("b", gpus="1"))
+    s.start()
+    s.wait_state(1, "running")
+    s.wait_state(2, "done")
+    s.cli("pause", "1")
+    s.append(s.line("c", gpus="1"))
+    wait_for(lambda: s.states().get(3) == "pending", "c waits")
+    s.stop()
+    store = sqlite3.connect(s.folder / ".gpujob" / "store.db", isolation_level=None)
+    store.executescript(
+        "DROP TABLE readings; DROP TABLE old_logs; DROP INDEX jobs_dependents; DROP INDEX jobs_ending;"
+        "ALTER TABLE jobs DROP COLUMN interpreter; PRAGMA user_version=1;"
+    )
+    store.close()
+    s.start()
+    assert s.rows("PRAGMA user_version") == [(VERSION,)] and (s.folder / ".gpujob" / "store.db.v1").exists()
+    assert s.job(1)["state"] == "running" and s.job(1)["gpus"] == [0] and s.job(3)["reason_code"] == "paused"
+    s.cli("resume", "1")
+    s.release("a")
+    s.wait_ended(3)
+    assert (s.job(1)["exit_code"], [s.starts(k) for k in "abc"]) == (5, [1, 1, 1])
+
+
+def test_h16_a_downgrade_is_refused_and_changes_nothing(scheduler):
+    """H16: start and every verb that meets it: one line, exit 1, no byte of the store is another."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a"))
+    s.start()
+    s.wait_ended(1)
+    s.stop()
+    store = sqlite3.connect(s.folder / ".gpujob" / "store.db", isolation_level=None)
+    store.execute(f"PRAGMA user_version={VERSION + 1}")
+    store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.close()
+    data = (s.folder / ".gpujob" / "store.db").read_bytes()
+    for words in (
+        ["start", "--gpus", "1"],
+        ["status"],
+        ["submit", "--", "true"],
+        ["cancel", "1"],
+        ["pause", "0"],
+        ["recover"],
+    ):
+        error = s.cli(*words, code=1).stderr
+        assert "was written by a newer gpujob" in error and error.splitlines()[-1].startswith("gpujob: "), error
+    assert (s.folder / ".gpujob" / "store.db").read_bytes() == data
+
+
+EMPTY = {
+    "PATH": None,
+    "HOME": None,
+    "XDG_RUNTIME_DIR": None,
+    "LANG": None,
+    "USER": None,
+    "LOGNAME": None,
+    "SHELL": None,
+    "TERM": None,
+}
+SURROUNDINGS: dict[str, dict[str, str | None]] = {
+    "nothing at all": dict.fromkeys(os.environ) | EMPTY,
+    "empty ones": dict.fromkeys(EMPTY, ""),
+    "nonsense": {"PATH": "/nowhere::relative:\x7f", "HOME": "relative/home", "XDG_RUNTIME_DIR": "/dev/null", "TMPDIR": "/nowhere",
+                 "LANG": "xx_YY.nope", "LC_ALL": "nope", "PYTHONIOENCODING": "utf-8"},
+    "a missing library": {"LD_PRELOAD": "/no/such/library.so", "LD_LIBRARY_PATH": "/nowhere"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_h18_odd_or_missing_variables(scheduler, name):
+    """H18: it works, for jobs by path too, or a job says what it lacks; never a traceback."""
+    s = scheduler(gpus=1)
+    run = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from scheduler.faces.front import entry; entry()"
+    s.command = [sys.executable, "-c", run]
+    for variable, value in SURROUNDINGS[name].items():
+        s.environ.pop(variable, None)
+        if value is not None:
+            s.environ[variable] = value
+    s.environ.pop("PYTHONPATH", None)
+    tool = s.folder / "tool.sh"
+    tool.write_text("#!/bin/sh\necho ran; exit 7\n")
+    tool.chmod(0o755)
+    s.append("0,tool.sh", s.line("a"))
+    s.start()
+    s.wait_state(1, "failed")
+    job = wait_for(
+        lambda: (found := _show(s, 2))["state"] in ("done", "pending") and found["reason_code"] != "new" and found,
+        "job 2",
+    )
+    if job["state"] == "pending":
+        assert job["reason_code"] == "missing" and "python" in job["reason"], job
+    assert _show(s, 1)["exit_code"] == 7 and s.log(1).endswith("ran\n")
+    done = subprocess.run(
+        [*s.command, "status"], cwd=s.folder, env=s.environ, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr + s.said()
+    assert s.stop() == 0
+
+
+def _show(s: Scheduler, job: int) -> dict[str, object]:
+    done = subprocess.run(
+        [*s.command, "show", str(job), "--json"], cwd=s.folder, env=s.environ, capture_output=True, text=True
+    )
+    assert done.returncode in (0, 6), done.stderr
+    return dict(json.loads(done.stdout)) if done.returncode == 0 else {"state": "", "reason_code": ""}
+
+
+def test_s23_modules_that_lie_about_are_not_taken_for_ours(scheduler):
+    """S23, H18: a scheduler.py, queue.py, yaml.py in the folder and in PYTHONPATH: neither daemon nor keeper runs them; jobs may.
+
+    PYTHONPATH itself is the user's own word, and no border; but nobody means a file of his project.
+    """
+    s = scheduler(gpus=1)
+    for name in (
+        "scheduler",
+        "queue",
+        "random",
+        "typing",
+        "yaml",
+        "socket",
+        "marshal",
+        "resource",
+        "select",
+        "filelock",
+    ):
+        (s.folder / f"{name}.py").write_text(
+            f"open({str(s.folder / 'taken')!r}, 'a').write('{name}\\n')\nraise SystemExit(88)\n"
+        )
+    theirs = s.folder / "theirs"
+    theirs.mkdir()
+    note = f"import sys\nopen({str(s.folder / 'taken')!r}, 'a').write(str(sys.orig_argv) + chr(10))\n"
+    (theirs / "sitecustomize.py").write_text(note)
+    s.append(s.line("a"))
+    run = f"import sys; sys.path[:1] = [{str(ROOT)!r}]; from scheduler.faces.front import entry; entry()"
+    environ = {**s.environ, "PYTHONPATH": ""}
+    done = subprocess.run([sys.executable, "-c", run, "start", "--gpus", "1", "--detach", "--gpu-interval", "0"], cwd=s.folder,
+                          env=environ, capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert done.returncode == 0, done
+    pid = int(done.stdout.split()[-1])
+    try:
+        s.cli("submit", "--", "env")
+        s.wait_ended(2)
+        assert not (s.folder / "taken").exists()
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        assert words[1].endswith(b"scheduler/__main__.py")
+        assert not any(
+            line.startswith(b"PYTHONPATH=/") for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        )
+    finally:
+        os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: not alive(pid), "its end")
+    s.environ["PYTHONPATH"] = str(theirs)
+    s.command = [sys.executable, str(ROOT / "scheduler" / "__main__.py")]
+    s.append(s.line("b"))
+    s.start()
+    s.wait_ended(3)
+    keeper = s.keeper_pid()
+    assert b"-I\0-S\0" in Path(f"/proc/{keeper}/cmdline").read_bytes()
+    taken = (s.folder / "taken").read_text()
+    assert "'start'" in taken and "keeper.py" not in taken, taken
+
+
+# Starts the scheduler with one function of it replaced.
+BROKEN = """
+import sys
+import scheduler.engine.loop as loop, scheduler.engine.main as main, scheduler.faces.stream as stream
+from scheduler.runners.direct import DirectRunner
+from scheduler.faces.front import entry
+left, passing = {times}, {after}
+real = {target}
+def broken(*words, **named):
+    global left, passing
+    passing -= 1
+    if left and passing < 0:
+        left -= 1
+        raise RuntimeError("planted")
+    return real(*words, **named)
+{target} = broken
+entry()
+"""
+
+
+def broken(s: Scheduler, target: str, times: int, after: int = 0) -> Scheduler:
+    """``after`` so many calls that go well, so many that do not."""
+    s.command = [sys.executable, "-c", BROKEN.format(target=target, times=times, after=after)]
+    return s
+
+
+@pytest.mark.parametrize(
+    "target", ["loop.decide", "DirectRunner.look", "loop.House._batches", "loop.Painter.paint", "stream.Stream._take"]
+)
+def test_h19_an_error_inside_is_said_once_and_that_part_goes_on(scheduler, target):
+    """H19: an error that was not foreseen, in the decision, the runner, the reading of files, the painting, the output thread."""
+    s = broken(scheduler(gpus=1), target, 3, after=2 if target == "loop.decide" else 0)
+    s.append(s.line("a"), s.line("b", code=4))
+    s.start(ready=False)
+    s.wait_ended(2)
+    s.command = [sys.executable, "-m", "scheduler"]
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    assert [s.starts(k) for k in "ab"] == [1, 1] and s.job(2)["exit_code"] == 4
+    said = s.said()
+    assert 1 <= said.count("a defect of gpujob, please report it: RuntimeError('planted')") <= 3, said
+    assert "Traceback (most" not in said.replace("(Traceback (most recent call last): |", "")
+    assert s.stop() == 0
+
+
+def test_h19_an_error_that_stays_is_loud_and_costs_no_processor(scheduler):
+    """H19: it says so once, answers every request with a refusal, takes SIGTERM; jobs that run go on."""
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a", code=3))
+    s.start()
+    s.wait_state(1, "running")
+    s.kill()
+    broken(s, "loop.House._batches", 1 << 30).start(ready=False)
+    wait_for(lambda: "a defect of gpujob" in s.said(), "it is said")
+    s.command = [sys.executable, "-m", "scheduler"]
+    s.release("a")
+    assert s.cli("hold", "1", code=1).stderr.count("\n") == 1  # commands are answered
+    before = ticks_of(s.pid)
+    time.sleep(1.0)
+    assert ticks_of(s.pid) - before < 60 and s.said().count("a defect of gpujob") == 1, s.said()
+    assert s.stop() == 0
+    s.start()
+    s.wait_ended(1)
+    assert (s.job(1)["exit_code"], s.starts("a")) == (3, 1)
+
+
+def test_h19_an_error_outside_the_turns_ends_it_and_says_so(scheduler):
+    """H19: exit code 1, one line on stderr, a record in the main log; the next start takes the jobs over."""
+    s = broken(scheduler(gpus=1), "loop.House.wait", 1)
+    s.hold("a")
+    s.append(s.line("a", code=3))
+    s.start(ready=False)
+    assert s.process.wait(30) == 1
+    assert s.said().count("a defect of gpujob ended it, please report it: RuntimeError('planted')") == 1
+    assert s.said().splitlines()[-1].endswith("running jobs go on; start it again: gpujob start")
+    log = (s.folder / "gpu_scheduler.log").read_text()
+    assert " CRITICAL a defect of gpujob ended it" in log
+    s.command = [sys.executable, "-m", "scheduler"]
+    s.start()
+    s.release("a")
+    s.wait_ended(1)
+    assert (s.job(1)["exit_code"], s.starts("a")) == (3, 1)

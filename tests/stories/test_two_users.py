@@ -1,0 +1,192 @@
+"""Another user of the machine can read, change, start, stop and signal nothing: two real users, one of whom tries."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.stories.harness import wait_for
+from tests.stories.people import ROOT_ONLY, Daemon, User, belongs
+
+pytestmark = ROOT_ONLY
+VERBS = (
+    "status", "status --json", "jobs", "submit -- true", "pause 0", "resume 0", "cancel 1", "retry 1", "hold 1", "logs 1", "show 1",
+    "why 1", "reset", "edit 1 --label x", "add x.py", "queue pause", "screens", "attach 1", "wait 1", "swap 1 2", "recover --dry-run",
+    "recover",
+)  # fmt: skip
+HOLD = '#!/bin/sh\necho secret > out.txt\nwhile [ ! -e "$0.go" ]; do sleep 0.05; done\n'
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Owner, mode and bytes of every file, without what a daemon paints."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        data = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+        found[str(path.relative_to(folder))] = (status.st_uid, status.st_mode, data)
+    return found
+
+
+def owned(user: User, *folders: str) -> set[str]:
+    """What belongs to this user in folders that all share."""
+    return {e.path for f in folders for e in os.scandir(f) if e.stat(follow_symlinks=False).st_uid == user.uid}
+
+
+def test_s7_p9_another_user_reads_changes_and_signals_nothing(
+    users: tuple[User, User], place: Path, daemon_of: Callable[..., Daemon]
+) -> None:
+    """S7, P9, S9: every verb in the owner's folder, every file, every process, the environment of daemon and job."""
+    me, other = users
+    shared = owned(me, "/tmp", "/var/tmp", "/dev/shm")
+    script = place / "hold"
+    script.write_text(HOLD)
+    belongs(script, me, 0o755)
+    (place / "jobs.txt").write_text("0,hold,,,0\n")
+    belongs(place / "jobs.txt", me)
+    mine = daemon_of(me, place, API_KEY="of mine").ready()
+    wait_for((place / "out.txt").exists, f"the job runs\n{mine.said()}")
+    assert owned(me, "/tmp", "/var/tmp", "/dev/shm") == shared, "files in folders that all share"
+    pids = [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if _owner(p) == me.uid]
+    assert len(pids) >= 3 and mine.pid in pids  # scheduler, keeper, job
+    for pid in pids:
+        for number in (0, signal.SIGTERM, signal.SIGSTOP, signal.SIGKILL):
+            assert not other.can(lambda p=pid, n=number: os.kill(p, n))
+        for name in ("environ", "fd/1", "cwd", "mem"):
+            assert not other.can(lambda p=pid, n=name: os.close(os.open(f"/proc/{p}/{n}", os.O_RDONLY)))
+    before = snapshot(place)
+    for words in VERBS:
+        code, said = other.gpujob(place, *words.split())
+        assert code == 1 and said.count("\n") == 1, (words, code, said)
+        assert f"{place}/.gpujob: " in said and f"belongs to user {me.name}" in said, (words, said)
+    code, said = other.gpujob(place, "start", "--gpus", "1")
+    assert code == 1 and said.count("\n") == 1, said
+    files = [path for path in place.rglob("*") if path.name not in ("jobs.txt", "hold", "out.txt")]
+    assert len(files) > 10
+    for path in files:
+        for flags in (os.O_RDONLY, os.O_WRONLY | os.O_APPEND):
+            if path.is_dir():
+                assert not other.can(lambda p=path: os.listdir(p)), path
+            else:
+                assert not other.can(lambda p=path, f=flags: os.close(os.open(p, f))), path
+        assert not other.can(lambda p=path: p.rename(place / "theirs")) and not other.can(lambda p=path: p.chmod(0o777))
+    for name in ("jobs.txt", ".gpujob/bell", "config.yaml"):
+        assert not other.can(lambda n=name: (place / n).open("a"))
+    with open("/proc/net/unix", encoding="utf-8") as stream:  # the name by which schedulers warn of each other
+        flag = next(line.split("@")[1].strip() for line in stream if f"@gpujob/{me.uid}/{mine.pid}/" in line)
+    assert not other.can(lambda: socket.socket(socket.AF_UNIX).connect(f"\0{flag}"))
+    after = snapshot(place)
+    assert {k: v for k, v in before.items() if "gpu_scheduler" not in k} == {
+        k: v for k, v in after.items() if "gpu_scheduler" not in k
+    }
+    code, said = me.gpujob(place, "status")
+    assert code == 0 and "1 running" in said
+
+
+def _owner(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o777], ids=["sticky", "open"])
+def test_s9_what_another_user_put_there_first_is_not_used(users: tuple[User, User], place: Path, mode: int) -> None:
+    """S9, S8: house, logs and main log as a folder, a link or a file of his: start is refused, his things stay as they were."""
+    me, other = users
+    place.chmod(mode)
+    hidden = place / "theirs"
+    assert other.can(lambda: hidden.mkdir(0o777)) and other.can(lambda: hidden.chmod(0o777))
+    for name, says in (
+        (".gpujob", ""),
+        ("gpu_scheduler_logs", ""),
+        ("gpu_scheduler.log", "the main log cannot be opened"),
+    ):
+        path = place / name
+        for make in (
+            lambda p=path: p.mkdir(0o777),
+            lambda p=path: p.symlink_to(hidden),
+            lambda p=path: p.symlink_to(hidden / "new"),
+            lambda p=path: (p.touch(), p.chmod(0o666)),
+        ):
+            assert other.can(make)
+            before = snapshot(hidden)
+            code, said = me.gpujob(place, "start", "--gpus", "1", GPUJOB_SET_GPU_INTERVAL="0")
+            assert (code, said.count("\n")) == (1, 1), (name, said)
+            if mode == 0o1777:
+                assert name in said and says in said, said
+            else:
+                assert name in said or f"everybody may write it: chmod o-w {place}" in said, said
+            if path.is_file() and not path.is_symlink():
+                assert path.stat().st_size == 0
+            assert snapshot(hidden) == before
+            for verb in (("submit", "--", "true"), ("pause", "0")) if name == ".gpujob" else ():
+                code, said = me.gpujob(place, *verb)
+                assert code == 1 and said.count("\n") == 1 and name in said, (verb, said)
+            assert other.can(lambda p=path: p.rmdir() if p.is_dir() and not p.is_symlink() else p.unlink())
+
+
+def test_s9_nobody_obeys_a_state_file_that_another_put_there(
+    users: tuple[User, User], place: Path, daemon_of: Callable[..., Daemon]
+) -> None:
+    """S9, P9: in a sticky folder, before the start and while it runs; and what he left as if a painter had been killed."""
+    me, other = users
+    os.chown(place, 0, 0)  # as /tmp: nobody can move away what is another's
+    place.chmod(0o1777)
+    state = place / "gpu_scheduler_state.json"
+    wish = '{"paused_gpus": [0], "paused": true}'
+    assert other.can(lambda: state.write_text(wish)) and other.can(lambda: state.chmod(0o644))
+    assert other.can(lambda: (place / f".{state.name}.new-77").write_text(wish))
+    mine = daemon_of(me, place, "--state-interval", "1").ready()
+    wait_for(lambda: f"was put there by user {other.uid}: not obeyed" in mine.said(), mine.said)
+    code, said = me.gpujob(place, "submit", "--gpus", "1", "--wait", "--", "/bin/true")
+    assert code == 0, (said, mine.said())
+    assert other.can(state.unlink)
+    code, said = me.gpujob(place, "pause", "0")
+    assert code == 0, said
+    wait_for(lambda: state.exists() and state.stat().st_uid == me.uid, f"ours is painted\n{mine.said()}")
+    assert state.stat().st_mode & 0o777 == 0o600
+    assert '"paused_gpus": [0]' in state.read_text()
+
+
+def test_h17_root_leaves_nothing_in_a_users_folder(users: tuple[User, User], place: Path) -> None:
+    """H17, S8: as with sudo, runtime folder and home of the user before it included: refused, with what to do."""
+    me, _ = users
+    (place / "home").mkdir()
+    belongs(place / "home", me, 0o755)
+    root = User("root", 0, 0)
+
+    def tried(*words: str) -> tuple[int, str]:
+        return root.gpujob(place, *words, GPUJOB_SET_GPU_INTERVAL="0", XDG_STATE_HOME=str(place / "home"))
+
+    def of_root() -> list[Path]:
+        return [path for path in place.rglob("*") if path.lstat().st_uid == 0]
+
+    for words in ("start --gpus 1", "submit -- true", "pause 0", "reset", "recover", "add x.py", "queue pause",
+                  f"start --gpus 1 --state-file {place}/x.json"):  # fmt: skip
+        code, said = tried(*words.split())
+        assert code in (1, 5) and said.count("\n") == 1 and of_root() == [], (words, code, said)
+        assert f"sudo -u {me.name}" in said or code == 5, (words, said)
+    own = place.parent / f"{place.name}-root"
+    own.mkdir(mode=0o700)
+    try:
+        for words in (f"--log-dir {place}/logs", ""):
+            code, said = root.gpujob(own, "start", "--gpus", "1", "--drain", *words.split(), GPUJOB_SET_GPU_INTERVAL="0",
+                                     XDG_RUNTIME_DIR=str(place), XDG_STATE_HOME=str(place / "home"))  # fmt: skip
+            assert code == (1 if words else 0) and of_root() == [], (words, said)
+        code, said = me.gpujob(place, "submit", "--", "true")
+        assert code == 0, said
+        code, said = tried("status")
+        assert code == 0 and "1 pending" in said, "root may look"
+        for words in ("submit -- true", "cancel 1", "hold 1", "pause 0"):
+            code, said = tried(*words.split())
+            assert code == 1 and f"sudo -u {me.name}" in said and of_root() == [], (words, said)
+    finally:
+        import shutil
+
+        shutil.rmtree(own)
