@@ -99,6 +99,18 @@ def test_every_statement_has_tests_that_exist() -> None:
             assert found, f"{statement}: no {name} in {path}"
 
 
+def test_every_row_of_the_fault_list_has_tests_that_exist() -> None:
+    """Rows A to K and S: the test is where docs/acceptance.md says, and its name carries the row's id."""
+    text = (ROOT / "docs/acceptance.md").read_text()
+    rows = re.findall(r"^\| ([A-K]\d\d|S\d+) \| (.*) \|$", text, re.M)
+    assert len(rows) > 150
+    for row, cell in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", cell)
+        assert named, f"{row} has no test"
+        for path, name in named:
+            assert re.search(rf"\bdef {name}\(", (ROOT / path).read_text()), f"{row}: no {name} in {path}"
+
+
 def test_links_lead_somewhere() -> None:
     for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):

@@ -74,7 +74,7 @@ def test_time_limit_ends_a_job(scheduler):
     """`;time=`: SIGTERM at the limit, SIGKILL after the grace; outcome time_limit."""
     s = scheduler(gpus=1, kill_grace="0.3")
     s.hold("slow")
-    s.append(s.line("slow") + ";time=0.5s")
+    s.append(s.line("slow") + ";time=2s")  # long enough for a busy machine to let it begin
     s.start()
     s.wait_ended(1)
     job = s.job(1)
