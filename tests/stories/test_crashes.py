@@ -23,7 +23,7 @@ def job_pid(s, key: str) -> int:
     return int(wait_for(lambda: [e[2] for e in s.ledger() if e[:2] == ["start", key]], f"{key} runs")[0])
 
 
-def test_daemon_killed_while_a_job_runs(scheduler):
+def test_a11_daemon_killed_while_a_job_runs(scheduler):
     """S3.35, A11: kill -9, restart: the job is adopted with its GPU, not started again; its true code is learned."""
     s = scheduler(gpus=2)
     s.hold("long")
@@ -42,7 +42,7 @@ def test_daemon_killed_while_a_job_runs(scheduler):
     assert (s.job(1)["exit_code"], s.starts("long")) == (7, 1)
 
 
-def test_job_ends_while_no_daemon_runs(scheduler):
+def test_a10_job_ends_while_no_daemon_runs(scheduler):
     """A10: the keeper outlives the daemon and writes the ending down."""
     s = scheduler(gpus=1)
     s.hold("a")
@@ -78,7 +78,7 @@ def test_keeper_killed_daemon_covers(scheduler):
     assert [s.starts(k) for k in "abc"] == [1, 1, 1]
 
 
-def test_both_killed_is_lost_never_a_guess(scheduler):
+def test_b02_both_killed_is_lost_never_a_guess(scheduler):
     """B02 for direct jobs: with daemon and keeper dead the GPU stays taken till the job's end, which then is lost.
 
     Where PID 1 reaps nobody (some containers) the kernel still tells the code of the zombie: then it is the true one.

@@ -96,7 +96,7 @@ def test_stopped_job_can_be_cancelled(scheduler):
     assert s.job(1)["state"] == "cancelled"
 
 
-def test_cancel_goes_on_after_the_daemon_was_killed(scheduler):
+def test_a14_a15_cancel_goes_on_after_the_daemon_was_killed(scheduler):
     """A14, A15: killed between the mark and the signals: the next one carries the cancel out."""
     s = scheduler(gpus=1, kill_grace="1")
     script = s.folder / "deaf.py"
