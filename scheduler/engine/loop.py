@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import select
@@ -267,7 +268,8 @@ class House:
             self._broke(trouble(error, self.places.store))
         except Exception as error:  # noqa: BLE001  a defect of ours must not end the daemon: the jobs need it
             where = traceback.format_exc().strip().replace("\n", " | ")
-            self._broke(StoreTrouble(f"{DEFECT}: {error!r} ({where})"))
+            defect = StoreTrouble(f"{DEFECT}: {error!r} ({where})")
+            self._broke(_full_disk(error, self.places.house) or defect)
         with contextlib.suppress(OSError):  # a full disk: the records are lost, the jobs are not
             self.flush_log()
 
@@ -665,3 +667,10 @@ def _tail(path: str) -> str:
 
 
 PARSERS: dict[str, Parser] = {"jobs_file": jobs_csv.parse, "commands_file": commands.parse}
+
+
+def _full_disk(error: Exception, house: str) -> StoreTrouble | None:
+    """What to say of an error that only means that nothing can be written now; None of any other."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return StoreTrouble(f"cannot be written: {error.strerror}", where=error.filename or house, do="free some space")

@@ -139,9 +139,9 @@ def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
         try:
             if stream.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
+        except OSError as error:
             os.unlink(path)
-            raise
+            raise OSError(error.errno, error.strerror, path) from error
     return True
 
 
