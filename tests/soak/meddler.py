@@ -114,6 +114,11 @@ class Meddler:
             self.cancels.append(Cancel(job, at, -1))  # before it is answered: the meddler may be the one to be late
             self.cancels[-1].code = self.verb("cancel", str(job))
 
+    def cancel_cut_lines(self) -> None:
+        """A line that a full disk cut off in the name of its script waits for that script, and would for ever."""
+        for (job,) in self.world.rows("SELECT id FROM jobs WHERE finished_at IS NULL AND reason_code='missing'"):
+            self.cancels.append(Cancel(job, now(), self.verb("cancel", str(job))))
+
     def editor(self) -> None:
         """The jobs file is touched, or saved by an editor of one kind or another."""
         path = self.world.jobs_file

@@ -144,6 +144,7 @@ def _talk(place: World, given: Given, began: float, meddler: Meddler) -> None:
 def _wait_ended(place: World, meddler: Meddler, limit: float) -> None:
     def over() -> bool:
         meddler.logs()  # many jobs may still be to come, and their logs would fill the disk
+        meddler.cancel_cut_lines()
         ((open_,),) = place.rows(
             "SELECT EXISTS(SELECT 1 FROM jobs WHERE finished_at IS NULL)"
             " OR EXISTS(SELECT 1 FROM jobs WHERE finished_at IS NOT NULL AND state='stopping')"
