@@ -374,6 +374,8 @@ def read_only(path: str, still: bool = False) -> sqlite3.Connection:
     """A connection that cannot change the file. ``still``: it has no log, and nobody changes it now; then not even the
     empty log and its index are made, which SQLite else leaves beside it.
     """
+    if os.path.exists(path) and os.statvfs(path).f_flag & os.ST_RDONLY and not os.path.exists(f"{path}-wal"):
+        still = True  # on a disk that is read-only nobody changes it, and nothing can be made beside it
     return sqlite3.connect(
         f"file:{_quoted(path)}?mode=ro{'&immutable=1' * still}", uri=True, isolation_level=None, timeout=5.0
     )
