@@ -326,7 +326,9 @@ class House:
                 reader.take(connection, batch, now.wall, gathered)
                 crash_point("ingest.batch")
             wishes: list[tuple[float, int, Request]] = [] if edit is None else [(edit.at, 0, edit.request)]
-            if rung or edit:
+            # Whoever has written a job, and not rung yet, must not be passed over by our own jobs with higher ids.
+            passed_over = gathered.jobs and gathered.jobs[0].id != self.last_id + 1
+            if rung or edit or passed_over:
                 known = {job.id for job in gathered.jobs}
                 arrived = [job for job in rows.new_pending(connection, self.last_id) if job.id not in known]
                 gathered.jobs += arrived
@@ -353,7 +355,7 @@ class House:
             if plan.starts:
                 crash_point("start.chosen")
         if gathered.jobs:
-            self.last_id = max(self.last_id, gathered.jobs[-1].id)
+            self.last_id = max(self.last_id, *(job.id for job in gathered.jobs))
         if batches:
             crash_point("ingest.committed")
         if plan.starts:
@@ -590,6 +592,7 @@ class House:
         if self.broken_times >= REFUSED_AFTER:
             self._refuse_requests()
         self.open()
+        self.changed |= {*self.files, self.config.state_file}  # what came meanwhile was heard of, and not taken
         self.broken_until = 0.0
 
     def _whole_again(self) -> None:

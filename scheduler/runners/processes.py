@@ -207,7 +207,8 @@ def _words_of(pid: int) -> list[bytes]:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as stream:
             return stream.read().split(b"\0")
-    except OSError:
+    except OSError as error:
+        _unless_short(error)
         return []
 
 

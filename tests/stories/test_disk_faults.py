@@ -117,7 +117,7 @@ def test_e08_f01_no_room_for_the_store(scheduler, disk):
 def test_e08_it_recovers_without_a_restart(scheduler, disk):
     """E08: the same disk full and empty again under one scheduler: what was refused meanwhile was told, nothing twice."""
     small = disk("size=12m")
-    s = on_disk(scheduler, small.path)
+    s = on_disk(scheduler, small.path, monitor_interval=600)  # not by that
     s.start()
     s.cli("queue", "pause")
     filler = small.fill()
