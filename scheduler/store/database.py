@@ -255,7 +255,7 @@ class Database:
                 break
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
-                    raise
+                    raise StoreTrouble(f"cannot be locked: {error.strerror}", where=self.places.store_lock) from None
                 if time.monotonic() >= deadline:
                     raise StoreTrouble(
                         f"locked by another process for {self.lock_wait_s:g} s", where=self.places.store_lock
