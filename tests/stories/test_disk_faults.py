@@ -234,27 +234,6 @@ def test_f06_log_folders_that_are_not_ours(scheduler):
     assert not list(there.iterdir()) and (s.folder / "file").read_text() == "mine"
 
 
-def test_e16_a_file_system_without_locks(scheduler):
-    """E16: nothing is started or written there, in one line that says what to do; nobody is taken for a scheduler."""
-    s = scheduler(gpus=1)
-    strace = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=flock", "-e", "inject=flock:error=ENOLCK"]
-    try:
-        if subprocess.run([*strace, "true"], capture_output=True).returncode:
-            pytest.skip("strace may not be used here")
-    except FileNotFoundError:
-        pytest.skip("needs strace")
-    for words in ("start --gpus=1 --drain", "status", "submit -- touch ran"):
-        done = subprocess.run(
-            [*strace, *s.command, *words.split()], cwd=s.folder, env=s.environ, capture_output=True, text=True, timeout=60
-        )  # fmt: skip
-        if words == "status":
-            assert done.returncode == 0 and "no scheduler is running" in done.stderr
-        else:
-            assert done.returncode == 1 and done.stderr.count("\n") == 1, done
-            assert "cannot be locked: No locks available" in done.stderr
-    assert s.states() == {}
-
-
 NAMES = [
     "with space",
     "-leading",
