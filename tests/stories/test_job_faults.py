@@ -202,10 +202,10 @@ def used(pid: int) -> tuple[int, int]:
 
 @pytest.mark.soak
 def test_b25_f08_f09_many_short_jobs_leave_nothing_behind(scheduler):
-    """B25, F08, F09: 600 (long form: 10,000) jobs of 10 ms, one after the other: each its own code, no descriptor more,
+    """B25, F08, F09: 300 (long form: 10,000) jobs of 10 ms, one after the other: each its own code, no descriptor more,
     less than 20 MB.
     """
-    number, warm = (10_000, 500) if LONG else (600, 100)
+    number, warm = (10_000, 500) if LONG else (300, 60)
     s = scheduler(gpus=1)
     script(s, "short", "sleep 0.01\nexit $(($1 % 256))")
     s.start()
