@@ -246,12 +246,12 @@ class Desk:
                 max(glob.glob(f"{glob.escape(self.places.state_file)}.bad-*"), default=""),
             )  # fmt: skip
 
-    def jobs(self, states: Sequence[str] = ()) -> tuple[list[Job], dict[int, Reason]]:
-        """All jobs (or those in these states), by id, and why each waiting one waits."""
+    def jobs(self, states: Sequence[str] = (), most: int | None = None) -> tuple[list[Job], dict[int, Reason]]:
+        """All jobs (or those in these states, or the newest of them), by id, and why each waiting one waits."""
         with self._reading() as connection:
             if connection is None:
                 return [], {}
-            found = list(rows.select(connection, states))
+            found = list(rows.select(connection, states, most))
             waiting = list(rows.live(connection)) if any(j.state is JobState.PENDING for j in found) else []
             return found, _reasons(connection, waiting)
 

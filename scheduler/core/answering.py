@@ -30,6 +30,8 @@ from scheduler.core.states import Move, move
 if TYPE_CHECKING:
     from scheduler.core.decide import Turn
 
+UNDYING = "it does not die of SIGKILL (stuck in the kernel, on a disk or a driver?); its GPUs stay taken"
+
 
 def answer(turn: Turn, fact: Asked) -> None:
     """Carry out what was asked, as far as it can be, and answer for each part of it."""
@@ -213,7 +215,7 @@ def _cancel(turn: Turn, job: Job) -> str:
         if job.stop_why != "cancelled":  # its time limit was first; it must not be tried again all the same
             job.stop_why = "cancelled"
             turn.changed(job, "stopping", why=job.stop_why)
-        return f"job {job.id} is being stopped already"
+        return f"job {job.id} is being stopped already" + (f": {UNDYING}" if UNDYING in job.notes else "")
     job.stop_why, job.stop_at = "cancelled", now.wall
     if job.state is JobState.PENDING:
         turn.world.queue.drop(job.id)

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from scheduler.core.answering import answer
+from scheduler.core.answering import UNDYING, answer
 from scheduler.core.estimate import Estimates
 from scheduler.core.facts import (
     Arrived,
@@ -36,6 +36,7 @@ from scheduler.core.telemetry import FRESH_S, Limits, Tenant
 
 MOST_STARTS_A_TURN = 256  # so that one paste of 10,000 lines does not hold up everything else
 KILL_AGAIN_S = 1.0
+UNDYING_S = 5.0  # after the first SIGKILL: a large process may need a moment to give its memory back
 LEAST_GRACE_S = 3.0  # after a restart, when the SIGTERM may never have been sent
 
 
@@ -120,6 +121,7 @@ class World:
     may_start: bool = True  # False where requests are carried out without a daemon
     estimates: Estimates = field(default_factory=Estimates)
     timers: list[tuple[float, str, int, int]] = field(default_factory=list)
+    killed: dict[int, float] = field(default_factory=dict)  # STOPPING jobs that were sent SIGKILL: since when (mono)
     leader_ended: set[int] = field(default_factory=set)  # STOPPING jobs whose leader is gone, others not
     unbooked: set[str] = field(default_factory=set)  # attempts found in the store with GPUs that others have booked
     told: dict[int, str] = field(default_factory=dict)  # what was last said of each GPU: a verdict's code, or `trouble`
@@ -428,6 +430,7 @@ class Turn:
         world = self.world
         world.live.pop(job.id, None)
         world.leader_ended.discard(job.id)
+        world.killed.pop(job.id, None)
         vram = job.spec.vram_mib or 0
         if job.attempt_key in world.unbooked:
             world.unbooked.discard(job.attempt_key)
@@ -532,7 +535,14 @@ class Turn:
             elif kind == "kill" and job.state is JobState.STOPPING:
                 if job.process is not None or job.id in self.world.leader_ended:
                     self.plan.stops.append(Stop(job, hard=True))
+                    self._say_undying(job)
                 self.world.at(self.now.mono + KILL_AGAIN_S, "kill", job)
+
+    def _say_undying(self, job: Job) -> None:
+        since = self.world.killed.setdefault(job.id, self.now.mono)
+        if self.now.mono - since >= UNDYING_S and UNDYING not in job.notes:
+            job.notes = (*job.notes, UNDYING)
+            self.changed(job, "undying")
 
     def place(self) -> None:
         """Start each waiting job that fits, in order; skip those that do not."""

@@ -42,6 +42,12 @@ _SIGNS = (
 )
 
 
+def quiet_failure_in(tail: str) -> Failure | None:
+    """What a job that ended with exit code 0 should not have said: that it ran out of GPU memory."""
+    found = failure_in(tail) if _SIGNS[0][1].search(tail) else None
+    return found if found is not None and found.kind == OUT_OF_MEMORY else None
+
+
 def failure_in(tail: str) -> Failure | None:
     """The last line of ``tail`` that names a known cause, with a hint; None when there is none."""
     for line in reversed(tail.splitlines()):

@@ -18,7 +18,7 @@ from scheduler.core.config import Config
 from scheduler.core.decide import Plan, World, decide
 from scheduler.core.errors import StoreTrouble
 from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, NeverRan, Now, Readings, Started, Unclaimed
-from scheduler.core.failure import failure_in
+from scheduler.core.failure import failure_in, quiet_failure_in
 from scheduler.core.gpu import Gpu, ids_of, mask_of
 from scheduler.core.job import Event, Job, JobState
 from scheduler.core.launch import Found, Launch, launch_of, log_name
@@ -46,7 +46,7 @@ from scheduler.intake.files import FileTrouble, Follower
 from scheduler.intake.programs import why_not_started
 from scheduler.intake.watch import InotifyWatcher, PollingWatcher
 from scheduler.runners import activate
-from scheduler.runners.processes import boot_id
+from scheduler.runners.processes import SHORT_OF, boot_id
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
 from scheduler.store.database import Database, trouble
@@ -266,10 +266,13 @@ class House:
             self._broke(error)
         except sqlite3.Error as error:
             self._broke(trouble(error, self.places.store))
+        except OSError as error:
+            if error.errno not in SHORT_OF:
+                self._defect(error)
+            else:  # nothing that was not looked at is known to be gone: wait until it can be
+                self._broke(StoreTrouble(f"the scheduler is short of what it needs: {error.strerror}"))
         except Exception as error:  # noqa: BLE001  a defect of ours must not end the daemon: the jobs need it
-            where = traceback.format_exc().strip().replace("\n", " | ")
-            defect = StoreTrouble(f"{DEFECT}: {error!r} ({where})")
-            self._broke(_full_disk(error, self.places.house) or defect)
+            self._defect(error)
         with contextlib.suppress(OSError):  # a full disk: the records are lost, the jobs are not
             self.flush_log()
 
@@ -324,7 +327,9 @@ class House:
                 reader.take(connection, batch, now.wall, gathered)
                 crash_point("ingest.batch")
             wishes: list[tuple[float, int, Request]] = [] if edit is None else [(edit.at, 0, edit.request)]
-            if rung or edit:
+            # Whoever has written a job, and not rung yet, must not be passed over by our own jobs with higher ids.
+            passed_over = gathered.jobs and gathered.jobs[0].id != self.last_id + 1
+            if rung or edit or passed_over:
                 known = {job.id for job in gathered.jobs}
                 arrived = [job for job in rows.new_pending(connection, self.last_id) if job.id not in known]
                 gathered.jobs += arrived
@@ -351,7 +356,7 @@ class House:
             if plan.starts:
                 crash_point("start.chosen")
         if gathered.jobs:
-            self.last_id = max(self.last_id, gathered.jobs[-1].id)
+            self.last_id = max(self.last_id, *(job.id for job in gathered.jobs))
         if batches:
             crash_point("ingest.committed")
         if plan.starts:
@@ -439,13 +444,14 @@ class House:
     # -- what happened ------------------------------------------------------------------------------------
 
     def _with_failures(self, facts: list[Fact]) -> list[Fact]:
-        """Add what the log's end says about each bad ending, and what is wrong with a program that was refused."""
+        """Add what the log's end says about each ending, and what is wrong with a program that was refused."""
         out: list[Fact] = []
         for fact in facts:
-            if isinstance(fact, Ended) and fact.exit_code != 0:
+            if isinstance(fact, Ended):
                 job = self.world.live.get(fact.job)
                 if job is not None and job.log:
-                    fact = replace(fact, failure=failure_in(_tail(job.log)))
+                    why = quiet_failure_in if fact.exit_code == 0 else failure_in
+                    fact = replace(fact, failure=why(_tail(job.log)))
             elif isinstance(fact, NeverRan) and fact.lasting:
                 job = self.world.live.get(fact.job)
                 cause = why_not_started(job.argv[0]) if job is not None and job.argv else ""
@@ -579,10 +585,16 @@ class House:
             self.broken_said = str(error)
             self.say(f"{error}; running jobs go on, nothing is started until then", 40, kind="store")
 
+    def _defect(self, error: Exception) -> None:
+        where = traceback.format_exc().strip().replace("\n", " | ")
+        defect = StoreTrouble(f"{DEFECT}: {error!r} ({where})")
+        self._broke(_full_disk(error, self.places.house) or defect)
+
     def _mend(self) -> None:
         if self.broken_times >= REFUSED_AFTER:
             self._refuse_requests()
         self.open()
+        self.changed |= {*self.files, self.config.state_file}  # what came meanwhile was heard of, and not taken
         self.broken_until = 0.0
 
     def _whole_again(self) -> None:

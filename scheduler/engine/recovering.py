@@ -37,7 +37,9 @@ from scheduler.store.safely import replace_file, sync_folder
 from scheduler.store.salvage import COMPANIONS, Left, Row, copy_store, new_schema, read_what_is_left
 
 # Made anew at every start: nothing is lost with these.
-PASSING = frozenset({"sqlite_master", "reasons", "readings", "gpus", "meta", "files", "line_counts", "refused"})
+PASSING = frozenset(
+    {"sqlite_master", "counts", "reasons", "readings", "gpus", "meta", "files", "line_counts", "refused"}
+)
 LOCK_WAIT_S = 10.0
 HEAD = {"sqlite_master": "the head of the file"}
 REFUSED = "the store was rebuilt before this was carried out: ask again"
@@ -213,7 +215,7 @@ def _fill(
     report: Report,
 ) -> None:  # fmt: skip
     now = time.time()
-    for name in left.rows.keys() - {"jobs", "reasons", "readings"}:
+    for name in left.rows.keys() - {"jobs", "counts", "reasons", "readings"}:
         _insert(connection, name, left)
     held = _holdings(connection, left)
     out = put_together(left.rows.get("jobs", []), "jobs" not in left.trouble, held, places, config.log_dir, now)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scheduler.core.answering import UNDYING
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Event, Job
 
@@ -54,6 +55,8 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     if event.kind == "gpu_gone":
         return f"{name} runs on GPU {detail['gpu']}, which is gone; it is left alone", logging.WARNING
     if event.kind == "done":
+        if job.failure is not None:
+            return f"{name} done: exit code 0{attempt}, but its log says: {harmless(job.failure.line)}", logging.WARNING
         return f"{name} done: exit code 0{attempt}", logging.INFO
     if event.kind == "failed":
         hint = f"; hint: {job.failure.hint}" if job.failure else ""
@@ -86,6 +89,8 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     if event.kind == "edited":
         what = ", ".join(map(str, detail.get("what") or ["its need"]))
         return f"{name} edited: {harmless(what)}", logging.INFO
+    if event.kind == "undying":
+        return f"{name}: {UNDYING}", logging.WARNING
     if event.kind in PLAIN:
         return f"{name} {PLAIN[event.kind]}", logging.INFO
     if event.kind == "unclaimed":

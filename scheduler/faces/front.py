@@ -36,7 +36,10 @@ HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
         "rest",
     ),
     "status": ({"--json": ("json", FLAG)}, "none"),
-    "jobs": ({"--state": ("state", ONE), "--json": ("json", FLAG)}, "none"),
+    "jobs": (
+        {"--state": ("state", ONE), "-n": ("last", ONE), "--last": ("last", ONE), "--json": ("json", FLAG)},
+        "none",
+    ),
     "why": ({}, "one"),
     "cancel": ({}, "some"),
     "retry": ({}, "some"),

@@ -122,7 +122,8 @@ def print_json(value: Any) -> None:
 def how_it_ended(job: Job) -> str:
     """An ended job's ending in words."""
     if job.outcome is Outcome.EXIT:
-        return f"exit {job.exit_code}"
+        warning = f" ({job.failure.kind}?)" if job.succeeded and job.failure is not None else ""
+        return f"exit {job.exit_code}{warning}"
     if job.outcome is Outcome.SIGNAL:
         return f"signal {job.signal}"
     if job.outcome is Outcome.TIME_LIMIT:

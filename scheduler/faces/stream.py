@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import queue
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -26,6 +27,7 @@ class _Log:
     job: int
     path: str
     fd: int = -1
+    at: int = 0  # read so far
     folder: Folder = field(default_factory=lambda: Folder(longest=LONGEST_LINE))
     over: bool = False
 
@@ -39,6 +41,7 @@ class Stream:
     def __init__(self, write: Callable[[str], None] | None = None, follow: bool = True) -> None:
         self._said: queue.SimpleQueue[Said | None] = queue.SimpleQueue()
         self._logs: dict[int, _Log] = {}
+        self._open = 0
         self._write = write or _to_stdout
         self._follow, self._closed, self._ending = follow, False, False
         self._thread = threading.Thread(target=self._run, name="gpujob-stream", daemon=True)
@@ -90,8 +93,7 @@ class Stream:
             self._logs[said.job] = log = _Log(said.job, said.log)
             if said.kind == "adopted":  # what it printed before was shown by the scheduler before us
                 with contextlib.suppress(OSError):
-                    log.fd = os.open(log.path, os.O_RDONLY | os.O_CLOEXEC)
-                    os.lseek(log.fd, 0, os.SEEK_END)
+                    log.at = os.stat(log.path).st_size
         ended = said.kind in ("done", "failed", "cancelled", "fell")
         if ended and said.job in self._logs:
             log = self._logs.pop(said.job)
@@ -110,20 +112,24 @@ class Stream:
         try:
             if log.fd < 0:
                 log.fd = os.open(log.path, os.O_RDONLY | os.O_CLOEXEC)
-            size, at = os.fstat(log.fd).st_size, os.lseek(log.fd, 0, os.SEEK_CUR)
+                self._open += 1
+            size, at = os.fstat(log.fd).st_size, log.at
             if size < at:  # somebody emptied it
-                os.lseek(log.fd, 0, os.SEEK_SET)
+                log.at = 0
             elif size - at > MOST_BEHIND:
-                os.lseek(log.fd, -MOST_BYTES, os.SEEK_END)
+                log.at = size - MOST_BYTES
                 log.folder = Folder(longest=LONGEST_LINE)
                 self._write(f"[{log.job}] … {(size - at) >> 20} MB skipped here; all of it: gpujob logs {log.job}\n")
             left = MOST_BEHIND if last else MOST_BYTES
-            while left > 0 and (data := os.read(log.fd, MOST_BYTES)):
+            while left > 0 and (data := os.pread(log.fd, MOST_BYTES, log.at)):
                 left -= len(data)
+                log.at += len(data)
                 self._print(log.job, log.folder.feed(data))
             if last:
                 self._print(log.job, log.folder.feed(b"", last=True))
-                os.close(log.fd)
+            if last or self._open > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4:
+                os.close(log.fd)  # thousands of jobs must not take every descriptor: opened again at the next look
+                self._open -= 1
                 log.fd = -1
         except OSError:
             return  # not there (yet, or any more): `gpujob logs` says so when asked

@@ -58,7 +58,9 @@ class DirectRunner(Watching):
     def _spawn_keeper(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # here, where an error names it
         errors = os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.fchmod(errors, 0o600)  # whatever the umask has left of it
         argv = [sys.executable, "-I", "-S", keeper_file.__file__, str(KEEPER_FD), self.boot, str(self._soft_limit)]
         try:
             self._keeper = os.posix_spawn(
@@ -67,13 +69,13 @@ class DirectRunner(Watching):
                 {**os.environ, "GPUJOB_KEEPER": self.state_file},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, theirs.fileno(), KEEPER_FD),
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
+                    (os.POSIX_SPAWN_DUP2, nothing, 0),
                     (os.POSIX_SPAWN_DUP2, 0, 1),
                     (os.POSIX_SPAWN_DUP2, errors, 2),
                 ]
                 if theirs.fileno() != KEEPER_FD
                 else [
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
+                    (os.POSIX_SPAWN_DUP2, nothing, 0),
                     (os.POSIX_SPAWN_DUP2, 0, 1),
                     (os.POSIX_SPAWN_DUP2, errors, 2),
                 ],
@@ -81,6 +83,7 @@ class DirectRunner(Watching):
             )
         finally:
             theirs.close()
+            os.close(nothing)
             os.close(errors)
         self._socket = ours
         self._keeper_since = time.monotonic()

@@ -16,6 +16,7 @@ from scheduler.core.job import Process
 PR_SET_CHILD_SUBREAPER = 36
 MOST_SWEEPS = 8
 KEEPER_MARK = b"GPUJOB_KEEPER="  # in the environment of keepers and shims, before the state file's path
+SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # nothing could be looked at, so nothing is known
 
 
 @functools.lru_cache(maxsize=1)
@@ -42,12 +43,19 @@ class Seen:
         return self.state not in "ZX"
 
 
+def _unless_short(error: OSError) -> None:
+    """Raise it again when it says nothing about the process: out of descriptors is not gone."""
+    if error.errno in SHORT_OF:
+        raise error
+
+
 def seen(pid: int) -> Seen | None:
-    """The process with this number now, or None."""
+    """The process with this number now, or None. Raises OSError when it cannot be looked at (``SHORT_OF``)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             data = stream.read()
-    except OSError:
+    except OSError as error:
+        _unless_short(error)
         return None
     # The name stands in parentheses and may hold anything, also a parenthesis.
     fields = data[data.rindex(b")") + 2 :].split()
@@ -65,7 +73,8 @@ def zombie_status(process: Process) -> int | None:
     try:
         with open(f"/proc/{process.pid}/stat", "rb") as stream:
             data = stream.read()
-    except OSError:
+    except OSError as error:
+        _unless_short(error)
         return None
     fields = data[data.rindex(b")") + 2 :].split()
     if int(fields[19]) != process.ticks or fields[0] != b"Z" or len(fields) < 50:
@@ -92,8 +101,12 @@ def open_pidfd(process: Process) -> int:
         if error.errno in (errno.ESRCH, errno.EINVAL):
             return -1
         raise
-    found = seen(process.pid)
-    if found is None or found.ticks != process.ticks:
+    try:
+        right = stands(process)
+    except OSError:
+        os.close(fd)
+        raise
+    if not right:
         os.close(fd)
         return -1
     return fd
@@ -127,7 +140,8 @@ def own_children() -> list[int]:
     try:
         with open(f"/proc/{me}/task/{me}/children", encoding="ascii") as stream:
             return [int(word) for word in stream.read().split()]
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+    except OSError as error:  # a kernel without CONFIG_PROC_CHILDREN
+        _unless_short(error)
         return [pid for pid in _all_pids() if (found := seen(pid)) is not None and found.parent == me]
 
 
@@ -160,7 +174,8 @@ def environment_of(pid: int) -> list[bytes]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as stream:
             return [entry for entry in stream.read().split(b"\0") if entry]
-    except OSError:
+    except OSError as error:
+        _unless_short(error)
         return []
 
 
@@ -192,7 +207,8 @@ def _words_of(pid: int) -> list[bytes]:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as stream:
             return stream.read().split(b"\0")
-    except OSError:
+    except OSError as error:
+        _unless_short(error)
         return []
 
 

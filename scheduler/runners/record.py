@@ -85,13 +85,18 @@ def end_line(how: str, code: int, at_ns: int) -> bytes:
 
 
 def read(path: str) -> Attempt:
-    """What the record at ``path`` says; Record.NONE if there is none, Record.BROKEN if it cannot be understood."""
+    """What the record at ``path`` says; Record.NONE if there is none, Record.BROKEN if it cannot be understood.
+
+    Raises OSError when we have no descriptor left to read it with.
+    """
     try:
         with open(path, "rb") as stream:
             data = stream.read(SPEC_AT)
     except FileNotFoundError:
         return Attempt(Record.NONE)
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise  # it was not read, which says nothing about it
         return Attempt(Record.BROKEN)
     if len(data) < SPEC_AT:
         return Attempt(Record.CLAIMED)

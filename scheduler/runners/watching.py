@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -34,6 +35,7 @@ from scheduler.runners.processes import (
 ZOMBIE_PATIENCE_S = 10.0
 LOOK_AGAIN_S = 0.005
 LONGEST_LOOK_S = 0.5
+KEPT_FREE = 64  # descriptors for everything else
 HELPERS = (b"GPUJOB_SESSION=", b"GPUJOB_READER=", b"GPUJOB_KEEPER=")  # in the environment of what belongs to no job
 
 
@@ -56,7 +58,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class _Zombie:
-    """A watched leader that has ended, but whose record is not whole yet."""
+    """A watched leader that has ended, but whose record is not whole yet; or one that no descriptor could be had for."""
 
     attempt: Attempt
     since: float
@@ -99,6 +101,7 @@ class Watching:
         self.environ = {name: value for name, value in environ.items() if name not in drop}
         self.boot = boot_id()
         self._epoll = select.epoll()
+        self._most_watched = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - KEPT_FREE
         self._adopted: dict[int, Attempt] = {}  # pidfd of the leader → attempt that is no child of our keeper
         self._zombies: list[_Zombie] = []
         self._claims: list[_Claim] = []
@@ -142,8 +145,9 @@ class Watching:
         """Be told when the leader ends; an ended one is settled from its record at the next look."""
         if attempt.process is not None:
             attempt.session = _session_leader(attempt.process)
-        fd = open_pidfd(attempt.process) if attempt.process is not None else -1
-        if fd < 0:
+        full = len(self._adopted) + len(self._leftovers) >= self._most_watched
+        fd = open_pidfd(attempt.process) if attempt.process is not None and not full else -1
+        if fd < 0:  # ended; or watched by looking now and then: descriptors are needed for other things too
             self._zombies.append(_Zombie(attempt, time.monotonic()))
         else:
             self._adopted[fd] = attempt

@@ -114,10 +114,23 @@ CREATE TABLE old_logs (at REAL, path TEXT, PRIMARY KEY (at, path)) WITHOUT ROWID
 CREATE INDEX jobs_dependents ON jobs (id) WHERE waits_for=1;
 CREATE INDEX jobs_ending ON jobs (id) WHERE {ENDING};
 """
+# Counted by the store itself, whoever writes: counting a million rows at each picture would cost half a second.
+_COUNTS = """
+CREATE TABLE counts (state TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO counts SELECT state, count(*) FROM jobs GROUP BY state;
+CREATE TRIGGER jobs_added AFTER INSERT ON jobs BEGIN
+    INSERT INTO counts VALUES (new.state, 1) ON CONFLICT (state) DO UPDATE SET n=n+1; END;
+CREATE TRIGGER jobs_moved AFTER UPDATE OF state ON jobs WHEN old.state<>new.state BEGIN
+    UPDATE counts SET n=n-1 WHERE state=old.state; INSERT INTO counts VALUES (new.state, 1) ON CONFLICT (state) DO UPDATE SET n=n+1; END;
+CREATE TRIGGER jobs_removed AFTER DELETE ON jobs BEGIN UPDATE counts SET n=n-1 WHERE state=old.state; END;
+CREATE INDEX jobs_in_hand ON jobs (id) WHERE state IN ('starting', 'running', 'stopping');
+CREATE INDEX line_counts_repeated ON line_counts (repeated) WHERE repeated>0;
+"""
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _script(_FIRST),
     _script(_READINGS),
     _script(_OLD_LOGS),
+    _script(_COUNTS),
 )
 VERSION = len(MIGRATIONS)
 NO_VERSION = 1000  # from here on it is no newer gpujob, but noise
@@ -242,7 +255,7 @@ class Database:
                 break
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
-                    raise
+                    raise StoreTrouble(f"cannot be locked: {error.strerror}", where=self.places.store_lock) from None
                 if time.monotonic() >= deadline:
                     raise StoreTrouble(
                         f"locked by another process for {self.lock_wait_s:g} s", where=self.places.store_lock
@@ -361,6 +374,8 @@ def read_only(path: str, still: bool = False) -> sqlite3.Connection:
     """A connection that cannot change the file. ``still``: it has no log, and nobody changes it now; then not even the
     empty log and its index are made, which SQLite else leaves beside it.
     """
+    if os.path.exists(path) and os.statvfs(path).f_flag & os.ST_RDONLY and not os.path.exists(f"{path}-wal"):
+        still = True  # on a disk that is read-only nobody changes it, and nothing can be made beside it
     return sqlite3.connect(
         f"file:{_quoted(path)}?mode=ro{'&immutable=1' * still}", uri=True, isolation_level=None, timeout=5.0
     )

@@ -25,9 +25,10 @@ _CHANGING = (
     "stop_why stop_at held notes failure blocking"
 ).split()
 _UPDATE = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in _CHANGING)} WHERE id=?"
+_LIVE = frozenset({JobState.PENDING.value, JobState.STARTING.value, JobState.RUNNING.value})
 _STATES = {state.value: state for state in JobState}
 _BLOCKING = frozenset({JobState.PENDING, *HOLDING, JobState.DONE})
-_IN_HAND = ", ".join(f"'{state.value}'" for state in JobState if state.holds_gpus)
+_IN_HAND = ", ".join(f"'{state.value}'" for state in JobState if state.holds_gpus)  # as the index has it
 
 
 def _ids(gpus: tuple[int, ...]) -> str:
@@ -227,10 +228,17 @@ def first_pending(connection: sqlite3.Connection, most: int) -> list[Job]:
     return [job_of(row) for row in rows]
 
 
-def select(connection: sqlite3.Connection, states: Sequence[str] = ()) -> Iterator[Job]:
-    """All jobs, or those in these states, by id."""
+def select(connection: sqlite3.Connection, states: Sequence[str] = (), most: int | None = None) -> Iterator[Job]:
+    """All jobs, or those in these states, by id; ``most``: only the newest of them."""
     where = f" WHERE state IN ({','.join('?' * len(states))})" if states else ""
-    for row in connection.execute(f"{_SELECT}{where} ORDER BY id", tuple(states)):
+    if states and _LIVE.issuperset(states):
+        where += " AND finished_at IS NULL"  # an index knows these: those that have ended may be a million
+    if most is None:
+        found = connection.execute(f"{_SELECT}{where} ORDER BY id", tuple(states))
+    else:
+        newest = f"SELECT id FROM jobs{where} ORDER BY id DESC LIMIT ?"
+        found = connection.execute(f"{_SELECT} WHERE id IN ({newest}) ORDER BY id", (*states, most))
+    for row in found:
         yield job_of(row)
 
 
@@ -266,7 +274,10 @@ def newest(connection: sqlite3.Connection, states: Sequence[str], prefix: str, m
 
 def counts(connection: sqlite3.Connection) -> dict[str, int]:
     """How many jobs are in each state (all eight, 0 where none)."""
-    found = dict(connection.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
+    try:
+        found = dict(connection.execute("SELECT state, n FROM counts").fetchall())
+    except sqlite3.OperationalError:  # a store that no scheduler of this version has opened yet
+        found = dict(connection.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
     return {state.value: found.get(state.value, 0) for state in JobState}
 
 

@@ -61,7 +61,7 @@ def count_line(connection: sqlite3.Connection, path: str, identity: str) -> tupl
 
 def duplicates(connection: sqlite3.Connection) -> int:
     """How many lines stand in the files that were not run because a job says the same."""
-    return int(connection.execute("SELECT coalesce(sum(repeated), 0) FROM line_counts").fetchone()[0])
+    return int(connection.execute("SELECT coalesce(sum(repeated), 0) FROM line_counts WHERE repeated>0").fetchone()[0])
 
 
 def count_lines(connection: sqlite3.Connection, path: str, identities: Sequence[str]) -> None:

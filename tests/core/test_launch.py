@@ -177,3 +177,11 @@ def test_i06_cuda_goes_by_the_numbers_of_the_driver_our_marks_by_ours() -> None:
     launch = launch_of(job, PYTHON, mode="physical", state_file="/s.json", cwd="/", ordinals={1: 0, 2: 1})
     assert launch.environment["CUDA_VISIBLE_DEVICES"] == "0,1" and launch.environment["GPUJOB_GPUS"] == "1,2"
     assert launch.argv[-2:] == ("--cuda", "0,1")
+
+
+def test_f16_logs_of_one_second_have_names_of_their_own() -> None:
+    """F16: however many attempts begin in one second, no two share a log: the id and the attempt are in its name."""
+    jobs = [a_job(n) for n in (1, 11, 111) for _ in range(4)]
+    for n, job in enumerate(jobs):
+        job.attempt = (1, 2, 11, 12)[n % 4]
+    assert len({log_name(job, "20261121_010203") for job in jobs}) == len(jobs)

@@ -99,7 +99,7 @@ def test_reads_out_what_a_dead_daemon_had_sent(desk: Desk, tmp_path: Path) -> No
     assert desk.process.wait(LIMIT_S) == 0
 
 
-def test_signals_do_not_end_it(desk: Desk, tmp_path: Path) -> None:
+def test_b01_signals_do_not_end_it(desk: Desk, tmp_path: Path) -> None:
     desk.send(desk.start(1, "/bin/sh", "-c", "sleep 0.3; exit 5"))
     assert marshal.loads(desk.socket.recv(1 << 20))[0][0] == "up"
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -107,7 +107,7 @@ def test_signals_do_not_end_it(desk: Desk, tmp_path: Path) -> None:
     assert desk.ends(1) == {"1.1": ("exit", 5)}
 
 
-def test_no_descriptor_is_left_over(desk: Desk, tmp_path: Path) -> None:
+def test_f08_no_descriptor_is_left_over(desk: Desk, tmp_path: Path) -> None:
     """F08: as many open files after 300 jobs and 100 failed starts as before."""
     folder = f"/proc/{desk.process.pid}/fd"
     desk.send(desk.start(1, "/bin/true"))
@@ -151,7 +151,7 @@ def test_existing_record_is_taken(desk: Desk, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists() and (tmp_path / "1.1").read_text() == "somebody's"
 
 
-def test_log_folder_is_made_again(desk: Desk, tmp_path: Path) -> None:
+def test_f04_log_folder_is_made_again(desk: Desk, tmp_path: Path) -> None:
     """F04."""
     job = list(desk.start(1, "/bin/echo", "there"))
     job[4] = str(tmp_path / "logs" / "1.log")
@@ -161,7 +161,7 @@ def test_log_folder_is_made_again(desk: Desk, tmp_path: Path) -> None:
     assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
 
 
-def test_the_ending_fits_on_a_full_disk(desk: Desk, tmp_path: Path) -> None:
+def test_f01_the_ending_fits_on_a_full_disk(desk: Desk, tmp_path: Path) -> None:
     """F01: every byte of the ending is reserved before the command runs."""
     desk.send(desk.start(1, "/bin/sh", "-c", "sleep 0.2; exit 44"))
     end = time.monotonic() + LIMIT_S

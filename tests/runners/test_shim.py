@@ -324,7 +324,7 @@ def test_output_arrives_byte_for_byte_but_for_line_ends(bench: ScreenBench) -> N
     assert bench.raw(1) == data.replace(b"\n", b"\r\n")
 
 
-def test_signals_do_not_end_the_shim(bench: ScreenBench) -> None:
+def test_b01_signals_do_not_end_the_shim(bench: ScreenBench) -> None:
     hold = bench.folder / "hold"
     hold.touch()
     started = run(bench, 1, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.02; done; exit 6")
@@ -434,7 +434,7 @@ def test_secrets_of_the_job_are_not_in_the_environment_of_screen(bench: ScreenBe
     assert b"TOKEN=hush" in environment_of(started.process.pid)
 
 
-def test_many_jobs_leave_no_descriptor_and_no_file(bench: ScreenBench) -> None:
+def test_f08_many_jobs_leave_no_descriptor_and_no_file(bench: ScreenBench) -> None:
     """F08 for the runner: 60 sessions and 20 failed starts, as many open files as before."""
     bench.start(1, "/bin/true")
     bench.until(Ended, 1)
@@ -453,7 +453,7 @@ def test_many_jobs_leave_no_descriptor_and_no_file(bench: ScreenBench) -> None:
     assert os.listdir(bench.folder / "sessions") == ["screenrc"]
 
 
-def test_a_full_disk_gives_the_attempt_back(alone: Alone, tmp_path: Path) -> None:
+def test_f01_a_full_disk_gives_the_attempt_back(alone: Alone, tmp_path: Path) -> None:
     """F01: claimed, but nothing could be written: nobody has it, nothing ran, and it can be given up and tried again."""
     assert alone.run("/bin/sh", "-c", "touch ran", before=["prlimit", "--fsize=100"]) == 1
     assert not (tmp_path / "ran").exists() and not (tmp_path / "1.1").exists()

@@ -185,7 +185,7 @@ def _digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def test_a_store_of_a_newer_version_is_refused_and_left_untouched(places: Places) -> None:
+def test_e13_a_store_of_a_newer_version_is_refused_and_left_untouched(places: Places) -> None:
     """E: an older program must not harm it."""
     Database(places).close()
     with sqlite3.connect(places.store) as connection:
@@ -340,7 +340,7 @@ database.close()
 """
 
 
-def test_two_processes_that_write_at_once_lose_nothing(places: Places) -> None:
+def test_e07_two_processes_that_write_at_once_lose_nothing(places: Places) -> None:
     """P2, P4: the lock is fair enough for both to get through."""
     writers = [python(_INSERT, places.state_file, who) for who in ("a", "b")]
     for writer in writers:
@@ -419,12 +419,13 @@ def test_the_bell_is_one_byte_however_often_it_rings(places: Places, database: D
     assert os.stat(places.bell).st_size == 1
 
 
-def test_a_store_of_the_first_version_is_opened_and_brought_up_to_date(places: Places) -> None:
+def test_e14_a_store_of_the_first_version_is_opened_and_brought_up_to_date(places: Places) -> None:
     """Stores of every released version open: jobs, refused lines and pauses are there; a copy of the old one stays."""
     places.make()
     text = (Path(__file__).resolve().parents[1] / "data" / "store-v1.sql").read_text()
     old = sqlite3.connect(places.store)
     old.executescript(text)
+    assert rows.counts(old)["done"] == 1  # by a verb, before a scheduler has brought it up to date
     old.close()
     database = Database(places)
     try:
@@ -433,6 +434,11 @@ def test_a_store_of_the_first_version_is_opened_and_brought_up_to_date(places: P
         assert states == {1: "done", 2: "failed", 3: "pending"}
         failed = rows.get(database.connection, 2)
         assert failed is not None and failed.exit_code == 3 and failed.interpreter == ""
+        for change in ("", "DELETE FROM jobs WHERE id=2", "UPDATE jobs SET state='failed' WHERE id=3"):
+            with database.writing() as connection:
+                connection.execute(change or "SELECT 1")
+            counted = dict(database.connection.execute("SELECT state, count(*) FROM jobs GROUP BY state"))
+            assert {state: n for state, n in rows.counts(database.connection).items() if n} == counted
     finally:
         database.close()
     assert os.path.exists(f"{places.store}.v1")

@@ -15,7 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.stories.harness import ROOT, wait_for
+from scheduler.core.gpu import Need
+from scheduler.core.job import JobSpec
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
+from scheduler.store.places import Places
+from tests.stories.harness import LONG, ROOT, wait_for
 from tests.stories.pouring import Pouring
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="another user needs root")
@@ -234,18 +239,42 @@ def test_c11_a_utf16_file_is_not_eaten_and_read_when_mended(pouring, encoding):
     assert sorted(pouring.noted()) == ["a", "b", "before"] and pouring.refused() == {}
 
 
-def test_c16_twenty_thousand_lines_are_taken_while_commands_answer(pouring):
-    """C16 (a million lines: benchmarks): each is one job, once; `status` answers meanwhile."""
-    s = pouring.s
-    s.cli("queue", "pause")
-    pouring.pour(*(pouring.good(n) for n in range(20_000)), "bad")
-    answered = 0
+def test_c16_a_job_that_was_written_but_not_announced_when_lines_are_taken(scheduler):
+    """C16, P4: its writer is between the commit and the bell while lines with higher ids are taken: it runs all the same."""
+    s = scheduler(gpus=1, monitor_interval=600)
+    s.start()
+    database = Database(Places(str(s.folder / "gpu_scheduler_state.json")))
+    with database.writing() as connection:
+        spec = JobSpec(arguments=("true",))
+        rows.insert(connection, spec, Need(0, 0), "", (), time.time())
+    s.append(s.line("a"), s.line("b"))
+    s.wait_state(3, "done")
+    database.ring()
+    database.close()
+    s.wait_ended(3)
+
+
+@pytest.mark.soak
+def test_c16_a_great_many_lines_are_taken_while_commands_answer_and_jobs_run(pouring):
+    """C16: 10,000 lines (long form: a million) for a paused GPU: each is one job, once; others start and end meanwhile."""
+    s, number = pouring.s, 1_000_000 if LONG else 10_000
+    s.cli("pause", "0")
+    began = time.monotonic()
+    pouring.pour(*(f"0,note,,{n},0" for n in range(number)), "bad")
+    waits = []
     while s.rows("SELECT place FROM files") != [(s.jobs_file.stat().st_size,)]:
-        assert s.status()["daemon"]["alive"]
-        answered += 1
-        assert answered < 300
-    assert s.rows("SELECT count(*), count(DISTINCT identity) FROM jobs") == [(20_000, 20_000)]
-    assert list(pouring.refused()) == [20_001]
+        for words in (("status",), ("submit", "--cpu", "--wait", "--", "true")):
+            asked = time.monotonic()
+            s.cli(*words)
+            waits.append(time.monotonic() - asked)
+        assert len(waits) < (10_000 if LONG else 600)
+    memory = Path(f"/proc/{s.pid}/status").read_text().split("VmRSS:")[1].split()[0]
+    print(f"{number} lines in {time.monotonic() - began:.0f} s; {len(waits)} commands meanwhile, the slowest"
+          f" {max(waits):.2f} s; {int(memory) // 1024} MiB")  # fmt: skip
+    lines = s.rows("SELECT count(*), count(DISTINCT identity) FROM jobs WHERE identity<>''")
+    assert lines == [(number, number)] and waits
+    assert s.rows("SELECT count(*) FROM jobs WHERE identity='' AND state<>'done'") == [(0,)]
+    assert list(pouring.refused()) == [number + 1] and pouring.noted() == []
 
 
 def test_c17_equal_lines_of_one_moment_are_one_job_and_counted(pouring):

@@ -197,7 +197,7 @@ def test_h08_a_copied_folder_adopts_nothing(scheduler, tmp_path):
     assert s.job(1)["state"] == "done"
 
 
-def test_store_locked_for_a_while_stops_nothing_for_good(scheduler):
+def test_e06_store_locked_for_a_while_stops_nothing_for_good(scheduler):
     """E06: while another program holds the store no job starts; afterwards all goes on."""
     import sqlite3
 

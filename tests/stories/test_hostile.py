@@ -178,7 +178,7 @@ def test_what_follows_an_open_line_makes_no_busy_loop(scheduler, tail):
     assert s.starts("b") == 1
 
 
-def test_a_broken_store_makes_no_busy_loop(scheduler):
+def test_e12_a_broken_store_makes_no_busy_loop(scheduler):
     """E12: the store is removed while in use: said, no start, no spin; SIGTERM still works."""
     s = scheduler(gpus=1, monitor_interval=1)
     s.start()

@@ -114,7 +114,7 @@ def test_no_jobs_file_at_all(scheduler):
     assert s.starts("a") == 0
 
 
-def test_files_are_private_whatever_the_umask(scheduler):
+def test_f12_s16_files_are_private_whatever_the_umask(scheduler):
     """F12, S16: 0600 and 0700 with a umask of 000."""
     s = scheduler(gpus=1)
     old = os.umask(0)

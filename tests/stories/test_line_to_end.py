@@ -194,7 +194,7 @@ def test_running_out_of_gpu_memory_raises_the_share(scheduler):
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_all_exit_codes_and_signals_are_exact(scheduler, part):
+def test_b03_b04_all_exit_codes_and_signals_are_exact(scheduler, part):
     """All 256 exit codes and signals 1, 6, 9, 11, 15; a real exit 137 is not SIGKILL."""
     s = scheduler(gpus=4)
     program = s.folder / "end"
@@ -225,7 +225,7 @@ def test_missing_script_waits_and_starts_when_it_appears(scheduler):
     s.wait_state(1, "done")
 
 
-def test_jobs_get_no_descriptor_and_no_terminal(scheduler):
+def test_b19_b20_jobs_get_no_descriptor_and_no_terminal(scheduler):
     """B19, B20: stdin is empty, and only 0, 1 and 2 are open."""
     s = scheduler(gpus=1)
     (s.folder / "fds.py").write_text(

@@ -66,7 +66,7 @@ def test_s3_any_executable_file_runs_itself(scheduler):
     s.wait_state(9, "done")
 
 
-def test_s3_long_arguments_arrive_whole(scheduler):
+def test_b17_s3_long_arguments_arrive_whole(scheduler):
     """S3, B17: 100 KB in one line and through submit; one word too long for the kernel is refused at the door."""
     s = scheduler(gpus=2)
     (s.folder / "hash.py").write_text(HASH)
@@ -88,7 +88,7 @@ def test_s3_long_arguments_arrive_whole(scheduler):
     assert len(s.states()) == 5, "the line that is too long is no job"
 
 
-def test_s3_what_the_kernel_would_refuse_is_refused_by_the_verbs(scheduler, monkeypatch):
+def test_b17_s3_what_the_kernel_would_refuse_is_refused_by_the_verbs(scheduler, monkeypatch):
     """B17: `add` and `submit`, called with words that no shell could pass on."""
     from scheduler.core.errors import SchedulerError
     from scheduler.faces.cli.add import add, submit

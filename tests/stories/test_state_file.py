@@ -75,7 +75,7 @@ def shows(s: Scheduler, *gpus: int) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_s3_32_edits_by_any_program_are_obeyed(scheduler, how):
+def test_d09_s3_32_edits_by_any_program_are_obeyed(scheduler, how):
     """S3.30, S3.32, D09: pause, resume, both at once, the whole queue, an unknown id beside valid ones."""
     s = scheduler(gpus=3)
     s.start()

@@ -30,7 +30,7 @@ def pids(s, *names: str) -> list[int]:
     return [int((s.folder / f"pid-{name}").read_text()) for name in names]
 
 
-def test_cancel_ends_every_process_wherever_it_went(scheduler):
+def test_b05_b07_cancel_ends_every_process_wherever_it_went(scheduler):
     """B05, B07: a plain child, one deaf to SIGTERM, one in another session, one without our mark: all ended."""
     s = scheduler(gpus=1, kill_grace="0.5")
     (s.folder / "tree.py").write_text(TREE)
@@ -46,7 +46,7 @@ def test_cancel_ends_every_process_wherever_it_went(scheduler):
     assert "ended already" in s.cli("cancel", "1").stdout
 
 
-def test_gpu_is_held_while_anything_of_the_job_lives(scheduler):
+def test_b06_b07_s3_35_gpu_is_held_while_anything_of_the_job_lives(scheduler):
     """B06, B07, S3.35: the leader's code is recorded at once; the GPU is given out when the last process is gone."""
     s = scheduler(gpus=1)
     (s.folder / "tree.py").write_text(TREE)
@@ -82,7 +82,7 @@ def test_time_limit_ends_a_job(scheduler):
     assert s.starts("slow") == 1
 
 
-def test_stopped_job_can_be_cancelled(scheduler):
+def test_b11_stopped_job_can_be_cancelled(scheduler):
     """B11: a job that was stopped (SIGSTOP) is continued so that it can act on SIGTERM."""
     s = scheduler(gpus=1)
     s.hold("a")

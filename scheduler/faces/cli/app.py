@@ -274,12 +274,13 @@ def status(
 @app.command("jobs")
 def jobs(
     state: Annotated[str, _words("--state", "STATES", "Only these, comma-joined.", completing.state_list)] = "",
+    last: Annotated[str, typer.Option("-n", "--last", metavar="N", help="Only the newest N of them.")] = "",
     json: Json = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
     """All jobs."""
-    raise typer.Exit(show.jobs(state=state, json=json, **_which(state_file, config)))
+    raise typer.Exit(show.jobs(state=state, last=last, json=json, **_which(state_file, config)))
 
 
 @app.command("show")

@@ -69,8 +69,15 @@ def _watch(desk: Desk, every: float) -> int:
         return 130
 
 
-def jobs(*, state: str = "", json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """All jobs, or those in some states (comma-joined)."""
+def jobs(
+    *,
+    state: str = "",
+    last: str = "",
+    json: bool = False,
+    state_file: str | None = None,
+    config: str | None = None,
+) -> int:
+    """All jobs, or those in some states (comma-joined), or the newest of them."""
     known = [s.value for s in JobState]
     states = [word for word in state.split(",") if word]
     unknown = [word for word in states if word not in known]
@@ -80,7 +87,9 @@ def jobs(*, state: str = "", json: bool = False, state_file: str | None = None, 
             where="--state",
             do=f"known: {', '.join(known)}",
         )
-    found, reasons = _desk(state_file, config).jobs(states)
+    if last and not (last.isascii() and last.isdigit() and len(last) < 16):
+        raise UsageError(f"{last[:40]!r} is not a whole number", where="-n", do="write -n 20")
+    found, reasons = _desk(state_file, config).jobs(states, int(last) if last else None)
     if json:
         render.print_json({"schema": SCHEMA, "jobs": [render.job_json(job, reasons.get(job.id)) for job in found]})
         return 0

@@ -1,0 +1,303 @@
+"""A disk without room, without inodes, read-only; folders with odd names; a machine that lacks what others have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stories.harness import Scheduler, wait_for
+
+
+class Disk:
+    """A small file system in memory, in ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def mount(self, options: str) -> bool:
+        """Make it; False where that is not allowed."""
+        self.path.mkdir(exist_ok=True, mode=0o700)
+        words = ["mount", "-t", "tmpfs", "-o", f"mode=0700,{options}", "tmpfs", str(self.path)]
+        return subprocess.run(words, capture_output=True).returncode == 0
+
+    def remount(self, options: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{options}", str(self.path)], check=True)
+
+    def fill(self) -> Path:
+        """Take all the room there is; the file to remove."""
+        filler = self.path / "filler"
+        with filler.open("wb", buffering=0) as stream:
+            for size in (1 << 16, 512):
+                with pytest.raises(OSError, match="No space left"):
+                    while True:
+                        stream.write(bytes(size))
+        return filler
+
+    def take_inodes(self) -> list[Path]:
+        """Take every inode; the files to remove."""
+        taken: list[Path] = []
+        with pytest.raises(OSError, match="No space left"):
+            while True:
+                taken.append(self.path / f"inode-{len(taken)}")
+                taken[-1].touch()
+        return taken[:-1]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
+    """Makes small file systems, if that is allowed; none is left."""
+    made: list[Disk] = []
+
+    def make(options: str) -> Disk:
+        one = Disk(tmp_path / f"disk{len(made)}")
+        if not one.mount(options):
+            if os.environ.get("CI"):
+                raise AssertionError("CI has to be allowed to mount")
+            pytest.skip("needs the right to mount")
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        subprocess.run(["umount", "-l", str(one.path)], check=True)
+
+
+def on_disk(scheduler: Callable[..., Scheduler], place: Path, **settings: object) -> Scheduler:
+    """A scheduler whose house is on that disk; its lines, its jobs' logs and its main log are not."""
+    s = scheduler(gpus=2, **settings)
+    (s.folder / "config.yaml").write_text(
+        f"state_file: {place}/state.json\njobs_file: jobs.txt\nlog_dir: logs\nlog_file: main.log\nllm_config: llm.json\n"
+    )
+    (place / ".gpujob-state").mkdir(mode=0o700)
+    (s.folder / ".gpujob").symlink_to(place / ".gpujob-state")  # where the harness looks
+    return s
+
+
+def test_e08_f01_no_room_for_the_store(scheduler, disk):
+    """E08, F01: jobs that run end with their true code, also while no scheduler is there; nothing starts that is not
+    written down; all goes on by itself when there is room again.
+    """
+    small = disk("size=12m")
+    s = on_disk(scheduler, small.path)
+    for key in "ab":
+        s.hold(key)
+    s.append(s.line("a", code=41, gpus="0"), s.line("b", code=42, gpus="1"))
+    s.start()
+    s.wait_state(1, "running")
+    s.wait_state(2, "running")
+    filler = small.fill()
+    # The log of the store has room for a while: more than that is asked of it.
+    s.append(*(s.line(f"n{n}", more="x" * 2000) for n in range(1500)))
+    wait_for(lambda: "the store cannot be used" in s.said(), "it is said")
+    s.release("a")
+    started = {e[1] for e in s.ledger() if e[0] == "start"}
+    assert started <= {"a", "b"} | {key for key in started if s.starts(key) == 1}
+    submitted = s.cli("submit", "--cpu", "--", "true", code=None)
+    assert submitted.returncode in (0, 1) and submitted.stderr.count("\n") <= 1
+    s.kill()
+    s.release("b")
+    wait_for(lambda: {e[1] for e in s.ledger() if e[0] == "end"} >= {"a", "b"}, "both end")
+    filler.unlink()
+    small.remount("size=200m")
+    s.start()
+    s.wait_state(1, "failed")
+    s.wait_state(2, "failed")
+    assert [s.job(n)["exit_code"] for n in (1, 2)] == [41, 42]
+    s.cli("queue", "pause")
+    wait_for(lambda: s.rows("SELECT place FROM files") == [(s.jobs_file.stat().st_size,)], "all lines are taken")
+    lines = s.rows("SELECT count(*), count(DISTINCT identity) FROM jobs WHERE identity<>''")
+    assert lines == [(1502, 1502)]
+    assert s.starts("a") == s.starts("b") == 1 and max(s.starts(f"n{n}") for n in range(20)) <= 1
+
+
+def test_e08_it_recovers_without_a_restart(scheduler, disk):
+    """E08: the same disk full and empty again under one scheduler: what was refused meanwhile was told, nothing twice."""
+    small = disk("size=12m")
+    s = on_disk(scheduler, small.path, monitor_interval=600)  # not by that
+    s.start()
+    s.cli("queue", "pause")
+    filler = small.fill()
+    s.append(*(s.line(f"n{n}", more="x" * 2000) for n in range(1500)))
+    wait_for(lambda: "the store cannot be used" in s.said(), "it is said")
+    assert "Traceback" not in s.said() and s.said().count("the store cannot be used") <= 2
+    told = s.cli("submit", "--cpu", "--", "true", code=None)  # small as it is, there may be room for it
+    assert (told.returncode, told.stderr.count("\n")) in ((0, 0), (1, 1)), told
+    filler.unlink()
+    small.remount("size=200m")
+    wait_for(lambda: "the store can be used again" in s.said(), "it recovers")
+    wait_for(lambda: s.rows("SELECT place FROM files") == [(s.jobs_file.stat().st_size,)], "all lines are taken")
+    submitted = 1 - told.returncode
+    assert s.rows("SELECT count(*), count(DISTINCT identity) FROM jobs WHERE identity<>''") == [(1500, 1500)]
+    assert s.rows("SELECT count(*) FROM jobs WHERE identity=''") == [(submitted,)] and s.ledger() == []
+    assert s.stop() == 0
+
+
+def test_e19_no_inodes_left(scheduler, disk):
+    """E19: no attempt can be claimed, so none starts; the tries are spaced, and it goes on when there are inodes again."""
+    small = disk("size=20m,nr_inodes=60")
+    s = on_disk(scheduler, small.path, assign_retry_wait="0.3", max_assign_attempts=20)
+    s.start()
+    s.append(s.line("before", code=3))
+    s.wait_state(1, "failed")
+    taken = small.take_inodes()
+    s.append(s.line("after"))
+    wait_for(lambda: "its record cannot be written: No space left on device" in s.said(), "it is said")
+    assert s.starts("after") == 0 and s.cli("status").returncode == 0
+    for path in taken:
+        path.unlink()
+    s.wait_state(2, "done")
+    assert s.starts("after") == 1 and s.job(1)["exit_code"] == 3
+
+
+def test_f13_read_only_at_the_start(scheduler, disk):
+    """F13: a disk that cannot be written: one line and exit code 1, looking is possible; it starts when it can be."""
+    small = disk("size=20m")
+    s = on_disk(scheduler, small.path)
+    s.append(s.line("a", code=9))
+    s.start()
+    s.wait_state(1, "failed")
+    s.stop()
+    words = ["mount", "-o", "remount,ro", str(small.path)]
+    wait_for(lambda: subprocess.run(words, capture_output=True).returncode == 0, "nobody writes there any more")
+    error = s.cli("start", "--gpus=2", code=1).stderr
+    assert error.count("\n") == 1 and ("Read-only file system" in error or "readonly database" in error), error
+    error = s.cli("submit", "--cpu", "--", "true", code=1).stderr
+    assert "gpujob: " in error and len(error.splitlines()) <= 2
+    assert '"failed"' in s.cli("jobs", "--json").stdout, "looking is possible"
+    small.remount("rw")
+    s.append(s.line("b"))
+    s.start()
+    s.wait_ended(2)
+    assert s.job(1)["exit_code"] == 9 and s.starts("a") == s.starts("b") == 1
+
+
+def test_e11_read_only_while_it_runs(scheduler, tmp_path):
+    """E11: ext4 that turned read-only by itself: starts stop, running jobs go on; what ran is known on the next start."""
+    image, place = tmp_path / "image", tmp_path / "disk"
+    place.mkdir(mode=0o700)
+    with image.open("wb") as stream:
+        stream.truncate(48 << 20)
+    if subprocess.run(["mkfs.ext4", "-q", str(image)], capture_output=True).returncode or (
+        subprocess.run(
+            ["mount", "-o", "loop,errors=remount-ro", str(image), str(place)], capture_output=True
+        ).returncode
+    ):
+        pytest.skip("needs the right to mount, and mkfs.ext4")
+    try:
+        place.chmod(0o700)
+        s = on_disk(scheduler, place)
+        s.hold("a")
+        s.append(s.line("a", code=11))
+        s.start()
+        s.wait_state(1, "running")
+        os.sync()  # what was not on the disk yet, and is lost with it, is another row (H20)
+        subprocess.run(["mount", "-o", "remount,abort", str(place)], capture_output=True)
+        s.append(s.line("b"))
+        wait_for(lambda: "the store cannot be used" in s.said(), "it is said")
+        assert s.starts("b") == 0 and "Traceback" not in s.said()
+        s.release("a")
+        wait_for(lambda: [e for e in s.ledger() if e[0] == "end"], "the job goes on to its end")
+        s.end_all()
+        words = ["umount", str(place)]
+        wait_for(lambda: subprocess.run(words, capture_output=True).returncode == 0, "nobody uses it any more")
+        subprocess.run(["e2fsck", "-fy", str(image)], capture_output=True)
+        subprocess.run(["mount", "-o", "loop", str(image), str(place)], check=True)
+        s.start()
+        s.wait_ended(2)
+        job = s.job(1)
+        # What could not be written down is lost, never guessed; where the ending had got through it is the true one.
+        assert (job["outcome"], job["exit_code"]) in (("lost", None), ("exit", 11)), job
+        assert s.starts("a") == 1 and s.starts("b") == 1
+        s.end_all()
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_f06_log_folders_that_are_not_ours(scheduler):
+    """F06: a folder of another user, a link, a file: refused at the start in one line; nothing is written there."""
+    s = scheduler(gpus=1)
+    there = s.folder / "theirs"
+    there.mkdir(mode=0o700)
+    (s.folder / "link").symlink_to(there)
+    (s.folder / "file").write_text("mine")
+    for name, what in (("link", "link"), ("file", "not a"), ("theirs", "belongs to user 4242")):
+        if name == "theirs":
+            if os.getuid():
+                continue  # no one but root can give it away
+            os.chown(there, 4242, 4242)
+        error = s.cli("start", "--gpus=1", f"--log-dir={name}", code=1).stderr
+        assert error.count("\n") == 1 and str(s.folder / name) in error, (what, error)
+    assert not list(there.iterdir()) and (s.folder / "file").read_text() == "mine"
+
+
+NAMES = [
+    "with space",
+    "-leading",
+    "größe-日本",
+    "new\nline",
+    "quo'te\"s;$(x)",
+    "long-" + "x" * 240,
+    "deep/" * 40 + "end",
+]
+
+
+def test_f14_f15_odd_folders(scheduler, tmp_path):
+    """F14, F15: spaces, UTF-8, a newline, quotes, a leading hyphen, names and paths of any length: a job runs there."""
+    for name in NAMES:
+        place = tmp_path / name
+        place.mkdir(parents=True)
+        s = scheduler(gpus=1, folder=place)
+        (place / "where").write_text("#!/bin/sh\npwd -P\n")
+        (place / "where").chmod(0o755)
+        s.append("0,where,,x")
+        s.start("--drain", ready=False)
+        assert s.process.wait(60) == 0, (name, s.said())
+        assert s.log(1) == f"{place}\n", name
+        assert s.cli("status").returncode == 0
+
+
+LACKS = {"/dev/shm": 0, "/dev": 1, "/proc": 1}
+
+
+@pytest.mark.parametrize("lacks", LACKS, ids=[name.replace("/", "") for name in LACKS])
+def test_f17_a_machine_that_lacks_what_others_have(scheduler, lacks):
+    """F17: without /dev/shm all goes well; without /dev/null or /proc the start is one line that names it."""
+    s = scheduler(gpus=1)
+    s.append("0,/bin/true,,")
+    words = " ".join([*s.command, "start", "--gpus=1", "--drain"])
+    hide = f"mkdir -p {s.folder}/empty; mount --bind {s.folder}/empty {lacks}"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"{hide} || exit 99; exec {words}"],
+        cwd=s.folder, env=s.environ, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    if done.returncode == 99 or "unshare" in done.stderr:
+        pytest.skip("needs the right to mount")
+    assert done.returncode == LACKS[lacks] and "Traceback" not in done.stderr + done.stdout, done
+    if done.returncode:
+        assert done.stderr.count("\n") == 1 and lacks in done.stderr, done
+
+
+@pytest.mark.parametrize("mask", ["000", "077", "777"])
+def test_f12_modes_at_any_umask_and_the_jobs_own(scheduler, mask):
+    """F12: 0600 and 0700 whatever the umask at the start; the job gets that umask."""
+    s = scheduler(gpus=1)
+    (s.folder / "mask").write_text("#!/bin/sh\numask\n")
+    (s.folder / "mask").chmod(0o755)
+    s.append("0,mask,,x")
+    s.folder.chmod(0o700)
+    s.command = ["sh", "-c", f'umask {mask}; exec "$@"', "sh", *s.command]
+    s.start()
+    s.wait_ended(1)
+    assert int(s.log(1), 8) == int(mask, 8)
+    assert s.stop() == 0
+    for top in (s.folder / ".gpujob", s.folder / "gpu_scheduler_logs"):
+        for folder, _, files in os.walk(top):
+            assert os.stat(folder).st_mode & 0o777 == 0o700, folder
+            for name in files:
+                assert os.stat(os.path.join(folder, name)).st_mode & 0o777 == 0o600, name
+    for name in ("gpu_scheduler.log", "gpu_scheduler_state.json"):
+        assert (s.folder / name).stat().st_mode & 0o777 == 0o600

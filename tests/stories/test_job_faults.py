@@ -1,0 +1,289 @@
+"""Jobs that end oddly, leave things behind, cannot be killed, or come in great numbers."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stories.harness import LONG, Scheduler, _children, alive, wait_for
+from tests.stories.machine import machine  # noqa: F401  a fixture
+
+LOADERS = """\
+import multiprocessing, os, time
+def load():
+    open(f"loader-{os.getpid()}", "w").close()
+    time.sleep(600)
+if __name__ == "__main__":
+    for _ in range(3):
+        multiprocessing.Process(target=load).start()
+    time.sleep(600)
+"""
+ZOMBIES = """\
+import os, sys, time
+for _ in range(5):
+    if os.fork() == 0:
+        os._exit(0)
+if sys.argv[1] == "leave" and os.fork() == 0:
+    if os.fork() == 0:
+        os._exit(0)  # a zombie below what is left behind
+    open("survivor", "w").write(str(os.getpid()))
+    time.sleep(600)
+while sys.argv[1] == "leave" and not os.path.exists("survivor"):
+    time.sleep(0.01)
+"""
+
+
+def script(s: Scheduler, name: str, text: str) -> None:
+    path = s.folder / name
+    path.write_text(text if text.startswith("#!") or name.endswith(".py") else f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def a_turn(s: Scheduler) -> None:
+    """A turn of the loop in which something was placed."""
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+
+
+def test_b08_loaders_of_a_killed_parent_keep_its_gpu(scheduler):
+    """B08, P7: data loaders outlive kill -9 of their parent: no other job on the GPU, and `status` names them."""
+    s = scheduler(gpus=1)
+    script(s, "train.py", LOADERS)
+    s.append("0,train.py,,", s.line("next"))
+    s.start()
+    loaders = wait_for(lambda: len(f := list(s.folder.glob("loader-*"))) == 3 and f, "three loaders")
+    pids = [int(path.name.partition("-")[2]) for path in loaders]
+    s.wait_state(1, "running")
+    os.kill(s.job(1)["pid"], signal.SIGKILL)
+    s.wait_state(1, "failed")
+    assert s.job(1)["signal"] == 9
+    a_turn(s)
+    assert s.states()[2] == "pending" and all(map(alive, pids))
+    text = s.cli("status").stdout
+    assert all(str(pid) in text for pid in pids) and "of job 1" in text
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    s.wait_ended(3)
+    assert s.starts("next") == 1
+
+
+def test_b09_zombies_hold_nothing(scheduler):
+    """B09: children that a job never waits for, also below what it leaves behind; the daemon keeps no corpse itself."""
+    s = scheduler(gpus=1)
+    script(s, "zombies.py", ZOMBIES)
+    s.append("0,zombies.py,,end;cuda=none", s.line("a"))
+    s.start()
+    s.wait_ended(2)
+    assert s.states() == {1: "done", 2: "done"}
+    s.append("0,zombies.py,,leave;cuda=none", s.line("b"))
+    s.wait_state(3, "done")
+    a_turn(s)
+    assert s.states()[4] == "pending"
+    os.kill(int((s.folder / "survivor").read_text()), signal.SIGKILL)
+    s.wait_ended(5)
+    assert s.starts("b") == 1
+    wait_for(lambda: _children(s.pid) == [s.keeper_pid()], "no corpse is left to the daemon")
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A group whose processes can be made deaf to SIGKILL, as one that is stuck in the kernel is."""
+    group = Path(f"/sys/fs/cgroup/freezer/gpujob-test-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no freezer (cgroup v1) that may be used here")
+    yield group
+    (group / "freezer.state").write_text("THAWED")
+    wait_for(lambda: not (group / "tasks").read_text(), "the group is empty")
+    group.rmdir()
+
+
+def test_b10_a_process_that_does_not_die(scheduler, freezer):
+    """B10: frozen so that SIGKILL does nothing: it is said, the GPU stays taken, everything else goes on."""
+    s = scheduler(gpus=2, kill_grace="0.2")
+    s.hold("stuck")
+    s.append(s.line("stuck", gpus="0"), s.line("waits", gpus="0"))
+    s.start()
+    s.wait_state(1, "running")
+    (freezer / "tasks").write_text(str(s.job(1)["pid"]))
+    (freezer / "freezer.state").write_text("FROZEN")
+    s.cli("cancel", "1")
+    s.append(s.line("other", gpus="1"))
+    s.wait_state(3, "done")
+    wait_for(lambda: "does not die of SIGKILL" in s.said(), "it is said")
+    assert "does not die of SIGKILL" in s.cli("cancel", "1").stdout + s.cli("why", "1").stdout
+    assert s.states() == {1: "stopping", 2: "pending", 3: "done"}
+    assert s.said().count("does not die") == 1
+    (freezer / "freezer.state").write_text("THAWED")
+    s.wait_ended(3)
+    assert s.states() == {1: "cancelled", 2: "done", 3: "done"} and s.starts("waits") == 1
+
+
+@pytest.fixture
+def few_processes() -> Iterator[Path]:
+    """A group in which only so many processes may be."""
+    group = Path(f"/sys/fs/cgroup/pids/gpujob-test-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "pids.max").touch()
+    except OSError:
+        pytest.skip("no pids group (cgroup v1) that may be used here")
+    yield group
+    (group / "pids.max").write_text("max")
+    wait_for(lambda: not (group / "cgroup.procs").read_text(), "the group is empty")
+    group.rmdir()
+
+
+def test_b18_f11_no_process_can_be_made_for_a_while(scheduler, few_processes):
+    """B18, F11, P1: fork fails: the job waits with a growing pause, nothing runs twice; after five vain tries it failed."""
+    s = scheduler(gpus=2, assign_retry_wait="0.05")
+    s.start()
+    (few_processes / "cgroup.procs").write_text(str(s.keeper_pid()))
+    (few_processes / "pids.max").write_text("1")
+    s.append(s.line("never"))
+    s.wait_state(1, "failed")
+    job = s.job(1)
+    assert job["outcome"] == "could_not_start" and "Resource temporarily unavailable (5 tries)" in " ".join(
+        job["notes"]
+    )
+    s.cli("edit", "--help")  # another process is no matter: the limit is the keeper's alone
+    (s.folder / "config.yaml").write_text("")
+    s.append(s.line("later"))
+    wait_for(lambda: s.said().count("job 2 (job.py): start failed") >= 2, "it was tried")
+    (few_processes / "pids.max").write_text("max")
+    s.wait_ended(2)
+    assert s.job(2)["state"] == "done" and s.starts("later") == 1 and s.starts("never") == 0
+    wait_for(lambda: all(g["allocated"] == 0 for g in s.status()["gpus"]), "GPUs free")
+    s.end_all()
+
+
+def test_b21_b22_what_a_job_does_with_its_output(scheduler):
+    """B21: closed stdout and stderr change nothing. B22: exit code 0 after running out of memory is done, with a mark."""
+    s = scheduler(gpus=1)
+    script(s, "closes", "exec 1>&- 2>&-\nsleep 0.1\nexit 5")
+    script(s, "oom", "echo 'RuntimeError: CUDA out of memory. Tried to allocate'\necho 'trying the next batch'\nexit 0")
+    s.append("0,closes", "0,oom", "0,oom,,;gpus=0.5;retries=3")
+    s.start()
+    s.wait_ended(2)
+    assert s.job(1)["exit_code"] == 5
+    job = s.job(2)
+    assert (job["state"], job["exit_code"], job["attempt"], job["failure"]["class"]) == ("done", 0, 1, "oom")
+    assert "exit 0 (oom?)" in s.cli("status").stdout and "exit 0 (oom?)" in s.cli("jobs").stdout
+    assert "job 2 (oom) done: exit code 0, but its log says: RuntimeError: CUDA out of memory" in s.said()
+
+
+def test_b24_a_job_that_saves_its_work_has_the_whole_grace(scheduler):
+    """B24: what is done on SIGTERM is waited for as long as `kill_grace` says, its exit code is kept; then SIGKILL."""
+    s = scheduler(gpus=2, kill_grace="2")
+    script(s, "saves", "trap 'sleep 1; echo saved; exit 7' TERM\ntouch up-$1\nwhile :; do sleep 0.05; done")
+    script(s, "never", "trap '' TERM\ntouch up-$1\nwhile :; do sleep 0.05; done")
+    s.append("0,saves,,1", "0,never,,2")
+    s.start()
+    wait_for(lambda: (s.folder / "up-1").exists() and (s.folder / "up-2").exists(), "both")
+    s.cli("cancel", "1", "2")
+    s.wait_ended(2)
+    saved, never = s.job(1), s.job(2)
+    assert (saved["state"], saved["exit_code"], s.log(1)) == ("cancelled", 7, "saved\n")
+    assert (never["state"], never["signal"]) == ("cancelled", 9)
+
+
+def used(pid: int) -> tuple[int, int]:
+    """Open files, and resident KiB."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return len(os.listdir(f"/proc/{pid}/fd")), int(text.split("VmRSS:")[1].split()[0])
+
+
+@pytest.mark.soak
+def test_b25_f08_f09_many_short_jobs_leave_nothing_behind(scheduler):
+    """B25, F08, F09: 300 (long form: 10,000) jobs of 10 ms, one after the other: each its own code, no descriptor more,
+    less than 20 MB.
+    """
+    number, warm = (10_000, 500) if LONG else (300, 60)
+    s = scheduler(gpus=1)
+    script(s, "short", "sleep 0.01\nexit $(($1 % 256))")
+    s.start()
+    s.append(*(f"0,short,,{n}" for n in range(warm)))
+    s.wait_ended(warm)
+    keeper = s.keeper_pid()
+    before, began = (used(s.pid), used(keeper)), time.monotonic()
+    s.append(*(f"0,short,,{n}" for n in range(warm, warm + number)))
+    s.wait_ended(warm + number, 1500 if LONG else 120)
+    took = time.monotonic() - began
+    after = (used(s.pid), used(keeper))
+    print(f"{number} jobs of 10 ms in {took:.1f} s, {number / took:.0f} a second; (files, KiB) {before} -> {after}")
+    for one, other in zip(before, after, strict=True):
+        assert abs(other[0] - one[0]) <= 2 and other[1] - one[1] < 20_000, (before, after)
+    assert s.rows("SELECT count(*) FROM jobs WHERE exit_code IS NOT (id-1)%256") == [(0,)]
+    assert s.keeper_pid() == keeper
+
+
+def test_b26_a_job_that_takes_another_gpu_is_seen(machine):  # noqa: F811
+    """B26: nothing can keep it from it: on the GPU that it was not given it counts as somebody else's, and is named."""
+    m = machine().cards("GPU-a", "GPU-b")
+    m.add("strays", gpus="0")
+    m.s.start()
+    pid = m.running("strays")
+    m.use("GPU-b", pid, 70_000)
+    assert m.gpu(0)["jobs"] == [1]
+    said = m.state(1, "FOREIGN")
+    assert str(pid) in said["reason"] or "job 1" in said["reason"], said
+    m.add("waits", gpus="1")
+    m.still_waits(2)
+
+
+def test_f07_adopting_more_jobs_than_there_are_descriptors(scheduler):
+    """F07, P6: 40 running jobs, and a scheduler that may open 32 files: said in one line or done, never a job lost."""
+    s = scheduler(gpus=1, cpu_slots=100)
+    s.start()
+    keys = [f"k{n}" for n in range(40)]
+    for key in keys:
+        s.hold(key)
+    s.append(*(s.line(key, code=3) + ";gpus=0" for key in keys))
+    wait_for(lambda: list(s.states().values()).count("running") == 40, "forty jobs")
+    s.kill()
+    command = s.command
+    s.command = ["prlimit", "--nofile=32:32", *command]
+    s.start()
+    assert set(s.states().values()) == {"running"}
+    s.append(s.line("new"))
+    s.wait_state(41, "done")
+    for key in keys[:20]:
+        s.release(key)
+    s.wait_state(1, "failed")
+    s.kill()
+    s.command = command
+    s.start()
+    for key in keys[20:]:
+        s.release(key)
+    s.wait_ended(41)
+    assert s.rows("SELECT count(*) FROM jobs WHERE exit_code=3") == [(40,)], s.said()[-3000:]
+    assert all(s.starts(key) == 1 for key in keys)
+
+
+def test_f10_files_may_not_grow(scheduler):
+    """F10: a limit on file sizes at the start is one line; one that comes while it runs stops starts, not the scheduler."""
+    s = scheduler(gpus=1)
+    done = subprocess.run(
+        ["prlimit", "--fsize=4096", *s.command, "start", "--gpus=1"],
+        cwd=s.folder, env=s.environ, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1 and "cannot be used: disk I/O error" in done.stderr and done.stderr.count("\n") == 1
+    s.hold("a")
+    s.append(s.line("a", code=4))
+    s.start()
+    s.wait_state(1, "running")
+    unlimited = resource.prlimit(s.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    s.append(s.line("b"))
+    wait_for(lambda: "the store cannot be used" in s.said(), "it is said")
+    s.release("a")
+    assert s.starts("b") == 0
+    resource.prlimit(s.pid, resource.RLIMIT_FSIZE, unlimited)
+    s.wait_ended(2)
+    assert s.job(1)["exit_code"] == 4 and s.starts("b") == 1 and "Traceback" not in s.said()
