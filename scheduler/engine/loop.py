@@ -578,9 +578,12 @@ class House:
             self.say(f"{error}; running jobs go on, nothing is started until then", 40, kind="store")
 
     def _mend(self) -> None:
+        if self.db.suspect:
+            self.db.renew()
         if self.broken_times >= REFUSED_AFTER:
             self._refuse_requests()
         self.open()
+        self.changed.update(self.files)  # what was seen of them meanwhile was not recorded
         self.broken_until = 0.0
 
     def _whole_again(self) -> None:
