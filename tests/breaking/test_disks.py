@@ -15,7 +15,7 @@ from tests.breaking.disks import SEED, Disks, place_for_states
 from tests.breaking.forge import Forge, until
 from tests.breaking.tracing import recorded
 
-STATES = 30
+STATES = 20
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from tests.breaking.forge import ROOT, until
 from tests.breaking.power import SEED, Machine, storm
 
-CUTS = 4
+CUTS = 3
 
 # In a PID namespace: everything but PID 1 is killed, a stranger gets the number of the job, and a daemon starts.
 _REUSE = """
