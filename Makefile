@@ -8,7 +8,7 @@ DEBIAN := python3-venv gcc libc6-dev procps screen strace zsh fish
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
 
-.PHONY: demo test test-all test-long soak planted check system bench pictures clean
+.PHONY: demo test test-all test-long soak planted sweep disks power check system bench pictures clean
 
 demo: $(STAMP)
 	$(VENV)/bin/gpujob demo
@@ -46,6 +46,11 @@ soak: $(TESTSTAMP)
 # Ten bugs, planted one after another in a copy of the program: each has to be caught.
 planted: $(TESTSTAMP)
 	$(VENV)/bin/python -m tests.planted
+
+# Broken on purpose, in full (docs/reliability.md): a fault at every system call, every state of the disk, the power cut a
+# hundred times. ARGS="--seed 1" and others: python -m tests.breaking.sweep --help
+sweep disks power: $(TESTSTAMP)
+	$(VENV)/bin/python -m tests.breaking.$@ $(ARGS)
 
 # Every Python from 3.10 to 3.13 that is there.
 test-all:

@@ -32,6 +32,7 @@ from scheduler.store.places import Places
 from scheduler.store.proof import check_begun
 from scheduler.store.readings import LastReading
 from scheduler.store.readings import readings as last_readings
+from scheduler.store.safely import sync_folder
 
 ANSWER_S = 5.0
 LAST_ENDED = 100
@@ -184,6 +185,7 @@ class Desk:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
+        sync_folder(self.places.environments)
         return path
 
     def managed(self) -> tuple[int, ...] | None:

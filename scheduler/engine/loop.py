@@ -591,6 +591,8 @@ class House:
         self._broke(_full_disk(error, self.places.house) or defect)
 
     def _mend(self) -> None:
+        if self.db.suspect:
+            self.db.renew()
         if self.broken_times >= REFUSED_AFTER:
             self._refuse_requests()
         self.open()

@@ -9,6 +9,7 @@ import resource
 import select
 import signal
 import socket
+import sqlite3
 import time
 import traceback
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from scheduler.runners.direct import DirectRunner
 from scheduler.runners.processes import boot_id, seen
 from scheduler.runners.screen import ScreenRunner, tidy
 from scheduler.store import jobs as rows
-from scheduler.store.database import Database
+from scheduler.store.database import Database, trouble
 from scheduler.store.moved import follow_moved
 from scheduler.store.office import Office, register
 from scheduler.store.places import Places, make_private_folder
@@ -83,6 +84,8 @@ class Daemon:
             return self._run(drain)
         except _Stopped:
             return Ending(0)
+        except sqlite3.Error as error:  # read before the loop is there to take it
+            raise trouble(error, self.places.store) from error
         finally:
             signal.signal(signal.SIGTERM, before)
 

@@ -119,7 +119,6 @@ class _Logs:
 
     def __init__(self, pruner: Pruner, folder: str, keep: Keep) -> None:
         self.pruner, self.folder, self.keep = pruner, folder, keep
-        self.connection = pruner.db.connection
         self.total = 0
         self.oldest = -math.inf if keep.age_s is None else time.time() - keep.age_s
         self.fd = -1
@@ -141,7 +140,7 @@ class _Logs:
     def _of_ended_jobs(self) -> Iterator[None]:
         before = (math.inf, 0)
         # Chosen and removed in one step: in between a job may have been asked to run again.
-        while page := ended_with_logs(self.connection, before, LOGS_A_STEP):
+        while page := ended_with_logs(self.pruner.db.connection, before, LOGS_A_STEP):
             chosen = [log for at, number, logs in page for log in logs if self._goes(log, at, number)]
             self._unlink(chosen)
             before = page[-1][:2]
@@ -149,7 +148,7 @@ class _Logs:
 
     def _of_forgotten_jobs(self) -> Iterator[None]:
         before = (math.inf, "")
-        while page := old_logs(self.connection, before, LOGS_A_STEP):
+        while page := old_logs(self.pruner.db.connection, before, LOGS_A_STEP):
             self._unlink([log for at, log in page if self._goes(log, at)])
             gone = [(at, log) for at, log in page if os.path.dirname(log) == self.folder and not self._there(log)]
             if gone:

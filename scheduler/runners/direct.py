@@ -265,16 +265,19 @@ class DirectRunner(Watching):
                 del self._running[key]
                 self._settle_from_record(attempt, now)
         unknown = children - set(self._inherited) - {p.pid for _, _, p in self._leftovers.values()}
+        named = {p.pid for attempt in self._sent.values() if (p := record.read(attempt.path).process) is not None}
         for key, attempt in list(self._sent.items()):
             del self._sent[key]
-            self._settle_sent(key, attempt, unknown, now)
+            self._settle_sent(key, attempt, unknown, unknown - named, now)
         if time.monotonic() - self._keeper_since < 1.0:
             time.sleep(0.05)  # a keeper that dies at once must not turn this into a busy loop
         self._spawn_keeper()
         self._reap()
 
-    def _settle_sent(self, key: str, attempt: Attempt, unknown: set[int], now: float) -> None:
-        """An attempt that the dead keeper was told to start and never spoke of."""
+    def _settle_sent(self, key: str, attempt: Attempt, unknown: set[int], nameless: set[int], now: float) -> None:
+        """An attempt that the dead keeper was told to start and never spoke of. ``unknown``: children of ours that were
+        no attempt's before; ``nameless``: those of them that no record names either.
+        """
         found = record.read(attempt.path)
         if found.kind is Record.NONE:
             if not record.give_up(attempt.path, _bare(attempt), self.boot, time.time_ns()):
@@ -288,7 +291,7 @@ class DirectRunner(Watching):
         process = found.process
         if process is None and found.kind is Record.CLAIMED:
             # Starts are made one after another, so at most one child can be without a known pid.
-            process = self._child_of_claim(attempt, unknown)
+            process = self._child_of_claim(attempt, nameless)
             if process is None:
                 with contextlib.suppress(OSError):
                     record.write_end(attempt.path, "never", 0, time.time_ns(), sync=False)
@@ -305,14 +308,14 @@ class DirectRunner(Watching):
         else:
             self._settle_from_record(attempt, now)
 
-    def _child_of_claim(self, attempt: Attempt, unknown: set[int]) -> Process | None:
+    def _child_of_claim(self, attempt: Attempt, nameless: set[int]) -> Process | None:
         """The one child of the dead keeper that no record names: it leads its session and is the newest such child.
 
         Its mark is not asked for: a zombie has none to show, nor has a process in the midst of its exec. What
         carries another attempt's mark is left out (an orphan of a job that made a session of its own).
         """
         newest: Process | None = None
-        for pid in unknown:
+        for pid in nameless:
             found = seen(pid)
             if found is None or found.session != pid:
                 continue

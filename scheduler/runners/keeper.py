@@ -22,6 +22,8 @@ import time
 PID_AT, PID_SIZE = 16, 160
 END_AT, END_SIZE = 176, 96
 PACKET = 1 << 20
+UNSENT_MS = 50  # until a packet that could not be sent is tried again
+SAFETY_MS = 10_000  # until the children are looked at though no signal came
 MOST_PACKED = 60000
 STAGES = ("program", "record", "log", "environment", "folder")  # as in record.py
 
@@ -75,6 +77,7 @@ class Keeper:
         self.alone = False
         self.jobs = {}  # pid: (key, path)
         self.out = []
+        self.unsent = False  # the last packet could not be sent, but the daemon is there
         self.umask = os.umask(0o077)
         os.umask(self.umask)
         self.devnull = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -107,7 +110,7 @@ class Keeper:
                 self.send(poll)
             if self.alone and not self.jobs:
                 return
-            for fd, _ in poll.poll():
+            for fd, _ in poll.poll(UNSENT_MS if self.unsent else SAFETY_MS if self.jobs else None):
                 if fd == self.wakeup:
                     try:
                         os.read(self.wakeup, 4096)
@@ -285,17 +288,23 @@ class Keeper:
             os.waitpid(pid, 0)
 
     def send(self, poll):
+        self.unsent = False
         while self.out:
             packet = self.out[:200]
             try:
-                os.write(self.fd, marshal.dumps(packet))
+                sent = os.write(self.fd, marshal.dumps(packet))
             except BlockingIOError:
                 poll.modify(self.fd, select.POLLIN | select.POLLOUT)
                 return
-            except OSError:
+            except ConnectionError:
                 # The daemon is gone; what it sent before may still wait to be read, and is read at POLLIN.
                 self.out.clear()
                 return
+            except OSError:
+                sent = 0  # no memory for it at the moment
+            if not sent:  # packets go whole or not at all
+                self.unsent = True
+                break
             del self.out[:200]
         poll.modify(self.fd, select.POLLIN)
 

@@ -163,6 +163,7 @@ class Database:
         self._in_office = checkpoints  # then no `recover` exchanges the store under us
         places.make()
         check_here(places)
+        _finish_making(places)
         check_sound(places, pages="quick_check" if checkpoints else "", records=checkpoints)
         self._lock_fd = _open_private(places.store_lock)
         self._bell_fd = _open_private(places.bell)
@@ -170,7 +171,7 @@ class Database:
         if not os.path.exists(places.store):
             os.close(_open_private(places.store))
         try:
-            self.connection = sqlite3.connect(places.store, isolation_level=None, timeout=5.0, cached_statements=256)
+            self.connection = self._connect()
         except sqlite3.Error as error:
             self._let_go()
             raise trouble(error, places.store) from error
@@ -186,6 +187,33 @@ class Database:
             raise
         self._synced = True
         self._inode = os.stat(places.store).st_ino
+        self.suspect = False  # a write or a sync failed: nobody knows what of the log reached the disk
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.places.store, isolation_level=None, timeout=5.0, cached_statements=256)
+
+    def renew(self) -> None:
+        """After a write or a sync failed: open the store anew, checked, with the log copied into it and begun anew.
+
+        The kernel reports a failed sync once and then takes the pages for written, so that the next one would succeed
+        without what was lost. What the log held is written and synced a second time. Raises StoreTrouble, Damaged.
+        """
+        try:
+            with self._locked():
+                self.connection.close()
+                check_sound(self.places, pages="quick_check", records=True)
+                self.connection = self._connect()
+                self._prepare(self._in_office)
+                busy = self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+                if busy:
+                    raise StoreTrouble("its log is in use", where=self.places.store, do="tried again soon")
+                if self._in_office:
+                    self._grow_log()
+        except sqlite3.Error as error:
+            raise trouble(error, self.places.store) from error
+        except OSError as error:
+            raise StoreTrouble(f"the store cannot be used: {error.strerror}", where=self.places.store) from error
+        self._synced, self.suspect = True, False
 
     def _prepare(self, checkpoints: bool) -> None:
         run = self.connection.execute
@@ -227,7 +255,8 @@ class Database:
             self.connection.execute(f"PRAGMA user_version={VERSION}")
             self.connection.execute("COMMIT")
         except BaseException:
-            self.connection.execute("ROLLBACK")
+            if self.connection.in_transaction:  # a failed commit may have ended it
+                self.connection.execute("ROLLBACK")
             raise
 
     def _keep_copy(self, path: str) -> None:
@@ -293,6 +322,7 @@ class Database:
                             self.connection.execute("ROLLBACK")
                     raise
             except sqlite3.Error as error:
+                self.suspect = self.suspect or "I/O error" in str(error)
                 raise trouble(error, self.places.store) from error
             if sync and newest > self._high:  # after the commit: never higher than what the disk holds
                 self._high = newest
@@ -325,6 +355,27 @@ class Database:
         os.close(self._lock_fd)
         os.close(self._bell_fd)
         os.close(self._high_fd)
+
+
+def _making_was_cut_off(places: Places) -> bool:
+    """Whether whoever made the store was killed meanwhile. A rollback journal is written only until it has a log."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.getsize(f"{places.store}-journal") > 0 and os.path.getsize(places.store) > 0
+    return False
+
+
+def _finish_making(places: Places) -> None:
+    """Let SQLite roll back what a killed maker of the store has begun, which nobody can who only reads."""
+    if not _making_was_cut_off(places):
+        return
+    try:
+        connection = sqlite3.connect(places.store, isolation_level=None, timeout=5.0)
+        try:
+            connection.execute("PRAGMA schema_version").fetchone()
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise trouble(error, places.store) from error
 
 
 def check_sound(places: Places, *, pages: str = "", records: bool = False, still: bool = False) -> None:
@@ -421,6 +472,10 @@ def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
             raise NothingYet("holds nothing yet", where=places.store, do="start the scheduler: gpujob start")
     except sqlite3.Error as error:
         connection.close()
+        if _making_was_cut_off(places):
+            raise NothingYet(
+                "was not made to its end", where=places.store, do="start the scheduler: gpujob start"
+            ) from None
         raise trouble(error, places.store) from error
     except StoreTrouble:
         connection.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import stat
 from dataclasses import dataclass
 
 from scheduler.core.errors import SchedulerError
+from scheduler.store.safely import sync_folder
 
 DEFAULT_STEM = "gpu_scheduler_state"
 
@@ -134,6 +136,8 @@ def make_private_folder(path: str) -> None:
         if not os.path.lexists(path):
             check_not_for_another(above)
         os.mkdir(path, 0o700)
+        with contextlib.suppress(PermissionError):  # a folder that may be written and not read
+            sync_folder(os.path.dirname(path))  # else a power cut may take it away with all that was synced in it
     except FileExistsError:
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode) or not stat.S_ISDIR(status.st_mode):

@@ -53,15 +53,19 @@ def check_begun(places: Places) -> None:
     """Raise Damaged when a rebuild was interrupted, or the store of a used house is gone or empty."""
     if os.path.exists(places.recovering):
         raise Damaged("gpujob recover was interrupted", where=places.store)
-    try:
-        size = os.stat(places.store).st_size
-    except FileNotFoundError:
-        size = -1
+    size = _size(places.store)
     if size <= 0:
         # SQLite would remove a log beside an empty file, and it may hold everything.
-        found = "its log is there" if os.path.exists(f"{places.store}-wal") else evidence(places)
+        found = "its log is there" if _size(f"{places.store}-wal") > 0 else evidence(places)
         if found:
             raise Damaged(f"is {'missing' if size < 0 else 'empty'}, but {found}", where=places.store)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return -1
 
 
 def check_not_older(connection: sqlite3.Connection, places: Places, given: int, *, records: bool) -> None:

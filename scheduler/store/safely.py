@@ -159,8 +159,10 @@ def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = 
     others take it meanwhile, a part is taken back. ``check`` raises when the file that was really opened is not to be
     written. A link is followed before it is opened, so that one put there meanwhile is not. Raises OSError.
     """
+    path = os.path.realpath(path)
+    new = not os.path.lexists(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-    fd = os.open(os.path.realpath(path), flags, 0o600)
+    fd = os.open(path, flags, 0o600)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -179,6 +181,8 @@ def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = 
         crash_point("add.written")
     finally:
         os.close(fd)
+    if new:
+        sync_folder(os.path.dirname(path))
 
 
 def _reserve(fd: int, start: int, length: int) -> None:

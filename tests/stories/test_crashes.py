@@ -100,7 +100,7 @@ def test_b02_both_killed_is_lost_never_a_guess(scheduler):
     assert s.job(2)["state"] == "done" and s.starts("a") == 1
 
 
-def test_reboot_is_lost_and_not_run_again(scheduler):
+def test_h01_h03_reboot_is_lost_and_not_run_again(scheduler):
     """H01, H03: another boot id: nothing of before lives, whatever the numbers say."""
     s = scheduler(gpus=1)
     s.hold("a")
@@ -122,7 +122,7 @@ def test_reboot_is_lost_and_not_run_again(scheduler):
     assert s.starts("a") == 1
 
 
-def test_pid_of_a_stranger_is_never_taken_nor_signalled(scheduler):
+def test_h02_pid_of_a_stranger_is_never_taken_nor_signalled(scheduler):
     """H02: the same pid with another start time is a stranger."""
     s = scheduler(gpus=1)
     s.hold("a")

@@ -25,7 +25,10 @@ def start(flags: dict[str, Any], *, config: str | None = None, drain: bool = Fal
     ready_fd = int(os.environ.pop(READY, "-1"))
     if ready_fd >= 0:
         os.set_inheritable(ready_fd, False)  # the keeper must not hold it: the waiting command reads to its end
-    stream = Stream(follow=ready_fd < 0)
+    try:
+        stream = Stream(follow=ready_fd < 0)
+    except RuntimeError as error:  # a limit on processes
+        raise SchedulerError(str(error), do="allow this user more processes (ulimit -u)") from None
     daemon = Daemon(settings, flags, stream, environ)
     if ready_fd >= 0:
         daemon.ready = lambda: _say_ready(ready_fd, stream)

@@ -1,0 +1,40 @@
+"""What the tests of this room share: a forge, and whether the machine lets processes be traced, or namespaces be made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.breaking.forge import Forge
+from tests.breaking.tracing import STRACE
+
+
+def _works(*words: str) -> bool:
+    return (
+        shutil.which(words[0]) is not None and subprocess.run(words, capture_output=True, check=False).returncode == 0
+    )
+
+
+@pytest.fixture(scope="session")
+def tracing() -> None:
+    """Skips where nothing may be traced."""
+    if STRACE is None or not _works(STRACE, "-o", os.devnull, "true"):
+        pytest.skip("needs strace, and leave to trace")
+
+
+@pytest.fixture(scope="session")
+def other_boots() -> None:
+    """Skips where no boot id can be pretended."""
+    if not _works("unshare", "--pid", "--fork", "--mount", "--mount-proc", "true"):
+        pytest.skip("needs root: namespaces for processes and mounts")
+
+
+@pytest.fixture(scope="session")
+def forge() -> Iterator[Forge]:
+    made = Forge()
+    yield made
+    made.close()

@@ -1,0 +1,297 @@
+"""What a disk may hold after a power cut: the recorded operations of a folder, and the states they may have left.
+
+The strictest reading of POSIX: data of a file is kept once it was synced, a name once its folder was; of everything else any
+part may be there, in any order, writes also torn at 512 bytes.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.breaking.tracing import Call, bytes_of, calls, unhex
+
+CALLS = (
+    "openat,write,pwrite64,ftruncate,rename,renameat,renameat2,link,linkat,unlink,unlinkat,mkdir,mkdirat,rmdir,fsync,fdatasync,mmap"
+)  # fmt: skip
+SECTOR, PAGE = 512, 4096
+ROOT = 0
+_STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
+_OPENED = re.compile(r"<((?:\\.|[^>\\])*)>")
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One change: of a file's bytes (``name`` empty), or of a name in a folder (``child`` None: taken away)."""
+
+    inode: int  # of the file, or of the folder
+    name: str = ""
+    child: int | None = None
+    offset: int = 0  # -1: everything from the length `size` on is cut off
+    data: bytes = b""
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """After so many operations and so many syncs: right before or after a sync, or something was ``told`` to the world."""
+
+    done: int
+    syncs: int
+    told: str = ""
+    words: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Recording:
+    """Everything that happened below ``root``. ``synced[n]``: which sync made the n-th safe, if any did."""
+
+    root: Path
+    ops: list[Op] = field(default_factory=list)
+    synced: list[int | None] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
+    shared: set[str] = field(default_factory=set)  # files that were written through a mapping
+    folders: set[int] = field(default_factory=lambda: {ROOT})
+    syncs: int = 0
+    _names: dict[str, int] = field(default_factory=lambda: {"": ROOT})
+    _sizes: dict[int, int] = field(default_factory=dict)
+    _next: int = 1
+
+    def read(self, log: Path, ignored: Iterable[str], seen: dict[str, str]) -> Recording:
+        """Take in a log of strace (-f -y -xx). ``ignored``: names that are no part of the disk; ``seen``: files whose lines
+        somebody outside sees, and how such a line is called.
+        """
+        skip = frozenset(ignored)
+        for call in calls(log):
+            if not call.failed:
+                self._take(call, skip, seen)
+        return self
+
+    # -- what happened ------------------------------------------------------------------------------------
+
+    def _inside(self, path: str, skip: frozenset[str]) -> str | None:
+        root = f"{self.root}/"
+        if path == str(self.root):
+            return ""
+        inside = path[len(root) :] if path.startswith(root) else None
+        return None if inside is None or inside.split("/")[0] in skip or inside.endswith("-shm") else inside
+
+    def _take(self, call: Call, skip: frozenset[str], seen: dict[str, str]) -> None:
+        strings = [match[1] for match in _STRING.finditer(call.args)]
+        if call.name in ("write", "pwrite64"):
+            name = Path(call.fd_path).name
+            if name in seen and call.fd_path.startswith(f"{self.root}/"):
+                for line in bytes_of(strings[0]).decode(errors="replace").splitlines():
+                    self.moments.append(Moment(len(self.ops), self.syncs, seen[name], tuple(line.split())))
+                return
+            inside = self._inside(call.fd_path, skip)
+            if inside in self._names:
+                data = bytes_of(strings[0])[: call.result]
+                inode = self._names[inside]
+                end = self._sizes[inode]
+                offset = int(call.args.rsplit(", ", 1)[1]) if call.name == "pwrite64" else end
+                self._do(Op(inode, offset=offset, data=data))
+                self._sizes[inode] = max(end, offset + len(data))
+        elif call.name == "ftruncate":
+            inside = self._inside(call.fd_path, skip)
+            if inside in self._names:
+                self._cut(self._names[inside], int(call.args.rsplit(", ", 1)[1]))
+        elif call.name == "mmap":
+            if (
+                "MAP_SHARED" in call.args
+                and "PROT_WRITE" in call.args
+                and (found := re.search(r"\d+<([^>]*)>", call.args))
+            ):
+                self.shared.add(Path(unhex(found[1])).name)
+        elif call.name in ("fsync", "fdatasync"):
+            inside = self._inside(call.fd_path, skip)
+            if inside in self._names:
+                self._sync(self._names[inside])
+        elif call.name == "openat":
+            found = _OPENED.search(call.more)
+            inside = self._inside(unhex(found[1]), skip) if found else None
+            if inside is not None and "O_CREAT" in call.args and inside not in self._names:
+                self._sizes[self._next] = 0
+                self._enter(inside, self._new())
+            elif inside in self._names and "O_TRUNC" in call.args:
+                self._cut(self._names[inside], 0)
+        else:
+            self._rename(call, [self._inside(self._whole(unhex(text)), skip) for text in strings])
+
+    def _whole(self, path: str) -> str:
+        return path if path.startswith("/") else f"{self.root}/{path}"
+
+    def _rename(self, call: Call, names: list[str | None]) -> None:
+        first = names[0]
+        if first is None:
+            return
+        if call.name.startswith("mkdir"):
+            inode = self._new()
+            self.folders.add(inode)
+            self._enter(first, inode)
+        elif call.name in ("unlink", "unlinkat", "rmdir"):
+            if first in self._names:
+                self._enter(first, None)
+        elif len(names) > 1 and (second := names[1]) is not None:
+            inode = self._names[first]
+            if call.name.startswith("link"):
+                self._enter(second, inode)
+            elif "RENAME_EXCHANGE" in call.args:
+                other = self._names[second]
+                self._enter(second, inode)
+                self._enter(first, other)
+            else:
+                self._enter(second, inode)
+                self._enter(first, None)
+
+    def _new(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _enter(self, inside: str, child: int | None) -> None:
+        folder, _, name = inside.rpartition("/")
+        self._do(Op(self._names[folder], name, child))
+        if child is None:
+            del self._names[inside]
+        else:
+            self._names[inside] = child
+
+    def _cut(self, inode: int, size: int) -> None:
+        self._do(Op(inode, offset=-1, size=size))
+        self._sizes[inode] = size
+
+    def _do(self, op: Op) -> None:
+        self.ops.append(op)
+        self.synced.append(None)
+
+    def _sync(self, inode: int) -> None:
+        self.moments.append(Moment(len(self.ops), self.syncs))
+        self.syncs += 1
+        for number, op in enumerate(self.ops):
+            if op.inode == inode and self.synced[number] is None:
+                self.synced[number] = self.syncs
+        self.moments.append(Moment(len(self.ops), self.syncs))
+
+    def describe(self, state: State) -> str:
+        """A state in words."""
+        names = {inode: name for name, inode in self._names.items()}
+
+        def words(number: int) -> str:
+            op = self.ops[number]
+            place = names.get(op.inode, f"#{op.inode}")
+            return f"{number} {place}/{op.name}" if op.name else f"{number} {place}[{op.offset}:+{len(op.data)}]"
+
+        gone = sorted(state.dropped)
+        shown = ", ".join(words(n) for n in gone[:4] + gone[4:][-4:])
+        torn = f", {words(state.torn[0])} torn to {state.torn[1]}:{state.torn[2]}" if state.torn[0] >= 0 else ""
+        told = [" ".join((m.told, *m.words)) for m in self.moments if m.told and m.done <= state.moment.done]
+        where = f"after {state.moment.done} operations, {state.moment.syncs} syncs"
+        return f"{state.kind} {where} ({told[-1] if told else 'nothing told'}), {len(gone)} dropped ({shown}){torn}"
+
+    # -- what may be left ---------------------------------------------------------------------------------
+
+    def unsure(self, moment: Moment) -> list[int]:
+        """The operations before this moment that no sync has made safe."""
+        return [n for n in range(moment.done) if (sync := self.synced[n]) is None or sync > moment.syncs]
+
+    def tree(self, kept: Iterable[Op]) -> dict[str, bytes | None]:
+        """The files (None: a folder) that these operations leave."""
+        data: dict[int, bytearray] = {}
+        entries: dict[int, dict[str, int]] = {}
+        for op in kept:
+            if op.name:
+                names = entries.setdefault(op.inode, {})
+                if op.child is None:
+                    names.pop(op.name, None)
+                else:
+                    names[op.name] = op.child
+                continue
+            held = data.setdefault(op.inode, bytearray())
+            if op.offset < 0:
+                held[:] = held[: op.size].ljust(op.size, b"\0")
+            else:
+                held.extend(bytes(max(0, op.offset - len(held))))
+                held[op.offset : op.offset + len(op.data)] = op.data
+        found: dict[str, bytes | None] = {}
+
+        def walk(folder: int, above: str) -> None:
+            for name, inode in entries.get(folder, {}).items():
+                path = f"{above}{name}"
+                if inode in self.folders:
+                    found[path] = None
+                    walk(inode, f"{path}/")
+                else:
+                    found[path] = bytes(data.get(inode, b""))
+
+        walk(ROOT, "")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What may be left: of the operations before ``moment`` all but ``dropped``; ``torn``: one of which only a part is there."""
+
+    moment: Moment
+    dropped: frozenset[int]
+    torn: tuple[int, int, int] = (-1, 0, 0)
+    kind: str = ""
+
+    def ops(self, recording: Recording) -> Iterator[Op]:
+        """The operations that count, in their order."""
+        number, low, high = self.torn
+        for n in range(self.moment.done):
+            if n == number:
+                op = recording.ops[n]
+                yield Op(op.inode, offset=op.offset + low, data=op.data[low:high])
+            elif n not in self.dropped:
+                yield recording.ops[n]
+
+
+def states(recording: Recording, most: int, seed: int) -> list[State]:
+    """Up to ``most`` different states: of each moment all and none of the unsynced first, the others drawn by ``seed``."""
+    dice = random.Random(seed)
+    sure: list[State] = []
+    drawn: list[State] = []
+    for moment in _distinct(recording.moments):
+        unsure = recording.unsure(moment)
+        sure.append(State(moment, frozenset(unsure), kind="none of the unsynced"))
+        sure.append(State(moment, frozenset(), kind="all"))
+        drawn += [State(moment, frozenset({n}), kind="one dropped") for n in unsure]
+        drawn += [State(moment, frozenset(unsure[n:]), kind="a prefix") for n in range(1, len(unsure))]
+        drawn += [State(moment, frozenset(unsure) - {n}, kind="one kept") for n in unsure]
+        for n in unsure:
+            size = len(recording.ops[n].data)
+            for step in (SECTOR, PAGE):
+                for at in range(step, min(size, 4 * step), step):
+                    drawn.append(State(moment, frozenset(), (n, 0, at), "torn"))
+                    drawn.append(State(moment, frozenset(unsure) - {n}, (n, at, size), "torn"))
+        for _ in range(len(unsure)):
+            part = frozenset(n for n in unsure if dice.random() < 0.5)
+            drawn.append(State(moment, part, kind="any part"))
+    dice.shuffle(drawn)
+    return _different(recording, [*sure, *drawn], most, dice)
+
+
+def _distinct(moments: Sequence[Moment]) -> list[Moment]:
+    """One of each: what was told counts up to its moment anyway."""
+    last: dict[tuple[int, int], Moment] = {}
+    for moment in moments:
+        last[moment.done, moment.syncs] = moment
+    return list(last.values())
+
+
+def _different(recording: Recording, wanted: Sequence[State], most: int, dice: random.Random) -> list[State]:
+    known: set[tuple[int, frozenset[int], tuple[int, int, int]]] = set()
+    out: list[State] = []
+    sure = [state for state in wanted if state.kind in ("none of the unsynced", "all")]
+    if len(sure) > most:  # the short form: a part of each kind
+        wanted = [*dice.sample(sure, most // 2), *(state for state in wanted if state not in sure)]
+    for state in wanted:
+        key = (state.moment.done, state.dropped, state.torn)
+        if key not in known and len(out) < most:
+            known.add(key)
+            out.append(state)
+    return out

@@ -1,0 +1,183 @@
+"""A process with the whole program imported, from which daemons and commands are forked: a cycle costs no imports.
+
+A forked one can be held until a tracer has taken hold of it, and can be given another boot id (as root).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_SERVER = """
+import ctypes, json, os, signal, sys, traceback
+from scheduler.faces import front
+import scheduler.engine.offline, scheduler.engine.recovering, scheduler.faces.cli.app, scheduler.faces.cli.serve
+import scheduler.faces.cli.control
+
+
+def other_boot(path):
+    libc = ctypes.CDLL(None, use_errno=True)
+    boot = b"/proc/sys/kernel/random/boot_id"
+    CLONE_NEWNS, MS_BIND, MS_PRIVATE, MS_REC = 0x20000, 4096, 1 << 18, 16384
+    if (libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_PRIVATE | MS_REC, None)
+            or libc.mount(os.fsencode(path), boot, None, MS_BIND, None)):
+        raise OSError(ctypes.get_errno(), "no boot id of its own")
+
+
+def run(words, folder, environ, out, held, boot):
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    fd = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.closerange(3, 256)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv = [front.__file__, *words]
+    code = 1
+    if held:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        if boot:
+            other_boot(boot)
+        code = front.main(words)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    try:
+        with open(out + ".code", "w") as stream:
+            stream.write(str(code))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        pass  # a fault of the sweep's that hit the sweep itself
+    os._exit(code)
+
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    wanted = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        run(*wanted)
+    print(pid, flush=True)
+"""
+
+
+@dataclass(slots=True)
+class Forked:
+    """A daemon or command that was forked off; ``output`` takes what it says."""
+
+    pid: int
+    pidfd: int
+    output: Path
+
+    def ended(self, limit: float = 0.0) -> bool:
+        """Whether it has ended, within ``limit`` seconds."""
+        return bool(select.select([self.pidfd], [], [], limit)[0])
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it is still there (else its descriptor may be none of a process)."""
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def code(self) -> int | None:
+        """Its exit code; None if it was killed."""
+        path = Path(f"{self.output}.code")
+        text = path.read_text() if path.exists() else ""
+        return int(text) if text else None
+
+    def said(self) -> str:
+        """All its output."""
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+    def close(self) -> None:
+        """Kill it if it lives, and let go of it."""
+        self.signal(signal.SIGKILL)
+        self.ended(10.0)
+        os.close(self.pidfd)
+
+
+class Forge:
+    """The process that others are forked from. It ends with ``close``, or with us. ``under``: what it runs under (strace)."""
+
+    def __init__(self, under: Sequence[str] = ()) -> None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUJOB_")}
+        environ["PYTHONPATH"] = str(ROOT)
+        self.process = subprocess.Popen(
+            [*under, sys.executable, "-c", _SERVER], env=environ, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+
+    def start(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environ: Mapping[str, str],
+        output: Path,
+        *,
+        held: bool = False,
+        boot: str = "",
+    ) -> Forked:
+        """Fork off `gpujob WORDS…`. ``held``: stopped until SIGCONT; ``boot``: a file that holds its boot id."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        Path(f"{output}.code").unlink(missing_ok=True)
+        wanted = [list(words), str(folder), dict(environ), str(output), held, boot]
+        self.process.stdin.write(json.dumps(wanted) + "\n")
+        self.process.stdin.flush()
+        pid = int(self.process.stdout.readline())
+        try:
+            return Forked(pid, os.pidfd_open(pid), output)
+        except ProcessLookupError:  # over already: an end that can be seen at once will do
+            read, write = os.pipe()
+            os.close(write)
+            return Forked(pid, read, output)
+
+    def run(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environ: Mapping[str, str],
+        output: Path,
+        limit: float = 30.0,
+        **how: str,
+    ) -> Forked:
+        """Fork off a command and wait for its end. Raises TimeoutError."""
+        made = self.start(words, folder, environ, output, **how)  # type: ignore[arg-type]
+        try:
+            if not made.ended(limit):
+                raise TimeoutError(f"{words}: not within {limit:g} s\n{made.said()}")
+        finally:
+            made.close()
+        return made
+
+    def close(self) -> None:
+        """End it; what was forked off lives on."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def until(condition, what: str, limit: float = 20.0):  # type: ignore[no-untyped-def]
+    """The first true answer of ``condition``. Raises TimeoutError."""
+    end = time.monotonic() + limit
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {limit:g} s: {what}")
+        time.sleep(0.003)
+    return found

@@ -1,0 +1,79 @@
+"""In which order a cycle's system calls came: what has to be on the disk before something is started or told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.breaking.tracing import Call, bytes_of, calls
+
+CALLS = "pwrite64,write,fsync,fdatasync,sendto,execve,openat"
+STORE = ("store.db", "store.db-wal")
+_STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
+
+
+def unsynced_starts(log: Path, job: str) -> tuple[list[str], int]:
+    """Starts that were sent to a keeper, or commands that were executed, while something that their daemon had written into
+    the store was not synced; and how many starts were sent. ``job``: the program of all jobs.
+    """
+    wrong, sent = [], 0
+    dirty: dict[str, int] = {}  # file of the store → who wrote it and has not synced it
+    allowed = 0
+    for call in calls(log):
+        if call.failed:
+            continue
+        name = Path(call.fd_path).name
+        if call.name == "pwrite64" and name in STORE:
+            dirty[name] = call.pid
+        elif call.name in ("fsync", "fdatasync") and name in STORE:
+            dirty.pop(name, None)
+        elif call.name == "sendto" and (starts := _data(call).count(b"\x05start")):
+            sent += starts
+            allowed += starts
+            if held := [name for name, pid in dirty.items() if pid == call.pid]:
+                wrong.append(f"a start was sent with {', '.join(held)} unsynced")
+        elif call.name == "execve" and job.encode() in _data(call, first=True):
+            allowed -= 1
+            if allowed < 0:
+                wrong.append("a job was executed before its start was sent")
+    return wrong, sent
+
+
+def unsynced_words(log: Path, files: Sequence[str]) -> tuple[list[str], int]:
+    """Numbers that a command wrote to its standard output, a file, while something of ``files`` that it had written was not
+    synced; and how many numbers it wrote.
+    """
+    wrong, told = [], 0
+    dirty: dict[tuple[int, str], bool] = {}
+    for call in calls(log):
+        if call.failed:
+            continue
+        name = Path(call.fd_path).name
+        if call.name in ("pwrite64", "write") and name in files:
+            dirty[call.pid, name] = True
+        elif call.name in ("fsync", "fdatasync"):
+            dirty.pop((call.pid, name), None)
+        elif call.name == "write" and call.args.startswith("1<\\x2f") and _data(call).strip().isdigit():
+            told += 1
+            wrong += [f"{name} was not synced before the answer" for pid, name in dirty if pid == call.pid]
+    return wrong, told
+
+
+def syncs_after_failure(log: Path) -> list[str]:
+    """Starts that were sent after a failed sync of the log without the store itself having been synced in between."""
+    wrong, suspect = [], False
+    for call in calls(log):
+        name = Path(call.fd_path).name
+        if call.name in ("fsync", "fdatasync") and name == "store.db-wal" and call.failed:
+            suspect = True
+        elif call.name in ("fsync", "fdatasync") and name == "store.db" and not call.failed:
+            suspect = False
+        elif call.name == "sendto" and suspect and b"\x05start" in _data(call):
+            wrong.append("a start was sent on a log whose sync had failed")
+    return wrong
+
+
+def _data(call: Call, *, first: bool = False) -> bytes:
+    found = [bytes_of(match[1]) for match in _STRING.finditer(call.args)]
+    return found[0] if first and found else b"".join(found)

@@ -1,0 +1,279 @@
+"""Every system call that writes, syncs, renames, removes or starts something, of one cycle from submit to finish: the process
+is killed there, or the call fails, for every N. `python -m tests.breaking.sweep` (make sweep).
+
+strace counts calls for ``when=N`` by traced process, also with -f: each process has an N of its own. So daemon, keeper and
+submit are swept one by one, without -f; only for the exec of the jobs, which happens in the keeper's new children, -f is on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.breaking.cycle import CODES, Cycle, Verdict
+from tests.breaking.forge import Forge, Forked, until
+from tests.breaking.tracing import Tracer, attach
+
+KILL = "SIGKILL"
+SHORT = "nothing written"  # the call says that it wrote no byte, and has not
+DISK = (KILL, "ENOSPC", "EIO")
+SYNC = (KILL, "EIO", "ENOSPC")
+FULL = ("EMFILE",)
+# What is swept for: each call by its name, and what befalls it.
+FAULTS: dict[str, tuple[str, ...]] = {
+    "pwrite64": (*DISK, SHORT),
+    "write": (*DISK, SHORT),
+    "fsync": SYNC,
+    "fdatasync": SYNC,
+    "rename": DISK,
+    "renameat2": DISK,
+    "link": DISK,
+    "unlink": (KILL, "EIO"),
+    "mkdir": DISK,
+    "ftruncate": DISK,
+    "sendto": (KILL, "ENOBUFS"),
+    "clone": (KILL, "EAGAIN"),
+    "clone3": (KILL, "EAGAIN"),
+    "vfork": (KILL, "EAGAIN"),
+    "openat": ("EMFILE", "EIO"),
+    "pread64": ("EIO",),
+    "socket": FULL,
+    "socketpair": FULL,
+    "pipe2": FULL,
+    "epoll_create1": FULL,
+    "inotify_init1": FULL,
+    "inotify_add_watch": ("ENOSPC",),
+    "pidfd_open": FULL,
+}
+TARGETS = ("daemon", "keeper", "exec", "submit")
+# Every exec of every job fails, or is killed: a job that was not run may say so, and nothing else.
+NEVER_RAN = {("exec", True): "signal", ("exec", False): "could_not_start"}
+LIMIT_S = 30.0
+MARGIN = 2  # a cycle may have a few more calls than the one that was counted
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One fault at one moment."""
+
+    target: str
+    call: str
+    fault: str
+    n: int
+
+    def words(self) -> list[str]:
+        """What strace is told."""
+        how = {KILL: f"signal={KILL}", SHORT: "retval=0"}.get(self.fault, f"error={self.fault}")
+        return ["-e", f"trace={self.call}", "-e", f"inject={self.call}:{how}:when={self.n}"]
+
+    def __str__(self) -> str:
+        return f"{self.target}:{self.call}:{self.fault}:{self.n}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a point. ``hit``: the fault happened; ``how``: what became of the process it befell."""
+
+    point: Point
+    hit: bool
+    how: str
+    verdict: Verdict
+    folder: Path
+    seconds: float
+
+
+def one_cycle(cycle: Cycle, target: str, words: Sequence[str]) -> tuple[Path, str]:
+    """Submit, two lines, a daemon, with strace on ``target``; returns its log and what became of the target."""
+    log = cycle.folder / "strace"
+    tracer = None
+    keepers = target in ("keeper", "exec")
+    if keepers:  # before there is anything to start
+        daemon = cycle.start()
+        tracer = attach(cycle.keeper(daemon), log, [*words, *(["-f"] if target == "exec" else [])])
+    submitted = cycle.submit("c", held=target == "submit")
+    if target == "submit":
+        tracer = hold(submitted, log, words)
+    until(lambda: submitted.ended(1.0), "submit ends", LIMIT_S)
+    cycle.acknowledge(submitted)
+    cycle.lines("a", "b")
+    if keepers:
+        until(lambda: daemon.ended() or _all_ended(cycle), f"the jobs' ends\n{daemon.said()}", LIMIT_S)
+        daemon.signal(signal.SIGTERM)
+    else:
+        daemon = cycle.start("--drain", held=target == "daemon")
+        if target == "daemon":
+            tracer = hold(daemon, log, words)
+    until(daemon.ended, f"the daemon's end\n{daemon.said()}", LIMIT_S)
+    if tracer is not None:
+        tracer.done()
+    code = (submitted if target == "submit" else daemon).code()
+    return log, "killed" if code is None else f"code {code}"
+
+
+def hold(process: Forked, log: Path, words: Sequence[str]) -> Tracer:
+    """Have strace take hold of one that was started ``held``, and let it run."""
+    until(lambda: "State:\tT" in Path(f"/proc/{process.pid}/status").read_text(), "it stops itself")
+    tracer = attach(process.pid, log, words)
+    process.signal(signal.SIGCONT)
+    return tracer
+
+
+def _all_ended(cycle: Cycle) -> bool:
+    rows = cycle.rows("SELECT finished_at IS NOT NULL FROM jobs")
+    return len(rows) == len(CODES) and all(row[0] for row in rows)
+
+
+def count(forge: Forge, folder: Path, target: str) -> Counter[str]:
+    """The calls of a cycle without faults, by name."""
+    cycle = Cycle(forge, folder)
+    calls = ["execve"] if target == "exec" else list(FAULTS)
+    try:
+        log, _ = one_cycle(cycle, target, ["-e", f"trace={','.join(calls)}"])
+        found = Counter(re.findall(r"^(?:\d+ +)?(\w+)\(", log.read_text(errors="replace"), re.MULTILINE))
+        cycle.finish()
+        if broken := cycle.judge().broken:
+            raise AssertionError(f"without faults: {broken}")
+    finally:
+        cycle.end()
+    return found
+
+
+def points(forge: Forge, folder: Path, targets: Sequence[str] = TARGETS) -> Iterator[Point]:
+    """Every point of these targets."""
+    for target in targets:
+        found = count(forge, folder / f"count-{target}", target)
+        if target == "exec":  # each new child has its own first exec; of the job's children none is ours
+            yield from (Point(target, "execve", fault, 1) for fault in (KILL, "EAGAIN", "ENOMEM", "EMFILE", "EIO"))
+            continue
+        for call, faults in FAULTS.items():
+            for n in range(1, found[call] + MARGIN + 1 if found[call] else 1):
+                yield from (Point(target, call, fault, n) for fault in faults)
+
+
+def strike(forge: Forge, folder: Path, point: Point) -> Result:
+    """One cycle with one fault, a daemon without faults after it, and the judgement."""
+    begun = time.monotonic()
+    cycle = Cycle(forge, folder)
+    hit, how = False, ""
+    verdict = Verdict()
+    try:
+        log, how = one_cycle(cycle, point.target, point.words())
+        text = log.read_text(errors="replace") if log.exists() else ""
+        hit = "(INJECTED)" in text or "killed by SIGKILL" in text
+        cycle.finish()
+        verdict = cycle.judge(never_ran=NEVER_RAN.get((point.target, point.fault == KILL), ""))
+    except Exception as error:  # the sweep goes on
+        verdict.broken.append(repr(error))
+    finally:
+        cycle.end()
+    return Result(point, hit, how, verdict, folder, time.monotonic() - begun)
+
+
+@dataclass(slots=True)
+class Sweep:
+    """Many points on several workers; what broke a promise keeps its folder."""
+
+    place: Path
+    workers: int
+    results: list[Result] = field(default_factory=list)
+    _local: threading.local = field(default_factory=threading.local)
+    _forges: list[Forge] = field(default_factory=list)
+
+    def _one(self, point: Point) -> Result:
+        if not hasattr(self._local, "forge"):
+            self._local.forge = Forge()
+            self._forges.append(self._local.forge)
+        folder = self.place / str(point).replace(":", "-").replace(" ", "-")
+        result = strike(self._local.forge, folder, point)
+        if not result.verdict.broken:
+            shutil.rmtree(folder)
+        return result
+
+    def run(self, chosen: Sequence[Point]) -> None:
+        """Strike at each."""
+        begun, bar = time.monotonic(), sys.stderr.isatty()
+        try:
+            with concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
+                for number, result in enumerate(pool.map(self._one, chosen), 1):
+                    self.results.append(result)
+                    if result.verdict.broken:
+                        print(f"{result.point}: {'; '.join(result.verdict.broken)} [{result.folder}]", flush=True)
+                    if bar:
+                        left = (time.monotonic() - begun) / number * (len(chosen) - number)
+                        print(f"\r{number}/{len(chosen)}, {left:.0f} s left \033[K", end="", file=sys.stderr)
+        finally:
+            for forge in self._forges:
+                forge.close()
+        if bar:
+            print(file=sys.stderr)
+
+    def table(self) -> str:
+        """The figures, a line for each target, call and fault."""
+        lines = [
+            "| process | call | fault | points | struck | how it ended | violations |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        groups: dict[tuple[str, str, str], list[Result]] = {}
+        for result in self.results:
+            point = result.point
+            groups.setdefault((point.target, point.call, point.fault), []).append(result)
+        for (target, call, fault), found in groups.items():
+            struck = [result for result in found if result.hit]
+            hows = Counter(result.how for result in struck)
+            how = ", ".join(f"{how} {n}" for how, n in hows.most_common())
+            broken = sum(bool(result.verdict.broken) for result in found)
+            lines.append(f"| {target} | {call} | {fault} | {len(found)} | {len(struck)} | {how} | {broken} |")
+        return "\n".join(lines)
+
+
+def main() -> int:
+    """Sweep; 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.breaking.sweep", description=__doc__.splitlines()[0])
+    parser.add_argument("targets", nargs="*", default=TARGETS, help="daemon, keeper, exec, submit (default: all)")
+    parser.add_argument("--call", action="append", help="only this call")
+    parser.add_argument("--fault", action="append", help="only this fault")
+    parser.add_argument("--sample", type=int, help="only so many points, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=20261121)
+    parser.add_argument("--workers", type=int, default=2)
+    asked = parser.parse_args()
+    begun = time.monotonic()
+    place = Path(tempfile.mkdtemp(prefix="gpujob-sweep-"))
+    forge = Forge()
+    try:
+        chosen = list(points(forge, place, asked.targets))
+    finally:
+        forge.close()
+    chosen = [
+        p for p in chosen if (not asked.call or p.call in asked.call) and (not asked.fault or p.fault in asked.fault)
+    ]
+    if asked.sample:
+        chosen = random.Random(asked.seed).sample(chosen, min(asked.sample, len(chosen)))
+        print(f"seed {asked.seed}")
+    sweep = Sweep(place, asked.workers)
+    sweep.run(chosen)
+    broken = [result for result in sweep.results if result.verdict.broken]
+    outcomes: Counter[str] = sum((result.verdict.outcomes for result in sweep.results), Counter())
+    print(sweep.table())
+    print(
+        f"{len(chosen)} points, {sum(result.hit for result in sweep.results)} struck, {len(broken)} broken promises, jobs: "
+        f"{dict(outcomes)}, {time.monotonic() - begun:.0f} s"
+    )
+    if not broken:
+        shutil.rmtree(place)
+    return int(bool(broken))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""States that a disk may be in after a power cut; all of them: `make disks`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.breaking import disk, order
+from tests.breaking.cycle import STATE_FILE
+from tests.breaking.disks import SEED, Disks, place_for_states
+from tests.breaking.forge import Forge, until
+from tests.breaking.tracing import recorded
+
+STATES = 20
+
+
+@pytest.fixture(scope="module")
+def disks(tracing: None, other_boots: None) -> Iterator[Disks]:
+    place = place_for_states()
+    made = Disks(place / "house")
+    try:
+        made.record()
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(place)
+
+
+def test_e15_every_state_the_disk_may_be_in_keeps_the_promises(disks: Disks) -> None:
+    """E15, H01: recorded writes and syncs of one cycle, the unsynced ones dropped, torn or reordered, in another boot."""
+    chosen = disk.states(disks.recording, STATES, SEED)
+    found = {disks.recording.describe(state): broken for state in chosen if (broken := disks.replay(state)[0])}
+    assert len(chosen) == STATES and not found, (SEED, found)
+
+
+def test_e15_the_recording_is_whole(disks: Disks) -> None:
+    """Applied to nothing it gives the very files that stood there. Only SQLite's index of the log is mapped, which is made anew after a crash: nothing escapes the recording."""
+    assert disks.recording.shared <= {"store.db-shm"}
+    files = {name: data for name, data in disks.recording.tree(disks.recording.ops).items() if data is not None}
+    for seen in {"ledger", *(name for name in files if name.endswith(".out"))} & set(files):
+        del files[seen]  # what was said to people
+    assert files == disks.found
+
+
+def test_e15_the_judge_sees_a_lost_sync(disks: Disks) -> None:
+    """The replay would tell: with the syncs of the log taken away a started job comes back as a waiting one."""
+    recording = disks.recording
+    kept = list(recording.synced)
+    moment = next(m for m in recording.moments if m.words[:2] == ("start", "d"))
+    wal = {op.inode for op in recording.ops if not op.name and len(op.data) == 4096}
+    first = next(m.done for m in recording.moments if m.words[:2] == ("end", "b"))
+    try:
+        for n in range(first, moment.done):
+            if recording.ops[n].inode in wal:
+                recording.synced[n] = None
+        broken, _ = disks.replay(disk.State(moment, frozenset(recording.unsure(moment)), kind="no syncs"))
+    finally:
+        recording.synced = kept
+    assert any("d was acknowledged" in text or "d was started again" in text for text in broken), broken
+
+
+def test_e15_a_state_file_that_the_cut_emptied_is_painted_anew(disks: Disks) -> None:
+    """E15: an exchange of names without the bytes leaves an empty file, which is nobody's wish."""
+    moment = disks.recording.moments[-1]
+    disks.replay(disk.State(moment, frozenset(), kind="all"))
+    path = disks.folder / STATE_FILE
+    path.write_bytes(b"")
+    daemon = disks._fork("daemon", "start", "--gpus=1", "--gpu-interval=0")
+    until(lambda: path.read_bytes(), "another picture")
+    assert json.loads(path.read_bytes())["gpu_status"] == [0.0]
+    daemon.signal(15)
+    until(daemon.ended, "its end")
+
+
+def test_e15_added_lines_and_environments_are_synced_before_they_are_told(tracing: None, tmp_path: Path) -> None:
+    """P4, E15: what `add` and `submit` have said is on the disk, name and bytes."""
+    log = tmp_path / "strace"
+    forge = Forge(recorded(log, disk.CALLS))
+    folder = tmp_path / "house"
+    folder.mkdir()
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    try:
+        forge.run(["add", "x.py"], folder, environ, folder / "out")
+        forge.run(["submit", "--", "true"], folder, environ, folder / "out")
+    finally:
+        forge.close()
+    wrong, told = order.unsynced_words(log, [*order.STORE, "jobs.txt"])
+    assert (wrong, told) == ([], 1)
+    recording = disk.Recording(folder).read(log, ["out.code"], {"out": "told"})
+    told_moments = [moment for moment in recording.moments if moment.told == "told"]
+    unsure = {recording.ops[n].name for moment in told_moments for n in recording.unsure(moment)}
+    names = {op.name for op in recording.ops if op.child is not None}
+    environments = {name for name in names if len(name) == 32}
+    assert len(told_moments) > 1 and len(environments) == 1
+    assert not unsure & {"jobs.txt", ".gpujob", "env", "store.db", *environments}

@@ -1,0 +1,137 @@
+"""The power goes: all processes of a machine at once, and after it another boot. A hundred times: `make power`."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.breaking.forge import ROOT, until
+from tests.breaking.power import SEED, Machine, storm
+
+CUTS = 3
+
+# In a PID namespace: everything but PID 1 is killed, a stranger gets the number of the job, and a daemon starts.
+_REUSE = """
+import os, re, signal, subprocess, sys, time
+folder, start = sys.argv[1], [sys.executable, "-m", "scheduler", "start", "--gpus=1", "--gpu-interval=0"]
+daemon = subprocess.Popen(start)
+record = f"{folder}/.gpujob/attempts/1.1"
+while not (os.path.exists(record) and (found := re.search(r"pid (\\d+) ", open(record, errors="replace").read()))):
+    time.sleep(0.01)
+while not os.path.exists(f"{folder}/ledger"):
+    time.sleep(0.01)
+for name in os.listdir("/proc"):
+    if name.isdigit() and name != "1":
+        os.kill(int(name), signal.SIGKILL)
+try:
+    while True:
+        os.waitpid(-1, 0)
+except ChildProcessError:
+    pass
+with open("/proc/sys/kernel/ns_last_pid", "w") as stream:
+    stream.write(str(int(found[1]) - 1))
+stranger = subprocess.Popen(["sleep", "600"])
+daemon = subprocess.Popen([*start, "--drain"])
+code = daemon.wait()
+print("reused", stranger.pid == int(found[1]), "alive", stranger.poll() is None, "code", code, flush=True)
+"""
+
+# In another boot: a stranger lives whose number and ticks stand in the record of the job that was cut off.
+_SAME_NUMBERS = """
+import subprocess, sys
+from scheduler.core.job import Process
+from scheduler.runners import record
+path, boot = sys.argv[1:]
+subprocess.run(["mount", "--bind", boot, "/proc/sys/kernel/random/boot_id"], check=True)
+stranger = subprocess.Popen(["sleep", "600"])
+ticks = int(open(f"/proc/{stranger.pid}/stat").read().rpartition(")")[2].split()[19])
+record.write_pid(path, Process(stranger.pid, ticks), record.read(path).boot, 1, 0)
+code = subprocess.call([sys.executable, "-m", "scheduler", "start", "--gpus=2", "--gpu-interval=0", "--drain"])
+print("alive", stranger.poll() is None, "code", code, flush=True)
+"""
+
+
+def _in_a_namespace(folder: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as PID 1 of a machine of its own."""
+    space = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", "--kill-child"]
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(folder)}
+    return subprocess.run(
+        [*space, sys.executable, "-c", script, *words],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def _boot(folder: Path) -> str:
+    path = folder / "boot"
+    path.write_text(f"{uuid.uuid4()}\n")
+    return str(path)
+
+
+@pytest.fixture
+def machine(other_boots: None, tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "disk")
+
+
+def test_h01_power_off_again_and_again(machine: Machine) -> None:
+    """H01, P1: what was cut off is lost, never done; nothing starts twice but on request; what waited goes on."""
+    broken, how = storm(machine, CUTS, random.Random(SEED))
+    assert not broken, (SEED, broken, how)
+    assert how["exit"] + how["lost"] == len(machine.codes)
+
+
+def _cut_while_it_runs(machine: Machine) -> str:
+    machine.line("a", 0, 600)
+    machine.on()
+    until(lambda: ["start", "a", "1", "0"] in machine.ledger(), "a runs")
+    until(lambda: machine.rows("SELECT 1 FROM jobs WHERE state='running' AND pid IS NOT NULL"), "it is written down")
+    machine.cut()
+    machine.line("b", 3, 0)
+    return str(machine.folder / ".gpujob" / "attempts" / "1.1")
+
+
+@pytest.mark.parametrize("state", ["running", "starting"])
+def test_h20_a_claim_that_did_not_reach_the_disk_proves_nothing(machine: Machine, state: str) -> None:
+    """H20: in another boot a missing record does not say that the job never ran: lost, not queued again."""
+    path = Path(_cut_while_it_runs(machine))
+    path.unlink()
+    if state == "starting":  # nor did the later commit, which was not synced
+        with sqlite3.connect(machine.folder / ".gpujob" / "store.db") as connection:
+            connection.execute("UPDATE jobs SET state='starting', pid=NULL, ticks=NULL WHERE id=1")
+        connection.close()
+    machine.on("--drain")
+    machine.off()
+    broken, how = machine.judge()
+    assert not broken and how["lost"] == 1 and how["exit"] == 1, (broken, how)
+    notes = machine.rows("SELECT notes FROM jobs WHERE id=1")[0][0]
+    assert "before it was proven that the job had started" in notes
+    assert [entry[:2] for entry in machine.ledger()].count(["start", "a"]) == 1
+
+
+def test_h03_same_pid_and_ticks_in_another_boot(machine: Machine) -> None:
+    """H03: a living process with the very numbers of the record is a stranger, for its boot is another one."""
+    path = _cut_while_it_runs(machine)
+    done = _in_a_namespace(machine.folder, _SAME_NUMBERS, path, _boot(machine.folder))
+    assert "alive True code 1" in done.stdout, (done.stdout, done.stderr)
+    assert machine.rows("SELECT outcome, exit_code FROM jobs") == [("lost", None), ("exit", 3)]
+    assert machine.judge()[0] == []
+
+
+def test_h02_a_number_that_a_stranger_got_meanwhile(other_boots: None, tmp_path: Path) -> None:
+    """H02: real reuse of the job's pid: the stranger is neither taken for the job nor signalled."""
+    machine = Machine(tmp_path / "disk")
+    machine.line("a", 0, 600)
+    done = _in_a_namespace(machine.folder, _REUSE, str(machine.folder))
+    assert "reused True alive True code 1" in done.stdout, (done.stdout, done.stderr)
+    assert machine.rows("SELECT outcome FROM jobs") == [("lost",)]
+    assert [entry[:2] for entry in machine.ledger()].count(["start", "a"]) == 1

@@ -1,0 +1,157 @@
+"""Faults at single system calls; the full sweep is `make sweep`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.breaking import order
+from tests.breaking.cycle import Cycle
+from tests.breaking.forge import Forge, until
+from tests.breaking.sweep import LIMIT_S, Point, Verdict, hold, strike
+from tests.breaking.tracing import recorded
+
+# Each was a defect once, or stands for its kind: see docs/reliability.md.
+POINTS = [
+    "daemon:write:SIGKILL:1",
+    "daemon:write:SIGKILL:3",
+    "daemon:renameat2:SIGKILL:2",
+    "daemon:fdatasync:EIO:9",
+    "daemon:pwrite64:EIO:60",
+    "daemon:pwrite64:ENOSPC:50",
+    "daemon:clone3:SIGKILL:1",
+    "daemon:clone3:EAGAIN:1",
+    "daemon:pread64:EIO:30",
+    "daemon:sendto:ENOBUFS:2",
+    "keeper:pwrite64:SIGKILL:2",
+    "keeper:openat:EMFILE:4",
+    "exec:execve:EAGAIN:1",
+    "submit:fdatasync:SIGKILL:5",
+]
+
+
+@pytest.fixture
+def traced_forge(tracing: None, tmp_path: Path) -> Iterator[Forge]:
+    made = Forge(recorded(tmp_path / "strace", order.CALLS))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_a21_e09_promises_hold_with_a_fault_at_this_call(
+    tracing: None, forge: Forge, tmp_path: Path, name: str
+) -> None:
+    """A21, E09, E10: killed, or the call fails; what a later daemon and the jobs' own ledger say is judged."""
+    target, call, fault, number = name.split(":")
+    result = strike(forge, tmp_path / "cycle", Point(target, call, fault, int(number)))
+    assert not result.verdict.broken, (result.point, result.how)
+
+
+def test_a21_the_judge_sees_what_it_is_there_for(forge: Forge, tmp_path: Path) -> None:
+    """A ledger with a second start, a code that differs, a file left aside: each is found."""
+    cycle = Cycle(forge, tmp_path)
+    try:
+        cycle.acknowledge(_ended(cycle.submit("c")))
+        cycle.lines("a", "b")
+        cycle.finish()
+        assert cycle.judge() == Verdict([], Counter(exit=3))
+        ledger = (tmp_path / "ledger").read_text()
+        (tmp_path / "ledger").write_text(ledger + "start a 1 1\n")
+        assert any("a started 2 times" in text for text in cycle.judge().broken)
+        (tmp_path / "ledger").write_text(ledger.replace("end b 3", "end b 0"))
+        assert any("(b): exit 3" in text for text in cycle.judge().broken)
+        (tmp_path / "ledger").write_text(ledger)
+        (cycle.house / ".daemon.json.new-1").touch(0o600)
+        cycle.acknowledged.append(99)
+        broken = cycle.judge().broken
+        assert [text.partition(":")[0] for text in broken] == ["acknowledged and gone", "left behind"]
+    finally:
+        cycle.end()
+
+
+def _ended(process):  # type: ignore[no-untyped-def]
+    until(process.ended, "it ends", LIMIT_S)
+    return process
+
+
+def test_a06_order_of_system_calls_a_start_follows_its_sync(traced_forge: Forge, tmp_path: Path) -> None:
+    """A06, E15: the log is synced before the keeper is told, and told before the command is executed; the id of a
+    submitted job is said after the sync of its row.
+    """
+    cycle = Cycle(traced_forge, tmp_path / "cycle")
+    try:
+        cycle.acknowledge(_ended(cycle.submit("c")))
+        cycle.lines("a", "b")
+        cycle.finish()
+        assert not cycle.judge().broken
+    finally:
+        cycle.end()
+        traced_forge.close()
+    wrong, sent = order.unsynced_starts(tmp_path / "strace", str(cycle.folder / "job"))
+    assert (wrong, sent) == ([], 3)
+    wrong, told = order.unsynced_words(tmp_path / "strace", order.STORE)
+    assert (wrong, told) == ([], 1)
+
+
+@pytest.mark.parametrize("number", [6, 7])  # the turn that takes the lines in; the one that starts them
+def test_e09_after_a_failed_sync_nothing_starts_before_the_store_was_synced_anew(
+    tracing: None, forge: Forge, tmp_path: Path, number: int
+) -> None:
+    """E09: the kernel tells of a failed sync once and would let the next one succeed without what was lost."""
+    cycle = Cycle(forge, tmp_path / "cycle")
+    try:
+        cycle.acknowledge(_ended(cycle.submit("c")))
+        cycle.lines("a", "b")
+        daemon = cycle.start("--drain", held=True)
+        fault = ["-e", f"trace={order.CALLS}", "-e", f"inject=fdatasync:error=EIO:when={number}"]
+        tracer = hold(daemon, tmp_path / "strace", ["-f", "-y", "-xx", "-s", "400", *fault])
+        _ended(daemon)
+        tracer.done()
+        assert daemon.code() == 1 and len(cycle.rows("SELECT 1 FROM jobs WHERE outcome='exit'")) == 3, daemon.said()
+        cycle.finish()
+        assert not cycle.judge().broken
+    finally:
+        cycle.end()
+    text = (tmp_path / "strace").read_text()
+    assert "(INJECTED)" in text and not order.syncs_after_failure(tmp_path / "strace")
+
+
+@pytest.mark.parametrize("number", [5, 8])
+def test_e09_a_commit_whose_sync_failed_is_not_acknowledged(
+    tracing: None, forge: Forge, tmp_path: Path, number: int
+) -> None:
+    """E09, P3, P4: `submit` says what is wrong in one line, and ends with 1: whether the store is being made or written."""
+    cycle = Cycle(forge, tmp_path / "cycle")
+    try:
+        submitted = cycle.submit("c", held=True)
+        tracer = hold(submitted, tmp_path / "strace", Point("submit", "fdatasync", "EIO", number).words())
+        _ended(submitted)
+        tracer.done()
+        cycle.acknowledge(submitted)
+        assert (submitted.code(), cycle.acknowledged) == (1, [])
+        assert submitted.said().count("\n") == 1 and "disk I/O error" in submitted.said()
+    finally:
+        cycle.end()
+
+
+@pytest.mark.parametrize("call", ["unlink:1", "fdatasync:4"])
+def test_a21_a_store_whose_making_was_cut_off_is_made_to_its_end(
+    tracing: None, forge: Forge, tmp_path: Path, call: str
+) -> None:
+    """A21, E15: SQLite's rollback journal is left beside a store of one page; readers say so, the next writer goes on."""
+    name, number = call.split(":")
+    cycle = Cycle(forge, tmp_path / "cycle")
+    try:
+        submitted = cycle.submit("c", held=True)
+        hold(submitted, tmp_path / "strace", Point("submit", name, "SIGKILL", int(number)).words()).done()
+        assert (cycle.house / "store.db-journal").stat().st_size
+        status = cycle.forge.run(["status"], cycle.folder, cycle.environ, tmp_path / "out")
+        assert "was not made to its end" in status.said() and "gpujob start" in status.said()
+        cycle.lines("a", "b")
+        cycle.finish()
+        assert not cycle.judge().broken
+    finally:
+        cycle.end()

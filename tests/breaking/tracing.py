@@ -1,0 +1,111 @@
+"""strace: taking hold of a process, having a call fail or kill, and what the log says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.breaking.forge import until
+
+STRACE = shutil.which("strace")
+_LINE = re.compile(r"(?P<pid>\d+) +(?P<rest>.*)")
+_CALL = re.compile(r"(?P<name>\w+)\((?P<args>.*)\) += (?P<result>-?\d+|\?|0x[0-9a-f]+)(?P<more>.*)", re.DOTALL)
+_FD = re.compile(r"(\d+)<((?:\\.|[^>\\])*)>")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One system call: its words as strace shows them, and what it returned (negative: it failed)."""
+
+    pid: int
+    name: str
+    args: str
+    result: int
+    more: str = ""
+
+    @property
+    def fd_path(self) -> str:
+        """The file of its first descriptor."""
+        found = _FD.match(self.args)
+        return unhex(found[2]) if found else ""
+
+    @property
+    def failed(self) -> bool:
+        return self.result < 0
+
+
+def unhex(text: str) -> str:
+    """A name as -xx writes it."""
+    return os.fsdecode(bytes_of(text)) if "\\x" in text else text
+
+
+def bytes_of(text: str) -> bytes:
+    """A string of -xx."""
+    return bytes.fromhex(text.replace("\\x", ""))
+
+
+def calls(log: Path) -> Iterator[Call]:
+    """The finished calls of a log (-f), in the order of their ends."""
+    begun: dict[str, str] = {}
+    with log.open(errors="surrogateescape") as stream:
+        for line in stream:
+            found = _LINE.match(line)
+            if found is None:
+                continue
+            pid, rest = found["pid"], found["rest"]
+            if rest.endswith("<unfinished ...>"):
+                begun[pid] = rest[: -len("<unfinished ...>")].rstrip()
+                continue
+            if rest.startswith("<... "):
+                rest = begun.pop(pid, "") + rest.partition(" resumed>")[2]
+            call = _CALL.match(rest)
+            if call is not None and call["result"] != "?":
+                yield Call(int(pid), call["name"], call["args"], int(call["result"], 0), call["more"])
+
+
+@dataclass(slots=True)
+class Tracer:
+    """strace at work on a process that runs already."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def done(self, limit: float = 10.0) -> None:
+        """Wait until its process has ended and the log is whole."""
+        try:
+            self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Leave the process to itself."""
+        self.process.terminate()
+        self.process.wait()
+
+
+def attach(pid: int, log: Path, words: Iterable[str]) -> Tracer:
+    """Take hold of a process; returns when it is held."""
+    assert STRACE is not None
+    process = subprocess.Popen(
+        [STRACE, "-qq", "-o", str(log), *words, "-p", str(pid)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+    def held() -> bool:
+        status = Path(f"/proc/{pid}/status").read_text()
+        if process.poll() is not None:
+            raise RuntimeError(f"strace ended with {process.returncode}: may a process be traced here?")
+        return "TracerPid:\t0\n" not in status
+
+    until(held, f"strace holds {pid}")
+    return Tracer(process, log)
+
+
+def recorded(log: Path, trace: str) -> list[str]:
+    """What to put before a command so that these calls of it and of all its children are written down, whole."""
+    assert STRACE is not None
+    return [STRACE, "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "8000000", "-e", f"trace={trace}", "-o", str(log)]

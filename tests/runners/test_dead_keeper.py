@@ -1,0 +1,97 @@
+"""What the daemon makes of a keeper that died with words unsaid; and what a keeper does when its words cannot be said."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import signal
+import time
+from pathlib import Path
+
+from scheduler.core.facts import Ended, Lost, Started, Unclaimed
+from scheduler.core.gpu import Need
+from scheduler.core.job import Job, JobSpec, Process
+from scheduler.runners import keeper as keeper_file
+from scheduler.runners import record
+from scheduler.runners.direct import DirectRunner
+from scheduler.runners.processes import boot_id, seen
+from scheduler.runners.watching import Attempt
+
+
+def _job(number: int) -> Job:
+    return Job(id=number, spec=JobSpec(), need=Need(1, 1000), attempt=1)
+
+
+def _ended_child(code: int) -> Process:
+    """A child of ours that leads its session and has ended, and that nobody has reaped."""
+    child = os.fork()
+    if not child:
+        os.setsid()
+        os._exit(code)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    found = seen(child)
+    assert found is not None and not found.alive
+    return Process(child, found.ticks)
+
+
+def test_a21_an_ended_child_of_one_job_is_never_taken_for_another_job(tmp_path: Path) -> None:
+    """A21, P5: killed between two starts of a packet, the first of which had ended, unreaped and unsaid: the second, claimed
+    and without a pid, has never run; it is not done with the other's exit code.
+    """
+    runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), {}, str(tmp_path / "errors"))
+    try:
+        child = _ended_child(0)
+        for number in 1, 2:
+            path = tmp_path / f"{number}.1"
+            path.write_bytes(record.blank(_job(number), boot_id()))
+            runner._sent[f"{number}.1"] = Attempt(number, 1, str(path), ours=True)
+        record.write_pid(str(tmp_path / "1.1"), child, boot_id(), time.time_ns(), runner.keeper_pid)
+        os.kill(runner.keeper_pid, signal.SIGKILL)
+        os.waitid(os.P_PID, runner.keeper_pid, os.WEXITED | os.WNOWAIT)
+        facts = []
+        end = time.monotonic() + 20
+        while len(facts) < 3 and time.monotonic() < end:
+            facts += runner.look()
+            time.sleep(0.01)
+        assert [fact for fact in facts if isinstance(fact, Unclaimed)] == [Unclaimed(2, 1)]
+        assert [(f.job, f.exit_code) for f in facts if isinstance(f, Ended)] == [(1, 0)]
+        assert [f.job for f in facts if isinstance(f, Started)] == [1] and not [f for f in facts if isinstance(f, Lost)]
+    finally:
+        os.kill(runner.keeper_pid, signal.SIGKILL)
+        runner.close()
+
+
+def test_e09_words_that_could_not_be_sent_are_sent_again(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A send that fails for want of memory loses no ending; only a daemon that is gone is told nothing any more."""
+    read, write = os.pipe()
+    keeper = keeper_file.Keeper.__new__(keeper_file.Keeper)
+    keeper.fd, keeper.out, keeper.unsent = write, [("end", "1.1", 5, "exit", 3, 7)], False
+    answers = [OSError(105, "no buffer space"), 0, None]
+    real = os.write
+
+    def failing(fd: int, data: bytes) -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return real(fd, data) if answer is None else answer
+
+    class Poll:
+        modified = 0
+
+        def modify(self, fd: int, events: int) -> None:
+            self.modified = events
+
+    poll = Poll()
+    monkeypatch.setattr(os, "write", failing)
+    for _ in range(2):
+        keeper.send(poll)
+        assert keeper.out and keeper.unsent
+    keeper.send(poll)
+    assert not keeper.out and not keeper.unsent
+    assert marshal.loads(os.read(read, 4096)) == [("end", "1.1", 5, "exit", 3, 7)]
+    os.close(read)
+    monkeypatch.undo()
+    keeper.out = [("end", "2.1", 6, "exit", 0, 8)]
+    keeper.send(poll)  # EPIPE: nobody is there
+    assert not keeper.out
+    os.close(write)
