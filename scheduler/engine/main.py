@@ -194,7 +194,7 @@ class Daemon:
             gc.set_threshold(20_000, 20, 50)
             self.ready()
             return self._loop(house, epoll, wakeup, drain, tell)
-        except (SchedulerError, _Stopped):
+        except (SchedulerError, _Stopped, sqlite3.Error):  # the last: `run` says what it means
             raise
         except Exception as error:
             where = traceback.format_exc().strip().replace("\n", " | ")

@@ -161,7 +161,13 @@ class StateFile:
     def _look_at_outs(self, now: float) -> Edit | None:
         """Look once more at files that our pictures replaced."""
         for out in list(self._outs):
-            data = os.pread(out.fd, LARGEST + 1, 0)
+            try:
+                data = os.pread(out.fd, LARGEST + 1, 0)
+            except OSError as error:  # it may pass
+                if now - out.since >= OPEN_S:
+                    self.said.append(f"what was saved into {self.path} meanwhile cannot be read: {error.strerror}")
+                    self._drop(out)
+                continue
             if data != out.known:
                 try:
                     wish = self._wish(data)

@@ -24,7 +24,7 @@ POINTS = [
     "daemon:pwrite64:ENOSPC:50",
     "daemon:clone3:SIGKILL:1",
     "daemon:clone3:EAGAIN:1",
-    "daemon:pread64:EIO:30",
+    "daemon:pread64:EIO:39",
     "daemon:sendto:ENOBUFS:2",
     "keeper:pwrite64:SIGKILL:2",
     "keeper:openat:EMFILE:4",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scheduler.core.requests import StateEdited
-from scheduler.engine.state_file import GONE_S, HALF_SAVED_S, OPEN_S, OUT_S, Edit, StateFile
+from scheduler.engine.state_file import GONE_S, HALF_SAVED_S, OPEN_S, OUT_S, Edit, StateFile, _Out
 from scheduler.store import safely
 
 CARDS = [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-b"}]
@@ -339,3 +339,12 @@ def test_deleted_while_no_daemon_ran(painted: StateFile) -> None:
     never.begin(was_there=False)
     before.begin(was_there=True)
     assert never.look(9.0) is None and wish(before.look(9.0)) == StateEdited((), False)
+
+
+def test_e09_an_old_picture_that_cannot_be_read_is_looked_at_again_and_then_let_go(tmp_path: Path) -> None:
+    """E09: a failed read of what our picture replaced is no defect; it may pass, and is told if it does not."""
+    file = StateFile(str(tmp_path / "state.json"))
+    file._outs.append(_Out(os.open(tmp_path, os.O_RDONLY), b"", 0.0))  # a folder cannot be read as a file
+    assert file.look(0.0) is None and not file.said and file._outs
+    assert file.look(OPEN_S) is None and not file._outs
+    assert "cannot be read" in file.said[0]
