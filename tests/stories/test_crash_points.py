@@ -100,7 +100,7 @@ def steps(s: Scheduler, known: int) -> Iterator[tuple[Callable[[], object], str]
     names = list(PLAIN)
     s.append(*(s.line(key, PLAIN[key], 0.02) for key in names[known:5]))
     yield lambda: len(s.states()) >= 5, "the first lines are taken"
-    s.append(*(s.line(key, 0, 600) for key in DEAFS), *(s.line(key, 5) + ";retries=2" for key in FLAKY))
+    s.append(*(s.line(key, 0, 600) for key in DEAFS), *(s.line(key, 5) + ";retries=3" for key in FLAKY))
     for number, key in enumerate(DEAFS, 6):
         yield lambda key=key: s.starts(key), f"{key} runs"
         s.cli("cancel", str(number), code=None)
@@ -126,7 +126,7 @@ def judge(s: Scheduler, *, lost: bool = False) -> None:
         elif key in DEAFS:
             assert state == "cancelled" and runs == 1, (key, state, runs)
         elif key in FLAKY:
-            assert (state, outcome, code, runs) == ("failed", "exit", 5, 3), (key, state, code, runs)
+            assert (state, outcome, code, runs) == ("failed", "exit", 5, 4), (key, state, code, runs)
         else:
             assert (outcome, code, runs) == ("exit", PLAIN[key], 1), (key, outcome, code, runs, notes)
     wait_for(lambda: all(gpu["allocated"] == 0 for gpu in s.status()["gpus"]), "GPUs free")

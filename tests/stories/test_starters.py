@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.runners.processes import environment_of, seen
-from tests.stories.harness import wait_for
+from tests.stories.harness import alive, wait_for
 
 LOOKS = 3
 
@@ -88,7 +88,7 @@ def test_a07_a_late_starter_finds_its_start_taken_back(scheduler):
     s.wait_ended(1)
     assert (s.job(1)["exit_code"], s.job(1)["attempt"], s.starts("a")) == (5, 2, 1)
     os.kill(slow, signal.SIGCONT)
-    wait_for(lambda: not os.path.exists(f"/proc/{slow}"), "the late keeper reads out what it was sent, and ends")
+    wait_for(lambda: not alive(slow), "the late keeper reads out what it was sent, and ends")
     assert s.starts("a") == 1
 
 
