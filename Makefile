@@ -33,7 +33,7 @@ check: $(TESTSTAMP)
 	$(VENV)/bin/mypy
 
 test: check
-	$(VENV)/bin/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
 
 # Sweeps and soaks in their long form (minutes each).
 test-long: check

@@ -112,7 +112,7 @@ BUGS = (
                 "PRAGMA synchronous={'NORMAL' if sync else 'NORMAL'}",
             ),
         ),
-        ("tests/breaking/test_order.py",),
+        ("tests/breaking/test_sweep.py",),
     ),
     Bug(
         "shares as floats",
