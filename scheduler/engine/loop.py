@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import random
 import select
@@ -190,6 +191,7 @@ class House:
             connection
         )  # before the list: a job submitted in between is then met twice, not never
         facts += [Arrived(job) for job in rows.pending(connection)]
+        self._note_unread()
         for watched in self.files.values():
             watched.follower.mark = kept.mark_of(connection, watched.follower.path) or watched.follower.mark
         if stale:
@@ -515,23 +517,27 @@ class House:
         watched.due = 0.0
         try:
             batch = watched.follower.look(now.mono)
-        except FileTrouble as error:
-            text = str(error)
+        except (FileTrouble, OSError) as error:
+            text = str(error) if isinstance(error, FileTrouble) else f"{path}: cannot be read: {error.strerror}"
             if text != watched.trouble:
                 watched.trouble = text
                 self.say(text, 30, kind="file")
-            return None
-        except OSError as error:
-            if str(error) != watched.trouble:
-                watched.trouble = str(error)
-                self.say(f"{path}: cannot be read: {error.strerror}", 30, kind="file")
+                self._note_unread()
             return None
         if watched.trouble and (batch is not None or watched.follower.look_again_at is None):
             watched.trouble = ""
             self.say(f"{path}: can be read now", 20, kind="file")
+            self._note_unread()
         if watched.follower.look_again_at is not None:
             watched.due = watched.follower.look_again_at
         return batch
+
+    def _note_unread(self) -> None:
+        """Which files are not read, and why: `status` shows it, for a line in one of them is neither a job nor refused."""
+        text = json.dumps([watched.trouble for watched in self.files.values() if watched.trouble])
+        if text != (rows.meta(self.db.connection, "unread") or "[]"):
+            with self.db.writing(sync=False) as connection:
+                rows.set_meta(connection, "unread", text)
 
     def _reader(self, watched: Watched) -> Reader:
         managed = ids_of(self.world.fleet.all_mask)
