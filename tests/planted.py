@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -201,8 +202,14 @@ def caught_by(bug: Bug) -> tuple[str, float]:
         return found, time.monotonic() - began
 
 
-def main(wanted: list[str]) -> int:
-    """Plant each bug (or those named); 1 if one is not caught."""
+def main(words: list[str]) -> int:
+    """Plant each bug (or those named); 1 if one is not caught, 2 for a name that is none."""
+    reader = argparse.ArgumentParser(prog="python -m tests.planted", description=main.__doc__)
+    names = [bug.name for bug in BUGS]
+    reader.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(names)}")
+    wanted = reader.parse_args(words).names
+    if unknown := [name for name in wanted if name not in names]:
+        reader.error(f"no such bug: {unknown[0]}; known: {', '.join(names)}")
     missed = 0
     for bug in BUGS:
         if wanted and bug.name not in wanted:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -20,3 +22,18 @@ def test_a_planted_bug_has_its_place_and_was_caught(bug: Bug) -> None:
     row = re.search(rf"^\| {re.escape(bug.name)} \| .* \| `(tests/[\w/]+\.py)::(\w+)", RESULT.read_text(), re.MULTILINE)
     assert row, f"{bug.name} was not caught: make planted"
     assert f"def {row[2]}(" in (ROOT / row[1]).read_text()
+
+
+@pytest.mark.parametrize("module", ["tests.soak", "tests.planted"])
+def test_the_tools_explain_themselves_where_pytest_is_not_installed(module: str) -> None:
+    """And a name that is no bug's is an error, not a run of nothing."""
+    without = "import runpy, sys; sys.modules['pytest'] = None; sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='__main__')"
+
+    def run(word: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-c", without, module, word]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    asked = run("--help")
+    assert asked.returncode == 0 and asked.stdout.startswith("usage: python -m"), asked.stderr
+    wrong = run("nonsense")
+    assert wrong.returncode == 2 and "nonsense" in wrong.stderr and "Traceback" not in wrong.stderr

@@ -205,7 +205,7 @@ def logout(seen: LoginSeen, who: Who) -> Finding:
             "systemctl kill -s HUP systemd-logind'"
         )
     else:
-        mend = f"loginctl enable-linger && systemd-run --user --scope {seen.start}"
+        mend = seen.start and f"loginctl enable-linger && systemd-run --user --scope {seen.start}"
     mark = Mark.WARN if seen.place is Place.HIDDEN else Mark.BAD
     return Finding("logout", mark, "KillUserProcesses=yes", wrong, mend)
 

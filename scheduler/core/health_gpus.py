@@ -51,7 +51,7 @@ def driver(seen: DriverSeen, who: Who) -> Finding:
         if seen.declared:
             return good("NVML", "no NVIDIA driver here; the GPUs are declared, and given out by booking alone")
         wrong = "start finds no GPU, and ends with 4 unless it is told a number of them"
-        return Finding("NVML", Mark.WARN, "no NVIDIA driver here", wrong, f"{seen.start} --gpus 1")
+        return Finding("NVML", Mark.WARN, "no NVIDIA driver here", wrong, seen.start and f"{seen.start} --gpus 1")
     return Finding("NVML", Mark.BAD, "the driver cannot be asked", seen.problem, _mend(seen, who))
 
 

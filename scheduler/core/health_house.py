@@ -51,8 +51,11 @@ def store(seen: StoreSeen) -> Finding:
         "newer": f"{word(seen.python)} -m pip install --upgrade gpujob",
         "elsewhere": f"ssh {word(seen.host)} {seen.again}",
     }.get(seen.kind, "")
+    wrong = seen.trouble
+    if seen.kind == "moved":
+        wrong += "; only if the original is out of use take it over, else both run its jobs"
     told = {"moved": "of another place", "newer": "of a newer gpujob", "elsewhere": "in use on another machine"}
-    return Finding("store", Mark.BAD, told.get(seen.kind, "cannot be used"), seen.trouble, mend)
+    return Finding("store", Mark.BAD, told.get(seen.kind, "cannot be used"), wrong, mend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +67,23 @@ class SchedulerSeen:
     stopped: bool = False
     running: int | None = 0  # jobs in hand; None: not known
     others: tuple[str, ...] = ()  # who else gives out GPUs of ours: pid 12 of eve GPU 0-3
-    start: str = ""
+    free: str = ""  # those of ours that nobody else gives out: 1,3
+    start: str = ""  # the command that starts it as it was; empty: it would be refused
+    apart: str = ""  # the same without a word on GPUs
+    sudo: str = ""  # before whatever root does to another user's
+    hidden: str = ""  # whose folder it is, if we may not look into that
 
 
 def scheduler(seen: SchedulerSeen) -> list[Finding]:
     """Whether somebody looks after the jobs, and whether others give out the same GPUs."""
     found = []
+    kill = f"{seen.sudo}kill"
     jobs = f"{seen.running} job{'s run' if seen.running != 1 else ' runs'}"
-    if seen.alive and seen.stopped:
+    if seen.hidden:
+        found.append(not_told("scheduler", f"whether one runs here: the folder belongs to {seen.hidden}"))
+    elif seen.alive and seen.stopped:
         wrong = "it is stopped (SIGSTOP, Ctrl-Z): nothing is started and nothing answers"
-        found.append(Finding("scheduler", Mark.BAD, f"pid {seen.pid}", wrong, f"kill -CONT {seen.pid}"))
+        found.append(Finding("scheduler", Mark.BAD, f"pid {seen.pid}", wrong, f"{kill} -CONT {seen.pid}"))
     elif seen.alive:
         found.append(good("scheduler", f"runs, pid {seen.pid}" if seen.pid else "runs"))
     elif seen.running:
@@ -83,10 +93,13 @@ def scheduler(seen: SchedulerSeen) -> list[Finding]:
         found.append(Finding("scheduler", Mark.WARN, "none runs", wrong, seen.start))
     else:
         found.append(good("scheduler", "none runs here"))
-    if seen.others:
+    if seen.others and not seen.hidden:  # else it may be the one of this folder
         told = f"not alone: {'; '.join(seen.others[:3])}{'; …' * (len(seen.others) > 3)}"
-        wrong = "schedulers do not know of each other's bookings: give each GPUs of its own"
-        mend = f"{f'kill {seen.pid} && sleep 6 && ' if seen.alive else ''}{seen.start} --gpu-ids 0"
+        wrong = "schedulers do not know of each other's bookings: give each GPUs of its own (--gpu-ids)"
+        if not seen.free:
+            wrong += "; here no GPU is known that no other gives out, so end one of them or take GPUs from one"
+        first = f"{kill} {seen.pid} && sleep 6 && " if seen.alive else ""
+        mend = f"{first}{seen.apart} --gpu-ids {seen.free}" if seen.free and seen.apart else ""
         found.append(Finding("scheduler", Mark.WARN, told, wrong, mend))
     return found
 
@@ -106,6 +119,7 @@ class FilesSeen:
     locked: tuple[str, ...] = ()  # the owner himself may not
     link: str = ""  # the house is a link
     no_folder: str = ""  # something of ours that should be a folder and is none
+    no_file: str = ""  # the state file, where it is a device or the like
     untold: str = ""  # could not be looked into
     whole: bool = True  # False: there are more than were looked at
     recover: str = ""
@@ -123,6 +137,9 @@ def files(seen: FilesSeen, who: Who) -> list[Finding]:
         found.append(
             Finding("files", Mark.BAD, seen.no_folder, "it is no folder: start refuses it", f"mv {place} {place}.old")
         )
+    if seen.no_file:  # perhaps of the system, as /dev/null: no command may touch it
+        wrong = "it is no plain file: name another --state-file"
+        found.append(Finding("files", Mark.BAD, seen.no_file, wrong))
     for names, wrong, command, group in (
         (seen.foreign, f"not of {seen.owner}", f"chown -h {word(seen.owner)}", f"! -user {word(seen.owner)}"),
         (seen.open, "others may read or write it", "chmod go-rwx", "! -type l -perm /077"),
@@ -145,8 +162,15 @@ def files(seen: FilesSeen, who: Who) -> list[Finding]:
     return found
 
 
-def input_file(check: str, path: str, error: SchedulerError | None, who: Who, there: bool) -> Finding:
-    """Config, jobs file, commands file, model table: whether it can be read, and nobody else could have written it."""
+def input_file(
+    check: str, path: str, error: SchedulerError | None, who: Who, there: bool, *, device: bool = False,
+    owner: int | None = None, again: str = "",
+) -> Finding:
+    """Config, jobs file, commands file, model table: whether it can be read, and nobody else could have written it.
+
+    ``device``: it is one, which no command may touch. ``owner``: whose scheduler it is, if not that of who asks; ``again``:
+    the command by which that one asks the same.
+    """
     if error is None:
         return good(check, path if there else f"{path}, not there yet")
     said = error.what.removeprefix("not read: ")
@@ -156,6 +180,10 @@ def input_file(check: str, path: str, error: SchedulerError | None, who: Who, th
     )  # fmt: skip
     mend = ""
     wrong = said
+    if owner is not None and (owned or link):
+        if owned and int(owned[1]) == owner:
+            return Finding(check, Mark.UNKNOWN, f"cannot be told: whether only its owner can write {path}", "", again)
+        return Finding(check, Mark.BAD, error.where or path, said.partition(": chown")[0])
     if writers:
         wrong, mend = said.partition(f": {writers[2]}")[0], f"{writers[2]} {word(writers[3])}"
     elif owned:
@@ -166,9 +194,13 @@ def input_file(check: str, path: str, error: SchedulerError | None, who: Who, th
         wrong, mend = f"line {line[2]}: {wrong}", f'"${{EDITOR:-vi}}" +{line[2]} {word(line[1])}'
     elif "cannot be read: Permission denied" in what:
         mend = f"chmod u+r {word(path)}"
+    elif "plain file" in what:
+        mend = "" if device else f"mv {word(path)} {word(f'{path}.old')}"
+    elif "cannot be looked at" in what:
+        mend = ""
     elif error.where == path:
         mend = f'"${{EDITOR:-vi}}" {word(path)}'
-    if error.do and not mend:
+    if error.do:
         wrong = f"{wrong}; {error.do}"
     return Finding(check, Mark.BAD, error.where or path, wrong, mend)
 

@@ -15,6 +15,7 @@ import stat
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,13 +25,13 @@ from scheduler.core import health, health_gpus, health_house
 from scheduler.core.config import OPTIONS, Config
 from scheduler.core.errors import Damaged, SchedulerError, StoreTrouble
 from scheduler.core.facts import Readings
-from scheduler.core.gpu import HIGHEST_GPU_ID, Gpu, parse_gpu_ids
+from scheduler.core.gpu import HIGHEST_GPU_ID, Gpu, gpu_ids_text, parse_gpu_ids
 from scheduler.core.health import Finding, Who, not_told, word
 from scheduler.core.job import Holding, Job
 from scheduler.engine.evidence import alive as living
 from scheduler.engine.gpus import DECLARED, schedulers_here
 from scheduler.engine.home import home_of
-from scheduler.intake.files import check_private
+from scheduler.intake.files import check_places, check_private, places_of
 from scheduler.intake.settings import model_table
 from scheduler.intake.watch import file_system_of
 from scheduler.probes import machine
@@ -39,7 +40,7 @@ from scheduler.runners.processes import boot_id, lives, seen
 from scheduler.store import jobs as rows
 from scheduler.store.database import NothingYet, check_sound, held_still, open_for_reading
 from scheduler.store.office import Elsewhere, daemon_alive, holder
-from scheduler.store.places import Places
+from scheduler.store.places import Places, check_not_for_another
 
 LIMIT_S = 10.0  # for everything
 ANSWER_S = 5.0  # for programs
@@ -58,6 +59,7 @@ class _House:
     """What the store and the office tell, looked at once for all checks."""
 
     alive: bool = False
+    hidden: bool = False  # we may not look into it
     pid: int | None = None
     running: dict[str, tuple[Any, str]] = field(default_factory=dict)  # settings that the scheduler runs on
     jobs: int = 0
@@ -85,10 +87,54 @@ class Examination:
         self.places, self.config, self.config_file, self.errors = Places(state_file), config, config_file, errors
         self.environ, self.suffix = environ, suffix
         self.who = Who(os.getuid(), _name(os.getuid()), machine.installer())
-        self.start = f"gpujob start --detach{suffix}"
+        self.owner = self._whose()
+        self.others = self.owner != self.who.uid  # root must not leave files of his there, others may do nothing there
+        self.sudo = f"sudo -u {word(_name(self.owner))} " if self.others else ""
         self.again = f"gpujob doctor{suffix}"
-        self.recover = f"gpujob recover{suffix}"
+        self.recover = f"{self.sudo}gpujob recover{suffix}"
+        self.said_gpus = config.gpus is not None or config.gpu_ids is not None
         self.house = _House()
+
+    def _whose(self) -> int:
+        """Whose scheduler it is or would be: by most of what stands there, for a single file may have gone astray."""
+        above = os.path.dirname(self.places.house)
+        tops = (self.places.house, self.places.state_file, self.places.store, self.places.attempts)
+        owners = Counter(status.st_uid for status in map(_status, tops) if status is not None)
+        if not owners:
+            try:
+                check_not_for_another(above)
+            except SchedulerError:
+                return os.stat(above).st_uid
+            except OSError:
+                return self.who.uid
+            status = _status(above)
+            may = status is None or os.access(above, os.W_OK | os.X_OK, effective_ids=True)
+            return self.who.uid if may or status is None else status.st_uid
+        if not self.who.uid and (status := _status(above)) is not None:
+            owners[status.st_uid] += 1
+        most = max(owners.values())
+        return self.who.uid if owners[self.who.uid] == most else owners.most_common(1)[0][0]
+
+    @property
+    def may_start(self) -> bool:
+        """Whether a start would not be refused for what stands there."""
+        status = _status(self.places.state_file)
+        plain = status is None or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
+        return plain and not self.house.hidden and not self.house.store.kind and not (self.others and self.who.uid)
+
+    @property
+    def apart(self) -> str:
+        """The command that starts the scheduler, to be followed by what GPUs it gets; empty where it would be refused."""
+        return f"{self.sudo}gpujob start --detach{self.suffix}" if self.may_start else ""
+
+    @property
+    def start(self) -> str:
+        """The command that starts the scheduler; with the GPUs that only a command line has declared so far."""
+        ids = sorted(gpu.index for gpu in self.house.gpus)
+        if not self.apart or self.said_gpus or not ids or not all(g.uuid.startswith(DECLARED) for g in self.house.gpus):
+            return self.apart
+        number = ids == list(range(len(ids)))
+        return f"{self.apart} {f'--gpus {len(ids)}' if number else f'--gpu-ids {gpu_ids_text(ids)}'}"
 
     def findings(self) -> list[Finding]:
         """All findings, in the order in which they are shown. Never raises."""
@@ -131,7 +177,14 @@ class Examination:
         seen_store = health_house.StoreSeen(recover=self.recover, again=self.again, python=sys.executable)
         kind = text = host = ""
         try:
-            if os.path.lexists(places.house) and not os.access(places.house, os.R_OK | os.X_OK, effective_ids=True):
+            try:
+                os.lstat(places.house)
+                house.hidden = not os.access(places.house, os.R_OK | os.X_OK, effective_ids=True)
+            except FileNotFoundError:
+                house.hidden = False
+            except PermissionError:
+                house.hidden = True
+            if house.hidden:
                 raise PermissionError(13, f"{places.house} is not yours to look into")
             house.alive = daemon_alive(places)
             told = holder(places) if house.alive else {}
@@ -195,11 +248,14 @@ class Examination:
     def _scheduler(self) -> list[Finding]:
         house = self.house
         found = seen(house.pid) if house.pid else None
-        mine = {gpu.index for gpu in house.gpus}
+        mine = {gpu.index for gpu in house.gpus} or {*(self.config.gpu_ids or range(self.config.gpus or 0))}
+        free = set(mine)
         others = []
         for pid, uid, ids in schedulers_here():
             with contextlib.suppress(SchedulerError):  # a list that runs backwards: no scheduler gave itself that name
-                if int(pid) != house.pid and set(parse_gpu_ids(ids) or ()) & (mine or {*range(HIGHEST_GPU_ID + 1)}):
+                theirs = set(parse_gpu_ids(ids) or ())
+                if int(pid) != house.pid and theirs & (mine or {*range(HIGHEST_GPU_ID + 1)}):
+                    free -= theirs
                     others.append(f"pid {pid} of {_name(uid)} GPU {ids}")
         return health_house.scheduler(
             health_house.SchedulerSeen(
@@ -208,7 +264,11 @@ class Examination:
                 found is not None and found.state in "Tt",
                 None if house.in_hand is None else len(house.in_hand),
                 tuple(others),
+                gpu_ids_text(sorted(free)) if free else "",
                 self.start,
+                self.apart,
+                self.sudo,
+                _owner_of(self.places.house) if house.hidden else "",
             )
         )
 
@@ -226,7 +286,27 @@ class Examination:
     def _state_folder(self) -> list[Finding]:
         above, house = os.path.dirname(self.places.house), self.places.house
         path = house if os.path.isdir(house) else above
-        return [self._folder("state folder", path, True, self._move())]
+        found = self._folder("state folder", path, True, self._move())
+        state_file = self.places.state_file
+        try:
+            check_places(state_file, (state_file,), self.config.trust_group)
+        except SchedulerError as error:
+            judged = self._file("state folder", state_file, error, True)
+            return [judged] if found.mark is health.Mark.OK else [found, judged]
+        except OSError:
+            return [found]  # not there, which is said
+        return [found]
+
+    def _file(self, check: str, path: str, error: SchedulerError | None, there: bool) -> Finding:
+        """What is wrong with a file that people write, seen from where we stand."""
+        status = _status(path)
+        device = status is not None and (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode))
+        if os.path.islink(path):
+            device = not os.path.isfile(path)  # the link of a distribution or a user: nothing to move away
+        return health_house.input_file(
+            check, path, error, self.who, there, device=device, owner=self.owner if self.others else None,
+            again=f"{self.sudo}{self.again}",
+        )  # fmt: skip
 
     def _move(self) -> str:
         """The command that takes the scheduler to a disk of this machine."""
@@ -234,9 +314,9 @@ class Examination:
         there = f"/var/tmp/gpujob-{name}"  # noqa: S108  made by the command with mkdir, which fails where one stands
         state = os.path.join(there, os.path.basename(self.places.state_file))
         if self.house.alive:
-            return f"gpujob wait{self.suffix}; kill {self.house.pid}"
-        if self.house.in_hand:
-            return self.start
+            return f"{self.sudo}gpujob wait{self.suffix}; {self.sudo}kill {self.house.pid}"
+        if self.house.in_hand or self.others:
+            return self.start if self.house.in_hand else ""
         mine = [path for path in (self.places.house, self.places.state_file) if os.path.lexists(path)]
         if self.places.house in mine:
             return f"mkdir -m 700 {there} && mv {' '.join(map(word, mine))} {there} && gpujob recover --state-file {word(state)}"
@@ -250,8 +330,10 @@ class Examination:
         with contextlib.suppress(OSError):
             if os.stat(path).st_dev == os.stat(state).st_dev:
                 return []  # said of the state folder
-        kill = f"kill {self.house.pid} && sleep 6 && " if self.house.alive else ""
-        return [self._folder("log folder", path, False, f'{kill}{self.start} --log-dir "$HOME/gpu_scheduler_logs"')]
+        kill = f"{self.sudo}kill {self.house.pid} && sleep 6 && " if self.house.alive else ""
+        home = f"~{_name(self.owner)}" if self.others else '"$HOME"'
+        move = f"{kill}{self.start} --log-dir {home}/gpu_scheduler_logs" if self.start else ""
+        return [self._folder("log folder", path, False, move)]
 
     def _files(self) -> list[Finding]:
         house = self.places.house
@@ -266,7 +348,7 @@ class Examination:
             return health_house.files(replace(empty, link=house), self.who)
         if status is not None and not os.path.isdir(house):
             return health_house.files(replace(empty, no_folder=house), self.who)
-        owner = self.who.uid if status is None else status.st_uid
+        owner = status.st_uid if status is not None and self.who.uid else self.owner
         if owner != self.who.uid and self.who.uid:
             if os.stat(os.path.dirname(house)).st_uid != self.who.uid:
                 return health_house.files(replace(empty, untold=house), self.who)
@@ -280,6 +362,9 @@ class Examination:
         untold: list[str] = []
         number, whole = 0, True
         tops = [top for top in (self.places.house, self.config.log_dir) if os.path.isdir(top)]
+        state = _status(self.places.state_file)
+        if state is not None and not (stat.S_ISREG(state.st_mode) or stat.S_ISLNK(state.st_mode)):
+            out = replace(out, no_file=self.places.state_file)
         for path in self._ours(tops, untold):
             if number >= MOST_FILES:
                 whole = False
@@ -310,8 +395,8 @@ class Examination:
             self.config.log_file,
             *(f"{self.config.log_file}.{n}" for n in range(1, 6)),
         ):
-            if path and os.path.lexists(path):
-                yield path
+            if path and (status := _status(path)) is not None and stat.S_ISREG(status.st_mode):
+                yield path  # a log may go to a device or through a link, which are nothing of ours
         for top in tops:
             yield top
             left = [top]
@@ -333,22 +418,21 @@ class Examination:
     def _config(self) -> list[Finding]:
         if not self.errors:
             text = self.config_file or "none, so the defaults count"
-            return [health_house.input_file("config", text, None, self.who, True)]
-        return [
-            health_house.input_file("config", self.config_file or error.where, error, self.who, True)
-            for error in self.errors
-        ]
+            return [self._file("config", text, None, True)]
+        return [self._file("config", self.config_file or error.where, error, True) for error in self.errors]
 
     def _inputs(self) -> list[Finding]:
         trust, found = self.config.trust_group, []
         for check, path in (("jobs file", self.config.jobs_file), ("commands file", self.config.commands_file)):
             if path:
                 error, there = _trouble(partial(_check_lines, path, trust), path)
-                found.append(health_house.input_file(check, path, error, self.who, there))
+                if not there:  # where it is to stand others may put one first
+                    error = _trouble(partial(check_places, path, places_of(path), trust), os.path.dirname(path))[0]
+                found.append(self._file(check, path, error, there))
         path = self.config.llm_config
         if path and os.path.lexists(path):
             error, there = _trouble(partial(model_table, path, trust), path)
-            found.append(health_house.input_file("model table", path, error, self.who, there))
+            found.append(self._file("model table", path, error, there))
         return found
 
     # -- what was left --------------------------------------------------------------------------------
@@ -569,6 +653,14 @@ def _check_lines(path: str, trust_group: bool) -> None:
     check_private(path, status, trust_group)
     if not os.access(path, os.R_OK, effective_ids=True):
         raise SchedulerError("cannot be read: Permission denied", where=path)
+
+
+def _status(path: str) -> os.stat_result | None:
+    """Of the place itself, without following a link; None where there is nothing to be seen."""
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
 
 
 def _owner_of(path: str) -> str:

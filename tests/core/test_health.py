@@ -238,6 +238,7 @@ DRIVERS = [
     (replace(DRIVER, way="smi", imports=NO_PYNVML), WARN, "/v/bin/python -m pip install nvidia-ml-py"),
     (replace(DRIVER, way="smi"), WARN, "sudo apt-get install -y libnvidia-ml1"),
     (replace(DRIVER, way="", absent=True), WARN, "gpujob start --detach --gpus 1"),
+    (replace(DRIVER, way="", absent=True, start=""), WARN, ""),
     (replace(DRIVER, way="", absent=True, declared=True), OK, ""),
     (
         replace(DRIVER, way="", problem="NVML: driver/library version mismatch: …"),
@@ -339,8 +340,15 @@ def test_the_store(seen: StoreSeen, mark: Mark, mend: str) -> None:
     "seen, marks, mend",
     [(SchedulerSeen(True, 7), [OK], ""), (SchedulerSeen(False), [OK], ""), (SchedulerSeen(True, 7, True), [BAD], "kill -CONT 7"),
      (SchedulerSeen(False, running=2, start="START"), [WARN], "START"), (SchedulerSeen(False, running=None), [OK], ""),
-     (SchedulerSeen(True, 7, others=("pid 9 of eve GPU 0",), start="START"), [OK, WARN], "kill 7 && sleep 6 && START --gpu-ids 0"),
-     (SchedulerSeen(False, others=("pid 9 of eve GPU 0",) * 5, start="START"), [OK, WARN], "START --gpu-ids 0")],
+     (SchedulerSeen(True, 7, others=("pid 9 of eve GPU 0",), free="1-3", apart="START"), [OK, WARN],
+      "kill 7 && sleep 6 && START --gpu-ids 1-3"),
+     (SchedulerSeen(True, 7, others=("pid 9 of eve GPU 0",), free="1", apart="sudo -u adam START", sudo="sudo -u adam "),
+      [OK, WARN], "sudo -u adam kill 7 && sleep 6 && sudo -u adam START --gpu-ids 1"),
+     (SchedulerSeen(False, others=("pid 9 of eve GPU 0",) * 5, free="1", apart="START"), [OK, WARN], "START --gpu-ids 1"),
+     (SchedulerSeen(True, 7, others=("pid 9 of eve GPU 0",), free="", apart="START"), [OK, WARN], ""),
+     (SchedulerSeen(True, 7, others=("pid 9 of eve GPU 0",), free="1"), [OK, WARN], ""),
+     (SchedulerSeen(True, 7, True, sudo="sudo -u adam "), [BAD], "sudo -u adam kill -CONT 7"),
+     (SchedulerSeen(False, running=None, others=("pid 9 of root GPU 0",), hidden="root", apart="START"), [UNKNOWN], "")],
 )  # fmt: skip
 def test_g04_who_works_on_it(seen: SchedulerSeen, marks: list[Mark], mend: str) -> None:
     """G04: one that was stopped is named, with the signal that wakes it."""
@@ -348,6 +356,7 @@ def test_g04_who_works_on_it(seen: SchedulerSeen, marks: list[Mark], mend: str) 
     for one in found:
         whole(one)
     assert [one.mark for one in found] == marks and found[-1].mend == mend
+    assert not seen.others or seen.hidden or seen.free or "no GPU is known" in found[-1].wrong, "in words, where no command can help"
 
 
 def test_files_that_are_not_private_are_named_with_one_command_each() -> None:
@@ -361,6 +370,8 @@ def test_files_that_are_not_private_are_named_with_one_command_each() -> None:
     assert many[0].mend == "find '/h h' /l -xdev ! -type l -perm /077 -exec chmod go-rwx {} +"
     others = health_house.files(FilesSeen(("/h",), "adam", 9, open=("/h/x",)), Who(0, "root"))
     assert others[0].mend == "chmod go-rwx /h/x", "root needs no sudo"
+    (odd,) = health_house.files(FilesSeen(owner="root", no_file="/dev/null"), ROOT)
+    assert odd.mark is BAD and odd.mend == "" and "--state-file" in odd.wrong, "a device is nothing of ours to change"
     for untold in (FilesSeen(owner="eve", untold="/h/sessions"), FilesSeen(owner="eve", number=9, whole=False)):
         (one,) = health_house.files(untold, EVE)
         whole(one)
@@ -385,6 +396,12 @@ FILES = [
     (UsageError("nested too deeply", where="/a/j"), BAD, '"${EDITOR:-vi}" /a/j'),
     (SchedulerError("cannot be read: Permission denied", where="/a/j"), BAD, "chmod u+r /a/j"),
     (UsageError("there is no such setting", where="GPUJOB_SET_X", do="did you mean GPUJOB_SET_Y?"), BAD, ""),
+    (UsageError("unknown key 'screeen'", where="/a/config.yaml:2", do="did you mean screen?"), BAD,
+     '"${EDITOR:-vi}" +2 /a/config.yaml'),
+    (SchedulerError("is no plain file: nothing is read from it", where="/a/j"), BAD, "mv /a/j /a/j.old"),
+    (UsageError("cannot be read: not a plain file", where="/a/config.yaml"), BAD, "mv /a/config.yaml /a/config.yaml.old"),
+    (SchedulerError("is no plain file: nothing is read from it", where="/dev/null", do="name another one"), BAD, ""),
+    (SchedulerError("cannot be looked at: Permission denied", where="/a/j"), BAD, ""),
 ]  # fmt: skip
 
 
@@ -392,10 +409,21 @@ FILES = [
 def test_c37_files_that_people_write(error: SchedulerError | None, mark: Mark, mend: str) -> None:
     """C37: who else could write it, and the chmod; a mistake with its line."""
     path = error.where if error is not None and error.where.startswith("/") else "/a/j"
-    found = health_house.input_file("config", "/a/j" if path.count(":") else path, error, EVE, True)
+    seen = "/a/j" if path.count(":") else path
+    found = health_house.input_file("config", seen, error, EVE, True, device=seen.startswith("/dev/"))
     whole(found)
     assert (found.mark, found.mend) == (mark, mend)
-    assert not error or not error.do or mend or error.do in found.wrong
+    assert not error or not error.do or error.do in found.wrong, "what would be right is said beside the command, too"
+
+
+def test_h17_files_of_another_user_are_never_taken_from_him() -> None:
+    """What is his in his own scheduler's folder is right; whether others may write it, he alone is told."""
+    mine = SchedulerError("not read: it belongs to user 7: chown it to yourself: /a/j", where="/a/j")
+    found = health_house.input_file("jobs file", "/a/j", mine, ROOT, True, owner=7, again="sudo -u adam AGAIN")
+    whole(found)
+    assert (found.mark, found.mend) == (UNKNOWN, "sudo -u adam AGAIN")
+    other = health_house.input_file("jobs file", "/a/j", mine, ROOT, True, owner=8, again="sudo -u adam AGAIN")
+    assert other.mark is BAD and other.mend == "", "nor is it known here whose it should be"
 
 
 def test_what_was_left() -> None:

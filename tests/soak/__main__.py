@@ -1,7 +1,34 @@
 """``python -m tests.soak``."""
 
+import argparse
 import sys
+import time
 
-from tests.soak.run import main
+from tests.soak import __doc__ as what
+
+
+def main() -> int:
+    """The command line, which explains itself also where pytest is not installed."""
+    reader = argparse.ArgumentParser(prog="python -m tests.soak", description=what)
+    reader.add_argument("--seed", type=int, default=int(time.time()), help="by the clock, and printed")
+    reader.add_argument("--jobs", type=int, default=10_000, help="%(default)s")
+    reader.add_argument("--daemon-kills", type=int, default=200, help="%(default)s")
+    reader.add_argument("--keeper-kills", type=int, default=50, help="%(default)s")
+    reader.add_argument("--seconds", type=float, default=600, help="over which jobs and kills are spread (%(default)s)")
+    reader.add_argument("--keep", action="store_true", help="the folder, also when all went well")
+    asked = reader.parse_args()
+    from tests.soak.run import soak  # here, for it needs pytest
+
+    print(f"seed {asked.seed}", flush=True)
+    try:
+        result = soak(
+            asked.seed, asked.jobs, asked.daemon_kills, asked.keeper_kills, asked.seconds, asked.keep, talk=True
+        )
+    except AssertionError as error:
+        print(error)
+        return 1
+    print(result.table())
+    return 0
+
 
 sys.exit(main())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import shutil
 import signal
 import sqlite3
 import stat
-import sys
 import threading
 import time
 from collections import Counter
@@ -263,29 +261,3 @@ def figures(place, given, meddler, history, at_rest, wall, wrong) -> dict[str, s
         "memory": f"first life {at_rest[1] / 1024:.1f} MiB at rest; last life {place.life.early[1] / 1024:.1f} MiB at its start, {place.life.late[1] / 1024:.1f} at its end; most of any {max(rss):.1f}",
         "CPU of jobs, daemons and verbs that were waited for": f"{cpu.children_user + cpu.children_system + cpu.user + cpu.system:.0f} s",
     }  # fmt: skip
-
-
-def main() -> int:
-    """The command line."""
-    reader = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    reader.add_argument("--seed", type=int, default=int(time.time()))
-    reader.add_argument("--jobs", type=int, default=10_000)
-    reader.add_argument("--daemon-kills", type=int, default=200)
-    reader.add_argument("--keeper-kills", type=int, default=50)
-    reader.add_argument("--seconds", type=float, default=600, help="over which jobs and kills are spread")
-    reader.add_argument("--keep", action="store_true", help="the folder, also when all went well")
-    asked = reader.parse_args()
-    print(f"seed {asked.seed}", flush=True)
-    try:
-        result = soak(
-            asked.seed, asked.jobs, asked.daemon_kills, asked.keeper_kills, asked.seconds, asked.keep, talk=True
-        )
-    except AssertionError as error:
-        print(error)
-        return 1
-    print(result.table())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

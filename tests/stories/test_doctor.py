@@ -129,8 +129,8 @@ def test_doctor_with_a_scheduler_that_runs_stopped_or_ended(ill: Scheduler) -> N
     found = doctor(ill)
     missed = found["scheduler"][0]
     assert missed["mark"] == "warn" and "1 job runs" in missed["wrong"] and marks(found, "leftovers") == {"ok"}
-    assert missed["mend"] == "gpujob start --detach"
-    mend(ill, {"mend": f"{missed['mend']} --gpus 2 >/dev/null 2>&1"})
+    assert missed["mend"] == "gpujob start --detach --gpus 2", "as declared: there may be no driver to find them"
+    mend(ill, {"mend": f"{missed['mend']} >/dev/null 2>&1"})
     pid = json.loads((ill.folder / ".gpujob/daemon.json").read_text())["pid"]
     try:
         assert doctor(ill)["scheduler"][0]["seen"] == f"runs, pid {pid}"
@@ -241,6 +241,13 @@ def test_doctor_as_another_user_and_with_files_of_root(ill: Scheduler) -> None:
     assert found["mend"] == f"chown -h root {ill.folder}/.gpujob/high"
     mend(ill, found)
     assert marks(doctor(ill), "files") == {"ok"}
+    os.chown(ill.folder / ".gpujob", 65534, -1)
+    found = doctor(ill, code=1)["files"]
+    assert [one["mend"] for one in found] == [f"chown -h root {ill.folder}/.gpujob"], "the odd one, not all others"
+    mend(ill, found[0])
+    ill.start()
+    os.kill(ill.pid, signal.SIGSTOP)  # or it might be what writes
+    wait_for(lambda: Path(f"/proc/{ill.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "stopped")
     # Everything is imported before the user changes: the interpreter may stand where that one cannot look.
     script = (
         "import os, sys, json, ctypes, importlib\n"
@@ -257,9 +264,53 @@ def test_doctor_as_another_user_and_with_files_of_root(ill: Scheduler) -> None:
     assert done.returncode == 1, done.stderr
     found = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
     assert found["state folder"]["mark"] == "bad" and "belongs to root" in found["state folder"]["wrong"]
-    for name in ("store", "files", "leftovers"):
+    for name in ("store", "scheduler", "files", "leftovers"):
         assert found[name]["mark"] == "unknown", found[name]
+    assert not [one for one in found.values() if "gpujob start" in str(one["mend"])], "he cannot start one here"
     assert trace(ill.folder) == before
+    os.kill(ill.pid, signal.SIGCONT)
+    ill.stop()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
+def test_h17_what_root_does_to_another_users_scheduler_is_done_as_that_user(ill: Scheduler) -> None:
+    """H17: start, recover and kill by root would end it and then be refused; his own files are his, and stay so."""
+    ill.append(ill.line("a"))
+    for path in (ill.folder, *ill.folder.iterdir()):
+        os.chown(path, 65534, -1)
+    for house in (False, True):
+        found = doctor(ill, code=0)
+        name = pwd.getpwuid(65534).pw_name
+        assert found["jobs file"][0]["mend"] == f"sudo -u {name} gpujob doctor", found["jobs file"]
+        commands = [str(one["mend"]) for ones in found.values() for one in ones if "gpujob" in str(one["mend"])]
+        assert all(command.startswith(f"sudo -u {name} gpujob") for command in commands), commands
+        assert "chown" not in "".join(commands) and marks(found, "files") == {"ok"}, found["files"]
+        if not house:
+            (ill.folder / ".gpujob").mkdir(0o700)
+            os.chown(ill.folder / ".gpujob", 65534, -1)
+
+
+def test_c37_doctor_judges_folders_and_what_is_no_plain_file_as_start_does(ill: Scheduler) -> None:
+    """C37: a folder of everybody, without a file in it yet; a folder or FIFO in a file's place is moved away, no device ever."""
+    ill.folder.chmod(0o777)
+    assert "everybody may write it" in ill.cli("start", "--gpus", "1", code=1).stderr
+    found = doctor(ill, code=1)
+    for name in ("state folder", "jobs file"):
+        assert found[name][0]["mend"] == f"chmod o-w {ill.folder}", found[name]
+    mend(ill, found["state folder"][0])
+    ill.jobs_file.mkdir()
+    os.mkfifo(ill.folder / "config.yaml", 0o600)
+    found = doctor(ill, code=1)
+    for name in ("config", "jobs file"):
+        assert found[name][0]["mend"].startswith("mv "), found[name]
+        mend(ill, found[name][0])
+    found = doctor(ill, code=0)
+    for name in ("config", "state folder", "jobs file"):
+        assert marks(found, name) == {"ok"}, found[name]
+    found = doctor(ill, "--state-file", "/dev/null", code=1)
+    assert marks(found, "files") == {"bad"}
+    commands = [str(one["mend"]) for ones in found.values() for one in ones]
+    assert not [one for one in commands if re.search(r"(?<!2>)/dev/null", one)], commands
 
 
 # -- the store and the config -----------------------------------------------------------------------------
@@ -281,6 +332,8 @@ def test_doctor_of_a_damaged_or_copied_store_names_recover(ill: Scheduler) -> No
     (ill.folder / "copy").chmod(0o700)
     words = ("--state-file", str(ill.folder / "copy" / "gpu_scheduler_state.json"))
     found = doctor(ill, *words, code=1)
+    assert "only if the original is out of use" in found["store"][0]["wrong"]
+    assert not [one for ones in found.values() for one in ones if "gpujob start" in str(one["mend"])], "it is refused"
     assert "a copy?" in found["store"][0]["wrong"] and found["store"][0]["mend"] == f"gpujob recover {' '.join(words)}"
     mend(ill, found["store"][0])
     assert marks(doctor(ill, *words), "store") == {"ok"}
