@@ -163,8 +163,15 @@ def files(seen: FilesSeen, who: Who) -> list[Finding]:
 
 
 def input_file(
-    check: str, path: str, error: SchedulerError | None, who: Who, there: bool, *, device: bool = False,
-    owner: int | None = None, again: str = "",
+    check: str,
+    path: str,
+    error: SchedulerError | None,
+    who: Who,
+    there: bool,
+    *,
+    device: bool = False,
+    owner: int | None = None,
+    again: str = "",
 ) -> Finding:
     """Config, jobs file, commands file, model table: whether it can be read, and nobody else could have written it.
 

@@ -356,7 +356,9 @@ def test_g04_who_works_on_it(seen: SchedulerSeen, marks: list[Mark], mend: str) 
     for one in found:
         whole(one)
     assert [one.mark for one in found] == marks and found[-1].mend == mend
-    assert not seen.others or seen.hidden or seen.free or "no GPU is known" in found[-1].wrong, "in words, where no command can help"
+    assert not seen.others or seen.hidden or seen.free or "no GPU is known" in found[-1].wrong, (
+        "in words, where no command can help"
+    )
 
 
 def test_files_that_are_not_private_are_named_with_one_command_each() -> None:
