@@ -233,6 +233,7 @@ class LeftSeen:
     held: bool = False  # a scheduler runs, and keeps their GPUs taken
     files: tuple[str, ...] = ()
     untold: str = ""
+    sudo: str = ""  # before whatever root does to another user's
 
 
 def leftovers(seen: LeftSeen, who: Who) -> list[Finding]:
@@ -243,7 +244,7 @@ def leftovers(seen: LeftSeen, who: Who) -> list[Finding]:
         named = "; ".join(f"pid {one.pid} {one.command}" for one in seen.processes[:3])
         more = f" and {len(seen.processes) - 3} more" if len(seen.processes) > 3 else ""
         then = "its GPUs stay taken until they end" if seen.held else "nobody keeps their GPUs from being given out"
-        mend = "kill " + " ".join(str(one.pid) for one in seen.processes)
+        mend = f"{seen.sudo}kill " + " ".join(str(one.pid) for one in seen.processes)
         found.append(
             Finding(
                 "leftovers",
@@ -255,7 +256,7 @@ def leftovers(seen: LeftSeen, who: Who) -> list[Finding]:
         )
     if seen.files:
         first = seen.files[:MOST_NAMED]
-        mend = f"rm -r {' '.join(map(word, first))}"
+        mend = f"{seen.sudo}rm -r {' '.join(map(word, first))}"
         found.append(
             Finding("leftovers", Mark.WARN, many(seen.files, len(seen.files)), "nobody needs it any more", mend)
         )

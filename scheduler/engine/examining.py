@@ -10,10 +10,8 @@ import contextlib
 import os
 import pwd
 import re
-import select
 import stat
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +24,9 @@ from scheduler.core.config import OPTIONS, Config
 from scheduler.core.errors import Damaged, SchedulerError, StoreTrouble
 from scheduler.core.facts import Readings
 from scheduler.core.gpu import HIGHEST_GPU_ID, Gpu, gpu_ids_text, parse_gpu_ids
-from scheduler.core.health import Finding, Who, not_told, word
+from scheduler.core.health import Finding, Who, word
 from scheduler.core.job import Holding, Job
+from scheduler.engine.beside import Driver, Running
 from scheduler.engine.evidence import alive as living
 from scheduler.engine.gpus import DECLARED, schedulers_here
 from scheduler.engine.home import home_of
@@ -35,7 +34,6 @@ from scheduler.intake.files import check_places, check_private, places_of
 from scheduler.intake.settings import model_table
 from scheduler.intake.watch import file_system_of
 from scheduler.probes import machine
-from scheduler.probes.nvidia import NvidiaProbe
 from scheduler.runners.processes import boot_id, lives, seen
 from scheduler.store import jobs as rows
 from scheduler.store.database import NothingYet, check_sound, held_still, open_for_reading
@@ -87,11 +85,8 @@ class Examination:
         self.places, self.config, self.config_file, self.errors = Places(state_file), config, config_file, errors
         self.environ, self.suffix = environ, suffix
         self.who = Who(os.getuid(), _name(os.getuid()), machine.installer())
-        self.owner = self._whose()
-        self.others = self.owner != self.who.uid  # root must not leave files of his there, others may do nothing there
-        self.sudo = f"sudo -u {word(_name(self.owner))} " if self.others else ""
+        self.owner = self.who.uid  # until it was looked at
         self.again = f"gpujob doctor{suffix}"
-        self.recover = f"{self.sudo}gpujob recover{suffix}"
         self.said_gpus = config.gpus is not None or config.gpu_ids is not None
         self.house = _House()
 
@@ -114,6 +109,21 @@ class Examination:
             owners[status.st_uid] += 1
         most = max(owners.values())
         return self.who.uid if owners[self.who.uid] == most else owners.most_common(1)[0][0]
+
+    @property
+    def others(self) -> bool:
+        """Whether it is another user's: root must not leave files of his there, anybody else may do nothing there."""
+        return self.owner != self.who.uid
+
+    @property
+    def sudo(self) -> str:
+        """What a command begins with that only the owner may run."""
+        return f"sudo -u {word(_name(self.owner))} " if self.others else ""
+
+    @property
+    def recover(self) -> str:
+        """The command that rebuilds the store or takes it over."""
+        return f"{self.sudo}gpujob recover{self.suffix}"
 
     @property
     def may_start(self) -> bool:
@@ -140,8 +150,8 @@ class Examination:
         """All findings, in the order in which they are shown. Never raises."""
         until = time.monotonic() + LIMIT_S
         programs = machine.Programs(self.environ, self.who.name, ANSWER_S)
-        driver = _Driver(self.environ)
-        first = _Running("store", "whether it is whole", self._look_into_the_house)
+        driver = Driver(self.environ)
+        first = Running("store", "whether it is whole", self._look_into_the_house)
         first.wait(min(until, time.monotonic() + ANSWER_S))
         if first.ended:
             self._take_running_settings()
@@ -159,7 +169,7 @@ class Examination:
             ("clock", "whether it is right", lambda: [self._clock()]),
             ("NVML", "whether it answers", lambda: self._driver(driver, programs, until)),
         ]
-        running = [_Running(*step) for step in steps]
+        running = [Running(*step) for step in steps]
         found = {one.check: one.result(until) for one in running}
         driver.close()
         programs.close()
@@ -174,6 +184,7 @@ class Examination:
 
     def _look_into_the_house(self) -> list[Finding]:
         house, places = self.house, self.places
+        self.owner = self._whose()
         seen_store = health_house.StoreSeen(recover=self.recover, again=self.again, python=sys.executable)
         kind = text = host = ""
         try:
@@ -450,7 +461,9 @@ class Examination:
         if not untold:
             processes = self._processes()
         files = tuple(sorted(self._files_left()))
-        return health_house.leftovers(health_house.LeftSeen(tuple(processes), house.alive, files, untold), self.who)
+        return health_house.leftovers(
+            health_house.LeftSeen(tuple(processes), house.alive, files, untold, self.sudo), self.who
+        )
 
     def _processes(self) -> list[health_house.Leftover]:
         """Processes of attempts that no living job has; looked at twice, for one that ends now is none."""
@@ -483,7 +496,9 @@ class Examination:
                     aside = _ASIDE.fullmatch(entry) or _PACKET.fullmatch(entry)
                     if aside and (place == places.house or aside[1] == name) and seen(int(aside[2])) is None:
                         path = os.path.join(place, entry)
-                        if aside.re is _ASIDE or _old(path):  # its keeper may be reading it yet
+                        status = _status(path)
+                        plain = status is not None and stat.S_ISREG(status.st_mode)
+                        if plain and (aside.re is _ASIDE or _old(path)):  # its keeper may be reading it yet
                             yield path
         with contextlib.suppress(OSError):
             for entry in os.listdir(places.attempts):
@@ -527,7 +542,7 @@ class Examination:
             self.who,
         )
 
-    def _driver(self, driver: _Driver, programs: machine.Programs, until: float) -> list[Finding]:
+    def _driver(self, driver: Driver, programs: machine.Programs, until: float) -> list[Finding]:
         config = self.config
         unread = not config.gpu_interval
         readings = None if unread else driver.readings(min(until, driver.asked_at + DRIVER_S))
@@ -560,72 +575,6 @@ class Examination:
     def _gpus(self, readings: Readings) -> list[Finding]:
         pids = {process.pid for reading in readings.gpus for process in reading.processes or ()}
         return health_gpus.gpus(readings.gpus, machine.dead(pids), self.who)
-
-
-class _Driver:
-    """The driver, asked by a reader that may be killed."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._probe = NvidiaProbe(environ)
-        self.asked_at = time.monotonic()
-        self._probe.ask()
-        self._lock = threading.Lock()  # whoever still waits for an answer when it is closed
-        self._closed = False
-
-    @property
-    def way(self) -> str:
-        return self._probe.way
-
-    @property
-    def absent(self) -> bool:
-        return self._probe.absent
-
-    def readings(self, until: float, anew: bool = False) -> Readings | None:
-        """What it says, or None when it says nothing by then (monotonic)."""
-        if anew:
-            self._probe.ask()
-        while True:
-            with self._lock:
-                found = None if self._closed else self._probe.look()
-            if found is not None or self._closed or time.monotonic() >= until:
-                return found
-            select.select(self._probe.descriptors(), [], [], min(0.1, max(0.0, until - time.monotonic())))
-
-    def close(self) -> None:
-        """End the reader, also one that hangs."""
-        with self._lock:
-            self._closed = True
-            self._probe.close()
-
-
-class _Running:
-    """A check that runs beside the others; whatever becomes of it, it has findings."""
-
-    def __init__(self, check: str, what: str, look: Callable[[], list[Finding]]) -> None:
-        self.check, self._what, self._look = check, what, look
-        self._found: list[Finding] | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._found = self._look()
-        except Exception as error:  # noqa: BLE001  what goes wrong with one check is no reason to lose the others
-            said = str(error) or type(error).__name__
-            self._found = [not_told(self.check, self._what, " ".join(said.split()))]
-
-    @property
-    def ended(self) -> bool:
-        return self._found is not None
-
-    def wait(self, until: float) -> None:
-        """Until it has ended, but no longer than this (monotonic)."""
-        self._thread.join(max(0.0, until - time.monotonic()))
-
-    def result(self, until: float) -> list[Finding]:
-        """What it found."""
-        self.wait(until)
-        return [not_told(self.check, self._what, "no answer in time")] if self._found is None else self._found
 
 
 def _trouble(look: Callable[[], object], path: str) -> tuple[SchedulerError | None, bool]:

@@ -434,6 +434,8 @@ def test_what_was_left() -> None:
     assert (held.mark, free.mark) == (WARN, BAD) and free.mend == held.mend == "kill 11 12 13 14"
     assert "and 1 more" in free.seen and "job 3" in free.wrong
     (files,) = health_house.leftovers(LeftSeen(files=("/h/attempts/a b",)), EVE)
+    theirs = health_house.leftovers(LeftSeen(left, files=("/h/x",), sudo="sudo -u adam "), ROOT)
+    assert [one.mend for one in theirs] == ["sudo -u adam kill 11 12 13 14", "sudo -u adam rm -r /h/x"]
     assert files.mark is WARN and shlex.split(files.mend) == ["rm", "-r", "/h/attempts/a b"]
     assert health_house.leftovers(LeftSeen(untold="which …"), EVE)[0].mark is UNKNOWN
     assert health_house.leftovers(LeftSeen(), EVE)[0].mark is OK
