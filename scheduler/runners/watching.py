@@ -35,6 +35,7 @@ from scheduler.runners.processes import (
 ZOMBIE_PATIENCE_S = 10.0
 LOOK_AGAIN_S = 0.005
 LONGEST_LOOK_S = 0.5
+MOST_LOOKS = 8
 KEPT_FREE = 64  # descriptors for everything else
 HELPERS = (b"GPUJOB_SESSION=", b"GPUJOB_READER=", b"GPUJOB_KEEPER=")  # in the environment of what belongs to no job
 
@@ -107,6 +108,7 @@ class Watching:
         self._claims: list[_Claim] = []
         self._leftovers: dict[int, tuple[str, Mark, Process]] = {}  # pidfd → whose
         self._held: dict[str, Mark] = {}
+        self._past: dict[str, Attempt] = {}  # of ours, ended, something of it lives: its orphans become our children
         self._unsure: set[Process] = set()  # orphans that more than one job may have made: hold GPUs, are never ended
         self._strangers: Set[int] = frozenset()  # sessions of the daemon's other helpers
         self._facts: list[Fact] = []
@@ -164,6 +166,8 @@ class Watching:
 
     def _ended(self, attempt: Attempt, how: str, code: int, at: float) -> None:
         fact = ending(attempt.job, attempt.attempt, how, code, at, self._left_behind(attempt))
+        if fact.leftovers and attempt.ours:
+            self._past[attempt.key] = attempt
         unsure = tuple(process for process in fact.leftovers if process in self._unsure)
         self._facts.append(replace(fact, unsure=unsure) if unsure else fact)
 
@@ -179,7 +183,19 @@ class Watching:
         """
         if not attempt.ours:
             return tuple(members(self._mark(attempt), attempt.process))
+        for _ in range(MOST_LOOKS):
+            orphans = self._orphans_of(attempt)
+            if not orphans:
+                return ()
+            left = members(self._mark(attempt), attempt.process, orphans)
+            if left:
+                return tuple(left)  # else they ended this moment, and may have left others
+        return tuple(orphans)
+
+    def _orphans_of(self, attempt: Attempt) -> list[Process]:
+        """Live children of ours that may be the attempt's; none that is held for another is."""
         known = set(self._servants())
+        known |= {p.pid for key, _, p in self._leftovers.values() if key != attempt.key and p not in self._unsure}
         orphans = []
         for pid in own_children():
             if pid in known:
@@ -189,9 +205,7 @@ class Watching:
                 continue
             if self._may_be_of(attempt, found):
                 orphans.append(Process(pid, found.ticks))
-        if not orphans:
-            return ()
-        return tuple(members(self._mark(attempt), attempt.process, orphans))
+        return orphans
 
     def _may_be_of(self, attempt: Attempt, orphan: Seen) -> bool:
         mark, leader = self._mark(attempt), attempt.process
@@ -384,11 +398,15 @@ class Watching:
             return
         mark = self._held[key]
         found = record.read(self.path_of(key))
-        left = members(mark, found.process, [last] if last else [])
+        past = self._past.get(key)
+        # What the last one started, in a session of its own and without the mark, is our child since it ended.
+        orphans = self._left_behind(past) if past is not None else ()
+        left = members(mark, found.process, [*orphans, *([last] if last else [])])
         if left:
             self.watch_leftovers(key, mark.job, mark.attempt, left)
         else:
             del self._held[key]
+            self._past.pop(key, None)
             self._facts.append(Gone(key))
 
     def close(self) -> None:

@@ -342,8 +342,12 @@ class Database:
             )
 
     def ring(self) -> None:
-        """Wake the daemon: one byte into the bell, after the commit."""
-        os.pwrite(self._bell_fd, b"!", 0)
+        """Wake the daemon: one byte into the bell, after the commit.
+
+        On a full disk a bell without a byte cannot be rung; what was committed stands all the same, and is found later.
+        """
+        with contextlib.suppress(OSError):
+            os.pwrite(self._bell_fd, b"!", 0)
 
     def close(self) -> None:
         """Close the connection and the lock."""

@@ -131,3 +131,48 @@ def test_jobs_cancelled_and_retried_without_a_daemon(scheduler):
     s.start()
     s.wait_ended(2)
     assert s.states() == {1: "cancelled", 2: "done"}
+
+
+DAEMONIZES = """
+import os, sys, time
+folder, key, delay = sys.argv[1], sys.argv[2], float(sys.argv[3])
+if os.fork():
+    os._exit(4)
+os.setsid()
+time.sleep(delay)
+if os.fork():
+    time.sleep(delay)
+    os._exit(0)
+with open(os.path.join(folder, "pid-" + key + ".new"), "w") as stream:
+    stream.write(str(os.getpid()))
+os.rename(os.path.join(folder, "pid-" + key + ".new"), os.path.join(folder, "pid-" + key))
+for number in range(3):
+    os.close(number)
+os.execve("/bin/sleep", ["sleep", "600"], {})
+"""
+
+
+def test_b07_a_daemon_that_a_job_makes_holds_its_gpu_however_fast_it_is(scheduler):
+    """B07, P7: forked twice, a session of its own, an empty environment: whoever is left holds the GPU until it ends."""
+    delays = ("0", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "0")
+    s = scheduler(gpus=len(delays) + 1)
+    odd = s.folder / "odd.py"
+    odd.write_text(DAEMONIZES)
+    free = len(delays)
+    s.append(*(f"0,{odd},,{s.folder} {n} {delay},{n};cuda=none" for n, delay in enumerate(delays)))
+    s.start()
+    pids = [
+        int(wait_for(lambda n=n: (p := s.folder / f"pid-{n}").exists() and p.read_text(), f"{n} sleeps"))
+        for n in range(free)
+    ]
+    s.wait_ended(free)
+    s.append(*(s.line(f"next{n}", gpus=str(n)) for n in range(free)))
+    for look in range(3):
+        s.append(s.line(f"look{look}", gpus=str(free)))
+        wait_for(lambda look=look: s.starts(f"look{look}"), "a job on the GPU that nobody holds")
+    assert [s.starts(f"next{n}") for n in range(free)] == [0] * free, "a GPU was given out beside what its job left"
+    assert [gpu["allocated"] for gpu in s.status()["gpus"]][:free] == [1.0] * free
+    for pid in pids:  # each may be any of these jobs', so all GPUs are held until the last has ended
+        os.kill(pid, signal.SIGKILL)
+    for number in range(free):
+        wait_for(lambda number=number: s.starts(f"next{number}"), "its GPU is free again")
