@@ -29,7 +29,7 @@ from scheduler.core.job import Holding, Job
 from scheduler.engine.beside import Driver, Running
 from scheduler.engine.evidence import alive as living
 from scheduler.engine.gpus import DECLARED, schedulers_here
-from scheduler.engine.home import home_of
+from scheduler.engine.home import belongs, home_of
 from scheduler.intake.files import check_places, check_private, places_of
 from scheduler.intake.settings import model_table
 from scheduler.intake.watch import file_system_of
@@ -238,7 +238,7 @@ class Examination:
                 made = rows.meta(connection, "home")
             finally:
                 connection.close()
-        if made and made != home_of(places):
+        if not belongs(made, home_of(places)):
             text = "it was made at another place or machine (a copy?): its jobs are adopted by nobody yet"
             house.store = health_house.StoreSeen(kind="moved", trouble=text)
 

@@ -25,16 +25,34 @@ def this_machine() -> str:
 
 
 def home_of(places: Places) -> str:
-    """Machine, device and inode of the house folder: a copy has another one, a renamed folder the same."""
+    """Machine, device and inode of the house folder, which a copy has not; and its path, by which files and jobs are known."""
     status = os.stat(places.house)
-    return f"{this_machine()}:{status.st_dev}:{status.st_ino}"
+    return f"{this_machine()}:{status.st_dev}:{status.st_ino}:{os.path.realpath(places.house)}"
+
+
+def belongs(made: str, here: str) -> bool:
+    """Whether a store that was made at ``made`` is at home ``here``; older ones do not know their path."""
+    return not made or made == here or here.startswith(made + ":")
+
+
+def moved_from(made: str, here: str) -> str:
+    """The folder in which this very house lay before it was moved; empty if it was not."""
+    old, new = made.split(":", 3), here.split(":", 3)
+    return os.path.dirname(old[3]) if len(old) == 4 and old[:3] == new[:3] and old[3] != new[3] else ""
 
 
 def check_home(db: Database, places: Places) -> None:
     """Refuse a store that was made elsewhere: its running jobs are not ours to adopt. Raises SchedulerError."""
     here, made = home_of(places), rows.meta(db.connection, "home")
     host = rows.meta(db.connection, "host")
-    if made and made != here:
+    before = moved_from(made, here)
+    if before:
+        raise SchedulerError(
+            f"this folder was {before} when its jobs were taken in: here the lines of its files would run again",
+            where=places.house,
+            do="move it back (a link may lead to it); if they are to run again, say so: gpujob recover",
+        )
+    if not belongs(made, here):
         elsewhere = made.partition(":")[0] != here.partition(":")[0]
         which = f"machine{f' ({host})' if host else ''}" if elsewhere else "place (a copy?)"
         raise SchedulerError(
@@ -42,7 +60,7 @@ def check_home(db: Database, places: Places) -> None:
             where=places.house,
             do="if the original is out of use, say so: gpujob recover",
         )
-    if not made or host != socket.gethostname():
+    if made != here or host != socket.gethostname():
         with db.writing() as connection:
             rows.set_meta(connection, "home", here)
             rows.set_meta(connection, "host", socket.gethostname())

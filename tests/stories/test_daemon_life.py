@@ -503,3 +503,24 @@ def test_h19_an_error_outside_the_turns_ends_it_and_says_so(scheduler):
     s.release("a")
     s.wait_ended(1)
     assert (s.job(1)["exit_code"], s.starts("a")) == (3, 1)
+
+
+def test_h08_a_folder_that_was_moved_runs_no_line_again(scheduler, tmp_path):
+    """H08, P1: by another path its files and scripts would be others: refused with the old one named; moved back, it goes on."""
+    s = scheduler(gpus=1, folder=tmp_path / "one")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_ended(1)
+    s.stop()
+    (tmp_path / "one").rename(tmp_path / "two")
+    moved = scheduler(gpus=1, folder=tmp_path / "two")
+    error = moved.cli("start", "--gpus", "1", code=1).stderr
+    assert (
+        str(tmp_path / "one") in error and "gpujob recover" in error and error.splitlines()[-1].startswith("gpujob: ")
+    )
+    assert moved.starts("a") == 1
+    (tmp_path / "two").rename(tmp_path / "one")
+    s.start()
+    s.append(s.line("b"))
+    s.wait_ended(2)
+    assert (s.starts("a"), s.starts("b")) == (1, 1)

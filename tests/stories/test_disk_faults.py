@@ -301,3 +301,32 @@ def test_f12_modes_at_any_umask_and_the_jobs_own(scheduler, mask):
                 assert os.stat(os.path.join(folder, name)).st_mode & 0o777 == 0o600, name
     for name in ("gpu_scheduler.log", "gpu_scheduler_state.json"):
         assert (s.folder / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_e08_what_was_said_to_be_refused_is_not_carried_out(
+    scheduler: Callable[..., Scheduler], disk: Callable[..., Disk]
+) -> None:
+    """E08, P4: on a full disk nobody's bell has a byte yet: an id is told, or nothing runs."""
+    house = disk("size=64m")
+    s = scheduler(gpus=1)
+    link = s.folder / ".gpujob"
+    house.path.chmod(0o700)
+    subprocess.run(["mkdir", "-m", "700", str(link)], check=True)
+    subprocess.run(["mount", "--bind", str(house.path), str(link)], check=True)
+    try:
+        s.start()
+        filler = house.fill()
+        done = [
+            s.cli("submit", "--", "python3", str(s.script), str(s.folder), f"k{n}", "0", "0", code=None)
+            for n in range(3)
+        ]
+        filler.unlink()
+        s.append(s.line("after"))
+        wait_for(lambda: s.starts("after"), "there is room again")
+        s.wait_ended(1 + sum(one.returncode == 0 for one in done))
+        assert [s.starts(f"k{n}") for n in range(3)] == [int(one.returncode == 0) for one in done], [
+            d.stderr for d in done
+        ]
+        s.stop()
+    finally:
+        subprocess.run(["umount", "-l", str(link)], check=True)
