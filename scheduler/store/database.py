@@ -167,6 +167,8 @@ class Database:
         check_sound(places, pages="quick_check" if checkpoints else "", records=checkpoints)
         self._lock_fd = _open_private(places.store_lock)
         self._bell_fd = _open_private(places.bell)
+        if not os.fstat(self._bell_fd).st_size:
+            self.ring()  # while there is room: a byte that is there can be written again on a full disk
         self._high_fd = _open_private(places.high)
         if not os.path.exists(places.store):
             os.close(_open_private(places.store))

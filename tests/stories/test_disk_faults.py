@@ -320,9 +320,13 @@ def test_e08_what_was_said_to_be_refused_is_not_carried_out(
             s.cli("submit", "--", "python3", str(s.script), str(s.folder), f"k{n}", "0", "0", code=None)
             for n in range(3)
         ]
+        paused = s.cli("queue", "pause", code=None)
         filler.unlink()
-        s.append(s.line("after"))
-        wait_for(lambda: s.starts("after"), "there is room again")
+        s.append(s.line("after") + ";gpus=0")
+        wait_for(lambda: len(s.states()) > sum(one.returncode == 0 for one in done), "there is room again")
+        assert s.status()["paused"] == (paused.returncode == 0), paused.stderr
+        s.cli("queue", "resume")
+        wait_for(lambda: s.starts("after"), "it goes on")
         s.wait_ended(1 + sum(one.returncode == 0 for one in done))
         assert [s.starts(f"k{n}") for n in range(3)] == [int(one.returncode == 0) for one in done], [
             d.stderr for d in done
