@@ -86,6 +86,12 @@ class Daemon:
             return Ending(0)
         except sqlite3.Error as error:  # read before the loop is there to take it
             raise trouble(error, self.places.store) from error
+        except OSError as error:
+            if error.filename or not error.errno:
+                raise
+            raise OSError(
+                error.errno, error.strerror, self.places.house
+            ) from error  # a write to what is open tells no name
         finally:
             signal.signal(signal.SIGTERM, before)
 

@@ -100,7 +100,9 @@ def test_s12_two_hundred_payloads_in_every_field_of_lines_and_submits(s: Schedul
         [os.fsencode(text), b"end"] for text in clean
     )
     no_mark(s)
-    assert s.rows("SELECT count(*) FROM jobs WHERE state='done'")[0][0] >= total
+    wait_for(
+        lambda: s.rows("SELECT count(*) FROM jobs WHERE state='done'")[0][0] >= total, "all are written down as done"
+    )
     assert s.rows("PRAGMA integrity_check") == [("ok",)] and s.rows("SELECT count(*) FROM meta WHERE key='a'") == [(0,)]
     shown = json.loads(s.cli("jobs", "--json").stdout)["jobs"]
     assert {job["label"] for job in shown} >= {text for text in PAYLOADS if "\0" not in text and text}
