@@ -120,7 +120,8 @@ class Office:
 def holder(places: Places) -> dict[str, Any]:
     """What the daemon said of itself when it started; empty if nothing can be read."""
     try:
-        with open(places.daemon_info, encoding="utf-8") as stream:
+        # Never through a pipe that nobody writes: that would be waited for.
+        with open(os.open(places.daemon_info, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as stream:
             data = json.load(stream)
     except (OSError, ValueError):
         return {}  # the lock tells whether there is one; this only tells who

@@ -210,3 +210,10 @@ def test_a17_what_the_killed_left_half_written_is_removed(tmp_path: Path) -> Non
     assert not any(path.exists() for path in gone) and all(path.exists() for path in stays)
     assert sorted(os.listdir(folder)) == sorted([os.path.basename(mine), "notes.txt"])
     office.leave()
+
+
+def test_a_pipe_in_place_of_the_word_of_the_daemon_is_not_waited_for(tmp_path: Path) -> None:
+    places = Places(str(tmp_path / "state.json"))
+    places.make()
+    os.mkfifo(places.daemon_info)
+    assert holder(places) == {}

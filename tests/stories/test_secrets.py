@@ -21,6 +21,7 @@ def test_s15_no_secret_is_shown_anywhere(scheduler):
     s.append(*(f'0,keep.sh,,"{" ".join(words)}";gpus=0' for words in plain.values()))
     s.append(f"0,gone.py,,--token={SECRET},0", f"x,a.py,,--token={SECRET}", f'0,a.py,,"--token={SECRET}')
     s.append(f"0,$HOME.py,,--password={SECRET} $X,0")
+    s.append(f"0,token={SECRET}.sh,,x,0", f"0,keep.sh,PASSWORD={SECRET},x,0")  # wait for a script, an environment
     s.environ["WANDB_KEY"] = f"{SECRET}env"
     s.start()
     others = [words for name, words in SHAPES.items() if name not in plain]
