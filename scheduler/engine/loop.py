@@ -268,13 +268,9 @@ class House:
             self._broke(error)
         except sqlite3.Error as error:
             self._broke(trouble(error, self.places.store))
-        except OSError as error:
-            if error.errno not in SHORT_OF:
-                self._defect(error)
-            else:  # nothing that was not looked at is known to be gone: wait until it can be
-                self._broke(StoreTrouble(f"the scheduler is short of what it needs: {error.strerror}"))
         except Exception as error:  # noqa: BLE001  a defect of ours must not end the daemon: the jobs need it
-            self._defect(error)
+            where = traceback.format_exc().strip().replace("\n", " | ")
+            self._broke(_passing(error, self.places.house) or StoreTrouble(f"{DEFECT}: {error!r} ({where})"))
         with contextlib.suppress(OSError):  # a full disk: the records are lost, the jobs are not
             self.flush_log()
 
@@ -591,11 +587,6 @@ class House:
             self.broken_said = str(error)
             self.say(f"{error}; running jobs go on, nothing is started until then", 40, kind="store")
 
-    def _defect(self, error: Exception) -> None:
-        where = traceback.format_exc().strip().replace("\n", " | ")
-        defect = StoreTrouble(f"{DEFECT}: {error!r} ({where})")
-        self._broke(_full_disk(error, self.places.house) or defect)
-
     def _mend(self) -> None:
         if self.db.suspect:
             self.db.renew()
@@ -689,8 +680,15 @@ def _tail(path: str) -> str:
 PARSERS: dict[str, Parser] = {"jobs_file": jobs_csv.parse, "commands_file": commands.parse}
 
 
-def _full_disk(error: Exception, house: str) -> StoreTrouble | None:
-    """What to say of an error that only means that nothing can be written now; None of any other."""
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+def _passing(error: Exception, house: str) -> StoreTrouble | None:
+    """What to say of an error that passes by itself: no room, or nothing to look with; None of any other.
+
+    What could not be looked at is not known to be gone: it is waited for.
+    """
+    if not isinstance(error, OSError):
         return None
-    return StoreTrouble(f"cannot be written: {error.strerror}", where=error.filename or house, do="free some space")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreTrouble(f"cannot be written: {error.strerror}", where=error.filename or house, do="free some space")
+    if error.errno in SHORT_OF:
+        return StoreTrouble(f"the scheduler is short of what it needs: {error.strerror}")
+    return None

@@ -89,9 +89,8 @@ class Daemon:
         except OSError as error:
             if error.filename or not error.errno:
                 raise
-            raise OSError(
-                error.errno, error.strerror, self.places.house
-            ) from error  # a write to what is open tells no name
+            # A write to what is open tells no name.
+            raise OSError(error.errno, error.strerror, self.places.house) from error
         finally:
             signal.signal(signal.SIGTERM, before)
 

@@ -14,7 +14,7 @@ from typing import Any
 from scheduler.core.decide import Plan, Policy, World, decide
 from scheduler.core.facts import Arrived, Asked, Ended, Fact, Gone, Lost, Now, Readings, Started, Unclaimed
 from scheduler.core.gpu import WHOLE, GpuReading, ids_of, mask_of
-from scheduler.core.job import Holding, Job, JobState, Outcome, Process
+from scheduler.core.job import HOLDING, Holding, Job, JobState, Outcome, Process
 from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet
 from scheduler.core.recovery import TABLE, Found, Record, Verdict
@@ -23,7 +23,6 @@ from scheduler.core.telemetry import Limits, Telemetry
 from tests.builders import M0, T0, a_gpu, a_job, check_ledger
 
 TOTAL = 80_000
-HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 
 
 @dataclass
