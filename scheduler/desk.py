@@ -70,7 +70,7 @@ class Overview:
     started_at: float | None = None  # of the daemon that runs
     runner: str = ""  # direct or screen, as that daemon runs its jobs
     set_aside: str = ""  # what somebody saved last that was no state file, if it is still there
-    unread: Sequence[str] = ()  # files that the daemon does not read now, each with the reason
+    trouble: Sequence[str] = ()  # what holds it up: files that are not read, a stopped keeper; each with what mends it
 
 
 class Desk:
@@ -247,7 +247,7 @@ class Desk:
                 alive, pid, rows.counts(connection), views, [*live, *ended], _reasons(connection, live),
                 kept.refused(connection), kept.duplicates(connection), queue_paused, held, since, runner,
                 max(glob.glob(f"{glob.escape(self.places.state_file)}.bad-*"), default=""),
-                json.loads(rows.meta(connection, "unread") or "[]") if alive else (),
+                json.loads(rows.meta(connection, "trouble") or "[]") if alive else (),
             )  # fmt: skip
 
     def jobs(self, states: Sequence[str] = (), most: int | None = None) -> tuple[list[Job], dict[int, Reason]]:

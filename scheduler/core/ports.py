@@ -46,6 +46,9 @@ class Runner(Protocol):
     def next_look(self) -> float | None:
         """A monotonic time at which to look again even without a readable descriptor."""
 
+    def trouble(self) -> str:
+        """What holds up all starts and endings just now, and what mends it, as a sentence; empty if nothing does."""
+
     def close(self) -> None:
         """Let go; attempts live on."""
 

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import psutil
-
 from scheduler.core.config import Config
 from scheduler.core.errors import NoGpuData, Refused
 from scheduler.core.facts import Readings
@@ -165,6 +163,9 @@ class GpuEyes:
     """
 
     def __init__(self, probe: Probe, state_file: str, jobs: Callable[[], Iterable[Job]]) -> None:
+        import psutil  # here: a start with declared GPUs has no use for it, and it costs 30 ms
+
+        self._process, self._gone = psutil.Process, psutil.Error
         self.probe, self._jobs = probe, jobs
         self._mark = b"GPUJOB_STATE_FILE=" + os.fsencode(state_file)
         self._known: dict[tuple[int, int], GpuProcess] = {}
@@ -226,7 +227,7 @@ class GpuEyes:
         known = self._known.get((found.pid, found.ticks))
         if known is None or not known.owner:
             try:
-                about = psutil.Process(process.pid)
+                about = self._process(process.pid)
                 known = GpuProcess(
                     pid=process.pid,
                     user=about.username(),
@@ -234,7 +235,7 @@ class GpuEyes:
                     owner=self._owner(process.pid, leaders),
                     started_at=about.create_time(),
                 )
-            except psutil.Error:
+            except self._gone:
                 return replace(process, visible=False)
             if len(self._known) > 4096:
                 self._known.clear()

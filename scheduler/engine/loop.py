@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import os
 import random
 import select
@@ -41,13 +39,14 @@ from scheduler.engine.reading import JUDGED_FOR, Gathered, Parser, Reader, machi
 from scheduler.engine.reloading import Rereading, bind_unread, limits_of, policy_of
 from scheduler.engine.state_file import Edit
 from scheduler.engine.telling import Said, sentence
+from scheduler.engine.troubles import look_at_runner, note, passing
 from scheduler.intake import commands, jobs_csv
 from scheduler.intake.environments import Environments, Missing, names_devices
 from scheduler.intake.files import FileTrouble, Follower
 from scheduler.intake.programs import why_not_started
 from scheduler.intake.watch import InotifyWatcher, PollingWatcher
 from scheduler.runners import activate
-from scheduler.runners.processes import SHORT_OF, boot_id
+from scheduler.runners.processes import boot_id
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
 from scheduler.store.database import Database, trouble
@@ -119,6 +118,7 @@ class House:
     ended_badly: int = 0
     hopeless_since: float | None = None
     judged: set[str] = field(default_factory=set)  # files whose refused lines were read for these GPUs
+    runner_trouble: str = ""
     told_running: set[int] = field(default_factory=set)  # jobs of which it was said that they run
 
     def __post_init__(self) -> None:
@@ -191,7 +191,7 @@ class House:
             connection
         )  # before the list: a job submitted in between is then met twice, not never
         facts += [Arrived(job) for job in rows.pending(connection)]
-        self._note_unread()
+        note(self)
         for watched in self.files.values():
             watched.follower.mark = kept.mark_of(connection, watched.follower.path) or watched.follower.mark
         if stale:
@@ -270,7 +270,7 @@ class House:
             self._broke(trouble(error, self.places.store))
         except Exception as error:  # noqa: BLE001  a defect of ours must not end the daemon: the jobs need it
             where = traceback.format_exc().strip().replace("\n", " | ")
-            self._broke(_passing(error, self.places.house) or StoreTrouble(f"{DEFECT}: {error!r} ({where})"))
+            self._broke(passing(error, self.places.house) or StoreTrouble(f"{DEFECT}: {error!r} ({where})"))
         with contextlib.suppress(OSError):  # a full disk: the records are lost, the jobs are not
             self.flush_log()
 
@@ -481,6 +481,7 @@ class House:
             self.scan_due = now.mono + self.config.monitor_interval
             self.watcher.rearm()
             self.db.check_in_place()
+            look_at_runner(self)
             for path, watched in self.files.items():
                 watched.follower.check_whole()
                 self.changed.add(path)
@@ -518,22 +519,15 @@ class House:
             if text != watched.trouble:
                 watched.trouble = text
                 self.say(text, 30, kind="file")
-                self._note_unread()
+                note(self)
             return None
         if watched.trouble and (batch is not None or watched.follower.look_again_at is None):
             watched.trouble = ""
             self.say(f"{path}: can be read now", 20, kind="file")
-            self._note_unread()
+            note(self)
         if watched.follower.look_again_at is not None:
             watched.due = watched.follower.look_again_at
         return batch
-
-    def _note_unread(self) -> None:
-        """Which files are not read, and why: `status` shows it, for a line in one of them is neither a job nor refused."""
-        text = json.dumps([watched.trouble for watched in self.files.values() if watched.trouble])
-        if text != (rows.meta(self.db.connection, "unread") or "[]"):
-            with self.db.writing(sync=False) as connection:
-                rows.set_meta(connection, "unread", text)
 
     def _reader(self, watched: Watched) -> Reader:
         managed = ids_of(self.world.fleet.all_mask)
@@ -678,17 +672,3 @@ def _tail(path: str) -> str:
 
 
 PARSERS: dict[str, Parser] = {"jobs_file": jobs_csv.parse, "commands_file": commands.parse}
-
-
-def _passing(error: Exception, house: str) -> StoreTrouble | None:
-    """What to say of an error that passes by itself: no room, or nothing to look with; None of any other.
-
-    What could not be looked at is not known to be gone: it is waited for.
-    """
-    if not isinstance(error, OSError):
-        return None
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreTrouble(f"cannot be written: {error.strerror}", where=error.filename or house, do="free some space")
-    if error.errno in SHORT_OF:
-        return StoreTrouble(f"the scheduler is short of what it needs: {error.strerror}")
-    return None

@@ -10,11 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 FLAG = "flag"
+OFF = "off"
 ONE = "one"
 MANY = "many"
 
 COMPLETION = "_GPUJOB_COMPLETE"  # set by a shell that wants to know what may come next
 COMMON = {"--state-file": ("state_file", ONE), "--config": ("config", ONE)}
+SETTINGS = (
+    "gpus", "gpu_ids", "jobs_file", "commands_file", "llm_config", "log_dir", "log_file", "cpu_slots", "mem_threshold", "load_threshold",
+    "whole_gpu_tolerance", "gpu_interval", "settle", "release", "hold_on_errors", "monitor_interval", "state_interval",
+    "max_assign_attempts", "assign_retry_wait", "oom_retries", "kill_grace", "cuda_ids", "python", "conda_mode", "activation_limit",
+    "order", "aging", "keep_logs", "keep_finished", "trust_group", "watch",
+)  # fmt: skip
 # verb → its options, and how many words it takes beside them: none, one, some, or the rest of the line as it stands.
 # The same as `faces/cli/app.py` declares (tests/faces compares the two); whatever is not found here goes there.
 HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
@@ -50,6 +57,13 @@ HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
     "pause": ({}, "some"),
     "resume": ({"--force": ("force", FLAG)}, "some"),
     "wait": ({"--timeout": ("timeout", ONE)}, "any"),
+    "start": (
+        {
+            **{f"--{name.replace('_', '-')}": (name, ONE) for name in SETTINGS},
+            "--screen": ("screen", FLAG), "--no-screen": ("screen", OFF), "--drain": ("drain", FLAG), "--detach": ("detach", FLAG),
+        },
+        "none",
+    ),
 }  # fmt: skip
 
 
@@ -100,10 +114,10 @@ def _options(
         if name not in table:
             return None
         target, kind = table[name]
-        if kind == FLAG:
+        if kind in (FLAG, OFF):
             if equals:
                 return None
-            values[target] = True
+            values[target] = kind == FLAG
             position += 1
             continue
         if not equals:
@@ -124,6 +138,8 @@ def _hot(verb: str) -> Callable[..., int]:
         from scheduler.faces.cli import add as module
     elif verb in ("status", "jobs", "why"):
         from scheduler.faces.cli import show as module  # type: ignore[no-redef]
+    elif verb == "start":
+        from scheduler.faces.cli import serve as module  # type: ignore[no-redef]
     else:
         from scheduler.faces.cli import control as module  # type: ignore[no-redef]
     found: Callable[..., int] = getattr(module, verb)

@@ -111,7 +111,7 @@ def status_json(view: Overview) -> dict[str, Any]:
             for line in view.refused
         ],
         "repeated_lines": view.repeated,
-        "unread": list(view.unread),
+        "trouble": list(view.trouble),
     }
 
 
@@ -199,8 +199,8 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
             f"state file a save that was not one is set aside as {name}, pauses stayed; remove it when you have seen it"
         )
         lines += terminal.folded(text, LABEL)
-    for text in view.unread:
-        lines += terminal.folded(f"not read   {safe(text)}", LABEL)
+    for text in view.trouble:
+        lines += terminal.folded(f"trouble    {safe(text)}", LABEL)
     if view.queue_paused:
         lines.append(f"queue      {terminal.painted('PAUSED')}")
     if view.gpus:

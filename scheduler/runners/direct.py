@@ -327,6 +327,13 @@ class DirectRunner(Watching):
                 newest = Process(pid, found.ticks)
         return newest
 
+    def trouble(self) -> str:
+        """A stopped keeper holds up all; it is told, and not continued: SIGSTOP is somebody's wish."""
+        found = seen(self._keeper)
+        if found is None or found.state not in "Tt":
+            return ""
+        return f"no job is started and no ending seen: the keeper is stopped; to go on: kill -CONT {self._keeper}"
+
     def close(self) -> None:
         """Let go of everything; the keeper drains, the jobs live on."""
         if self._socket is not None:

@@ -409,6 +409,10 @@ class Watching:
             self._past.pop(key, None)
             self._facts.append(Gone(key))
 
+    def trouble(self) -> str:
+        """Each attempt has a supervisor of its own: nothing holds up all of them."""
+        return ""
+
     def close(self) -> None:
         """Let go of everything; the jobs live on."""
         for fd in (*self._adopted, *self._leftovers):

@@ -32,7 +32,7 @@ def test_started_then_ended_with_the_true_code(bench: Bench) -> None:
     assert started.at <= ended.at <= time.time()
     assert bench.text(1) == "out\nerr\n"
     found = record.read(bench.record(1))
-    assert (found.how, found.code) == ("exit", 7)
+    assert (found.how, found.code) == ("exit", 7) and bench.runner.trouble() == ""
 
 
 def test_signal_is_told_from_exit_code(bench: Bench) -> None:

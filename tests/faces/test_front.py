@@ -15,9 +15,10 @@ import typer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from scheduler.core.config import OPTIONS
 from scheduler.faces import front
 from scheduler.faces.cli import add as adding
-from scheduler.faces.cli import control, show
+from scheduler.faces.cli import control, serve, show
 from scheduler.faces.cli.app import app
 
 ROOT = str(Path(__file__).parents[2])
@@ -27,6 +28,7 @@ FUNCTIONS = {
     "add": adding.add, "submit": adding.submit, "status": show.status, "jobs": show.jobs, "why": show.why,
     "hold": control.hold, "release": control.release, "first": control.first, "swap": control.swap,
     "cancel": control.cancel, "retry": control.retry, "pause": control.pause, "resume": control.resume, "wait": control.wait,
+    "start": serve.start,
 }  # fmt: skip
 
 
@@ -38,6 +40,8 @@ def options_of(command: Any) -> dict[str, tuple[str, str]]:
             kind = front.FLAG if param.is_flag else front.MANY if param.multiple else front.ONE
             for name in param.opts:
                 found[name] = (param.name, kind)
+            for name in param.secondary_opts:
+                found[name] = (param.name, front.OFF)
     return found
 
 
@@ -102,6 +106,9 @@ def test_the_quick_doors_values_are_parameters_of_the_verbs_function(verb: str) 
     assert front._hot(verb) is function
     known = inspect.signature(function).parameters
     for target, kind in {**front.COMMON, **front.HOT[verb][0]}.values():
+        if verb == "start" and target not in known:  # a setting
+            assert target in OPTIONS
+            continue
         assert target in known
         default = known[target].default
         assert {front.FLAG: default is False, front.MANY: default == (), front.ONE: default in ("", None, "0")}[kind]
@@ -167,7 +174,9 @@ def declared_reading(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
     for param in command.params:
         if param.param_type_name == "option":
             value = inner.params[param.name]
-            if value not in (None, False, "", [], ()) and not (param.name == "priority" and value == "0"):
+            if (value not in (None, False, "", [], ()) or (param.name == "screen" and value is False)) and not (
+                param.name == "priority" and value == "0"
+            ):
                 values[param.name] = tuple(value) if isinstance(value, (list, tuple)) else value
     for name in ("state_file", "config"):
         value = values.get(name) or outer.params[name]
@@ -185,7 +194,7 @@ def said(values: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in values.items()
-        if value not in ("", False, ()) and (name, value) != ("priority", "0")
+        if (value not in ("", False, ()) or (name, value) == ("screen", False)) and (name, value) != ("priority", "0")
     }
 
 
@@ -222,6 +231,10 @@ CASES = [
     "wait",
     "wait 1 2 --timeout 5m",
     "wait --timeout=1 -- 3",
+    "start",
+    "--state-file s start --gpus 2 --drain --no-screen",
+    "start --screen --no-screen --keep-logs=90d --config c --detach",
+    "start --no-screen --screen --gpus=1 --gpus=2 --state-file=",
 ]
 
 
@@ -238,7 +251,7 @@ def test_the_quick_door_reads_what_the_declared_one_reads(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "", "--help", "status --help", "start", "show 3", "logs 3", "demo", "--version", "stauts", "status --jsonn",
+        "", "--help", "status --help", "start x", "start --screen=1", "start --help", "show 3", "logs 3", "demo", "--version", "stauts", "status --jsonn",
         "status --json=1", "status 5", "status --watch", "add", "add a b", "submit", "submit --", "cancel", "why 1 2", "pause -1",
         "submit --gpus", "jobs --state", "-- status", "queue pause", "-x status", "add -x a.py",
     ],
@@ -249,7 +262,7 @@ def test_help_mistakes_and_other_verbs_go_to_the_declared_door(line: str) -> Non
 
 
 TOKENS = st.sampled_from(
-    [*front.HOT, "start", "--", "-", "-1", "x", "1", "", "a.py", "--state-file", "--state-file=s", "--config", "--json", "--json=1",
+    [*front.HOT, "--screen", "--no-screen", "--drain", "--settle", "--", "-", "-1", "x", "1", "", "a.py", "--state-file", "--state-file=s", "--config", "--json", "--json=1",
      "--gpus", "--gpus=1", "--env", "--env=A=1", "--wait", "--cpu", "--state", "--timeout", "--args", "--args=-x", "--priority",
      "--help", "--nope", "-h", "--watch"]
 )  # fmt: skip

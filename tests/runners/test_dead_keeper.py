@@ -61,6 +61,22 @@ def test_a21_an_ended_child_of_one_job_is_never_taken_for_another_job(tmp_path: 
         runner.close()
 
 
+def test_a_stopped_keeper_is_told_and_left_so(tmp_path: Path) -> None:
+    """SIGSTOP is a wish: what it holds up is said, with the way to go on."""
+    runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), {}, str(tmp_path / "errors"))
+    try:
+        os.kill(runner.keeper_pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, runner.keeper_pid, os.WSTOPPED | os.WNOWAIT)
+        runner.look()
+        assert f"the keeper is stopped; to go on: kill -CONT {runner.keeper_pid}" in runner.trouble()
+        os.kill(runner.keeper_pid, signal.SIGCONT)
+        os.waitid(os.P_PID, runner.keeper_pid, os.WCONTINUED | os.WNOWAIT)
+        assert runner.trouble() == ""
+    finally:
+        os.kill(runner.keeper_pid, signal.SIGKILL)
+        runner.close()
+
+
 def test_e09_words_that_could_not_be_sent_are_sent_again(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """A send that fails for want of memory loses no ending; only a daemon that is gone is told nothing any more."""
     read, write = os.pipe()

@@ -457,12 +457,12 @@ def test_c37_files_that_others_could_write_are_refused_with_the_remedy(scheduler
         change()
         p.pour(p.good(f"more-{lines}"))
         wait_for(lambda text=text: text in s.said(), "the report")
-        wait_for(lambda text=text: text in " ".join(s.status()["unread"]), "it is in the status")
-        assert "not read   " in s.cli("status").stdout
+        wait_for(lambda text=text: text in " ".join(s.status()["trouble"]), "it is in the status")
+        assert "trouble    not read: " in s.cli("status").stdout
         assert text in s.cli("add", "note", "--args", "x", code=1).stderr
         assert f"more-{lines}" not in p.noted()
         mend()
-        wait_for(lambda: not s.status()["unread"], "it is read again")
+        wait_for(lambda: not s.status()["trouble"], "it is read again")
         s.wait_ended(lines + 1)
         p.rest()
         s.stop()

@@ -104,3 +104,25 @@ def test_b05_cancelled_while_its_starter_is_late(scheduler):
     os.kill(starter, signal.SIGCONT)
     s.wait_state(1, "cancelled")
     wait_for(lambda: s.status()["gpus"][0]["allocated"] == 0, "the GPU is free")
+
+
+def test_a_stopped_keeper_is_said_and_shown_until_it_goes_on(scheduler):
+    """Nothing is lost, started twice or cancelled for it; but whoever wonders why nothing starts is told."""
+    s = scheduler(gpus=2, monitor_interval="0.1")
+    s.hold("a")
+    s.append(s.line("a", 6, gpus="0"))
+    s.start()
+    s.wait_state(1, "running")
+    keeper = s.keeper_pid()
+    os.kill(keeper, signal.SIGSTOP)
+    s.append(s.line("b", 5, gpus="1"))
+    text = f"the keeper is stopped; to go on: kill -CONT {keeper}"
+    wait_for(lambda: any(text in line for line in s.status()["trouble"]), "it is in the status")
+    assert text in s.cli("status").stdout and s.said().count(text) == 1
+    s.release("a")
+    s.wait_state(2, "starting")
+    os.kill(keeper, signal.SIGCONT)
+    s.wait_ended(2)
+    assert [(s.job(n)["exit_code"], s.starts(key)) for n, key in ((1, "a"), (2, "b"))] == [(6, 1), (5, 1)]
+    wait_for(lambda: not s.status()["trouble"], "it is over")
+    assert "jobs are started again" in s.said()

@@ -186,11 +186,10 @@ def start(
     from scheduler.faces.cli.serve import start as serve
 
     given = dict(locals())
-    flags = {name: given[name] for name in OPTIONS if given.get(name) is not None}
+    flags = {name: given[name] for name in OPTIONS if name != "state_file" and given.get(name) is not None}
     which = _which(state_file, config)
-    if which["state_file"]:
-        flags["state_file"] = which["state_file"]
-    raise typer.Exit(serve(flags, config=which["config"], drain=drain, detach=detach))
+    code = serve(state_file=which["state_file"], config=which["config"], drain=drain, detach=detach, **flags)
+    raise typer.Exit(code)
 
 
 @app.command("add")

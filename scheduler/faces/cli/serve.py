@@ -16,8 +16,17 @@ from scheduler.intake.settings import find_config
 READY = "GPUJOB_READY_FD"
 
 
-def start(flags: dict[str, Any], *, config: str | None = None, drain: bool = False, detach: bool = False) -> int:
-    """Run the scheduler until it is told to end, or has nothing left to do (``drain``)."""
+def start(
+    *,
+    state_file: str | None = None,
+    config: str | None = None,
+    drain: bool = False,
+    detach: bool = False,
+    **said: str | bool,
+) -> int:
+    """Run the scheduler until it is told to end, or has nothing left to do (``drain``). ``said``: settings by name."""
+    flags: dict[str, Any] = {**said, "state_file": state_file} if state_file else dict(said)
+    config = config or None
     settings = settings_for(flags, config)
     if detach:
         return _detached(flags, config or find_config(os.environ, None, os.getcwd()) or None, drain)
