@@ -186,16 +186,18 @@ def main(words: list[str] | None = None) -> int:
         return _enough()
     except KeyboardInterrupt:
         return 130
+    except ImportError as error:  # too many open files, or half of an upgrade
+        return _fail([f"a part of the program cannot be loaded: {error}"], 1)
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        do = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return _fail([f"{error.strerror or error}{where}{do}"], 1)
     except Exception as error:
         from scheduler.faces.cli.app import usage_text
 
         text = usage_text(error)
         if text is not None:
             return _fail([text], 2)
-        if isinstance(error, OSError):
-            where = f" {error.filename}" if error.filename else ""
-            do = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-            return _fail([f"{error.strerror or error}{where}{do}"], 1)
         if type(error).__name__ == "Abort":
             return 130
         raise

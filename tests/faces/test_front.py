@@ -506,3 +506,18 @@ def test_a_folder_is_no_state_file(tmp_path: Path) -> None:
 def test_a_program_without_a_name_is_refused(tmp_path: Path) -> None:
     ran = gpujob(tmp_path, "submit", "--", "")
     assert ran.returncode == 2 and "the name of the program is empty" in ran.stderr
+
+
+@pytest.mark.parametrize("verb", ["status", "start", "show", "add"])
+def test_e11_no_descriptor_is_left_to_load_the_program_with(tmp_path: Path, verb: str) -> None:
+    """P3: one line, and no traceback of the interpreter's."""
+    program = (
+        "import resource, sys; from scheduler.faces import front; import scheduler.core.errors, scheduler.faces.terminal;"
+        " resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); sys.exit(front.main([sys.argv[1], *sys.argv[2:]]))"
+    )
+    words = [verb, *({"show": ["1"], "add": ["x.py"]}.get(verb, []))]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert "cannot be loaded: " in done.stderr or "Too many open files" in done.stderr

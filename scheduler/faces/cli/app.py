@@ -542,7 +542,7 @@ def version_of() -> None:
 
 def run(words: list[str]) -> int:
     """Run the command line; returns the exit code. Usage errors raise what Typer raises."""
-    command: Any = typer.main.get_command(app)
+    command = _declared(words)
     if terminal.charset() == "ascii":  # Click takes such a stream for a mistake and writes UTF-8 beside it
         for one in (command, *command.commands.values()):
             one.get_help = _in_ascii(one.get_help)
@@ -553,6 +553,19 @@ def run(words: list[str]) -> int:
             raise end.__context__ from None
         raise
     return code if isinstance(code, int) else 0
+
+
+def _declared(words: list[str]) -> Any:
+    """The command line as Click wants it; where it begins with a verb that one alone: to build all takes longer than most verbs
+    (but `help` tells of the others)."""
+    one = [command for command in app.registered_commands if words and command.name == words[0] != "help"]
+    every = app.registered_commands, app.registered_groups
+    if one:
+        app.registered_commands, app.registered_groups = one, []
+    try:
+        return typer.main.get_command(app)
+    finally:
+        app.registered_commands, app.registered_groups = every
 
 
 def _in_ascii(get_help: Callable[[Any], str]) -> Callable[[Any], str]:
