@@ -615,7 +615,7 @@ def test_where_a_mistake_hides_which_scheduler_is_meant_none_is_taken(tmp_path: 
         ('{"models": {"a": 1e999}}', ":1: models.a: a GPU need must be a number, not 'inf'; write 0.5, 1, 2 or 2x0.5"),
         ('{"models": {"a": 99999999999}}', ":1: models.a: a GPU need cannot be 99999999999; write 0.5, 1 or 2"),
         ('{"models": {"\\ud800": 1}}', ": 'models.\\ud800': the name is not UTF-8"),
-        ('{"models": {"a": 1,}}', ":1:20: not JSON: "),
+        ('{"models": {"a": 1,,}}', ":1:20: not JSON: "),
         ("{} {}", ":1:4: not JSON: Extra data"),
         (" " * (4 << 20) + "{}", ": larger than 4 MiB: this is no model table"),
     ],
