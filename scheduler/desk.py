@@ -328,7 +328,8 @@ class Desk:
                 else:
                     named = rows.labelled(connection, word)
                     if not named:
-                        near = did_you_mean(word, rows.labels(connection, STATES, MOST_LABELS))
+                        labels = rows.labels(connection, STATES, MOST_LABELS)
+                        near = did_you_mean(word, (label for label in labels if label == without_secrets(label)))
                         raise NotFound(
                             f"no job {word}{near}",
                             do="name an id, a range such as 3-9, a label, @ for the last, @~1 for the one before",
