@@ -40,25 +40,30 @@ class Clock:
 @pytest.mark.parametrize("shift", [-3600, YEARS], ids=["hour back", "years ahead"])
 def test_g01_the_clock_is_set_while_jobs_run_and_wait(scheduler, shift):
     """G01, P6: a time limit, a grace and a due retry keep their length; a restart after it ends nobody; nothing negative."""
-    s = scheduler(gpus=2, cpu_slots=8, kill_grace="1.5", assign_retry_wait="1.5")
+    s = scheduler(gpus=2, cpu_slots=8, kill_grace="2", assign_retry_wait="3")
     clock = Clock(s)
     s.hold("long")
-    s.append(s.line("long", more=";time=1h"), s.line("short", code=4, seconds=0.5))
+    s.append(s.line("long", more=";time=1h"))
     deaf = s.folder / "deaf.sh"
     deaf.write_text("#!/bin/sh\ntrap '' TERM\ntouch deaf.runs\nwhile :; do sleep 0.1; done\n")
     deaf.chmod(0o755)
     s.append("0,deaf.sh,,;gpus=0", f"0,{s.folder}/job.py,,{s.folder} limited 0 60;gpus=0;time=2")
     s.start()
-    for key in (1, 4):
+    for key in (1, 3):
         s.wait_state(key, "running")
     wait_for((s.folder / "deaf.runs").exists, "the deaf job")
+    s.append(s.line("short", code=4, more=";retries=1"))
+    wait_for(lambda: s.starts("short") == 1 and s.states().get(4) == "pending", "its retry is due in 3 s")
     clock.set(shift)
-    s.cli("cancel", "3")
+    s.cli("cancel", "2")
+    asked = time.monotonic()
     s.append(s.line("after"))
-    wait_for(
-        lambda: {s.states().get(n) for n in (2, 3, 4, 5)} <= {"done", "failed", "cancelled"}, f"ends: {s.states()}"
-    )
-    assert (s.job(3)["signal"], s.job(4)["outcome"], s.job(2)["exit_code"]) == (9, "time_limit", 4)
+    s.wait_state(2, "cancelled")
+    assert time.monotonic() - asked > 1.5, "the grace is as long as it was"
+    wait_for(lambda: {s.states().get(n) for n in (3, 4, 5)} <= {"done", "failed"}, f"ends: {s.states()}")
+    assert (s.job(2)["signal"], s.job(3)["outcome"], s.job(4)["exit_code"]) == (9, "time_limit", 4)
+    first, again = (float(entry[6]) for entry in s.ledger() if entry[:2] == ["start", "short"])
+    assert again - first > 2, "and so is the pause before a retry"
     s.kill()
     s.start()  # by two readings of the wall clock, job 1 has now run for ten years
     s.cli("submit", "--cpu", "--wait", "--", "true")
@@ -68,7 +73,7 @@ def test_g01_the_clock_is_set_while_jobs_run_and_wait(scheduler, shift):
         assert not re.search(r"(?<![\w.-])-\d+(\.\d+)? ?(s|min|h|d)\b", shown), shown
     s.release("long")
     s.wait_ended(6)
-    assert s.job(1)["state"] == "done" and [s.starts(k) for k in ("long", "short", "after", "limited")] == [1] * 4
+    assert s.job(1)["state"] == "done" and [s.starts(k) for k in ("long", "short", "after", "limited")] == [1, 2, 1, 1]
 
 
 def test_g02_through_the_end_of_summer_time_and_2038(scheduler):
