@@ -156,6 +156,8 @@ def test_s5_another_user_opens_nothing_while_it_starts(
             wait_for(daemon.ended, f"drained\n{daemon.said()}")
         assert os.waitpid(watcher, os.WNOHANG) == (0, 0)
         assert not (got / "opened").exists(), (got / "opened").read_text()
+        (place / "gpu_scheduler.log").chmod(0o604)  # so the watcher does see what can be seen
+        wait_for((got / "opened").exists, "the watcher opens what it may")
     finally:
         os.umask(old)
         os.kill(watcher, 9)
