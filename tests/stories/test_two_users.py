@@ -13,13 +13,36 @@ import pytest
 
 from tests.stories.harness import wait_for
 from tests.stories.people import ROOT_ONLY, Daemon, User, belongs
+from tests.stories.test_cli_faults import VERBS as all_verbs
 
 pytestmark = ROOT_ONLY
 VERBS = (
-    "status", "status --json", "jobs", "submit -- true", "pause 0", "resume 0", "cancel 1", "retry 1", "hold 1", "logs 1", "show 1",
-    "why 1", "reset", "edit 1 --label x", "add x.py", "queue pause", "screens", "attach 1", "wait 1", "swap 1 2", "recover --dry-run",
+    "status",
+    "status --json",
+    "jobs",
+    "submit -- true",
+    "pause 0",
+    "resume 0",
+    "cancel 1",
+    "retry 1",
+    "hold 1",
+    "logs 1",
+    "show 1",
+    "why 1",
+    "reset",
+    "edit 1 --label x",
+    "add x.py",
+    "queue pause",
+    "screens",
+    "attach 1",
+    "wait 1",
+    "swap 1 2",
+    "recover --dry-run",
     "recover",
-)  # fmt: skip
+    "release 1",
+    "first 1",
+)
+NOT_OF_ONE = {"start", "doctor", "demo", "help", "version", "config"}  # each tried below, or about no scheduler  # fmt: skip
 HOLD = '#!/bin/sh\necho secret > out.txt\nwhile [ ! -e "$0.go" ]; do sleep 0.05; done\n'
 
 
@@ -64,8 +87,12 @@ def test_s7_p9_another_user_reads_changes_and_signals_nothing(
         code, said = other.gpujob(place, *words.split())
         assert code == 1 and said.count("\n") == 1, (words, code, said)
         assert f"{place}/.gpujob: " in said and f"belongs to user {me.name}" in said, (words, said)
+    assert {words.split()[0] for words in VERBS} | NOT_OF_ONE == {words[0] for words in all_verbs}
     code, said = other.gpujob(place, "start", "--gpus", "1")
     assert code == 1 and said.count("\n") == 1, said
+    for words in (("doctor",), ("doctor", "--json"), ("config", "show"), ("config", "check")):
+        code, said = other.gpujob(place, *words)
+        assert "Traceback" not in said and "of mine" not in said and "hold" not in said, (words, said)
     files = [path for path in place.rglob("*") if path.name not in ("jobs.txt", "hold", "out.txt")]
     assert len(files) > 10
     for path in files:
