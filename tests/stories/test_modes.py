@@ -292,3 +292,15 @@ def test_s26_the_wheel_holds_the_program_alone(tmp_path: Path) -> None:
         "psutil",
         "rich",
     }, needs
+
+
+def test_s1_nothing_listens(scheduler: Callable[..., Scheduler]) -> None:
+    """S1: there is no page; no socket of scheduler or keeper is on a network, nor takes a connection."""
+    s = scheduler(gpus=1)
+    s.start()
+    mine = set()
+    for pid in (s.pid, s.keeper_pid()):
+        mine |= {os.readlink(fd)[8:-1] for fd in Path(f"/proc/{pid}/fd").iterdir() if "socket:[" in os.readlink(fd)}
+    local = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    assert mine and mine <= {words[6] for words in local}, "nothing but what stays on this machine"
+    assert {words[3] for words in local if words[6] in mine} == {"00000000"}, "none listens (00010000)"
