@@ -183,6 +183,7 @@ class Desk:
             os.unlink(path)  # cut short by a crash
             return self._keep_environment(environment)
         with os.fdopen(fd, "wb") as stream:
+            os.fchmod(fd, 0o600)  # whatever the umask has left of it
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())

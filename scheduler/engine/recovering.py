@@ -137,7 +137,9 @@ def _rebuild(places: Places, config: Config, home: str, environ_home: str, probl
     path = ":memory:" if dry else places.new_store
     if not dry:
         _remove(places.new_store, f"{places.new_store}-journal")
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.fchmod(fd, 0o600)  # whatever the umask has left of it
+        os.close(fd)
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous=FULL")

@@ -281,10 +281,11 @@ def test_f17_a_machine_that_lacks_what_others_have(scheduler, lacks):
         assert done.stderr.count("\n") == 1 and lacks in done.stderr, done
 
 
+@pytest.mark.parametrize("mode", ["direct", "screen"])
 @pytest.mark.parametrize("mask", ["000", "077", "777"])
-def test_f12_modes_at_any_umask_and_the_jobs_own(scheduler, mask):
+def test_f12_modes_at_any_umask_and_the_jobs_own(scheduler, screens, mask, mode):
     """F12: 0600 and 0700 whatever the umask at the start; the job gets that umask."""
-    s = scheduler(gpus=1)
+    s = (scheduler if mode == "direct" else screens)(gpus=1)
     (s.folder / "mask").write_text("#!/bin/sh\numask\n")
     (s.folder / "mask").chmod(0o755)
     s.append("0,mask,,x")

@@ -217,3 +217,27 @@ def test_h17_root_leaves_nothing_in_a_users_folder(users: tuple[User, User], pla
         import shutil
 
         shutil.rmtree(own)
+
+
+@pytest.mark.parametrize("words", [(), ("--screen",)], ids=["direct", "screen"])
+def test_f12_a_umask_that_leaves_nothing_stops_no_job(
+    users: tuple[User, User], place: Path, daemon_of: Callable[..., Daemon], words: tuple[str, ...]
+) -> None:
+    """F12: under 0777 root can read what it made all the same, a user cannot: jobs run for him, also after kill -9."""
+    me, _ = users
+    old = os.umask(0o777)
+    try:
+        assert me.gpujob(place, "submit", "--cpu", "--", "/bin/true")[0] == 0  # makes the house
+        for number in range(2):
+            mine = daemon_of(me, place, "--assign-retry-wait", "0.2", *words).ready()
+            for more in ("x", "x" * 120_000):  # the long one goes to the keeper by way of a file
+                code, said = me.gpujob(place, "submit", "--cpu", "--wait", "--", "/bin/true", more, f"{number}")
+                assert code == 0, (said, mine.said())
+            os.kill(mine.pid, signal.SIGKILL)
+            wait_for(mine.ended, "its end")
+    finally:
+        os.umask(old)
+    made = [path for path in (place / ".gpujob").rglob("*") if not path.is_socket()]
+    assert len(made) > 10
+    for path in made:
+        assert stat.S_IMODE(path.lstat().st_mode) == (0o700 if path.is_dir() else 0o600), path
