@@ -183,6 +183,7 @@ class Desk:
             os.unlink(path)  # cut short by a crash
             return self._keep_environment(environment)
         with os.fdopen(fd, "wb") as stream:
+            os.fchmod(fd, 0o600)  # whatever the umask has left of it
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
@@ -328,7 +329,8 @@ class Desk:
                 else:
                     named = rows.labelled(connection, word)
                     if not named:
-                        near = did_you_mean(word, rows.labels(connection, STATES, MOST_LABELS))
+                        labels = rows.labels(connection, STATES, MOST_LABELS)
+                        near = did_you_mean(word, (label for label in labels if label == without_secrets(label)))
                         raise NotFound(
                             f"no job {word}{near}",
                             do="name an id, a range such as 3-9, a label, @ for the last, @~1 for the one before",

@@ -111,6 +111,17 @@ def test_every_row_of_the_fault_list_has_tests_that_exist() -> None:
             assert re.search(rf"\bdef {name}\(", (ROOT / path).read_text()), f"{row}: no {name} in {path}"
 
 
+def test_every_test_that_carries_a_row_stands_in_it() -> None:
+    """What docs/acceptance.md says of a row is all that is tried for it."""
+    rows = dict(re.findall(r"^\| ([A-K]\d\d|S\d+) \| (.*) \|$", (ROOT / "docs/acceptance.md").read_text(), re.M))
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.M):
+            found = re.match(r"test_((?:(?:[a-k]\d\d|s\d+)_)+)(?!\d)", name)
+            for row in found[1].upper().strip("_").split("_") if found else ():
+                if row in rows and not re.search(rf"{row}_\d", name.upper()):  # S3_32 is another list's
+                    assert f"`{path.relative_to(ROOT)}::{name}`" in rows[row], f"{row}: {name} is not named"
+
+
 def test_links_lead_somewhere() -> None:
     for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):

@@ -8,7 +8,8 @@ import socket
 from scheduler.core.errors import SchedulerError
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
-from scheduler.store.places import Places
+from scheduler.store.office import daemon_alive, holder
+from scheduler.store.places import DEFAULT_STEM, Places
 
 
 def this_machine() -> str:
@@ -39,6 +40,26 @@ def moved_from(made: str, here: str) -> str:
     """The folder in which this very house lay before it was moved; empty if it was not."""
     old, new = made.split(":", 3), here.split(":", 3)
     return os.path.dirname(old[3]) if len(old) == 4 and old[:3] == new[:3] and old[3] != new[3] else ""
+
+
+def check_original(made: str, here: str) -> None:
+    """Refuse to take over a copy while a scheduler runs on its original: both would have the same processes. Raises SchedulerError."""
+    old = made.split(":", 3)
+    if len(old) < 4 or old[0] != this_machine() or belongs(made, here) or moved_from(made, here):
+        return
+    try:
+        status = os.stat(old[3])
+    except OSError:
+        return  # it is gone: what is here is all there is
+    folder, name = os.path.split(old[3])
+    original = Places(os.path.join(folder, f"{name.removeprefix('.gpujob').removeprefix('-') or DEFAULT_STEM}.json"))
+    if old[1:3] == [str(status.st_dev), str(status.st_ino)] and daemon_alive(original):
+        pid = holder(original).get("pid", "unknown")
+        raise SchedulerError(
+            f"this is a copy, and a scheduler runs on its original (pid {pid})",
+            where=old[3],
+            do=f"end that one first, jobs go on: kill {pid}",
+        )
 
 
 def check_home(db: Database, places: Places) -> None:

@@ -25,6 +25,7 @@ from scheduler.core.job import Holding, JobState
 from scheduler.core.requests import Answer, Cancel, Hold
 from scheduler.crashpoints import crash_point
 from scheduler.engine.evidence import Rebuilt, put_together
+from scheduler.engine.home import check_original
 from scheduler.engine.loop import PARSERS
 from scheduler.engine.seen_lines import look_through, settle_file, watched_before
 from scheduler.runners.processes import boot_id
@@ -65,6 +66,11 @@ def recover(places: Places, config: Config, home: str, environ_home: str, *, dry
         raise SchedulerError(
             f"a scheduler runs on it (pid {pid})", where=places.state_file, do=f"end it first, jobs go on: kill {pid}"
         )
+    with (
+        contextlib.suppress(StoreTrouble, NothingYet, sqlite3.Error),
+        contextlib.closing(open_for_reading(places)) as made,
+    ):
+        check_original(rows.meta(made, "home"), home)
     places.make()
     office = Office(places)
     office.take({"pid": os.getpid(), "what": "gpujob recover"})
@@ -131,7 +137,9 @@ def _rebuild(places: Places, config: Config, home: str, environ_home: str, probl
     path = ":memory:" if dry else places.new_store
     if not dry:
         _remove(places.new_store, f"{places.new_store}-journal")
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.fchmod(fd, 0o600)  # whatever the umask has left of it
+        os.close(fd)
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous=FULL")

@@ -311,6 +311,7 @@ class StateFile:
                 self.said.append(f"{self.path}: not a state file ({why}), and cannot be set aside: {error.strerror}")
                 return
         try:
+            os.fchmod(fd, 0o600)  # whatever the umask has left of it
             write_all(fd, data)
         except OSError as error:
             self.said.append(f"{name}: cannot be written whole: {error.strerror}")

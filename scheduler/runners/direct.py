@@ -144,6 +144,7 @@ class DirectRunner(Watching):
         path = os.path.join(os.path.dirname(self.attempts), f"packet-{os.getpid()}-{time.monotonic_ns()}")
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as stream:
+            os.fchmod(fd, 0o600)  # whatever the umask has left of it
             stream.write(data)
         return marshal.dumps([("file", path)])
 

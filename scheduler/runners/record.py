@@ -142,6 +142,7 @@ def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
         data = blank(job, boot)
         data = data[:END_AT] + end_line("never", 0, at_ns) + data[SPEC_AT:]
         try:
+            os.fchmod(stream.fileno(), 0o600)  # whatever the umask has left of it
             if stream.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:

@@ -174,6 +174,7 @@ class ScreenRunner(Watching):
             os.makedirs(self.folder, 0o700, exist_ok=True)
             fd = os.open(path, flags, 0o600)
         with os.fdopen(fd, "wb") as stream:
+            os.fchmod(fd, 0o600)  # whatever the umask has left of it
             stream.write(data)
 
     # -- starting -----------------------------------------------------------------------------------------
@@ -236,10 +237,14 @@ class ScreenRunner(Watching):
         """Screen would make it readable for others."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            os.close(os.open(log, flags, 0o600))
+            fd = os.open(log, flags, 0o600)
         except FileNotFoundError:
             os.makedirs(os.path.dirname(log), 0o700, exist_ok=True)
-            os.close(os.open(log, flags, 0o600))
+            fd = os.open(log, flags, 0o600)
+        try:
+            os.fchmod(fd, 0o600)  # whatever the umask has left of it
+        finally:
+            os.close(fd)
 
     def _taken(self) -> set[str]:
         """Names of all sessions of this user, dead ones too."""

@@ -85,6 +85,7 @@ class Shim:
             os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
             self.fd = os.open(path, flags, 0o600)
         try:
+            os.fchmod(self.fd, 0o600)  # whatever the umask has left of it
             if os.write(self.fd, self.launch["data"]) != len(self.launch["data"]):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:

@@ -169,6 +169,18 @@ def test_k09_bash_completes_what_was_begun_and_lists(house: Scheduler) -> None:
     assert "--allowed" in bash(house, "submit", "--a")
 
 
+def test_s15_a_label_that_is_a_secret_is_not_offered(house: Scheduler) -> None:
+    """S15: nor is it what a mistyped one is answered with."""
+    secret = "hf_s3cr3tValue9xQAbCdEfGhIjKlMnOp123456"
+    house.cli("edit", "5", "--label", secret)
+    try:
+        assert bash(house, "cancel", "hf") == []
+        assert secret not in house.cli("cancel", secret[:-1], code=6).stderr
+    finally:
+        house.cli("edit", "5", "--label", TRAP)
+    assert bash(house, "cancel", "lo") == ["long"]
+
+
 def test_k09_the_scheduler_that_is_meant_is_asked(house: Scheduler) -> None:
     """K09: --state-file before or after the verb, and GPUJOB_STATE_FILE, as for the verbs."""
     state_file = str(house.folder / "gpu_scheduler_state.json")

@@ -612,6 +612,7 @@ def test_k06_many_clients_at_once(scheduler):
     )
     s.append(s.line("b") + ";gpus=0")
     out, _ = asking.communicate(timeout=90)
+    answered = time.monotonic()
     codes = {int(line.split()[0]): int(line.split()[1]) for line in out.splitlines()}
     assert len(codes) == many
     for number, code in codes.items():
@@ -626,3 +627,5 @@ def test_k06_many_clients_at_once(scheduler):
     s.wait_ended(2 + len(sent))
     assert len(s.states()) == 2 + len(sent) and s.starts("b") == 1
     assert len(sent) > 20
+    (began,) = (float(entry[6]) for entry in s.ledger() if entry[:2] == ["start", "b"])
+    assert began < answered, f"b came with them, and began {began - answered:.1f} s after the last was answered"

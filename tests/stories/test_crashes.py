@@ -189,12 +189,20 @@ def test_h08_a_copied_folder_adopts_nothing(scheduler, tmp_path):
     copy = scheduler(gpus=1, folder=tmp_path / "two")
     error = copy.cli("start", "--gpus", "1", code=1).stderr
     assert "gpujob recover" in error
-    copy.cli("recover")
-    copy.start()
-    assert alive(job_pid(s, "a"))
+    for words in (["recover", "--dry-run"], ["recover"]):
+        error = copy.cli(*words, code=1).stderr
+        assert f"a scheduler runs on its original (pid {s.pid})" in error and error.count("\n") == 1, error
+    copy.cli("start", "--gpus", "1", code=1)
+    pid = job_pid(s, "a")
+    assert alive(pid) and s.starts("a") == 1
     s.release("a")
     s.wait_ended(1)
     assert s.job(1)["state"] == "done"
+    s.stop()
+    copy.cli("recover")  # its original is out of use
+    copy.start()
+    copy.wait_state(1, "done", "failed")
+    assert copy.job(1)["outcome"] in ("exit", "lost") and s.starts("a") >= 1
 
 
 def test_e06_store_locked_for_a_while_stops_nothing_for_good(scheduler):

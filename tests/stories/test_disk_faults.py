@@ -281,10 +281,11 @@ def test_f17_a_machine_that_lacks_what_others_have(scheduler, lacks):
         assert done.stderr.count("\n") == 1 and lacks in done.stderr, done
 
 
+@pytest.mark.parametrize("mode", ["direct", "screen"])
 @pytest.mark.parametrize("mask", ["000", "077", "777"])
-def test_f12_modes_at_any_umask_and_the_jobs_own(scheduler, mask):
+def test_f12_modes_at_any_umask_and_the_jobs_own(scheduler, screens, mask, mode):
     """F12: 0600 and 0700 whatever the umask at the start; the job gets that umask."""
-    s = scheduler(gpus=1)
+    s = (scheduler if mode == "direct" else screens)(gpus=1)
     (s.folder / "mask").write_text("#!/bin/sh\numask\n")
     (s.folder / "mask").chmod(0o755)
     s.append("0,mask,,x")
@@ -334,3 +335,37 @@ def test_e08_what_was_said_to_be_refused_is_not_carried_out(
         s.stop()
     finally:
         subprocess.run(["umount", "-l", str(link)], check=True)
+
+
+TALKS = """#!/bin/sh
+echo begin; touch up
+while [ ! -e full ]; do sleep 0.05; done
+head -c 600000 /dev/zero | tr '\\0' x || touch refused
+exit 7
+"""
+
+
+@pytest.mark.parametrize("mode", ["direct", "screen"])
+def test_f02_no_room_for_the_logs_of_jobs(scheduler, screens, disk, mode):
+    """F02: a job that writes gets ENOSPC itself (in a session its terminal swallows it); its code is known, others go on."""
+    small = disk("size=256k")
+    s = (scheduler if mode == "direct" else screens)(gpus=2, log_dir=small.path)
+    (s.folder / "talks.sh").write_text(TALKS)
+    (s.folder / "talks.sh").chmod(0o755)
+    s.start()
+    s.append("0,talks.sh,,,0")
+    wait_for((s.folder / "up").exists, "it writes")
+    filler = small.fill()
+    (s.folder / "full").touch()
+    s.wait_state(1, "failed")
+    s.append(s.line("other", code=4))
+    s.wait_state(2, "failed")
+    assert [s.job(n)["exit_code"] for n in (1, 2)] == [7, 4]
+    assert (s.folder / "refused").exists() == (mode == "direct") and "begin" in s.log(1)
+    filler.unlink()
+    s.append("0,talks.sh,,again,0")
+    s.wait_state(3, "failed")
+    assert "begin" in s.log(3) and [s.starts("other"), s.job(3)["exit_code"]] == [1, 7]
+    assert "defect" not in s.said() and "Traceback" not in s.said()
+    s.stop()
+    s.end_all()  # nobody has a file there any more

@@ -63,6 +63,13 @@ def test_s17_no_escape_sequence_reaches_the_terminal(scheduler: Callable[..., Sc
         found = PLAYS.search(done.stdout + done.stderr)
         assert found is None, f"{words}: {(done.stdout + done.stderr)[max(0, found.start() - 60) : found.end() + 20]!r}"
     assert "\\x1b[2J" in shown["status"].stdout and "\\x1b[31m" in shown["why 1-61"].stdout
+    logs = s.cli("logs", "1-61").stdout
+    heads = [line for line in logs.split("\n") if line.startswith("==>")]
+    assert len(heads) >= 60 and PLAYS.search("".join(heads)) is None, heads
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", logs)
+    for more in (["doctor"], ["recover", "--dry-run"], ["config", "show", "--origin"]):
+        done = s.cli(*more, code=None)
+        assert PLAYS.search(done.stdout + done.stderr) is None, (more, done.stdout, done.stderr)
     for verb in (["status", "--json"], ["jobs", "--json"], ["show", "1-61", "--json"]):
         assert not re.search(r"[\x00-\x09\x0b-\x1f]", s.cli(*verb).stdout)
     said = s.said().replace("\t", "")  # start passes a log's tabs on

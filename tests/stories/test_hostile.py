@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.core.job import Process
-from scheduler.runners.processes import Mark, members, seen
+from scheduler.runners.processes import Mark, members, seen, send, signal_all
 from tests.stories.harness import alive, wait_for
 
 
@@ -32,6 +32,8 @@ def test_a_reused_number_leads_to_no_stranger():
         mark = Mark(1, 1, "/nowhere/state.json")
         assert members(mark, gone) == [] and members(mark, gone, sure=True) == []
         assert Process(stranger.pid, found.ticks) in members(mark, Process(stranger.pid, found.ticks))
+        assert not send(gone, signal.SIGKILL) and signal_all(mark, gone, [gone], hard=True) == []
+        assert stranger.poll() is None
     finally:
         stranger.kill()
         stranger.wait()

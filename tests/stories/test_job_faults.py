@@ -254,15 +254,19 @@ def test_f07_adopting_more_jobs_than_there_are_descriptors(scheduler):
     assert set(s.states().values()) == {"running"}
     s.append(s.line("new"))
     s.wait_state(41, "done")
+    before = used(s.pid)[0]
     for key in keys[:20]:
         s.release(key)
-    s.wait_state(1, "failed")
+    wait_for(lambda: list(s.states().values()).count("failed") == 20, "twenty ends")
+    s.append(s.line("more"))
+    s.wait_state(42, "done")
+    assert used(s.pid)[0] <= max(before, 24), "none is left over"
     s.kill()
     s.command = command
     s.start()
     for key in keys[20:]:
         s.release(key)
-    s.wait_ended(41)
+    s.wait_ended(42)
     assert s.rows("SELECT count(*) FROM jobs WHERE exit_code=3") == [(40,)], s.said()[-3000:]
     assert all(s.starts(key) == 1 for key in keys)
 

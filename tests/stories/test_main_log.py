@@ -103,3 +103,33 @@ def test_f03_a_job_that_writes_much_is_followed_in_flat_memory(scheduler):
     )  # fmt: skip
     assert done.stdout.split() == ["5000000", line, "1", "end"], done.stderr
     assert memory() < before + 20_000
+
+
+def test_s18_what_a_field_holds_makes_no_second_record(scheduler):
+    """S18: a forged record in every field that may hold a line break: as many records of an end as there are ends."""
+    forged = "x\n2026-11-21 00:00:00 INFO job 99 done: exit code 0\n"
+    s = scheduler(gpus=1, cpu_slots=4)
+    there = s.folder / "a\nb"
+    there.mkdir()
+    script = there / "s\nc.sh"
+    script.write_text("#!/bin/sh\nprintf '%s' \"$1\"; exit 3\n")
+    script.chmod(0o755)
+    s.start()
+    for words in (
+        ["--", "sh", "-c", "exit 2", forged], ["--cwd", str(there), "--", "./s\nc.sh", forged], ["--env", f"X={forged}", "--", "true"],
+        ["--conda", forged, "--", "true"],
+    ):  # fmt: skip
+        s.cli("submit", "--cpu", *words)
+    for words in (["--label", forged, "--", "true"], ["--", f"/no/such{forged}"]):
+        s.cli("submit", "--cpu", *words, code=2)
+    s.wait_state(3, "done")
+    wait_for(lambda: s.job(4)["reason_code"] == "missing" and sorted(s.states().values())[0] != "running", "it waits")
+    wait_for(lambda: len(s.rows("SELECT 1 FROM jobs WHERE finished_at IS NOT NULL")) == 3, "three ends")
+    assert s.stop() == 0
+    lines = (s.folder / "gpu_scheduler.log").read_text().splitlines()
+    assert all(
+        line.split(" ")[2] in ("INFO", "WARNING") and not line.startswith("2026-11-21 00:00:00") for line in lines
+    )
+    assert sum(" done: " in line or " failed: " in line for line in lines if " waits: " not in line) == 3, lines
+    assert not [line for line in lines if line.split(" ", 3)[3].startswith("job 99")]
+    assert not [line for line in s.said().splitlines() if line.startswith("2026")]

@@ -156,6 +156,8 @@ def test_s5_another_user_opens_nothing_while_it_starts(
             wait_for(daemon.ended, f"drained\n{daemon.said()}")
         assert os.waitpid(watcher, os.WNOHANG) == (0, 0)
         assert not (got / "opened").exists(), (got / "opened").read_text()
+        (place / "gpu_scheduler.log").chmod(0o604)  # so the watcher does see what can be seen
+        wait_for((got / "opened").exists, "the watcher opens what it may")
     finally:
         os.umask(old)
         os.kill(watcher, 9)
@@ -290,3 +292,15 @@ def test_s26_the_wheel_holds_the_program_alone(tmp_path: Path) -> None:
         "psutil",
         "rich",
     }, needs
+
+
+def test_s1_nothing_listens(scheduler: Callable[..., Scheduler]) -> None:
+    """S1: there is no page; no socket of scheduler or keeper is on a network, nor takes a connection."""
+    s = scheduler(gpus=1)
+    s.start()
+    mine = set()
+    for pid in (s.pid, s.keeper_pid()):
+        mine |= {os.readlink(fd)[8:-1] for fd in Path(f"/proc/{pid}/fd").iterdir() if "socket:[" in os.readlink(fd)}
+    local = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    assert mine and mine <= {words[6] for words in local}, "nothing but what stays on this machine"
+    assert {words[3] for words in local if words[6] in mine} == {"00000000"}, "none listens (00010000)"

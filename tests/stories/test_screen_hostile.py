@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+from tests.stories.test_payloads import DO, PAYLOADS, SEES, no_mark, saw
+
 
 @pytest.mark.parametrize("folder", ["a b'\"$HOME;%n^C ä\\x", "y" * 200 + "/" + "z" * 150], ids=["odd", "long"])
 def test_any_folder_will_do(screens, tmp_path, folder):
@@ -49,3 +51,16 @@ def test_a_large_and_an_odd_environment(screens):
     s.start(A="a" * 100_000, B="b" * 100_000, C="c" * 100_000, TERM="no-such-terminal")
     s.wait_state(1, "done")
     assert s.log(1) == "100000 100000  \n ff 0a 25 6e 24 58\nä\n"
+
+
+def test_s12_two_hundred_payloads_reach_a_job_in_a_session_as_they_are(screens):
+    """S12, S11: through screen, its own file and the shim: no shell, no expansion of screen's, every byte."""
+    s = screens(gpus=1, cpu_slots=4)
+    script = s.folder / "sees.sh"
+    script.write_text(SEES.format(folder=s.folder))
+    script.chmod(0o755)
+    s.start()
+    s.cli("submit", "--cpu", "--env", f"PAYLOAD=;{DO}`{DO}`$({DO})", "--", str(script), *PAYLOADS)
+    s.wait_ended(1)
+    assert s.job(1)["state"] == "done" and saw(s) == {1: [os.fsencode(text) for text in PAYLOADS]}
+    no_mark(s)

@@ -45,6 +45,10 @@ def test_s15_no_secret_is_shown_anywhere(scheduler):
         assert words[0] != "why" or "last lines of" in done.stdout or "its log is empty" in done.stdout
         shown += done.stdout + done.stderr
     assert shown.count("***") > 50 and SECRET not in shown, shown[max(0, shown.find(SECRET) - 300) :][:400]
+    for words in (["cancel", f"token={SECRET[:-1]}"], ["logs", everything], ["doctor"], ["recover", "--dry-run"]):
+        done = s.cli(*words, code=None)
+        text = "".join(line for line in done.stdout.splitlines(True) if words[0] != "logs" or line.startswith("==>"))
+        assert SECRET not in text + done.stderr, (words, text, done.stderr)  # what jobs print is their own
     words = json.loads(s.cli("show", "1", "--json").stdout)["arguments"]
     assert words == ["--token=***"]
     said = "".join(line for line in s.said().splitlines(True) if not line.startswith("["))  # a job's output is its own

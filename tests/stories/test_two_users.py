@@ -13,13 +13,36 @@ import pytest
 
 from tests.stories.harness import wait_for
 from tests.stories.people import ROOT_ONLY, Daemon, User, belongs
+from tests.stories.test_cli_faults import VERBS as all_verbs
 
 pytestmark = ROOT_ONLY
 VERBS = (
-    "status", "status --json", "jobs", "submit -- true", "pause 0", "resume 0", "cancel 1", "retry 1", "hold 1", "logs 1", "show 1",
-    "why 1", "reset", "edit 1 --label x", "add x.py", "queue pause", "screens", "attach 1", "wait 1", "swap 1 2", "recover --dry-run",
+    "status",
+    "status --json",
+    "jobs",
+    "submit -- true",
+    "pause 0",
+    "resume 0",
+    "cancel 1",
+    "retry 1",
+    "hold 1",
+    "logs 1",
+    "show 1",
+    "why 1",
+    "reset",
+    "edit 1 --label x",
+    "add x.py",
+    "queue pause",
+    "screens",
+    "attach 1",
+    "wait 1",
+    "swap 1 2",
+    "recover --dry-run",
     "recover",
-)  # fmt: skip
+    "release 1",
+    "first 1",
+)
+NOT_OF_ONE = {"start", "doctor", "demo", "help", "version", "config"}  # each tried below, or about no scheduler  # fmt: skip
 HOLD = '#!/bin/sh\necho secret > out.txt\nwhile [ ! -e "$0.go" ]; do sleep 0.05; done\n'
 
 
@@ -64,8 +87,12 @@ def test_s7_p9_another_user_reads_changes_and_signals_nothing(
         code, said = other.gpujob(place, *words.split())
         assert code == 1 and said.count("\n") == 1, (words, code, said)
         assert f"{place}/.gpujob: " in said and f"belongs to user {me.name}" in said, (words, said)
+    assert {words.split()[0] for words in VERBS} | NOT_OF_ONE == {words[0] for words in all_verbs}
     code, said = other.gpujob(place, "start", "--gpus", "1")
     assert code == 1 and said.count("\n") == 1, said
+    for words in (("doctor",), ("doctor", "--json"), ("config", "show"), ("config", "check")):
+        code, said = other.gpujob(place, *words)
+        assert "Traceback" not in said and "of mine" not in said and "hold" not in said, (words, said)
     files = [path for path in place.rglob("*") if path.name not in ("jobs.txt", "hold", "out.txt")]
     assert len(files) > 10
     for path in files:
@@ -190,3 +217,27 @@ def test_h17_root_leaves_nothing_in_a_users_folder(users: tuple[User, User], pla
         import shutil
 
         shutil.rmtree(own)
+
+
+@pytest.mark.parametrize("words", [(), ("--screen",)], ids=["direct", "screen"])
+def test_f12_a_umask_that_leaves_nothing_stops_no_job(
+    users: tuple[User, User], place: Path, daemon_of: Callable[..., Daemon], words: tuple[str, ...]
+) -> None:
+    """F12: under 0777 root can read what it made all the same, a user cannot: jobs run for him, also after kill -9."""
+    me, _ = users
+    old = os.umask(0o777)
+    try:
+        assert me.gpujob(place, "submit", "--cpu", "--", "/bin/true")[0] == 0  # makes the house
+        for number in range(2):
+            mine = daemon_of(me, place, "--assign-retry-wait", "0.2", *words).ready()
+            for more in ("x", "x" * 120_000):  # the long one goes to the keeper by way of a file
+                code, said = me.gpujob(place, "submit", "--cpu", "--wait", "--", "/bin/true", more, f"{number}")
+                assert code == 0, (said, mine.said())
+            os.kill(mine.pid, signal.SIGKILL)
+            wait_for(mine.ended, "its end")
+    finally:
+        os.umask(old)
+    made = [path for path in (place / ".gpujob").rglob("*") if not path.is_socket()]
+    assert len(made) > 10
+    for path in made:
+        assert stat.S_IMODE(path.lstat().st_mode) == (0o700 if path.is_dir() else 0o600), path

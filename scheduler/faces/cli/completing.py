@@ -13,6 +13,7 @@ from scheduler.core.errors import SchedulerError
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import ENDED, Job, JobState
 from scheduler.core.launch import CONDA_MODES, CUDA_MODES, LAUNCHERS
+from scheduler.core.secrets import without_secrets
 from scheduler.desk import Desk
 from scheduler.faces.finding import state_file_for
 from scheduler.intake.jobs_csv import OPTION_KEYS
@@ -107,7 +108,8 @@ def _jobs(states: Iterable[JobState]) -> Completion:
         for job in jobs:
             yield str(job.id), _told(job)
         for label, ids in labels.items():
-            yield label, f"job {gpu_ids_text(ids)}"
+            if label == without_secrets(label):
+                yield label, f"job {gpu_ids_text(ids)}"
 
     return _quietly(find)
 
