@@ -214,6 +214,9 @@ def test_e06_store_locked_for_a_while_stops_nothing_for_good(scheduler):
     s.release("a")
     s.append(s.line("b"))
     wait_for(lambda: "the store cannot be used" in s.said(), "the report")
+    error = s.cli("submit", "--cpu", "--", "true", code=1).stderr
+    assert "the store cannot be used: database is locked" in error and error.count("\n") == 1
+    assert s.starts("b") == 0 and s.said().count("the store cannot be used") == 1
     other.execute("ROLLBACK")
     other.close()
     s.wait_ended(2)
