@@ -419,6 +419,16 @@ def test_the_bell_is_one_byte_however_often_it_rings(places: Places, database: D
     assert os.stat(places.bell).st_size == 1
 
 
+def _as_it_was(
+    connection: sqlite3.Connection, table: str, model: list[dict[str, object]] | None = None
+) -> list[dict[str, object]]:
+    """All rows; of columns that ``model`` has not, nothing."""
+    cursor = connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2" if table != "pauses" else "SELECT * FROM pauses")
+    names = [column[0] for column in cursor.description]
+    keep = set(model[0]) if model else set(names)
+    return [{name: v for name, v in zip(names, row, strict=True) if name in keep} for row in cursor]
+
+
 def test_e14_a_store_of_the_first_version_is_opened_and_brought_up_to_date(places: Places) -> None:
     """Stores of every released version open: jobs, refused lines and pauses are there; a copy of the old one stays."""
     places.make()
@@ -426,10 +436,15 @@ def test_e14_a_store_of_the_first_version_is_opened_and_brought_up_to_date(place
     old = sqlite3.connect(places.store)
     old.executescript(text)
     assert rows.counts(old)["done"] == 1  # by a verb, before a scheduler has brought it up to date
+    tables = ("jobs", "events", "files", "line_counts", "refused", "pauses")
+    before = {table: _as_it_was(old, table) for table in tables}
+    assert before["jobs"] and before["line_counts"] and before["pauses"]
     old.close()
     database = Database(places)
     try:
         assert database.connection.execute("PRAGMA user_version").fetchone()[0] == VERSION
+        for table in tables:
+            assert _as_it_was(database.connection, table, before[table]) == before[table], table
         states = {job.id: job.state.value for job in rows.select(database.connection, [])}
         assert states == {1: "done", 2: "failed", 3: "pending"}
         failed = rows.get(database.connection, 2)
