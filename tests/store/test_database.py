@@ -360,6 +360,34 @@ def test_e07_two_processes_that_write_at_once_lose_nothing(places: Places) -> No
     database.close()
 
 
+def test_e07_checkpoints_and_readers_beside_two_writers_lose_nothing(places: Places) -> None:
+    """E07: one connection copies the log back again and again, another reads whole states and cannot write."""
+    Database(places, checkpoints=True).close()
+    writers = [python(_INSERT, places.state_file, who) for who in ("a", "b")]
+    for writer in writers:
+        assert writer.stdin is not None and writer.stdout is not None and writer.stdout.readline() == "ready\n"
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    seen, copied = 0, 0
+    other = sqlite3.connect(places.store, isolation_level=None, timeout=5)
+    while any(writer.poll() is None for writer in writers):
+        copied += other.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[2] > 0
+        reader = open_for_reading(places)
+        found = [job.id for job in rows.select(reader)]
+        assert found == list(range(1, len(found) + 1)) and len(found) >= seen
+        seen = len(found)
+        with pytest.raises(sqlite3.OperationalError, match="readonly|read-only|attempt to write"):
+            reader.execute("DELETE FROM jobs")
+        reader.close()
+    other.close()
+    for writer in writers:
+        done(writer)
+    database = Database(places)
+    assert copied and len(list(rows.select(database.connection))) == 400
+    assert database.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    database.close()
+
+
 def test_a_busy_lock_is_store_trouble_after_the_wait_and_no_sooner(places: Places) -> None:
     """P3: named, and over when the other lets go."""
     holding = threading.Event()
