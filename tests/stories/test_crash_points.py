@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.stories.harness import ROOT, Scheduler, alive, wait_for
+from tests.stories.pouring import Pouring
 from tests.stories.test_recover import all_goes_on, ends_well, filled, overwrite, recovers, store_of
 
 WAYS = ("once", "again", "third")
@@ -407,3 +408,23 @@ def test_a20_started_and_killed_again_and_again(scheduler):
     s.wait_ended(1)
     assert (s.job(1)["exit_code"], s.starts("a")) == (6, 1)
     sound(s)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a03_killed_in_the_midst_of_a_thousand_lines(scheduler, way):
+    """A03, P2: the lines come in batches; killed between two of them, at the start and while it runs."""
+    s = scheduler(gpus=1)
+    p = Pouring(s)
+    lines = [p.good(n) for n in range(1000)]
+    if way == "once":
+        s.append(*lines)
+    s.start(GPUJOB_CRASH_AT="ingest.batch:2", ready=False)
+    if way != "once":
+        p.pour(*lines)
+    assert s.process.wait(60) == -signal.SIGKILL, s.said()
+    if way == "again":
+        s.start(GPUJOB_CRASH_AT="store.before_commit:2", ready=False)
+        assert s.process.wait(60) == -signal.SIGKILL, s.said()
+    s.start()
+    s.wait_ended(1000)
+    assert sorted(map(int, p.noted())) == list(range(1000)) and len(s.states()) == 1000
