@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -428,3 +429,23 @@ def test_a03_killed_in_the_midst_of_a_thousand_lines(scheduler, way):
     s.start()
     s.wait_ended(1000)
     assert sorted(map(int, p.noted())) == list(range(1000)) and len(s.states()) == 1000
+
+
+def test_a04_a_verb_whose_daemon_is_killed_before_it_answers(scheduler):
+    """A04, P3, P4: one line that says so, exit code 5; what was asked stands, and is carried out once."""
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_state(1, "running")
+    os.kill(s.pid, signal.SIGSTOP)  # it has the request before it, and does not get to it
+    words = {"cwd": s.folder, "env": s.environ, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    asked = [subprocess.Popen([*s.command, *verb], **words) for verb in (("cancel", "1"), ("queue", "pause"))]
+    wait_for(lambda: s.rows("SELECT count(*) FROM requests WHERE code IS NULL") == [(2,)], "they have asked")
+    s.kill()
+    for one in asked:
+        out, error = one.communicate(timeout=30)
+        assert (one.returncode, out, error.count("\n")) == (5, "", 1) and "ended before it answered" in error, error
+    s.start()
+    s.wait_state(1, "cancelled")
+    assert s.starts("a") == 1 and s.status()["paused"]
