@@ -449,3 +449,21 @@ def test_a04_a_verb_whose_daemon_is_killed_before_it_answers(scheduler):
     s.start()
     s.wait_state(1, "cancelled")
     assert s.starts("a") == 1 and s.status()["paused"]
+
+
+def test_a16_a_pause_before_a_retry_goes_on_counting_over_a_kill(scheduler):
+    """A16: the time at which the next try is due, and how many there were, outlive the daemon: none early, none twice."""
+    s = scheduler(gpus=1, assign_retry_wait="6")
+    s.append(s.line("a", 3) + ";retries=1")
+    s.start(GPUJOB_CRASH_AT="retry.scheduled", ready=False)
+    assert s.process.wait(60) == -signal.SIGKILL
+    before = s.rows("SELECT not_before, runs_failed, attempt FROM jobs")
+    assert before[0][0] and before[0][1:] == (1, 1)
+    for _ in range(2):
+        s.start()
+        assert s.rows("SELECT not_before, runs_failed, attempt FROM jobs") == before and s.starts("a") == 1
+        s.kill()
+    s.start()
+    s.wait_ended(1)
+    first, second = (float(entry[6]) for entry in s.ledger() if entry[0] == "start")
+    assert second - first > 4 and s.starts("a") == 2 and s.job(1)["attempt"] == 2
