@@ -20,6 +20,7 @@ import pytest
 from scheduler.store.database import VERSION
 from tests.stories.harness import ROOT, Scheduler, alive, wait_for
 from tests.stories.pouring import Pouring
+from tests.stories.test_great_numbers import multiply
 from tests.stories.test_recover import all_goes_on, ends_well, filled, overwrite, recovers, store_of
 
 WAYS = ("once", "again", "third")
@@ -468,3 +469,25 @@ def test_a16_a_pause_before_a_retry_goes_on_counting_over_a_kill(scheduler):
     s.wait_ended(1)
     first, second = (float(entry[6]) for entry in s.ledger() if entry[0] == "start")
     assert second - first > 4 and s.starts("a") == 2 and s.job(1)["attempt"] == 2
+
+
+def test_a20_each_start_is_quick_with_many_jobs_in_the_store(scheduler):
+    """A20: 10,000 jobs; started and killed five times: each start takes less than 2 s of work, and the job runs on."""
+    s = scheduler(gpus=1)
+    s.append(s.line("template"))
+    s.start()
+    s.wait_ended(1)
+    s.stop()
+    multiply(s, 10_000)
+    s.hold("a")
+    s.append(s.line("a", 6))
+    s.start()
+    wait_for(lambda: s.starts("a"), "it runs")
+    for _ in range(5):
+        s.kill()
+        s.start()
+        fields = Path(f"/proc/{s.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        assert (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") < 2.0
+    s.release("a")
+    s.wait_state(10_001, "failed")
+    assert (s.job(10_001)["exit_code"], s.starts("a")) == (6, 1)
