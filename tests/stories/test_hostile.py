@@ -217,3 +217,32 @@ def test_job_killed_with_its_group_and_parent(scheduler):
     s.start()
     s.wait_ended(3)
     assert s.job(1)["exit_code"] == 6 and s.job(2)["signal"] == 9 and s.starts("after") == 1
+
+
+def test_e12_a_store_that_is_deleted_for_good(scheduler):
+    """E12: said once within an interval, every verb names the way out, no start; the running job's code is not lost."""
+    s = scheduler(gpus=2, monitor_interval=1)
+    s.hold("a")
+    s.append(s.line("a", code=4))
+    s.start()
+    s.wait_state(1, "running")
+    for ending in ("", "-wal", "-shm"):
+        os.unlink(f"{s.folder}/.gpujob/store.db{ending}")
+    wait_for(lambda: "store.db: was removed or replaced while in use" in s.said(), "the report", 10)
+    s.append(s.line("b"))
+    for words in (("submit", "--cpu", "--", "true"), ("status",), ("pause", "0")):
+        error = s.cli(*words, code=1).stderr
+        assert "gpujob recover" in error and error.count("\n") == 1, error
+    before = ticks_of(s.pid)
+    time.sleep(3.0)
+    assert ticks_of(s.pid) - before < 15 and s.starts("b") == 0 and s.said().count("was removed or replaced") == 1
+    s.release("a")
+    wait_for(lambda: [e for e in s.ledger() if e[0] == "end"], "its end")
+    assert s.stop() == 0
+    assert not (s.folder / ".gpujob" / "store.db").exists(), "no empty one is made in its place"
+    assert "gpujob recover" in s.cli("start", "--gpus", "2", code=1).stderr
+    assert "jobs.txt:2: not known any more whether it ran" in s.cli("recover", code=1).stdout
+    s.start()
+    s.append(s.line("c"))
+    wait_for(lambda: s.starts("c"), "it goes on")
+    assert (s.job(1)["exit_code"], s.starts("a"), s.starts("b")) == (4, 1, 0)
