@@ -246,3 +246,17 @@ def test_e12_a_store_that_is_deleted_for_good(scheduler):
     s.append(s.line("c"))
     wait_for(lambda: s.starts("c"), "it goes on")
     assert (s.job(1)["exit_code"], s.starts("a"), s.starts("b")) == (4, 1, 0)
+
+
+def test_e12_nothing_starts_on_a_store_that_is_gone_before_the_next_look_at_it(scheduler):
+    """E12: with the intervals as they are by default: the next start finds it out, and does not take place."""
+    s = scheduler(gpus=1)
+    s.start()
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    os.rename(s.folder / ".gpujob" / "store.db", s.folder / "away")
+    s.append(s.line("a"))
+    wait_for(lambda: "removed or replaced" in s.said() or s.starts("a"), "the report")
+    assert s.starts("a") == 0
+    os.rename(s.folder / "away", s.folder / ".gpujob" / "store.db")
+    s.wait_ended(2)
+    assert s.starts("a") == 1
