@@ -107,7 +107,9 @@ def test_b17_s3_what_the_kernel_would_refuse_is_refused_by_the_verbs(scheduler, 
         try:
             call()
         except SchedulerError as error:
-            assert error.exit_code == 2 and re.search(rf"the kernel takes ({LONGEST_WORD}|about {LONGEST_COMMAND}) bytes|a line may have", str(error)), error
+            assert error.exit_code == 2 and re.search(
+                rf"the kernel takes ({LONGEST_WORD}|about {LONGEST_COMMAND}) bytes|a line may have", str(error)
+            ), error
         else:
             raise AssertionError("it was taken")
     assert not s.jobs_file.exists() and s.states() == {}
