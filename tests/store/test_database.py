@@ -376,7 +376,7 @@ def test_e07_checkpoints_and_readers_beside_two_writers_lose_nothing(places: Pla
         found = [job.id for job in rows.select(reader)]
         assert found == list(range(1, len(found) + 1)) and len(found) >= seen
         seen = len(found)
-        with pytest.raises(sqlite3.OperationalError, match="readonly|read-only|attempt to write"):
+        with pytest.raises(sqlite3.OperationalError, match=r"readonly|read-only|attempt to write"):
             reader.execute("DELETE FROM jobs")
         reader.close()
     other.close()
