@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from scheduler.core.job import Process
 from scheduler.runners.processes import Mark, members, seen
+from tests.gpus.stub import compiled
 from tests.stories.harness import alive, wait_for
 
 
@@ -260,3 +262,24 @@ def test_e12_nothing_starts_on_a_store_that_is_gone_before_the_next_look_at_it(s
     os.rename(s.folder / "away", s.folder / ".gpujob" / "store.db")
     s.wait_ended(2)
     assert s.starts("a") == 1
+
+
+def test_e16_c38_a_folder_on_nfs_is_said_and_polled(scheduler):
+    """E16, C38: every file system says that it is NFS: the start says so, files are polled, all goes on as elsewhere."""
+    s = scheduler(gpus=2)
+    flags = ("-std=gnu11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
+    s.environ["LD_PRELOAD"] = str(compiled(Path(__file__).with_name("nfs.c"), "nfs.so", flags))
+    s.start()
+    assert (
+        "its files are polled every second" in s.said()
+        and ".gpujob is on NFS, which other machines may share" in s.said()
+    )
+    assert "--state-file" in s.said()
+    s.append(s.line("a", 3))
+    s.wait_state(1, "failed")
+    state = s.folder / "gpu_scheduler_state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "paused_gpus": [1]}))
+    wait_for(lambda: s.rows("SELECT gpu FROM pauses") == [(1,)], "an edit is seen")
+    s.kill()
+    s.start()
+    assert s.job(1)["exit_code"] == 3 and s.starts("a") == 1
