@@ -338,6 +338,8 @@ class House:
                     self.kept[job.id] = job
             news = [Arrived(job) for job in (*gathered.jobs, *gathered.changed)]
             plan = decide(self.world, [*facts, *news, *asked], now, random.random())
+            if plan.starts:
+                db.check_in_place()  # nothing is started that is written down only in a file that has no name any more
             launches = self._prepare(plan, now)
             rows.save(connection, plan.changed.values())
             for job in plan.respecs.values():

@@ -22,6 +22,10 @@ POINTS = [
     "daemon:fdatasync:EIO:9",
     "daemon:pwrite64:EIO:60",
     "daemon:pwrite64:ENOSPC:50",
+    "daemon:pwrite64:nothing written:50",
+    "daemon:write:nothing written:3",
+    "keeper:pwrite64:nothing written:2",
+    "submit:pwrite64:nothing written:30",
     "daemon:clone3:SIGKILL:1",
     "daemon:clone3:EAGAIN:1",
     "daemon:pread64:EIO:39",
@@ -41,7 +45,7 @@ def traced_forge(tracing: None, tmp_path: Path) -> Iterator[Forge]:
 
 
 @pytest.mark.parametrize("name", POINTS)
-def test_a21_e09_promises_hold_with_a_fault_at_this_call(
+def test_a21_e09_e10_promises_hold_with_a_fault_at_this_call(
     tracing: None, forge: Forge, tmp_path: Path, name: str
 ) -> None:
     """A21, E09, E10: killed, or the call fails; what a later daemon and the jobs' own ledger say is judged."""

@@ -360,6 +360,34 @@ def test_e07_two_processes_that_write_at_once_lose_nothing(places: Places) -> No
     database.close()
 
 
+def test_e07_checkpoints_and_readers_beside_two_writers_lose_nothing(places: Places) -> None:
+    """E07: one connection copies the log back again and again, another reads whole states and cannot write."""
+    Database(places, checkpoints=True).close()
+    writers = [python(_INSERT, places.state_file, who) for who in ("a", "b")]
+    for writer in writers:
+        assert writer.stdin is not None and writer.stdout is not None and writer.stdout.readline() == "ready\n"
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    seen, copied = 0, 0
+    other = sqlite3.connect(places.store, isolation_level=None, timeout=5)
+    while any(writer.poll() is None for writer in writers):
+        copied += other.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[2] > 0
+        reader = open_for_reading(places)
+        found = [job.id for job in rows.select(reader)]
+        assert found == list(range(1, len(found) + 1)) and len(found) >= seen
+        seen = len(found)
+        with pytest.raises(sqlite3.OperationalError, match=r"readonly|read-only|attempt to write"):
+            reader.execute("DELETE FROM jobs")
+        reader.close()
+    other.close()
+    for writer in writers:
+        done(writer)
+    database = Database(places)
+    assert copied and len(list(rows.select(database.connection))) == 400
+    assert database.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    database.close()
+
+
 def test_a_busy_lock_is_store_trouble_after_the_wait_and_no_sooner(places: Places) -> None:
     """P3: named, and over when the other lets go."""
     holding = threading.Event()
@@ -419,6 +447,16 @@ def test_the_bell_is_one_byte_however_often_it_rings(places: Places, database: D
     assert os.stat(places.bell).st_size == 1
 
 
+def _as_it_was(
+    connection: sqlite3.Connection, table: str, model: list[dict[str, object]] | None = None
+) -> list[dict[str, object]]:
+    """All rows; of columns that ``model`` has not, nothing."""
+    cursor = connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2" if table != "pauses" else "SELECT * FROM pauses")
+    names = [column[0] for column in cursor.description]
+    keep = set(model[0]) if model else set(names)
+    return [{name: v for name, v in zip(names, row, strict=True) if name in keep} for row in cursor]
+
+
 def test_e14_a_store_of_the_first_version_is_opened_and_brought_up_to_date(places: Places) -> None:
     """Stores of every released version open: jobs, refused lines and pauses are there; a copy of the old one stays."""
     places.make()
@@ -426,10 +464,15 @@ def test_e14_a_store_of_the_first_version_is_opened_and_brought_up_to_date(place
     old = sqlite3.connect(places.store)
     old.executescript(text)
     assert rows.counts(old)["done"] == 1  # by a verb, before a scheduler has brought it up to date
+    tables = ("jobs", "events", "files", "line_counts", "refused", "pauses")
+    before = {table: _as_it_was(old, table) for table in tables}
+    assert before["jobs"] and before["line_counts"] and before["pauses"]
     old.close()
     database = Database(places)
     try:
         assert database.connection.execute("PRAGMA user_version").fetchone()[0] == VERSION
+        for table in tables:
+            assert _as_it_was(database.connection, table, before[table]) == before[table], table
         states = {job.id: job.state.value for job in rows.select(database.connection, [])}
         assert states == {1: "done", 2: "failed", 3: "pending"}
         failed = rows.get(database.connection, 2)

@@ -519,3 +519,24 @@ def test_c40_what_was_appended_while_none_ran_is_read(pouring):
         assert len(pouring.noted()) == 3 * (number + 1)
     assert sorted(pouring.noted()) == sorted(f"{a}-{b}" for a in range(2) for b in range(3))
     assert list(pouring.refused()) == [4, 8]
+
+
+@as_root
+def test_b14_a_working_folder_that_may_not_be_entered_is_waited_for(of_nobody):
+    """B14: a scheduler of an ordinary user; closed to him, or below what is closed; others go on, and so do these later."""
+    p, s = of_nobody, of_nobody.s
+    (s.folder / "note").write_text('#!/bin/sh\necho "$1" >> "${0%/*}/noted"\n')
+    closed = s.folder / "closed"
+    (closed / "inner").mkdir(parents=True)
+    for folder in (closed, closed / "inner"):
+        shutil.chown(folder, "nobody")
+    closed.chmod(0o600)
+    s.start()
+    p.pour("0,note,,x;gpus=0;cwd=closed", "0,note,,y;gpus=0;cwd=closed/inner", p.good("b"))
+    wait_for(lambda: "b" in p.noted(), "the others")
+    wait_for(lambda: [s.job(n)["reason_code"] for n in (2, 3)] == ["missing"] * 2, "they wait")
+    assert "closed to work in cannot be entered: chmod u+x it" in s.cli("why", "2").stdout
+    assert "inner to work in cannot be reached (Permission denied)" in s.cli("why", "3").stdout
+    closed.chmod(0o700)
+    s.wait_ended(4)
+    assert sorted(p.noted()) == ["a", "b", "x", "y"]

@@ -10,13 +10,17 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from scheduler.store.database import VERSION
 from tests.stories.harness import ROOT, Scheduler, alive, wait_for
+from tests.stories.pouring import Pouring
+from tests.stories.test_great_numbers import multiply
 from tests.stories.test_recover import all_goes_on, ends_well, filled, overwrite, recovers, store_of
 
 WAYS = ("once", "again", "third")
@@ -129,6 +133,9 @@ def judge(s: Scheduler, *, lost: bool = False) -> None:
             assert (state, outcome, code, runs) == ("failed", "exit", 5, 4), (key, state, code, runs)
         else:
             assert (outcome, code, runs) == ("exit", PLAIN[key], 1), (key, outcome, code, runs, notes)
+    told = s.rows("SELECT job, json_extract(detail, '$.attempt'), count(*) FROM events"
+                  " WHERE json_extract(detail, '$.outcome') IS NOT NULL GROUP BY 1, 2")  # fmt: skip
+    assert {(job, attempt) for job, attempt, _ in told} and {number for *_, number in told} == {1}, told
     wait_for(lambda: all(gpu["allocated"] == 0 for gpu in s.status()["gpus"]), "GPUs free")
     sound(s)
 
@@ -294,13 +301,13 @@ def test_e02_recover_killed_and_run_again(scheduler, point, way):
     ends_well(s, "done bad run")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["old", "new"])
 def test_a18_killed_while_the_store_is_migrated(scheduler, way):
     """A18: the store is whole in the old version or in the new one, a copy of the old is kept, no job is lost."""
     s = scheduler(gpus=1)
     store = s.folder / ".gpujob" / "store.db"
     store.parent.mkdir(mode=0o700)
-    if way != "third":
+    if way == "old":
         with sqlite3.connect(store) as connection:
             connection.executescript((ROOT / "tests" / "data" / "store-v1.sql").read_text())
         connection.close()
@@ -314,15 +321,15 @@ def test_a18_killed_while_the_store_is_migrated(scheduler, way):
         finally:
             there.close()
 
-    before = look(store) if way != "third" else (0, 0)
-    assert (before[0] == 1 and before[1] > 0) or way == "third"
-    for step in {"once": [1], "again": [1, 2], "third": [3]}[way]:  # third: of a new store, which passes them all
+    before = look(store) if way == "old" else (0, 0)
+    assert (before[0] == 1 and before[1] > 0) or way == "new"
+    for step in range(1, VERSION - before[0] + 1):  # each of them, one death after the other
         s.start(GPUJOB_CRASH_AT=f"migrate.step:{step}", ready=False)
         assert s.process.wait(30) == -signal.SIGKILL, s.said()
         assert look(store) == before
     s.start()
-    assert look(store)[0] > 2 and look(store)[1] == before[1]
-    assert way == "third" or look(Path(f"{store}.v1")) == before
+    assert look(store) == (VERSION, before[1])
+    assert way == "new" or look(Path(f"{store}.v1")) == before
     s.append(s.line("a"))
     wait_for(lambda: s.starts("a") == 1, "it works")
 
@@ -404,3 +411,83 @@ def test_a20_started_and_killed_again_and_again(scheduler):
     s.wait_ended(1)
     assert (s.job(1)["exit_code"], s.starts("a")) == (6, 1)
     sound(s)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a03_killed_in_the_midst_of_a_thousand_lines(scheduler, way):
+    """A03, P2: the lines come in batches; killed between two of them, at the start and while it runs."""
+    s = scheduler(gpus=1)
+    p = Pouring(s)
+    lines = [p.good(n) for n in range(1000)]
+    if way == "once":
+        s.append(*lines)
+    s.start(GPUJOB_CRASH_AT="ingest.batch:2", ready=False)
+    if way != "once":
+        p.pour(*lines)
+    assert s.process.wait(60) == -signal.SIGKILL, s.said()
+    if way == "again":
+        s.start(GPUJOB_CRASH_AT="store.before_commit:2", ready=False)
+        assert s.process.wait(60) == -signal.SIGKILL, s.said()
+    s.start()
+    s.wait_ended(1000)
+    assert sorted(map(int, p.noted())) == list(range(1000)) and len(s.states()) == 1000
+
+
+def test_a04_a_verb_whose_daemon_is_killed_before_it_answers(scheduler):
+    """A04, P3, P4: one line that says so, exit code 5; what was asked stands, and is carried out once."""
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_state(1, "running")
+    os.kill(s.pid, signal.SIGSTOP)  # it has the request before it, and does not get to it
+    words = {"cwd": s.folder, "env": s.environ, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    asked = [subprocess.Popen([*s.command, *verb], **words) for verb in (("cancel", "1"), ("queue", "pause"))]
+    wait_for(lambda: s.rows("SELECT count(*) FROM requests WHERE code IS NULL") == [(2,)], "they have asked")
+    s.kill()
+    for one in asked:
+        out, error = one.communicate(timeout=30)
+        assert (one.returncode, out, error.count("\n")) == (5, "", 1) and "ended before it answered" in error, error
+    s.start()
+    s.wait_state(1, "cancelled")
+    assert s.starts("a") == 1 and s.status()["paused"]
+
+
+def test_a16_a_pause_before_a_retry_goes_on_counting_over_a_kill(scheduler):
+    """A16: the time at which the next try is due, and how many there were, outlive the daemon: none early, none twice."""
+    s = scheduler(gpus=1, assign_retry_wait="6")
+    s.append(s.line("a", 3) + ";retries=1")
+    s.start(GPUJOB_CRASH_AT="retry.scheduled", ready=False)
+    assert s.process.wait(60) == -signal.SIGKILL
+    before = s.rows("SELECT not_before, runs_failed, attempt FROM jobs")
+    assert before[0][0] and before[0][1:] == (1, 1)
+    for _ in range(2):
+        s.start()
+        assert s.rows("SELECT not_before, runs_failed, attempt FROM jobs") == before and s.starts("a") == 1
+        s.kill()
+    s.start()
+    s.wait_ended(1)
+    first, second = (float(entry[6]) for entry in s.ledger() if entry[0] == "start")
+    assert second - first > 4 and s.starts("a") == 2 and s.job(1)["attempt"] == 2
+
+
+def test_a20_each_start_is_quick_with_many_jobs_in_the_store(scheduler):
+    """A20: 10,000 jobs; started and killed five times: each start takes less than 2 s of work, and the job runs on."""
+    s = scheduler(gpus=1)
+    s.append(s.line("template"))
+    s.start()
+    s.wait_ended(1)
+    s.stop()
+    multiply(s, 10_000)
+    s.hold("a")
+    s.append(s.line("a", 6))
+    s.start()
+    wait_for(lambda: s.starts("a"), "it runs")
+    for _ in range(5):
+        s.kill()
+        s.start()
+        fields = Path(f"/proc/{s.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        assert (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") < 2.0
+    s.release("a")
+    s.wait_state(10_001, "failed")
+    assert (s.job(10_001)["exit_code"], s.starts("a")) == (6, 1)

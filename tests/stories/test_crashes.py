@@ -93,8 +93,11 @@ def test_b02_both_killed_is_lost_never_a_guess(scheduler):
     os.kill(keeper, signal.SIGKILL)
     s.start()
     assert s.job(1)["state"] == "running" and s.job(2)["state"] == "pending"
+    s.cli("submit", "--cpu", "--wait", "--", "true")  # a turn of the loop, in which b must not start
     s.release("a")
-    s.wait_ended(2)
+    s.wait_ended(3)
+    told = [entry[:2] for entry in s.ledger()]
+    assert told == [["start", "a"], ["end", "a"], ["start", "b"], ["end", "b"]], "the GPU was held until the end of a"
     job = s.job(1)
     assert (job["state"], job["outcome"], job["exit_code"]) in (("failed", "lost", None), ("failed", "exit", 5))
     assert s.job(2)["state"] == "done" and s.starts("a") == 1
@@ -219,6 +222,9 @@ def test_e06_store_locked_for_a_while_stops_nothing_for_good(scheduler):
     s.release("a")
     s.append(s.line("b"))
     wait_for(lambda: "the store cannot be used" in s.said(), "the report")
+    error = s.cli("submit", "--cpu", "--", "true", code=1).stderr
+    assert "the store cannot be used: database is locked" in error and error.count("\n") == 1
+    assert s.starts("b") == 0 and s.said().count("the store cannot be used") == 1
     other.execute("ROLLBACK")
     other.close()
     s.wait_ended(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -333,6 +334,13 @@ def test_b16_what_the_path_leads_to_at_the_start_is_what_runs(make):
     s.append("0,show.py,,c")
     s.wait_state(4, "done")
     assert s.log(4).startswith("python one\n"), "the next one of PATH"
+    assert [s.job(n)["interpreter"].partition(" (")[0] for n in (2, 3, 4)] == [
+        str(link),
+        f"{tools}/python",
+        str(second),
+    ]
+    version = re.escape(".".join(map(str, sys.version_info[:2])))
+    assert re.search(rf"interpreter +{re.escape(str(link))} \({version}", s.cli("show", "2").stdout)
 
 
 def test_b12_a_script_that_is_missing_or_a_folder_is_waited_for(make):

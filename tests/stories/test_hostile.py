@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from scheduler.core.job import Process
 from scheduler.runners.processes import Mark, members, seen, send, signal_all
+from tests.gpus.stub import compiled
 from tests.stories.harness import alive, wait_for
 
 
@@ -219,3 +221,67 @@ def test_job_killed_with_its_group_and_parent(scheduler):
     s.start()
     s.wait_ended(3)
     assert s.job(1)["exit_code"] == 6 and s.job(2)["signal"] == 9 and s.starts("after") == 1
+
+
+def test_e12_a_store_that_is_deleted_for_good(scheduler):
+    """E12: said once within an interval, every verb names the way out, no start; the running job's code is not lost."""
+    s = scheduler(gpus=2, monitor_interval=1)
+    s.hold("a")
+    s.append(s.line("a", code=4))
+    s.start()
+    s.wait_state(1, "running")
+    for ending in ("", "-wal", "-shm"):
+        os.unlink(f"{s.folder}/.gpujob/store.db{ending}")
+    wait_for(lambda: "store.db: was removed or replaced while in use" in s.said(), "the report", 10)
+    s.append(s.line("b"))
+    for words in (("submit", "--cpu", "--", "true"), ("status",), ("pause", "0")):
+        error = s.cli(*words, code=1).stderr
+        assert "gpujob recover" in error and error.count("\n") == 1, error
+    before = ticks_of(s.pid)
+    time.sleep(3.0)
+    assert ticks_of(s.pid) - before < 15 and s.starts("b") == 0 and s.said().count("was removed or replaced") == 1
+    s.release("a")
+    wait_for(lambda: [e for e in s.ledger() if e[0] == "end"], "its end")
+    assert s.stop() == 0
+    assert not (s.folder / ".gpujob" / "store.db").exists(), "no empty one is made in its place"
+    assert "gpujob recover" in s.cli("start", "--gpus", "2", code=1).stderr
+    assert "jobs.txt:2: not known any more whether it ran" in s.cli("recover", code=1).stdout
+    s.start()
+    s.append(s.line("c"))
+    wait_for(lambda: s.starts("c"), "it goes on")
+    assert (s.job(1)["exit_code"], s.starts("a"), s.starts("b")) == (4, 1, 0)
+
+
+def test_e12_nothing_starts_on_a_store_that_is_gone_before_the_next_look_at_it(scheduler):
+    """E12: with the intervals as they are by default: the next start finds it out, and does not take place."""
+    s = scheduler(gpus=1)
+    s.start()
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    os.rename(s.folder / ".gpujob" / "store.db", s.folder / "away")
+    s.append(s.line("a"))
+    wait_for(lambda: "removed or replaced" in s.said() or s.starts("a"), "the report")
+    assert s.starts("a") == 0
+    os.rename(s.folder / "away", s.folder / ".gpujob" / "store.db")
+    s.wait_ended(2)
+    assert s.starts("a") == 1
+
+
+def test_e16_c38_a_folder_on_nfs_is_said_and_polled(scheduler):
+    """E16, C38: every file system says that it is NFS: the start says so, files are polled, all goes on as elsewhere."""
+    s = scheduler(gpus=2)
+    flags = ("-std=gnu11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
+    s.environ["LD_PRELOAD"] = str(compiled(Path(__file__).with_name("nfs.c"), "nfs.so", flags))
+    s.start()
+    assert (
+        "its files are polled every second" in s.said()
+        and ".gpujob is on NFS, which other machines may share" in s.said()
+    )
+    assert "--state-file" in s.said()
+    s.append(s.line("a", 3))
+    s.wait_state(1, "failed")
+    state = s.folder / "gpu_scheduler_state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "paused_gpus": [1]}))
+    wait_for(lambda: s.rows("SELECT gpu FROM pauses") == [(1,)], "an edit is seen")
+    s.kill()
+    s.start()
+    assert s.job(1)["exit_code"] == 3 and s.starts("a") == 1

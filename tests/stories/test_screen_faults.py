@@ -365,3 +365,30 @@ def test_what_a_killed_daemon_left_of_its_sessions_goes_in_either_mode(screens):
         s.start()
         assert {path.name for path in folder.iterdir()} - {"screenrc"} == {"8.1.launch"}, mode
         s.stop()
+
+
+@pytest.mark.parametrize("how", ["signal.signal(signal.SIGHUP, signal.SIG_IGN)", "os.setsid()"], ids=["deaf", "away"])
+def test_b06_b08_what_outlives_a_killed_job_holds_its_gpu(screens, how):
+    """B06, B08, P7: children that the end of the terminal does not end: no other job on the GPU, `status` names them."""
+    s = screens(gpus=1)
+    loader = f"import os, signal, time\n{how}\nopen(f'up-{{os.getpid()}}', 'w').close()\ntime.sleep(600)\n"
+    (s.folder / "loader.py").write_text(loader)
+    (s.folder / "train.py").write_text(
+        "import subprocess, sys, time\nfor _ in range(3): subprocess.Popen([sys.executable, 'loader.py'])\ntime.sleep(600)\n"
+    )
+    s.append("0,train.py,,", s.line("next"))
+    s.start()
+    loaders = wait_for(lambda: len(f := list(s.folder.glob("up-*"))) == 3 and f, "three loaders")
+    pids = [int(path.name[3:]) for path in loaders]
+    s.wait_state(1, "running")
+    os.kill(s.job_pid(1), signal.SIGKILL)
+    s.wait_state(1, "failed")
+    assert s.job(1)["signal"] == signal.SIGKILL
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    assert s.states()[2] == "pending" and all(map(alive, pids))
+    text = s.cli("status").stdout
+    assert all(str(pid) in text for pid in pids) and "of job 1" in text
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    s.wait_ended(3)
+    assert s.starts("next") == 1

@@ -295,8 +295,9 @@ def test_a_pause_committed_and_never_painted_is_no_edit_undone(scheduler):
     shows(s, *wanted)
 
 
-def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path):
-    """The store goes on; the picture catches up. Root writes everywhere, so a file system is filled and emptied."""
+@pytest.mark.parametrize("how", ["full", "read-only"])
+def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path, how):
+    """The store goes on; the picture catches up. Root writes everywhere, so a file system is filled, or mounted so."""
     if os.getuid() != 0:
         pytest.skip("mounting needs root")
     s = scheduler(gpus=2)
@@ -319,15 +320,22 @@ def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path):
         s.start()
         file = inner / "state.json"
         wait_for(file.exists, "state file")
-        fill = os.open(inner / "fill", os.O_WRONLY | os.O_CREAT)
-        with pytest.raises(OSError, match="No space"):
-            while os.write(fill, b"x" * 512):
-                continue
-        os.close(fill)
+        if how == "read-only":
+            subprocess.run(["mount", "-o", "remount,ro", str(inner)], check=True)
+        else:
+            fill = os.open(inner / "fill", os.O_WRONLY | os.O_CREAT)
+            with pytest.raises(OSError, match="No space"):
+                while os.write(fill, b"x" * 512):
+                    continue
+            os.close(fill)
+        said = {"full": "No space left on device", "read-only": "Read-only file system"}[how]
         s.append(f"0,{s.script},,{s.folder} full 0 0,")
-        wait_for(lambda: "cannot be written: No space left on device; the store is up to date" in s.said(), "said")
+        wait_for(lambda: f"cannot be written: {said}; the store is up to date" in s.said(), "said")
         wait_for(lambda: s.starts("full") == 1, "jobs go on")
-        (inner / "fill").unlink()
+        if how == "read-only":
+            subprocess.run(["mount", "-o", "remount,rw", str(inner)], check=True)
+        else:
+            (inner / "fill").unlink()
         wait_for(lambda: json.loads(file.read_text())["jobs"]["done"] == 1, "caught up")
         wait_for(lambda: "can be written again" in s.said(), "said")
     finally:

@@ -92,7 +92,8 @@ class _Warm:
             listener.listen(64)
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _SERVER, str(listener.fileno())],
-                env=dict(environ), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                # not the marks by which a test ends what it has started: this one outlives it
+                env={k: v for k, v in environ.items() if k != "SCREENDIR"}, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],
             )  # fmt: skip
 
