@@ -103,6 +103,7 @@ class House:
     kept: dict[int, Job] = field(default_factory=dict)  # waiting jobs at hand, so that the head needs no look-up
     found: dict[tuple[str, ...], Found | Missing] = field(default_factory=dict)  # of this turn
     flush_log: Callable[[], None] = lambda: None
+    heard: list[Fact] = field(default_factory=list)  # of the runner, and not yet recorded: it tells each thing once
     lazy: list[Fact] = field(default_factory=list)
     lazy_due: float = 0.0
     changed: set[str] = field(default_factory=set)
@@ -162,6 +163,7 @@ class House:
         world.queue_paused = bool(rows.meta(connection, "queue_paused"))
         world.pauses = Pauses(0, rows.pause_changes(connection))
         world.front = rows.lowest_place(connection)
+        self.heard[:0] = self.lazy
         self.world, self.lazy, self.kept = world, [], {}
         self._show_world()
         for job in rows.last_ended(connection, 300)[::-1]:
@@ -181,7 +183,7 @@ class House:
             facts.append(self.eyes.identified(self.first_readings))
             self.first_readings = None
         for job in in_hand:
-            facts += self._with_failures(self.runner.adopt(job))
+            facts += self._told_of(job) or self._with_failures(self.runner.adopt(job))
             crash_point("adopt.found")
         for holding, boot in held:
             if boot == this_boot:
@@ -199,6 +201,7 @@ class House:
                 rows.save_holdings(writing, [], stale, this_boot)
         self.rung = True
         self.turn(facts, [], now, sync=True, edit=self._edit(now))  # before anything is placed: it may pause a GPU
+        self.heard.clear()
         if self.eyes is not None:
             with self.db.writing(sync=False) as writing:
                 save_readings(writing, self.telemetry.cards.values(), now.wall)
@@ -209,6 +212,16 @@ class House:
                 self.say(text, level, kind="adopted", job=job)
                 self.told_running.add(job.id)
         crash_point("adopt.committed")
+
+    def _told_of(self, job: Job) -> list[Fact]:
+        """How the attempt in hand ended, if that was told while it could not be recorded; its orphans are known to no one else."""
+        told: list[Fact] = [
+            fact
+            for fact in self.heard
+            if isinstance(fact, (Started, Ended, NeverRan, Unclaimed, Lost))
+            and (fact.job, fact.attempt) == (job.id, job.attempt)
+        ]
+        return told if any(not isinstance(fact, Started) for fact in told) else []
 
     def _show_world(self) -> None:
         """Let the painter show this world, and go on from the picture that stands there."""
@@ -275,15 +288,14 @@ class House:
             self.flush_log()
 
     def _tick(self, now: Now) -> None:
-        facts = self._with_failures(self.runner.look())
+        self.heard += self._with_failures(self.runner.look())
         batches = self._batches(now)
         if batches:
             crash_point("ingest.read")
         edit = self._edit(now)
         self.changed.clear()
-        facts += self._missing_again(now)
         read = self._read_gpus(now)
-        facts += read
+        facts = [*self.heard, *self._missing_again(now), *read]
         timer = self.world.next_timer()
         due = timer is not None and timer <= now.mono
         urgent = [fact for fact in facts if not isinstance(fact, Started)]
@@ -292,16 +304,20 @@ class House:
                 if not self.lazy:
                     self.lazy_due = now.mono + LAZY_S
                 self.lazy += facts
+                self.heard.clear()
             if self.lazy and now.mono >= self.lazy_due:
                 lazy, self.lazy = self.lazy, []
                 self.turn(lazy, [], now, sync=False)
             self._paint_if_due(now)
             return
-        facts, self.lazy = self.lazy + facts, []
+        facts = self.lazy + facts
+        self.heard[:0] = self.lazy
+        self.lazy = []
         if self.eyes is not None and (batches or self.rung) and not self.telemetry.fresh(self.telemetry.cards, now):
             self.eyes.read(now.mono - FRESH_S)  # while the new jobs are written down: they will want to know
         only_read = bool(read) and len(urgent) == len(read) and not (batches or edit or due)
         self.turn(facts, batches, now, sync=not only_read or bool(self.world.waiting()), edit=edit)
+        self.heard.clear()
         self._paint_if_due(self.now())
 
     def turn(

@@ -33,7 +33,7 @@ from scheduler.runners.screen import ScreenRunner, tidy
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database, trouble
 from scheduler.store.moved import follow_moved
-from scheduler.store.office import Office, register
+from scheduler.store.office import Office, check_no_other, register
 from scheduler.store.places import Places, make_private_folder
 from scheduler.store.readings import forget_readings
 
@@ -110,6 +110,7 @@ class Daemon:
         office.take(info)
         registered = ""
         try:
+            check_no_other(self.environ, self.places)
             make_private_folder(config.log_dir)
             log = self._open_log()
             db = Database(self.places, checkpoints=True, lock_wait_s=2.0)

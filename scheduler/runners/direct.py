@@ -24,6 +24,8 @@ from scheduler.runners.processes import environment_of, own_children, seen
 from scheduler.runners.watching import LOOK_AGAIN_S, Attempt, Watching
 
 PACKET = 1 << 20
+SHORT_LIFE_S = 1.0  # a keeper that dies sooner is not followed at once by the next, which may do the same
+SHORTEST_BREAK_S, LONGEST_BREAK_S = 0.05, 10.0
 MOST_PACKED = 60_000  # bytes in one packet; wmem_max is 212,992 on a common kernel
 KEEPER_FD = 3
 
@@ -46,6 +48,9 @@ class DirectRunner(Watching):
         self._socket: socket.socket | None = None
         self._keeper = 0
         self._keeper_since = 0.0
+        self._keeper_due = 0.0  # when the next one is started, while there is none
+        self._break_s = 0.0
+        self._no_keeper = ""  # why there is none
         self._outbox: list[bytes] = []
         self._starts: list[tuple[Any, ...]] = []
         self._sent: dict[str, Attempt] = {}
@@ -56,6 +61,8 @@ class DirectRunner(Watching):
     # -- the keeper ---------------------------------------------------------------------------------------
 
     def _spawn_keeper(self) -> None:
+        """Have a keeper, which is told the environment of the jobs before anything else. Raises OSError."""
+        environment = self._packet([("env", self.environ)])
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # here, where an error names it
@@ -81,6 +88,9 @@ class DirectRunner(Watching):
                 ],
                 setsid=True,
             )
+        except OSError:
+            ours.close()
+            raise
         finally:
             theirs.close()
             os.close(nothing)
@@ -88,8 +98,21 @@ class DirectRunner(Watching):
         self._socket = ours
         self._keeper_since = time.monotonic()
         self._epoll.register(ours.fileno(), select.EPOLLIN)
-        self._outbox = []
-        self._pack([("env", self.environ)])
+        self._outbox.insert(0, environment)
+
+    def _again(self) -> None:
+        """Another keeper in place of a dead one, when it is time; what is to be started waits for it."""
+        if time.monotonic() < self._keeper_due:
+            return
+        try:
+            self._spawn_keeper()
+        except OSError as error:
+            self._pause()
+            self._no_keeper = f"the keeper cannot be started: {error.strerror} {error.filename or ''}".rstrip()
+
+    def _pause(self) -> None:
+        self._break_s = min(LONGEST_BREAK_S, max(SHORTEST_BREAK_S, 2 * self._break_s))
+        self._keeper_due = time.monotonic() + self._break_s
 
     @property
     def keeper_pid(self) -> int:
@@ -119,9 +142,10 @@ class DirectRunner(Watching):
 
     def flush(self) -> None:
         """Send the queued starts, in as few packets as fit."""
+        starts, self._starts = self._starts, []
         packed: list[tuple[Any, ...]] = []
         size = 0
-        for start in self._starts:
+        for start in starts:
             length = len(marshal.dumps(start))
             if size + length > MOST_PACKED and packed:
                 self._pack(packed)
@@ -130,22 +154,32 @@ class DirectRunner(Watching):
             size += length
         if packed:
             self._pack(packed)
-        self._starts.clear()
         self._send()
 
-    def _pack(self, messages: list[tuple[Any, ...]]) -> None:
+    def _pack(self, starts: list[tuple[Any, ...]]) -> None:
+        try:
+            self._outbox.append(self._packet(starts))
+        except OSError as error:  # a full disk: nobody was told of these, so nobody begins them
+            for start in starts:
+                attempt = self._sent.pop(str(start[1]))
+                why = start_trouble(attempt.job, attempt.attempt, error.errno or errno.EIO, time.time(), "record")
+                self._facts.append(why)
+
+    def _packet(self, messages: list[tuple[Any, ...]]) -> bytes:
         data = marshal.dumps(messages)
-        if len(data) > 2 * MOST_PACKED:  # a very long command or environment
-            data = self._as_file(data)
-        self._outbox.append(data)
+        return self._as_file(data) if len(data) > 2 * MOST_PACKED else data  # a very long command or environment
 
     def _as_file(self, data: bytes) -> bytes:
-        """A packet that names a file in which the real one stands; the keeper removes it."""
+        """A packet that names a file in which the real one stands; the keeper removes it. Raises OSError."""
         path = os.path.join(os.path.dirname(self.attempts), f"packet-{os.getpid()}-{time.monotonic_ns()}")
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as stream:
-            os.fchmod(fd, 0o600)  # whatever the umask has left of it
-            stream.write(data)
+        try:
+            with os.fdopen(fd, "wb") as stream:
+                os.fchmod(fd, 0o600)  # whatever the umask has left of it
+                stream.write(data)
+        except OSError:
+            os.unlink(path)
+            raise
         return marshal.dumps([("file", path)])
 
     def _send(self) -> None:
@@ -156,7 +190,10 @@ class DirectRunner(Watching):
                 return  # sent at the next look
             except OSError as error:
                 if error.errno in (errno.EMSGSIZE, errno.ENOBUFS) and len(self._outbox[0]) > 4096:
-                    self._outbox[0] = self._as_file(self._outbox[0])
+                    try:
+                        self._outbox[0] = self._as_file(self._outbox[0])
+                    except OSError:
+                        return  # tried again at the next look
                     continue
                 return  # the keeper is dead; `look` finds out and settles what it was sent
             del self._outbox[0]
@@ -166,7 +203,9 @@ class DirectRunner(Watching):
     def next_look(self) -> float | None:
         """When to look again without a readable descriptor."""
         due = self._due()
-        if self._outbox:
+        if self._socket is None:
+            due.append(self._keeper_due)
+        elif self._outbox:
             due.append(time.monotonic() + LOOK_AGAIN_S)
         return min(due, default=None)
 
@@ -177,6 +216,8 @@ class DirectRunner(Watching):
         self._reap()
         if dead:
             self._keeper_died()
+        if self._socket is None:
+            self._again()
         self._look_at_claims()
         self._look_at_zombies()
         self._send()
@@ -191,7 +232,7 @@ class DirectRunner(Watching):
     def _receive(self) -> bool:
         """Read the keeper's packets; True when it is dead."""
         if self._socket is None:
-            return True
+            return False
         resets = 0
         while True:
             try:
@@ -243,8 +284,9 @@ class DirectRunner(Watching):
                 self._orphan_ended(pid, exited, code)
 
     def _socket_is_dead(self) -> bool:
+        """Whether the keeper died, and we have not heard of it yet."""
         found = seen(self._keeper)
-        return found is None or not found.alive
+        return self._socket is not None and (found is None or not found.alive)
 
     def _keeper_died(self) -> None:
         """Take over the dead keeper's jobs (they are our children now) and have another one."""
@@ -270,9 +312,14 @@ class DirectRunner(Watching):
         for key, attempt in list(self._sent.items()):
             del self._sent[key]
             self._settle_sent(key, attempt, unknown, unknown - named, now)
-        if time.monotonic() - self._keeper_since < 1.0:
-            time.sleep(0.05)  # a keeper that dies at once must not turn this into a busy loop
-        self._spawn_keeper()
+        if time.monotonic() - self._keeper_since < SHORT_LIFE_S:
+            again = self._break_s > 0
+            self._pause()
+            if again:  # once may be chance
+                self._no_keeper = f"the keeper ends as soon as it is started: see {self.errors}"
+        else:
+            self._break_s = self._keeper_due = 0.0
+        self._again()
         self._reap()
 
     def _settle_sent(self, key: str, attempt: Attempt, unknown: set[int], nameless: set[int], now: float) -> None:
@@ -328,8 +375,23 @@ class DirectRunner(Watching):
                 newest = Process(pid, found.ticks)
         return newest
 
+    def stop(self, job: Job, hard: bool) -> None:
+        """What nobody has begun yet is taken back; else SIGTERM or SIGKILL to the whole tree."""
+        attempt = self._sent.get(job.attempt_key)
+        if attempt is not None:
+            with contextlib.suppress(OSError):  # a full disk: it is ended as soon as it runs
+                if record.give_up(attempt.path, job, self.boot, time.time_ns()):
+                    del self._sent[job.attempt_key]
+                    self._facts.append(Unclaimed(attempt.job, attempt.attempt))
+                    return
+        super().stop(job, hard)
+
     def trouble(self) -> str:
-        """A stopped keeper holds up all; it is told, and not continued: SIGSTOP is somebody's wish."""
+        """No keeper, or one that is stopped: it is told, and not continued, for SIGSTOP is somebody's wish."""
+        if self._socket is not None and time.monotonic() - self._keeper_since > SHORT_LIFE_S:
+            self._no_keeper, self._break_s = "", 0.0
+        if self._no_keeper:
+            return f"no job is started: {self._no_keeper}; it is tried again and again"
         found = seen(self._keeper)
         if found is None or found.state not in "Tt":
             return ""

@@ -40,6 +40,22 @@ def end_bytes(how, code):
     return (body + b" sum %d" % checksum(body)).ljust(END_SIZE - 1) + b"\n"
 
 
+def open_own(path, text):
+    """The record at ``path``, if ``text`` stands in its PID field; -1 if not: with the folder made anew it may be another's."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return -1
+    try:
+        own = os.pread(fd, PID_SIZE, PID_AT) == text
+    except OSError:
+        own = False
+    if not own:
+        os.close(fd)
+        return -1
+    return fd
+
+
 def ticks(pid):
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
@@ -75,7 +91,7 @@ class Keeper:
         self.boot = boot
         self.base = dict(os.environ)
         self.alone = False
-        self.jobs = {}  # pid: (key, path)
+        self.jobs = {}  # pid: (key, path, what stands in its record's PID field)
         self.out = []
         self.unsent = False  # the last packet could not be sent, but the daemon is there
         self.umask = os.umask(0o077)
@@ -218,12 +234,16 @@ class Keeper:
         at = time.time_ns()
         self.crash_point("keeper.spawned")
         since = ticks(pid)
-        self.jobs[pid] = (key, path)
-        text = f"pid {pid} ticks {since} at {at} keeper {os.getpid()} boot {self.boot}".encode()
+        text = (
+            f"pid {pid} ticks {since} at {at} keeper {os.getpid()} boot {self.boot}".encode().ljust(PID_SIZE - 1)
+            + b"\n"
+        )
         try:
-            os.pwrite(fd, text.ljust(PID_SIZE - 1) + b"\n", PID_AT)
+            os.pwrite(fd, text, PID_AT)
         except OSError:
             self.out.append(("note", key, "pid not written"))
+            text = b" " * (PID_SIZE - 1) + b"\n"
+        self.jobs[pid] = (key, path, text)
         os.close(fd)
         self.crash_point("keeper.pid_written")
         self.out.append(("up", key, pid, since, at))
@@ -270,15 +290,12 @@ class Keeper:
             pid = found.si_pid
             job = self.jobs.get(pid)
             if job is not None:
-                key, path = job
+                key, path, text = job
                 how = "exit" if found.si_code == os.CLD_EXITED else "signal"
                 code = found.si_status
                 at = time.time_ns()
                 self.crash_point("keeper.before_record")
-                try:
-                    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-                except OSError:
-                    fd = -1  # the record was removed: the daemon, if there is one, still hears of the ending
+                fd = open_own(path, text)  # -1: it was removed; the daemon, if there is one, still hears of the ending
                 if fd >= 0:
                     self.write_end(fd, how, code)
                     os.close(fd)

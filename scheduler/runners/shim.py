@@ -67,13 +67,15 @@ class Shim:
         self.crash_point("shim.spawned")
         ticks = keeper.ticks(pid)
         text = f"pid {pid} ticks {ticks} at {at} keeper {os.getpid()} boot {self.launch['boot']}".encode()
+        text = text.ljust(PID_SIZE - 1) + b"\n"
         try:
-            os.pwrite(self.fd, text.ljust(PID_SIZE - 1) + b"\n", PID_AT)
+            os.pwrite(self.fd, text, PID_AT)
         except OSError as error:
             self.say(f"gpujob: the record cannot be written: {error.strerror}")
+            text = b" " * (PID_SIZE - 1) + b"\n"
         os.close(self.fd)
         self.crash_point("shim.pid_written")
-        self.wait(pid)
+        self.wait(pid, text)
         return 0
 
     def claim(self, path):
@@ -168,8 +170,8 @@ class Shim:
             raise OSError(int(told), os.strerror(int(told)))
         return pid
 
-    def wait(self, pid):
-        """Write the ending down first, take it from the kernel after."""
+    def wait(self, pid, text):
+        """Write the ending down first (into the record with ``text`` in its PID field), take it from the kernel after."""
         while True:
             found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
             if found.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
@@ -187,10 +189,9 @@ class Shim:
             how, code = "hangup", code if exited else BY_SIGNAL + code
         else:
             how = "exit" if exited else "signal"
-        try:
-            fd = os.open(self.launch["record"], os.O_WRONLY | os.O_CLOEXEC)
-        except OSError as error:
-            self.say(f"gpujob: the record is gone: {error.strerror}")
+        fd = keeper.open_own(self.launch["record"], text)
+        if fd < 0:
+            self.say("gpujob: the record is gone")
         else:
             self.write_end(fd, how, code)
             os.close(fd)

@@ -123,7 +123,8 @@ class Watching:
         return [self._epoll.fileno()]
 
     def _due(self) -> list[float]:
-        return [zombie.due for zombie in self._zombies] + [claim.due for claim in self._claims]
+        at_once = [0.0] if self._facts else []
+        return at_once + [zombie.due for zombie in self._zombies] + [claim.due for claim in self._claims]
 
     def _servants(self) -> Iterable[int]:
         """Children of ours that belong to no job."""
@@ -265,7 +266,8 @@ class Watching:
         at = time.time_ns()
         how, code = self._how_of_child(exited, code)
         with contextlib.suppress(OSError):  # the commit of this very fact keeps the code as well
-            record.write_end(attempt.path, how, code, at, sync=False)
+            if record.read(attempt.path).process in (None, attempt.process):  # else the folder was made anew
+                record.write_end(attempt.path, how, code, at, sync=False)
         self._ended(attempt, how, code, at / 1e9)
 
     def _how_of_child(self, exited: bool, code: int) -> tuple[str, int]:

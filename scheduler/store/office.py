@@ -232,6 +232,30 @@ def register(environ: dict[str, str], state_file: str) -> str:
     return path
 
 
+def check_no_other(environ: dict[str, str], places: Places) -> None:
+    """Raise Taken when a daemon of this state file lives whose folder was removed or moved: its locks went with it."""
+    folder = register_folder(environ)
+    for name in os.listdir(folder) if _is_ours(folder) else ():
+        number = re.fullmatch(r"(\d+)\.json", name)
+        if number is None or int(number[1]) == os.getpid():
+            continue
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8") as stream:
+                if json.load(stream)["state_file"] != places.state_file:
+                    continue
+            handles = f"/proc/{number[1]}/fd"
+            held = [os.path.basename(os.readlink(os.path.join(handles, fd))) for fd in os.listdir(handles)]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # it has ended, or was no daemon's
+        lock = os.path.basename(places.daemon_lock)
+        if any(name.partition(" ")[0] == lock for name in held):  # "daemon.lock (deleted)"
+            raise Taken(
+                f"a scheduler with this state file runs already (pid {number[1]}), though its folder was taken from it",
+                where=places.state_file,
+                do=f"end it first, its jobs go on: kill {number[1]}",
+            )
+
+
 def registered(environ: dict[str, str]) -> list[str]:
     """State files of this user's live schedulers."""
     folder = register_folder(environ)

@@ -11,6 +11,7 @@ from pathlib import Path
 from scheduler.core.facts import Ended, Lost, Started, Unclaimed
 from scheduler.core.gpu import Need
 from scheduler.core.job import Job, JobSpec, Process
+from scheduler.core.launch import Launch
 from scheduler.runners import keeper as keeper_file
 from scheduler.runners import record
 from scheduler.runners.direct import DirectRunner
@@ -57,7 +58,6 @@ def test_a21_an_ended_child_of_one_job_is_never_taken_for_another_job(tmp_path: 
         assert [(f.job, f.exit_code) for f in facts if isinstance(f, Ended)] == [(1, 0)]
         assert [f.job for f in facts if isinstance(f, Started)] == [1] and not [f for f in facts if isinstance(f, Lost)]
     finally:
-        os.kill(runner.keeper_pid, signal.SIGKILL)
         runner.close()
 
 
@@ -74,6 +74,71 @@ def test_a_stopped_keeper_is_told_and_left_so(tmp_path: Path) -> None:
         assert runner.trouble() == ""
     finally:
         os.kill(runner.keeper_pid, signal.SIGKILL)
+        runner.close()
+
+
+def test_p3_a_keeper_that_cannot_be_had_is_told_and_tried_again(tmp_path: Path) -> None:
+    """P3, P1: no busy loop and no attempt used up meanwhile; what was asked for then is started once there is one."""
+    house = tmp_path / "house"
+    house.mkdir()
+    (tmp_path / "attempts").mkdir()
+    runner = DirectRunner(
+        str(tmp_path / "attempts"), str(tmp_path / "state.json"), dict(os.environ), str(house / "errors")
+    )
+    job = _job(1)
+    try:
+        (house / "errors").unlink()
+        house.rmdir()
+        first = runner.keeper_pid
+        os.kill(first, signal.SIGKILL)
+        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+        end = time.monotonic() + 20
+        while not runner.trouble() and time.monotonic() < end:
+            assert runner.look() == []
+            time.sleep(0.01)
+        assert f"the keeper cannot be started: No such file or directory {house / 'errors'}" in runner.trouble()
+        launch = Launch("1.1", ("/bin/sh", "-c", "exit 7"), {}, str(tmp_path), str(tmp_path / "log"))
+        runner.start(job, launch)
+        runner.flush()
+        assert runner.look() == [] and (runner.next_look() or 0) > time.monotonic() - 1
+        house.mkdir()
+        facts: list[object] = []
+        end = time.monotonic() + 20
+        while len(facts) < 2 and time.monotonic() < end:
+            facts += runner.look()
+            time.sleep(0.01)
+        assert [type(fact) for fact in facts] == [Started, Ended] and facts[1].exit_code == 7  # type: ignore[attr-defined]
+        runner._keeper_since -= 10  # it has lived long enough to be trusted
+        assert runner.trouble() == ""
+    finally:
+        runner.close()
+
+
+def test_b05_what_nobody_has_begun_is_taken_back_by_a_cancel(tmp_path: Path) -> None:
+    """B05, P1: the keeper is stopped; cancelled before it read of the start, the command never begins."""
+    runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), dict(os.environ), str(tmp_path / "errors"))
+    job = _job(1)
+    keeper = runner.keeper_pid
+    try:
+        os.kill(keeper, signal.SIGSTOP)
+        os.waitid(os.P_PID, keeper, os.WSTOPPED | os.WNOWAIT)
+        ran = tmp_path / "ran"
+        launch = Launch("1.1", ("/usr/bin/touch", str(ran)), {}, str(tmp_path), str(tmp_path / "log"))
+        runner.start(job, launch)
+        runner.flush()
+        runner.stop(job, hard=False)
+        assert runner.next_look() == 0.0 and runner.look() == [Unclaimed(1, 1)]
+        os.kill(keeper, signal.SIGCONT)
+        second = Launch("2.1", ("/bin/true",), {}, str(tmp_path), str(tmp_path / "log"))
+        runner.start(_job(2), second)
+        runner.flush()
+        facts: list[object] = []
+        end = time.monotonic() + 20
+        while len(facts) < 2 and time.monotonic() < end:
+            facts += runner.look()
+            time.sleep(0.01)
+        assert [type(fact) for fact in facts] == [Started, Ended] and not ran.exists()
+    finally:
         runner.close()
 
 

@@ -141,6 +141,23 @@ def test_e08_it_recovers_without_a_restart(scheduler, disk):
     assert s.stop() == 0
 
 
+def test_e08_a_start_that_needs_a_file_and_finds_no_room(scheduler, disk):
+    """E08: a very long command goes to the keeper as a file: without room the job waits for its next try, and GPUs are free."""
+    small = disk("size=12m")
+    s = on_disk(scheduler, small.path, assign_retry_wait="0.3", max_assign_attempts=20)
+    s.start()
+    s.cli("queue", "pause")
+    long = ["x" * 90_000] * 2
+    s.cli("submit", "--gpus", "1", "--", "/bin/sh", "-c", "echo ran >> told; exit 3", *long)
+    filler = small.fill()
+    s.cli("queue", "resume")
+    wait_for(lambda: "its record cannot be written: No space left on device" in s.said(), "it is said")
+    assert s.states()[1] == "pending" and not list((s.folder / ".gpujob").glob("packet-*"))
+    filler.unlink()
+    s.wait_ended(1)
+    assert (s.job(1)["exit_code"], (s.folder / "told").read_text()) == (3, "ran\n")
+
+
 def test_e19_no_inodes_left(scheduler, disk):
     """E19: no attempt can be claimed, so none starts; the tries are spaced, and it goes on when there are inodes again."""
     small = disk("size=20m,nr_inodes=60")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -285,3 +287,71 @@ def test_e16_c38_a_folder_on_nfs_is_said_and_polled(scheduler):
     s.kill()
     s.start()
     assert s.job(1)["exit_code"] == 3 and s.starts("a") == 1
+
+
+def test_p5_a_second_scheduler_where_the_folder_was_removed_is_refused(scheduler):
+    """P5, P7: the old one lives and has the GPUs, though the folder with its locks is gone."""
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a", 7))
+    s.start()
+    s.wait_state(1, "running")
+    first = s.process
+    shutil.rmtree(s.folder / ".gpujob")
+    error = s.cli("start", "--gpus", "1", code=1).stderr
+    assert f"runs already (pid {first.pid}), though its folder was taken from it" in error and error.count("\n") == 1
+    first.kill()
+    first.wait()
+    s.start()
+
+
+def test_p5_an_old_keeper_writes_no_ending_into_the_record_of_another_job(scheduler):
+    """P5: the folder was made anew, and the numbers of its jobs begin at 1 again."""
+    s = scheduler(gpus=2)
+    s.hold("a")
+    s.append(s.line("a", 7))
+    s.start()
+    s.wait_state(1, "running")
+    old = s.keeper_pid()
+    s.kill()
+    shutil.rmtree(s.folder / ".gpujob")
+    s.jobs_file.unlink()
+    s.hold("b")
+    s.append(s.line("b", 4))
+    s.start()
+    s.wait_state(1, "running")
+    s.release("a")
+    wait_for(lambda: not alive(old), "the old keeper has seen the end of its job, and ends")
+    s.kill()
+    s.start()
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    assert s.states()[1] == "running"
+    s.release("b")
+    s.wait_ended(2)
+    assert (s.job(1)["exit_code"], s.starts("b")) == (4, 1)
+
+
+def test_p7_what_ends_while_the_store_is_locked_leaves_its_orphans_known(scheduler):
+    """P7: the end is told once, and cannot be recorded then; what the job left behind, without a mark, still holds its GPU."""
+    s = scheduler(gpus=1)
+    script = s.folder / "hide"
+    script.write_text(
+        "#!/bin/sh\nenv -i setsid /bin/sh -c 'echo $$ > hidden; exec /bin/sleep 600' &\n"
+        "while test ! -e go; do sleep 0.02; done\nexit 5\n"
+    )
+    script.chmod(0o755)
+    s.append("0,hide")
+    s.start()
+    hidden = int(wait_for(lambda: (s.folder / "hidden").exists() and (s.folder / "hidden").read_text(), "its pid"))
+    s.wait_state(1, "running")
+    with (s.folder / ".gpujob" / "store.lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (s.folder / "go").touch()
+        wait_for(lambda: "locked" in s.said(), "the store cannot be used")
+    s.append(s.line("next"))
+    s.wait_state(1, "failed")
+    wait_for(lambda: s.states().get(2), "the second is taken in")
+    s.cli("submit", "--cpu", "--wait", "--", "true")
+    assert (s.job(1)["exit_code"], s.states()[2], alive(hidden)) == (5, "pending", True)
+    os.kill(hidden, signal.SIGKILL)
+    s.wait_ended(3)
