@@ -63,38 +63,31 @@ class DirectRunner(Watching):
     def _spawn_keeper(self) -> None:
         """Have a keeper, which is told the environment of the jobs before anything else. Raises OSError."""
         environment = self._packet([("env", self.environ)])
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # here, where an error names it
-        errors = os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        os.fchmod(errors, 0o600)  # whatever the umask has left of it
         argv = [sys.executable, "-I", "-S", keeper_file.__file__, str(KEEPER_FD), self.boot, str(self._soft_limit)]
-        try:
-            self._keeper = os.posix_spawn(
-                sys.executable,
-                argv,
-                {**os.environ, "GPUJOB_KEEPER": self.state_file},
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), KEEPER_FD),
-                    (os.POSIX_SPAWN_DUP2, nothing, 0),
-                    (os.POSIX_SPAWN_DUP2, 0, 1),
-                    (os.POSIX_SPAWN_DUP2, errors, 2),
-                ]
-                if theirs.fileno() != KEEPER_FD
-                else [
-                    (os.POSIX_SPAWN_DUP2, nothing, 0),
-                    (os.POSIX_SPAWN_DUP2, 0, 1),
-                    (os.POSIX_SPAWN_DUP2, errors, 2),
-                ],
-                setsid=True,
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(nothing)
-            os.close(errors)
+        with contextlib.ExitStack() as passing:
+            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # here, where an error names it
+            passing.callback(os.close, nothing)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            errors = os.open(self.errors, flags, 0o600)
+            passing.callback(os.close, errors)
+            os.fchmod(errors, 0o600)  # whatever the umask has left of it
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            passing.callback(theirs.close)
+            ours.setblocking(False)
+            actions = [
+                (os.POSIX_SPAWN_DUP2, theirs.fileno(), KEEPER_FD),
+                (os.POSIX_SPAWN_DUP2, nothing, 0),
+                (os.POSIX_SPAWN_DUP2, 0, 1),
+                (os.POSIX_SPAWN_DUP2, errors, 2),
+            ]
+            if theirs.fileno() == KEEPER_FD:
+                del actions[0]
+            environ = {**os.environ, "GPUJOB_KEEPER": self.state_file}
+            try:
+                self._keeper = os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True)
+            except OSError:
+                ours.close()
+                raise
         self._socket = ours
         self._keeper_since = time.monotonic()
         self._epoll.register(ours.fileno(), select.EPOLLIN)
