@@ -196,7 +196,7 @@ def main(words: list[str] | None = None) -> int:
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
         do = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        return _fail([f"{error.strerror or error}{where}{do}"], 1)
+        return _fail([_nowhere(error) or f"{error.strerror or error}{where}{do}"], 1)
     except Exception as error:
         text = _not_loaded(error)
         if text:
@@ -249,6 +249,19 @@ def _while_loading(error: Exception) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and trace.tb_frame.f_code.co_filename.startswith("<frozen importlib")
+
+
+def _nowhere(error: OSError) -> str:
+    """What is to be said when the folder one is in was removed, which the kernel tells without naming it; else empty."""
+    if error.errno != errno.ENOENT or os.path.isabs(error.filename or ""):
+        return ""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        folder = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+        do = "cd into the one that is there now" if os.path.isdir(folder) else "cd to another one"
+        return f"the folder you are in was removed: {folder}; {do}"
+    return ""
 
 
 def _enough() -> int:

@@ -509,6 +509,30 @@ def test_a_program_without_a_name_is_refused(tmp_path: Path) -> None:
     assert ran.returncode == 2 and "the name of the program is empty" in ran.stderr
 
 
+def test_p3_in_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """P3: the kernel says no more than "No such file or directory", and of nothing."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for name in ("GPUJOB_STATE_FILE", "GPUJOB_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    here.rmdir()
+    away = f"submit --state-file {tmp_path}/s.json -- true"
+    for line in (
+        "status", "jobs", "submit -- true", away, "add x.py", "start --gpus 1", "doctor", "config show", "recover",
+        "logs 1", "wait", "cancel 1", "pause 0", "reset", "screens",
+    ):  # fmt: skip
+        assert front.main(line.split()) == 1, line
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.endswith(
+            f"the folder you are in was removed: {here}; cd to another one\n"
+        ), line
+        assert said.err.count("\n") == 1, said.err
+    here.mkdir()
+    assert front.main(["status"]) == 1 and "cd into the one that is there now" in capsys.readouterr().err
+    assert front.main(["status", "--state-file", f"{tmp_path}/s.json"]) == 0, "which needs no folder"
+
+
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """A copy of the program that may be broken."""
