@@ -290,12 +290,17 @@ class Desk:
 
     def states(self, jobs: Sequence[int]) -> list[Job]:
         """These jobs as they are now. Raises NotFound."""
-        with self._reading() as connection:
-            found = [rows.get(connection, job) for job in jobs] if connection is not None else [None for _ in jobs]
-        for number, job in zip(jobs, found, strict=False):
-            if job is None:
+        found = self.known(jobs)
+        for number in jobs:
+            if number not in found:
                 raise NotFound(f"no job {number}", where=self.places.state_file, do="see gpujob jobs")
-        return [job for job in found if job is not None]
+        return [found[number] for number in jobs]
+
+    def known(self, jobs: Iterable[int]) -> dict[int, Job]:
+        """Those of these jobs that are not forgotten, as they are now."""
+        with self._reading() as connection:
+            found = [rows.get(connection, job) for job in jobs] if connection is not None else []
+        return {job.id: job for job in found if job is not None}
 
     def sessions(self) -> list[Job]:
         """Running jobs that have a terminal session."""

@@ -70,6 +70,16 @@ def not_told(check: str, what: str, why: str = "") -> Finding:
     return Finding(check, Mark.UNKNOWN, f"cannot be told: {what}", why)
 
 
+def crowded(processes: tuple[int, int], memory: tuple[int, int]) -> Finding:
+    """No thread could be had. Limits, soft and hard, on this user's processes and on a process's memory; -1: none."""
+    limits = [f"{processes[0]} processes and threads at most (ulimit -u)"] if processes[0] >= 0 else []
+    limits += [f"{memory[0] >> 10} KiB of memory at most (ulimit -v)"] if memory[0] >= 0 else []
+    raised = [f"ulimit -{letter} {'unlimited' if hard < 0 else hard >> shift}"
+              for letter, (soft, hard), shift in (("u", processes, 0), ("v", memory, 10)) if soft != hard]  # fmt: skip
+    wrong = "no thread could be started, so the checks were made one after another; jobs need processes, too"
+    return Finding("processes", Mark.BAD, " and ".join(limits) or "no room for another", wrong, "; ".join(raised))
+
+
 def word(text: str) -> str:
     """A word for a shell, in one line whatever it holds (`$'…'` is known to bash, zsh and ksh)."""
     if text.isprintable():

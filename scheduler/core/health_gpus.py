@@ -47,6 +47,8 @@ def driver(seen: DriverSeen, who: Who) -> Finding:
         wrong = "nvidia-smi is asked instead, which tells no processes, so less is known of what others use"
         mend = _pip(seen, "nvidia-ml-py") if seen.imports[0] else who.install("libnvidia-ml1")
         return Finding("NVML", Mark.WARN, seen.imports[0] or "does not answer", wrong, mend)
+    if "NVML: its reader cannot be started" in seen.problem:  # a limit of ours, which says nothing of the driver
+        return not_told("NVML", "whether it answers", seen.problem)
     if seen.absent:
         if seen.declared:
             return good("NVML", "no NVIDIA driver here; the GPUs are declared, and given out by booking alone")

@@ -128,10 +128,13 @@ def with_cuda(arguments: Sequence[str], ids: str, *, add: bool = True) -> tuple[
     return (*out, *arguments[end:])
 
 
-def log_name(job: Job, stamp: str) -> str:
-    """``job_<id>_<stamp>.log``; attempts after the first add ``_a2``. ``stamp`` is YYYYmmdd_HHMMSS, local time."""
+def log_name(job: Job, stamp: str, number: int = 1) -> str:
+    """``job_<id>_<stamp>.log``; attempts after the first add ``_a2``. ``stamp`` is YYYYmmdd_HHMMSS, local time.
+
+    ``number``: the first, second, … choice; another scheduler that logs to this folder may have taken the name.
+    """
     again = f"_a{job.attempt}" if job.attempt > 1 else ""
-    return f"job_{job.id}_{stamp}{again}.log"
+    return f"job_{job.id}_{stamp}{again}{f'_{number}' if number > 1 else ''}.log"
 
 
 def logs_of(job: Job, events: Iterable[Event]) -> dict[int, str]:

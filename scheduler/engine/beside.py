@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +12,8 @@ from collections.abc import Callable, Mapping
 from scheduler.core.facts import Readings
 from scheduler.core.health import Finding, not_told
 from scheduler.probes.nvidia import NvidiaProbe
+
+IN_TURN_S = 2.0
 
 
 class Driver:
@@ -48,14 +52,39 @@ class Driver:
             self._probe.close()
 
 
+class _Late(BaseException):
+    """It has had its time; no ``except`` of a check takes it for something of its own."""
+
+
 class Running:
-    """A check that runs beside the others; whatever becomes of it, it has findings."""
+    """A check that runs beside the others; whatever becomes of it, it has findings.
+
+    Where no thread can be had (a limit on processes or memory) it is done at once, and what waits in it is interrupted
+    after ``IN_TURN_S``: only a disk that does not even let itself be interrupted then holds up the others.
+    """
 
     def __init__(self, check: str, what: str, look: Callable[[], list[Finding]]) -> None:
         self.check, self._what, self._look = check, what, look
         self._found: list[Finding] | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, daemon=True)
+        try:
+            self._thread.start()
+        except (RuntimeError, MemoryError):
+            self._thread = None
+            self._run_in_turn()
+
+    def _run_in_turn(self) -> None:
+        def late(_number: int, _frame: object) -> None:
+            raise _Late
+
+        before = signal.signal(signal.SIGALRM, late)
+        with contextlib.suppress(_Late):
+            signal.setitimer(signal.ITIMER_REAL, IN_TURN_S)
+            try:
+                self._run()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
     def _run(self) -> None:
         try:
@@ -68,9 +97,15 @@ class Running:
     def ended(self) -> bool:
         return self._found is not None
 
+    @property
+    def in_turn(self) -> bool:
+        """Whether there was no thread for it."""
+        return self._thread is None
+
     def wait(self, until: float) -> None:
         """Until it has ended, but no longer than this (monotonic)."""
-        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread is not None:
+            self._thread.join(max(0.0, until - time.monotonic()))
 
     def result(self, until: float) -> list[Finding]:
         """What it found."""

@@ -29,7 +29,7 @@ from scheduler.store.places import Places
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _SINCE_BOOT = time.CLOCK_BOOTTIME
 FORGOTTEN = JobSpec(source="recover", arguments=("(not known any more)",))
-_LOG = re.compile(r"job_(\d{1,18})_\d{8}_\d{6}(?:_a(\d{1,9}))?\.log")
+_LOG = re.compile(r"job_(\d{1,18})_\d{8}_\d{6}(?:_a(\d{1,9}))?(?:_\d{1,9})?\.log")
 
 
 @dataclass(slots=True)

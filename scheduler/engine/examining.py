@@ -10,6 +10,7 @@ import contextlib
 import os
 import pwd
 import re
+import resource
 import stat
 import sys
 import time
@@ -174,6 +175,8 @@ class Examination:
         driver.close()
         programs.close()
         out = []
+        if any(one.in_turn for one in (first, *running)):
+            out.append(health.crowded(*map(resource.getrlimit, (resource.RLIMIT_NPROC, resource.RLIMIT_AS))))
         for check, findings in found.items():
             if check == "scheduler":
                 out += first.result(until)

@@ -421,7 +421,7 @@ class House:
             found = self._found(job)
             if isinstance(found, Missing):  # gone since `decide` looked, a moment ago
                 raise StoreTrouble(f"job {job.id}: {found.sentence}", do="decided anew")
-            job.log = os.path.join(self.config.log_dir, log_name(job, stamp))
+            job.log = self._free_log(job, stamp)
             job.boot = boot
             mode = job.spec.cuda or self.config.cuda_ids
             if mode == "auto":
@@ -435,6 +435,16 @@ class House:
             job.session = session_name(job.id, job.gpus, job.argv) if job.runner == "screen" else None
             launches.append((job, launch))
         return launches
+
+    def _free_log(self, job: Job, stamp: str) -> str:
+        """A log that is not there yet: another scheduler may keep its own in this folder.
+
+        Whoever makes it does so exclusively: of two that look in the same moment one is refused, and starts again.
+        """
+        number = 1
+        while os.path.lexists(path := os.path.join(self.config.log_dir, log_name(job, stamp, number))):
+            number += 1
+        return path
 
     def _act(self, plan: Plan, launches: list[tuple[Job, Launch]], facts: list[Fact]) -> None:
         for job, launch in launches:

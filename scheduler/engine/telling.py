@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import re
@@ -32,6 +33,7 @@ class Said:
 
 
 Listener = Callable[[Said], None]
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})  # disks without them
 PLAIN = {"held": "is held", "released": "is released", "first": "comes first", "requeued": "waits again"}
 
 
@@ -194,6 +196,17 @@ class MainLog:
         return there.st_ino == self._inode
 
     def _rotate(self) -> None:
+        """Another scheduler may log here, too: of two that move the files at once, one would overwrite what is full."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # it is being moved by the other one, and what is written now goes along with it
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        if not self._in_place():  # it has been done meanwhile
+            self._open()
+            return
         for number in range(self.kept - 1, 0, -1):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(f"{self.path}.{number}", f"{self.path}.{number + 1}")

@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 FLAG = "flag"
@@ -14,6 +15,7 @@ OFF = "off"
 ONE = "one"
 MANY = "many"
 
+ZERO_BYTES = "source code string cannot contain null bytes"  # Python's words
 COMPLETION = "_GPUJOB_COMPLETE"  # set by a shell that wants to know what may come next
 COMMON = {"--state-file": ("state_file", ONE), "--config": ("config", ONE)}
 SETTINGS = (
@@ -165,13 +167,18 @@ def _run(words: list[str]) -> int:
 
 def main(words: list[str] | None = None) -> int:
     """Run a command line and return its exit code; every error is one line on stderr."""
-    from scheduler.core.errors import SchedulerError
-    from scheduler.faces import terminal
-
     _fill_standard_streams()
     words = sys.argv[1:] if words is None else words
+    try:
+        from scheduler.core.errors import SchedulerError
+        from scheduler.faces.terminal import prepare
+    except Exception as error:
+        text = _not_loaded(error)
+        if not text:
+            raise
+        return _fail([text], 1)
     for stream in (sys.stdout, sys.stderr):
-        terminal.prepare(stream)
+        prepare(stream)
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -186,21 +193,75 @@ def main(words: list[str] | None = None) -> int:
         return _enough()
     except KeyboardInterrupt:
         return 130
-    except ImportError as error:  # too many open files, or half of an upgrade
-        return _fail([f"a part of the program cannot be loaded: {error}"], 1)
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
         do = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        return _fail([f"{error.strerror or error}{where}{do}"], 1)
+        return _fail([_nowhere(error) or f"{error.strerror or error}{where}{do}"], 1)
     except Exception as error:
+        text = _not_loaded(error)
+        if text:
+            return _fail([text], 1)
         from scheduler.faces.cli.app import usage_text
 
-        text = usage_text(error)
-        if text is not None:
-            return _fail([text], 2)
+        mistake = usage_text(error)
+        if mistake is not None:
+            return _fail([mistake], 2)
         if type(error).__name__ == "Abort":
             return 130
         raise
+
+
+def _not_loaded(error: Exception) -> str:
+    """What is to be said when a file of the program is missing or no whole one: half of an upgrade; else empty."""
+    what = str(error)
+    if ZERO_BYTES in what:  # said without a name
+        what = f"{_with_zero_bytes() or 'one of its files'} holds zero bytes"
+    elif isinstance(error, SyntaxError):
+        what = f"{error.filename}: {error.msg}"
+    elif isinstance(error, AttributeError):
+        module = error.obj
+        if not isinstance(module, ModuleType) or any(not name.startswith("__") for name in vars(module)):
+            return ""  # a defect of ours
+        what = f"{module.__file__} is empty"
+    elif not isinstance(error, ImportError) and not _while_loading(error):
+        return ""
+    do = "install it again"
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as trouble:  # what is there could not be looked at
+        do = f"{trouble.strerror}: raise the limit (ulimit -n)"
+    return f"a part of the program cannot be loaded: {what}; {do}"
+
+
+def _with_zero_bytes() -> str:
+    """The first file of the program that a power cut or a full disk filled up with nothing."""
+    for folder, _, names in os.walk(os.path.dirname(os.path.dirname(__file__))):
+        for path in (os.path.join(folder, name) for name in names if name.endswith(".py")):
+            with contextlib.suppress(OSError), open(path, "rb") as stream:
+                if b"\0" in stream.read():
+                    return path
+    return ""
+
+
+def _while_loading(error: Exception) -> bool:
+    """Whether Python itself failed to read a module, as a compiled one that was cut short."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith("<frozen importlib")
+
+
+def _nowhere(error: OSError) -> str:
+    """What is to be said when the folder one is in was removed, which the kernel tells without naming it; else empty."""
+    if error.errno != errno.ENOENT or os.path.isabs(error.filename or ""):
+        return ""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        folder = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+        do = "cd into the one that is there now" if os.path.isdir(folder) else "cd to another one"
+        return f"the folder you are in was removed: {folder}; {do}"
+    return ""
 
 
 def _enough() -> int:
@@ -221,7 +282,12 @@ def _fill_standard_streams() -> None:
 
 
 def _fail(lines: Sequence[str], code: int) -> int:
-    from scheduler.faces.terminal import safe
+    try:
+        from scheduler.faces.terminal import safe
+    except Exception:  # noqa: BLE001  it may be the part that cannot be loaded
+
+        def safe(text: object) -> str:
+            return ascii(str(text))[1:-1]
 
     with contextlib.suppress(OSError):  # nobody can be told; the code still says it
         for line in lines:

@@ -42,6 +42,8 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
     text = os.strerror(number) if number else "not started"
     if stage in where:
         text = f"{where[stage]}: {text}"
+    if stage == "log" and number == errno.EEXIST:
+        text = "another scheduler that logs into the same folder just took the name of its log"
     lasting = stage in ("", "program") and number not in PASSING
     return NeverRan(job, attempt, text, lasting, at)
 

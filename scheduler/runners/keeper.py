@@ -257,7 +257,8 @@ class Keeper:
             return os.open(path, flags, 0o600)
 
     def open_log(self, log):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        # O_EXCL: one that stands there is another scheduler's, whatever its name.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             return os.open(log, flags, 0o600)
         except FileNotFoundError:

@@ -234,8 +234,8 @@ class ScreenRunner(Watching):
         """Nothing is kept back: each session is started at once."""
 
     def _make_log(self, log: str) -> None:
-        """Screen would make it readable for others."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        """Screen would make it readable for others, and append to one that is another scheduler's."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             fd = os.open(log, flags, 0o600)
         except FileNotFoundError:

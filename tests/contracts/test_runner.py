@@ -74,6 +74,20 @@ def test_a_claimed_attempt_is_never_started(bench: Bench) -> None:
     assert not (bench.folder / "ran").exists()
 
 
+def test_f16_p1_a_log_that_another_scheduler_just_made_is_left_alone(bench: Bench) -> None:
+    """F16, P1: two that logged into one file would each judge its job by what the other's printed."""
+    theirs = bench.folder / "logs" / "1.1.log"
+    theirs.write_text("CUDA out of memory\n")
+    ran = bench.folder / "ran"
+    bench.start(1, "/bin/sh", "-c", f"echo x >> {ran}")
+    fact = bench.until(NeverRan, 1)
+    assert not fact.lasting and "another scheduler" in fact.why, fact
+    assert theirs.read_text() == "CUDA out of memory\n" and not ran.exists()
+    bench.start(1, "/bin/sh", "-c", f"echo x >> {ran}; echo ours", attempt=2)
+    bench.until(Ended, 1)
+    assert b"ours" in bench.raw(1, 2) and ran.read_text() == "x\n"
+
+
 def test_long_words_and_environments_arrive_whole(bench: Bench) -> None:
     words = ["x" * 100_000, "ä b\n\"'$;", ""]
     program = "import os,sys,hashlib;print(len(sys.argv[1]), ascii(sys.argv[2:]), len(os.environ['BIG']))"

@@ -184,4 +184,5 @@ def test_f16_logs_of_one_second_have_names_of_their_own() -> None:
     jobs = [a_job(n) for n in (1, 11, 111) for _ in range(4)]
     for n, job in enumerate(jobs):
         job.attempt = (1, 2, 11, 12)[n % 4]
-    assert len({log_name(job, "20261121_010203") for job in jobs}) == len(jobs)
+    assert len({log_name(job, "20261121_010203", choice) for job in jobs for choice in (1, 2, 3, 11)}) == 4 * len(jobs)
+    assert log_name(jobs[1], "20261121_010203", 2) == "job_1_20261121_010203_a2_2.log"

@@ -34,6 +34,37 @@ def test_rotation_keeps_five(tmp_path: Path) -> None:
     assert "record 19" in (tmp_path / "log").read_text() and "record 18" in (tmp_path / "log.1").read_text()
 
 
+def test_p8_two_that_rotate_at_once_lose_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F16: two schedulers of one folder; the other one writes before and after each file that the first one moves."""
+    one, other = (MainLog(str(tmp_path / "log"), most_bytes=400) for _ in range(2))
+    move, told, within = os.replace, list[str](), list[int]()
+
+    def say(log: MainLog) -> None:
+        told.append(f"record {len(told)} {'x' * 60}")
+        log(Said(told[-1]))
+        log.flush()
+
+    def replace(old: str, new: str) -> None:
+        if within:
+            return move(old, new)
+        within.append(1)
+        try:
+            say(other)
+            move(old, new)
+        finally:
+            say(other)
+            within.clear()
+
+    monkeypatch.setattr(os, "replace", replace)
+    for _ in range(5):
+        say(one)
+    assert len(told) > 9 and (tmp_path / "log.1").exists() and not (tmp_path / "log.5").exists()
+    kept = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert [text for text in told if kept.count(text) != 1] == []
+    one.close()
+    other.close()
+
+
 def test_s3_42_ten_megabytes_five_kept() -> None:
     """S3.42: as it is documented."""
     assert inspect.signature(MainLog).parameters["most_bytes"].default == 10 << 20

@@ -14,6 +14,7 @@ from scheduler.core.config import Config
 from scheduler.core.gpu import Need
 from scheduler.core.job import Event, Holding, Job, JobSpec, JobState, Process
 from scheduler.engine import pruning
+from scheduler.engine.evidence import logs_in
 from scheduler.engine.pruning import Pruner
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
@@ -92,6 +93,19 @@ def test_by_size_the_oldest_first_with_all_attempts(bench: Bench) -> None:
     assert bench.round("3K") == sorted([*kept, *bench.names(three), *alive])
     assert bench.said == ["forgot 2 KB of logs"]
     assert bench.round("1s 100G") == alive
+
+
+def test_f16_a_log_of_second_choice_goes_as_every_other(bench: Bench) -> None:
+    """F16: `…_2.log`, where another scheduler had taken the name; `recover` knows whose it is, too."""
+    ended = bench.job(31, attempts=2)
+    for name in ("", "_a2"):
+        old = bench.folder / f"job_{ended.id}_20200101_000000{name}.log"
+        os.link(old, bench.folder / f"job_{ended.id}_20200101_000000{name}_2.log")
+    with bench.db.writing() as connection:
+        ended.log = f"{ended.log.removesuffix('.log')}_2.log"
+        rows.save(connection, [ended])
+    assert set(logs_in([str(bench.folder)], bench.db.places)) == {(ended.id, 1), (ended.id, 2)}
+    assert f"job_{ended.id}_20200101_000000_a2_2.log" not in bench.round("30d")
 
 
 def test_s8_what_is_not_ours_is_left_alone(bench: Bench, tmp_path: Path) -> None:

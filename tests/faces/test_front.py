@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -506,6 +507,76 @@ def test_a_folder_is_no_state_file(tmp_path: Path) -> None:
 def test_a_program_without_a_name_is_refused(tmp_path: Path) -> None:
     ran = gpujob(tmp_path, "submit", "--", "")
     assert ran.returncode == 2 and "the name of the program is empty" in ran.stderr
+
+
+def test_p3_in_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """P3: the kernel says no more than "No such file or directory", and of nothing."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for name in ("GPUJOB_STATE_FILE", "GPUJOB_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    here.rmdir()
+    away = f"submit --state-file {tmp_path}/s.json -- true"
+    for line in (
+        "status", "jobs", "submit -- true", away, "add x.py", "start --gpus 1", "doctor", "config show", "recover",
+        "logs 1", "wait", "cancel 1", "pause 0", "reset", "screens",
+    ):  # fmt: skip
+        assert front.main(line.split()) == 1, line
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.endswith(
+            f"the folder you are in was removed: {here}; cd to another one\n"
+        ), line
+        assert said.err.count("\n") == 1, said.err
+    here.mkdir()
+    assert front.main(["status"]) == 1 and "cd into the one that is there now" in capsys.readouterr().err
+    assert front.main(["status", "--state-file", f"{tmp_path}/s.json"]) == 0, "which needs no folder"
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A copy of the program that may be broken."""
+    shutil.copytree(
+        Path(ROOT, "scheduler"), tmp_path / "copy" / "scheduler", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    return tmp_path / "copy" / "scheduler"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says", "words"),
+    [
+        ("store/database.py", "x =", "invalid syntax", "status"),
+        ("store/jobs.py", "def f(:\n", "invalid syntax", "start --gpus 1"),
+        ("desk.py", "\0" * 2000, "holds zero bytes", "submit -- true"),
+        ("faces/cli/show.py", "", "is empty", "status"),
+        ("core/errors.py", "x =", "invalid syntax", "doctor"),
+        ("faces/terminal.py", "", "cannot import name", "status"),
+    ],
+)
+def test_p3_half_an_upgrade_is_one_line(
+    copied: Path, tmp_path: Path, file: str, text: str, says: str, words: str
+) -> None:
+    """P3: cut short, full of zeros, or empty: the file is named."""
+    (copied / file).write_text(text)
+    done = from_copy(copied, tmp_path, *words.split())
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done
+    assert done.stderr.startswith("gpujob: a part of the program cannot be loaded: "), done.stderr
+    assert str(copied / file) in done.stderr and says in done.stderr and "; install it again" in done.stderr, (
+        done.stderr
+    )
+
+
+def test_p3_a_name_that_is_missing_is_not_called_half_an_upgrade(copied: Path, tmp_path: Path) -> None:
+    """A defect of ours keeps its traceback."""
+    (copied / "faces" / "cli" / "show.py").write_text("x = 1\n")
+    assert "AttributeError: module" in from_copy(copied, tmp_path, "status").stderr
+
+
+def from_copy(copied: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environ = {**environment(folder), "PYTHONPATH": str(copied.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "scheduler", *words], cwd=folder, env=environ, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize("verb", ["status", "start", "show", "add"])

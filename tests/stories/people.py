@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,12 @@ class User:
 
     def gpujob(self, folder: Path, *words: str, **environ: str) -> tuple[int, str]:
         """The command as this user, in this folder: exit code and all it says."""
+        return self.limited(folder, (), *words, **environ)
+
+    def limited(
+        self, folder: Path, limits: Sequence[tuple[int, tuple[int, int]]], *words: str, **environ: str
+    ) -> tuple[int, str]:
+        """The same under limits of the kernel: which, and the soft and the hard one."""
         with tempfile.TemporaryFile() as out:
 
             def run() -> int:
@@ -82,6 +89,8 @@ class User:
                 os.dup2(out.fileno(), 1)
                 os.dup2(out.fileno(), 2)
                 sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+                for which, limit in limits:
+                    resource.setrlimit(which, limit)
                 code = front.main(list(words))
                 sys.stdout.flush()
                 sys.stderr.flush()

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
 import re
+import resource
+import select
 import shutil
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import scheduler.faces.cli.doctor  # noqa: F401  loaded before the user is changed
 from scheduler.core import health
+from scheduler.engine import beside
 from scheduler.probes.machine import Programs
 from tests.stories.harness import ROOT, Scheduler, wait_for
 from tests.stories.machine import IDLE, TOTAL, Machine, machine
+from tests.stories.people import ROOT_ONLY, User
 from tests.stories.test_schemas import check
 
 __all__ = ["machine"]
@@ -464,6 +472,46 @@ def test_doctor_without_nvml_or_with_an_old_library(machine: Callable[..., Machi
     m.driver.error("nvmlInitWithFlags", 18)
     found = doctor(m.s, code=1)["NVML"][0]
     assert "version mismatch" in found["wrong"] and "modprobe nvidia" in found["mend"]
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize("most", [1, 3])
+def test_p3_doctor_where_no_process_can_be_made(users: tuple[User, User], place: Path, most: int) -> None:
+    """P3: `ulimit -u 1`: no thread, no program, no reader of the driver; every check answers, and the limit is named."""
+    code, said = users[0].limited(place, [(resource.RLIMIT_NPROC, (most, 4))], "doctor", "--json")
+    assert code == 1, said
+    found: Findings = {}
+    for one in json.loads(said)["findings"]:
+        found.setdefault(one["check"], []).append(one)
+    assert set(found) >= ALWAYS | {"processes"}
+    (one,) = found["processes"]
+    assert one["mark"] == "bad" and f"{most} processes and threads at most (ulimit -u)" in one["seen"], one
+    assert one["mend"] == "ulimit -u 4" and marks(found, "NVML") == {"unknown"}
+    assert marks(found, "store") == marks(found, "leftovers") == {"ok"}
+
+
+def test_p3_what_hangs_in_a_check_without_a_thread_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P3: in turn, each for a limited time, whatever the check makes of it."""
+
+    def no_thread(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def hangs() -> list[health.Finding]:
+        for _ in range(2):
+            with contextlib.suppress(OSError):
+                select.select([], [], [])
+        return []
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr(beside, "IN_TURN_S", 0.05)
+    before = signal.getsignal(signal.SIGALRM)
+    hung, fine = (
+        beside.Running("a", "whether", hangs),
+        beside.Running("b", "whether", lambda: [health.good("b", "well")]),
+    )
+    now = time.monotonic()
+    assert [one.seen for run in (hung, fine) for one in run.result(now)] == ["cannot be told: whether", "well"]
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 def test_doctor_where_no_inotify_instance_is_left(ill: Scheduler) -> None:

@@ -188,6 +188,36 @@ def test_s3_20_the_schedulers_own_output_shows_a_progress_bar_as_one_line(schedu
     wait_for(lambda: "[1] no end\n" in s.said(), "the last line")
 
 
+def test_f16_p1_a_log_of_another_scheduler_is_neither_written_nor_read(scheduler):
+    """F16, P1: names that are taken in the second of the start; a stranger's "out of memory" is no reason to run again."""
+    s = scheduler(gpus=1)
+    folder = s.folder / "gpu_scheduler_logs"
+    folder.mkdir(0o700)
+    theirs = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    now = time.time()
+    taken = [
+        folder / f"job_1_{time.strftime('%Y%m%d_%H%M%S', time.localtime(now + n))}{again}.log"
+        for n in range(120)
+        for again in ("", "_a2")
+    ]
+    for path in taken:
+        path.write_text(theirs)
+    s.append(s.line("a", 1))
+    s.start()
+    s.wait_ended(1)
+    first = Path(s.rows("SELECT log FROM jobs WHERE id=1")[0][0])
+    assert re.fullmatch(r"job_1_\d{8}_\d{6}_2\.log", first.name) and first.read_text() == ""
+    s.cli("retry", "1")
+    wait_for(lambda: s.starts("a") == 2, "the second attempt")
+    s.wait_state(1, "failed")
+    assert re.fullmatch(r"job_1_\d{8}_\d{6}_a2_2\.log", Path(s.rows("SELECT log FROM jobs WHERE id=1")[0][0]).name)
+    s.append(s.line("b"))
+    s.wait_state(2, "done")
+    assert s.starts("a") == 2 and {path.read_text() for path in taken} == {theirs}
+    assert "out of memory" not in s.cli("logs", "1").stdout + s.cli("show", "1").stdout
+    assert re.fullmatch(r"job_2_\d{8}_\d{6}\.log", Path(s.rows("SELECT log FROM jobs WHERE id=2")[0][0]).name)
+
+
 def test_grep_ends_as_grep_does_and_mistakes_are_one_line(scheduler):
     """--grep: 0 found, 1 not found, 2 a bad pattern with its position; -n; --attempt; several jobs."""
     s = scheduler(gpus=1)

@@ -7,7 +7,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
+import pytest
+
+from scheduler.core.errors import NotFound
+from scheduler.desk import Desk
+from scheduler.faces.cli.control import wait_for as wait_for_jobs
 from tests.stories.harness import wait_for
 
 
@@ -258,6 +264,50 @@ def test_who_waits_is_told_which_jobs_failed_and_why(scheduler):
         and "job 3 (nosuch) failed: could not start" in done.stderr
         and "no such file" in done.stderr.lower()
     )
+
+
+class Watched(Desk):
+    """Calls ``once`` between the first two looks of whoever waits."""
+
+    once: list[Callable[[], None]]
+
+    def alive(self) -> bool:
+        if self.once:
+            self.once.pop()()
+        return super().alive()
+
+
+def test_p5_who_waits_counts_a_forgotten_job_by_what_was_seen(scheduler, capsys):
+    """P5: `reset` between two looks; one that vanished before its end was seen is said in words of its own."""
+    s = scheduler(gpus=2)
+    for key in "bc":
+        s.hold(key)
+    s.append(s.line("a", 3), s.line("b"), s.line("c"))
+    s.start()
+    s.wait_state(1, "failed")
+    desk = Watched(str(s.folder / "gpu_scheduler_state.json"))
+
+    def forget_the_failed() -> None:
+        desk.reset()
+        s.release("b")
+
+    desk.once = [forget_the_failed]
+    assert wait_for_jobs(desk, (1, 2), 60, time.monotonic()) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "job 1 (job.py) failed" in said and s.states().keys() == {2, 3}
+    s.cli("submit", "--cpu", "--", "true")
+    log = s.rows("SELECT log FROM jobs WHERE id=3")[0][0]
+
+    def end_and_forget() -> None:
+        s.release("c")
+        s.wait_state(3, "done")
+        desk.reset()
+
+    desk.once = [end_and_forget]
+    with pytest.raises(NotFound) as told:
+        wait_for_jobs(desk, (3, 4), 60, time.monotonic())
+    assert "job 3 was forgotten (gpujob reset) before its end was seen" in str(told.value) and log in str(told.value)
+    assert "no job 3" in s.cli("wait", "3", code=6).stderr
 
 
 def test_a_verb_asked_while_a_scheduler_starts_is_carried_out(scheduler):

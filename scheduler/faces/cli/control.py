@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from scheduler.core.errors import NoDaemon, UsageError
+from scheduler.core.errors import NoDaemon, NotFound, UsageError
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import ENDED, Job, Outcome
 from scheduler.core.requests import (
@@ -246,17 +246,17 @@ def wait(jobs: Sequence[str], *, timeout: str = "", state_file: str | None = Non
 
 
 def wait_for(desk: Desk, ids: tuple[int, ...] | None, limit: float | None, since: float) -> int:
-    """The work of `wait`: looks at the store until all have ended. Raises NoDaemon when nobody could end them."""
+    """The work of `wait`: looks at the store until all have ended; a forgotten job counts by what was seen of it.
+
+    Raises NoDaemon when nobody could end them, NotFound when one was forgotten before its end was seen.
+    """
     pause_s = 0.01
     said = False
-    seen: set[int] = set(ids or ())
+    seen: dict[int, Job | None] = dict.fromkeys(ids or ())
     while True:
-        if ids is None:
-            view = desk.overview()
-            live = [job for job in view.jobs if not job.state.ended]
-            seen |= {job.id for job in live}
-        else:
-            live = [job for job in desk.states(ids) if not job.state.ended]
+        found = {job.id: job for job in desk.overview().jobs} if ids is None else desk.known(ids)
+        live = [job for job in found.values() if not job.state.ended]
+        seen.update({job.id: job for job in live} if ids is None else found)
         if not live:
             break
         if not desk.alive():
@@ -271,11 +271,27 @@ def wait_for(desk: Desk, ids: tuple[int, ...] | None, limit: float | None, since
             _say_why(desk, [job.id for job in live])
         time.sleep(pause_s)
         pause_s = min(0.1, pause_s * 1.3)
-    ended = desk.states(tuple(sorted(seen)))
+    seen.update(desk.known(seen))
+    ended = [job for _, job in sorted(seen.items()) if job is not None and job.state.ended]
     _say_failed(ended)
+    if len(ended) < len(seen):
+        raise _forgotten(desk, [(number, job) for number, job in sorted(seen.items()) if job not in ended])
     if len(ended) == 1:
         return code_of(ended[0])
     return 1 if any(not job.succeeded for job in ended) else 0
+
+
+def _forgotten(desk: Desk, jobs: Sequence[tuple[int, Job | None]]) -> NotFound:
+    """What is to be said of jobs that were there, and then no more. ``jobs``: id, and the job as it was last seen."""
+    logs = [job.log for _, job in jobs if job is not None and job.log]
+    several = len(jobs) > 1
+    names = ", ".join(str(number) for number, _ in jobs[:MOST_NAMED])
+    return NotFound(
+        f"job{'s' * several} {names} {'were' if several else 'was'} forgotten (gpujob reset) before "
+        f"{'their ends were' if several else 'its end was'} seen",
+        where=desk.places.state_file,
+        do=f"what {'they' if several else 'it'} printed stays in {', '.join(logs[:MOST_NAMED])}" if logs else "",
+    )
 
 
 def recover(*, dry_run: bool = False, state_file: str | None = None, config: str | None = None) -> int:
