@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from scheduler.core.errors import SchedulerError
 from scheduler.core.marks import Batch, FileMark, LineRead
+from scheduler.plain import plain_or_link
 
 MOST_LINES = 512
 CHUNK = 64 * 1024
@@ -35,8 +36,8 @@ class FileTrouble(SchedulerError):
 
 def read_plain(path: str, most: int) -> bytes:
     """At most ``most`` bytes of a plain file. Raises OSError; a FIFO or device never holds us up."""
-    with os.fdopen(_plain_fd(path), "rb") as stream:
-        return stream.read(most)
+    with open(path, "rb", opener=plain_or_link) as stream:
+        return stream.read(most) or b""
 
 
 def read_private(path: str, most: int, trust_group: bool = False) -> bytes:
@@ -44,19 +45,11 @@ def read_private(path: str, most: int, trust_group: bool = False) -> bytes:
 
     Raises OSError, FileTrouble.
     """
-    with os.fdopen(_plain_fd(path), "rb") as stream:
+    with open(path, "rb", opener=plain_or_link) as stream:
         problem = who_else_may_write(os.fstat(stream.fileno()), path, trust_group, stream.fileno())
         if problem:
             raise FileTrouble(f"not read: {problem}", where=path)
-        return stream.read(most)
-
-
-def _plain_fd(path: str) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a plain file", path)
-    return fd
+        return stream.read(most) or b""
 
 
 def who_else_may_write(status: os.stat_result, path: str, trust_group: bool = False, fd: int = -1) -> str:

@@ -188,7 +188,7 @@ class Shim:
         else:
             how = "exit" if exited else "signal"
         try:
-            fd = os.open(self.launch["record"], os.O_WRONLY | os.O_CLOEXEC)
+            fd = keeper.plain(self.launch["record"], os.O_WRONLY)
         except OSError as error:
             self.say(f"gpujob: the record is gone: {error.strerror}")
         else:
@@ -216,7 +216,7 @@ class Shim:
 def main():
     path = os.environ["GPUJOB_LAUNCH"]
     try:
-        with open(path, "rb") as stream:
+        with open(path, "rb", opener=keeper.plain) as stream:
             launch = marshal.loads(stream.read())
         os.unlink(path)
     except FileNotFoundError:
