@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from scheduler.core.errors import word
 from scheduler.core.filesystems import FileSystem
 from scheduler.core.units import mib_text, span_text
 
@@ -68,15 +68,6 @@ def good(check: str, seen: str) -> Finding:
 def not_told(check: str, what: str, why: str = "") -> Finding:
     """It is not known, which is never the same as good."""
     return Finding(check, Mark.UNKNOWN, f"cannot be told: {what}", why)
-
-
-def word(text: str) -> str:
-    """A word for a shell, in one line whatever it holds (`$'…'` is known to bash, zsh and ksh)."""
-    if text.isprintable():
-        return shlex.quote(text)
-    data = text.encode("utf-8", "surrogateescape")
-    inner = "".join(chr(b) if 32 <= b < 127 and chr(b) not in "'\\" else f"\\x{b:02x}" for b in data)
-    return f"$'{inner}'"
 
 
 # -- screen -----------------------------------------------------------------------------------------------
@@ -224,7 +215,7 @@ def _of_service(seen: LoginSeen, who: Who, what: str) -> Finding | None:
         f"systemctl{' --user' if mine else ''} daemon-reload"
     )
     wrong = f"{what} is part of {unit}: when that is stopped or started anew, all running jobs are ended with it"
-    mend = command if mine else who.root(f"sh -c {shlex.quote(command)}")
+    mend = command if mine else who.root(f"sh -c {word(command)}")
     return Finding("logout", Mark.BAD if seen.daemon else Mark.WARN, f"KillMode={seen.kill_mode}", wrong, mend)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
+from scheduler.core.errors import word
 from scheduler.core.job import Job
 from scheduler.core.launch import Found
 from scheduler.intake.files import read_plain
@@ -104,7 +105,7 @@ class Environments:
         program = prefix.python if prefix else self._python()
         if not program or not os.access(program, os.X_OK):
             if prefix:
-                how = "" if prefix.virtual else f": conda install -p {folder} python"
+                how = "" if prefix.virtual else f": conda install -p {word(folder)} python"
                 return Missing(f"no python in {folder}{how}; looked again when it appears")
             where = f"({self.python})" if self.python else "in PATH"
             return Missing(f"no python {where}; looked again when it appears")

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from scheduler.core.errors import SchedulerError
+from scheduler.core.errors import SchedulerError, word
 from scheduler.core.marks import Batch, FileMark, LineRead
 from scheduler.plain import plain_or_link
 
@@ -59,15 +59,15 @@ def who_else_may_write(status: os.stat_result, path: str, trust_group: bool = Fa
     """
     me = os.getuid()
     if status.st_uid not in (me, 0):
-        return f"it belongs to user {status.st_uid}: chown it to yourself: {path}"
+        return f"it belongs to user {status.st_uid}: chown it to yourself: {word(path)}"
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & stat.S_IWOTH and not sticky:
-        return f"everybody may write it: chmod o-w {path}"
+        return f"everybody may write it: chmod o-w {word(path)}"
     if status.st_mode & stat.S_IWGRP and not sticky and not trust_group:
         if _group_has_others(status.st_gid, me):
-            return f"its group may write it: chmod g-w {path} (or set trust_group: true)"
+            return f"its group may write it: chmod g-w {word(path)} (or set trust_group: true)"
         if _has_access_list(fd if fd >= 0 else path):
-            return f"its access list may let others write it: setfacl -b {path} (or set trust_group: true)"
+            return f"its access list may let others write it: setfacl -b {word(path)} (or set trust_group: true)"
     return ""
 
 

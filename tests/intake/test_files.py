@@ -883,6 +883,19 @@ def test_c37_what_was_mended_at_its_place_is_read_after_a_move(tmp_path: Path, j
     assert [line.text for line in reading.settle()] == ["c", "d"]
 
 
+def test_p9_the_command_that_mends_a_file_can_be_pasted_whatever_its_name(tmp_path: Path) -> None:
+    """A name of a shell's words, or of two lines, is one word of one line."""
+    for name in ("a $(touch PWNED);b", "a'b", "a\nb"):
+        path = tmp_path / name
+        path.touch()
+        path.chmod(0o666)
+        with pytest.raises(FileTrouble) as caught:
+            check_private(str(path), path.stat())
+        subprocess.run(["bash", "-c", caught.value.what.partition("may write it: ")[2]], check=True, cwd=tmp_path)
+        assert path.stat().st_mode & 0o777 == 0o664 and "\n" not in caught.value.what
+    assert not (tmp_path / "PWNED").exists()
+
+
 @as_root
 def test_a_file_of_another_user_is_not_read(jobs: Path, reading: Reading) -> None:
     """C37, P9."""

@@ -149,7 +149,7 @@ def test_p9_s13_c37_a_strangers_line_never_runs_however_the_file_is_cleaned_up(s
         s.jobs_file.chmod(0o666)
         line = f"echo '{s.line('PWNED')}' >> jobs.txt"
         subprocess.run(["/bin/sh", "-c", line], cwd=folder, user=65534, group=65534, extra_groups=[], check=True)
-        old = folder / "jobs.bad"
+        old = folder / "jobs $(touch PWNED).bad"
         if cleaned != "moved while nobody looks":
             wait_for(lambda: f"{s.jobs_file}: not read: everybody may write it" in s.said(), "the refusal")
         if cleaned == "edited":
@@ -170,6 +170,6 @@ def test_p9_s13_c37_a_strangers_line_never_runs_however_the_file_is_cleaned_up(s
         what = {
             "edited": f"{s.jobs_file}: the old file, which is deleted,",
             "mended after the move": f"{old}: what was not read of it yet is not taken",
-        }.get(cleaned, f"everybody may write it; chmod o-w {old}, then paste the lines you want into {s.jobs_file}")
+        }.get(cleaned, f"everybody may write it; chmod o-w '{old}', then paste the lines you want into {s.jobs_file}")
         assert what in told[0]
         s.end_all()
