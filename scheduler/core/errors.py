@@ -115,3 +115,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``; did you mean status?`` for the known word nearest to a wrong one, or nothing."""
     near = nearest(word, known)
     return f"; did you mean {near}?" if near else ""
+
+
+def word(text: str) -> str:
+    """A word for a shell, in one line whatever it holds (`$'…'` is known to bash, zsh and ksh)."""
+    import shlex  # only for those to whom a command is proposed
+
+    if text.isprintable():
+        return shlex.quote(text)
+    data = text.encode("utf-8", "surrogateescape")
+    inner = "".join(chr(b) if 32 <= b < 127 and chr(b) not in "'\\" else f"\\x{b:02x}" for b in data)
+    return f"$'{inner}'"

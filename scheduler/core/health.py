@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from scheduler.core.errors import word
 from scheduler.core.filesystems import FileSystem
 from scheduler.core.units import mib_text, span_text
 
@@ -78,15 +78,6 @@ def crowded(processes: tuple[int, int], memory: tuple[int, int]) -> Finding:
               for letter, (soft, hard), shift in (("u", processes, 0), ("v", memory, 10)) if soft != hard]  # fmt: skip
     wrong = "no thread could be started, so the checks were made one after another; jobs need processes, too"
     return Finding("processes", Mark.BAD, " and ".join(limits) or "no room for another", wrong, "; ".join(raised))
-
-
-def word(text: str) -> str:
-    """A word for a shell, in one line whatever it holds (`$'…'` is known to bash, zsh and ksh)."""
-    if text.isprintable():
-        return shlex.quote(text)
-    data = text.encode("utf-8", "surrogateescape")
-    inner = "".join(chr(b) if 32 <= b < 127 and chr(b) not in "'\\" else f"\\x{b:02x}" for b in data)
-    return f"$'{inner}'"
 
 
 # -- screen -----------------------------------------------------------------------------------------------
@@ -234,7 +225,7 @@ def _of_service(seen: LoginSeen, who: Who, what: str) -> Finding | None:
         f"systemctl{' --user' if mine else ''} daemon-reload"
     )
     wrong = f"{what} is part of {unit}: when that is stopped or started anew, all running jobs are ended with it"
-    mend = command if mine else who.root(f"sh -c {shlex.quote(command)}")
+    mend = command if mine else who.root(f"sh -c {word(command)}")
     return Finding("logout", Mark.BAD if seen.daemon else Mark.WARN, f"KillMode={seen.kill_mode}", wrong, mend)
 
 

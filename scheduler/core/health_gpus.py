@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+from scheduler.core.errors import word
 from scheduler.core.gpu import GpuReading, gpu_ids_text
-from scheduler.core.health import Finding, Mark, Who, good, not_told, word
+from scheduler.core.health import Finding, Mark, Who, good, not_told
 from scheduler.core.telemetry import LEAST_BASELINE_MIB, MOST_BASELINE
 from scheduler.core.units import mib_text
 

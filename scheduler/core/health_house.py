@@ -6,11 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler.core.errors import SchedulerError
-from scheduler.core.health import Finding, Mark, Who, good, not_told, word
+from scheduler.core.errors import SchedulerError, word
+from scheduler.core.health import Finding, Mark, Who, good, not_told
 
 MOST_NAMED = 20
-_WRITERS = re.compile(r"(.*): (chmod [og]-w|setfacl -b) (/.*?)(?: \((?:or|GPUJOB_SET).*\))?$", re.DOTALL)
+_WRITERS = re.compile(
+    r"(.*?): ((?:chmod [og]-w|setfacl -b) .*?)(?: \(or .*\))?$", re.DOTALL
+)  # the path in it is quoted
 _OWNED = re.compile(r"it belongs to user (\d+): chown it to yourself: (.*)", re.DOTALL)
 _LINK = re.compile(r"the link (.*) belongs to user \d+$", re.DOTALL)
 _LINE = re.compile(r"(/.*?):(\d+)(?::\d+)?$", re.DOTALL)
@@ -192,9 +194,9 @@ def input_file(
             return Finding(check, Mark.UNKNOWN, f"cannot be told: whether only its owner can write {path}", "", again)
         return Finding(check, Mark.BAD, error.where or path, said.partition(": chown")[0])
     if writers:
-        wrong, mend = said.partition(f": {writers[2]}")[0], f"{writers[2]} {word(writers[3])}"
+        wrong, mend = said.partition(f": {writers[2]}")[0], writers[2]
     elif owned:
-        wrong, mend = said.partition(": chown")[0], who.root(f"chown {word(who.name)} {word(owned[2])}")
+        wrong, mend = said.partition(": chown")[0], who.root(f"chown {word(who.name)} {owned[2]}")
     elif link:
         mend = who.root(f"chown -h {word(who.name)} {word(link[1])}")
     elif line:

@@ -40,7 +40,8 @@ class Batch:
 
     ``restart``: the counts of equal lines start anew before these lines (the file was replaced).
     ``settled``: a replay is over with these lines. ``more``: there is more to read at once.
-    ``again``: lines that were refused are read once more, because the GPUs are these now.
+    ``again``: lines that were refused are read once more, because the GPUs are these now. ``left_out``: why the rest
+    of an older file is not taken.
     """
 
     mark: FileMark
@@ -49,6 +50,7 @@ class Batch:
     settled: bool = False
     more: bool = False
     again: str = ""
+    left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ def announce(house: House, plan: Plan, gathered: Gathered) -> None:
         house.say(text, level, kind=event.kind, job=about)
     for text, warns in plan.notices:
         house.say(text, 30 if warns else 20, kind="gpu")
+    for text in gathered.left_out:
+        house.say(harmless(text), 30, kind="file")
     for refusal in gathered.refusals:
         name = os.path.basename(refusal.path)
         house.say(f"{name}:{refusal.number}: {harmless(refusal.reason)}", 30, kind="refused")

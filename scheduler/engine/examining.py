@@ -22,10 +22,10 @@ from typing import Any
 
 from scheduler.core import health, health_gpus, health_house
 from scheduler.core.config import OPTIONS, Config
-from scheduler.core.errors import Damaged, SchedulerError, StoreTrouble
+from scheduler.core.errors import Damaged, SchedulerError, StoreTrouble, word
 from scheduler.core.facts import Readings
 from scheduler.core.gpu import HIGHEST_GPU_ID, Gpu, gpu_ids_text, parse_gpu_ids
-from scheduler.core.health import Finding, Who, word
+from scheduler.core.health import Finding, Who
 from scheduler.core.job import Holding, Job
 from scheduler.engine.beside import Driver, Running
 from scheduler.engine.evidence import alive as living

@@ -45,6 +45,7 @@ from scheduler.intake.environments import Environments, Missing, names_devices
 from scheduler.intake.files import FileTrouble, Follower
 from scheduler.intake.programs import why_not_started
 from scheduler.intake.watch import InotifyWatcher, PollingWatcher
+from scheduler.plain import tail_of
 from scheduler.runners import activate
 from scheduler.runners.processes import boot_id
 from scheduler.store import jobs as rows
@@ -477,7 +478,7 @@ class House:
                 job = self.world.live.get(fact.job)
                 if job is not None and job.log:
                     why = quiet_failure_in if fact.exit_code == 0 else failure_in
-                    fact = replace(fact, failure=why(_tail(job.log)))
+                    fact = replace(fact, failure=why(_end_of(job.log)))
             elif isinstance(fact, NeverRan) and fact.lasting:
                 job = self.world.live.get(fact.job)
                 cause = why_not_started(job.argv[0]) if job is not None and job.argv else ""
@@ -689,12 +690,9 @@ class House:
             epoll.poll(limit)
 
 
-def _tail(path: str) -> str:
+def _end_of(log: str) -> str:
     try:
-        with open(path, "rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - TAIL_BYTES))
-            return stream.read().decode("utf-8", "replace")
+        return tail_of(log, TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""  # no log, no cause: the exit code stands all the same
 

@@ -36,6 +36,7 @@ class Gathered:
     refusals: list[Refusal] = field(default_factory=list)
     repeated: list[tuple[str, int, Job]] = field(default_factory=list)
     changed: list[Job] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -77,6 +78,8 @@ class Reader:
         kept.count_repeated(connection, path, tally.repeated)
         if batch.settled:
             kept.end_recount(connection, path)
+        if batch.left_out:
+            out.left_out.append(batch.left_out)
         kept.save_mark(connection, batch.mark)
 
     def _refuse(

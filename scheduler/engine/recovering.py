@@ -28,6 +28,7 @@ from scheduler.engine.evidence import Rebuilt, put_together
 from scheduler.engine.home import check_original
 from scheduler.engine.loop import PARSERS
 from scheduler.engine.seen_lines import look_through, settle_file, watched_before
+from scheduler.plain import plain
 from scheduler.runners.processes import boot_id
 from scheduler.store import jobs as rows
 from scheduler.store import proof
@@ -200,7 +201,7 @@ def _exchange(places: Places, bad: str, report: Report) -> Report:
 
 def _go_on(places: Places, dry: bool) -> Report:
     """End an exchange that was interrupted."""
-    with open(places.recovering, encoding="utf-8") as stream:
+    with open(places.recovering, encoding="utf-8", opener=plain) as stream:
         note = json.load(stream)
     report = Report(list(note["lines"]), int(note["code"]))
     if dry:
@@ -274,7 +275,7 @@ def _holdings(connection: sqlite3.Connection, left: Left) -> list[Holding]:
 def _pauses_as_painted(connection: sqlite3.Connection, state_file: str, report: Report) -> None:
     """The last daemon painted them: a pause must hold before anything is started."""
     try:
-        with open(state_file, encoding="utf-8") as stream:
+        with open(state_file, encoding="utf-8", opener=plain) as stream:
             shown = json.load(stream)
         gpus, queue = [int(gpu) for gpu in shown["paused_gpus"]], bool(shown.get("paused"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -15,6 +15,7 @@ from scheduler.core.marks import FileMark, LineRead, Refusal
 from scheduler.engine.reading import Parser
 from scheduler.intake.files import OPEN_LINE_S, SETTLE_S, Follower
 from scheduler.intake.jobs_csv import Door
+from scheduler.plain import plain
 from scheduler.store import marks as kept
 from scheduler.store.places import Places
 from scheduler.store.safely import replace_file
@@ -31,7 +32,7 @@ def note_watched(places: Places, files: dict[str, str]) -> None:
 def watched_before(places: Places) -> dict[str, str]:
     """Path → kind (the name of its setting) of what the last daemon read; empty if that is not known."""
     try:
-        with open(places.watched, encoding="utf-8") as stream:
+        with open(places.watched, encoding="utf-8", opener=plain) as stream:
             found = json.load(stream)
     except (OSError, ValueError):
         return {}  # the settings tell as well

@@ -28,7 +28,11 @@ def look_at_runner(house: House) -> None:
 
 def note(house: House) -> None:
     """Keep the present troubles for `status`: a line in a file that is not read is neither a job nor refused."""
-    found = [f"not read: {watched.trouble}" for watched in house.files.values() if watched.trouble]
+    found = [
+        f"not read: {path}: {watched.trouble.removeprefix(f'{path}: ').removeprefix('not read: ')}"
+        for path, watched in house.files.items()
+        if watched.trouble
+    ]
     text = json.dumps([house.runner_trouble, *found] if house.runner_trouble else found)
     if text != (rows.meta(house.db.connection, "trouble") or "[]"):
         with house.db.writing(sync=False) as connection:

@@ -8,6 +8,8 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from scheduler.plain import plain_or_link
+
 LONGEST = 1 << 20  # characters of a line that are shown
 STEP_BACK = 8 << 20  # the last lines are looked for no further back than this within one line
 CHUNK = 1 << 18
@@ -290,7 +292,7 @@ def seek_last_lines(fd: int, most: int, step_back: int = STEP_BACK) -> bool:
 def last_lines(path: str, most: int, within: int = 64 * 1024) -> list[str]:
     """The last lines of a log, without colours and not too long, for a glance. Raises OSError."""
     folder = Folder(longest=2000)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = plain_or_link(path, os.O_RDONLY)
     try:
         if seek_last_lines(fd, most, within):
             folder.enter()

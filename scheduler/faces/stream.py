@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from scheduler.engine.telling import Said
 from scheduler.faces.folding import Folder
 from scheduler.faces.terminal import safe
+from scheduler.plain import plain
 
 EVERY_S = 0.05
 MOST_BYTES = 1 << 18
@@ -111,7 +112,7 @@ class Stream:
         """Print what is new, at most MOST_BYTES a round; of a log that runs ahead too far, only its end."""
         try:
             if log.fd < 0:
-                log.fd = os.open(log.path, os.O_RDONLY | os.O_CLOEXEC)
+                log.fd = plain(log.path, os.O_RDONLY)
                 self._open += 1
             size, at = os.fstat(log.fd).st_size, log.at
             if size < at:  # somebody emptied it

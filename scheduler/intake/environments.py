@@ -6,14 +6,17 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
+from scheduler.core.errors import word
 from scheduler.core.job import Job
 from scheduler.core.launch import Found
+from scheduler.intake.files import read_plain
 from scheduler.intake.prefixes import Missing, Prefix, Prefixes, Remembered, program_in
 from scheduler.intake.programs import described, folder_trouble, script_trouble
 
 __all__ = ["ACTIVATION", "Environments", "Missing", "names_devices"]
 
 ACTIVATION = "GPUJOB_ACTIVATION"  # tells `runners/activate.py` what to do; never seen by the command
+LARGEST = 8 << 20  # of a stored environment: the kernel takes no more than 6 MiB with the words of a command
 
 
 class Environments:
@@ -102,7 +105,7 @@ class Environments:
         program = prefix.python if prefix else self._python()
         if not program or not os.access(program, os.X_OK):
             if prefix:
-                how = "" if prefix.virtual else f": conda install -p {folder} python"
+                how = "" if prefix.virtual else f": conda install -p {word(folder)} python"
                 return Missing(f"no python in {folder}{how}; looked again when it appears")
             where = f"({self.python})" if self.python else "in PATH"
             return Missing(f"no python {where}; looked again when it appears")
@@ -130,16 +133,14 @@ class Environments:
 def names_devices(script: str) -> bool:
     """Whether the script's text holds CUDA_VISIBLE_DEVICES (what ``cuda_ids: auto`` goes by)."""
     try:
-        with open(script, "rb") as text:
-            return b"CUDA_VISIBLE_DEVICES" in text.read(1 << 20)
+        return b"CUDA_VISIBLE_DEVICES" in read_plain(script, 1 << 20)
     except OSError:
         return False  # only the mode "auto" asks; an unreadable script fails by itself when it runs
 
 
 def _stored(env_file: str) -> dict[str, str] | None:
     try:
-        with open(env_file, "rb") as stored:
-            items = stored.read().split(b"\0")
+        items = read_plain(env_file, LARGEST).split(b"\0")
     except OSError:
         return None  # the keeper reports a lost environment file when it starts the job
     pairs = (os.fsdecode(item).partition("=") for item in items)

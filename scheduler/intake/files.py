@@ -12,8 +12,9 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from scheduler.core.errors import SchedulerError
+from scheduler.core.errors import SchedulerError, word
 from scheduler.core.marks import Batch, FileMark, LineRead
+from scheduler.plain import plain_or_link
 
 MOST_LINES = 512
 CHUNK = 64 * 1024
@@ -35,8 +36,8 @@ class FileTrouble(SchedulerError):
 
 def read_plain(path: str, most: int) -> bytes:
     """At most ``most`` bytes of a plain file. Raises OSError; a FIFO or device never holds us up."""
-    with os.fdopen(_plain_fd(path), "rb") as stream:
-        return stream.read(most)
+    with open(path, "rb", opener=plain_or_link) as stream:
+        return stream.read(most) or b""
 
 
 def read_private(path: str, most: int, trust_group: bool = False) -> bytes:
@@ -44,19 +45,11 @@ def read_private(path: str, most: int, trust_group: bool = False) -> bytes:
 
     Raises OSError, FileTrouble.
     """
-    with os.fdopen(_plain_fd(path), "rb") as stream:
+    with open(path, "rb", opener=plain_or_link) as stream:
         problem = who_else_may_write(os.fstat(stream.fileno()), path, trust_group, stream.fileno())
         if problem:
             raise FileTrouble(f"not read: {problem}", where=path)
-        return stream.read(most)
-
-
-def _plain_fd(path: str) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a plain file", path)
-    return fd
+        return stream.read(most) or b""
 
 
 def who_else_may_write(status: os.stat_result, path: str, trust_group: bool = False, fd: int = -1) -> str:
@@ -66,15 +59,15 @@ def who_else_may_write(status: os.stat_result, path: str, trust_group: bool = Fa
     """
     me = os.getuid()
     if status.st_uid not in (me, 0):
-        return f"it belongs to user {status.st_uid}: chown it to yourself: {path}"
+        return f"it belongs to user {status.st_uid}: chown it to yourself: {word(path)}"
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & stat.S_IWOTH and not sticky:
-        return f"everybody may write it: chmod o-w {path}"
+        return f"everybody may write it: chmod o-w {word(path)}"
     if status.st_mode & stat.S_IWGRP and not sticky and not trust_group:
         if _group_has_others(status.st_gid, me):
-            return f"its group may write it: chmod g-w {path} (or set trust_group: true)"
+            return f"its group may write it: chmod g-w {word(path)} (or set trust_group: true)"
         if _has_access_list(fd if fd >= 0 else path):
-            return f"its access list may let others write it: setfacl -b {path} (or set trust_group: true)"
+            return f"its access list may let others write it: setfacl -b {word(path)} (or set trust_group: true)"
     return ""
 
 
@@ -146,6 +139,7 @@ class Follower:
         self.mark = mark if mark is not None else FileMark(path)
         self.trust_group = trust_group
         self._fd = -1
+        self._exposed = False  # others could write the open file when it was last looked at
         self._places: tuple[str, ...] = ()
         self._seen: tuple[int, int] = (0, 0)  # size, mtime_ns at the last look
         self._changed_at = float("-inf")  # monotonic
@@ -160,7 +154,7 @@ class Follower:
         """Let go of the open file."""
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd = -1
+            self._fd, self._exposed = -1, False
 
     def accept(self, batch: Batch) -> None:
         """The batch is recorded: go on behind it."""
@@ -194,6 +188,7 @@ class Follower:
             self._open(fresh)
             held = os.fstat(self._fd)
         problem = who_else_may_write(held, self.path, self.trust_group, self._fd)
+        self._exposed = bool(problem)
         if problem:
             raise FileTrouble(f"not read: {problem}", where=self.path)
         check_places(self.path, self._places, self.trust_group)
@@ -230,13 +225,20 @@ class Follower:
         return ""
 
     def _rest_of_old(self, now: float) -> Batch | None:
-        """Lines still to be read from a file that was renamed away or deleted while we had it open."""
+        """Lines still to be read from a file that was renamed away or deleted while we had it open.
+
+        When others could write it, none of them: the mark then forgets that file, for good. Raises FileTrouble.
+        """
         if self._fd < 0:
             return None
         held = os.fstat(self._fd)
         mark = self.mark
         if (held.st_dev, held.st_ino) != (mark.device, mark.inode) or held.st_size <= mark.offset:
             return None
+        left_out = self._left_out(held)
+        if left_out:
+            return Batch(replace(mark, device=0, inode=0), more=True, left_out=left_out)
+        check_places(self.path, (self.path,), self.trust_group)
         if not self._prefix_stands(held, whole=True):
             return None
         try:
@@ -244,6 +246,22 @@ class Follower:
         except FileTrouble:
             return None  # it never was a file of ours to read
         return replace(batch, more=True) if batch.mark != mark else None  # and then the new file
+
+    def _left_out(self, held: os.stat_result) -> str:
+        """Empty, or why the rest of an old file is not taken: its owner may have moved it away for what others wrote.
+
+        A mode that is mended after the move changes nothing: only a file that was seen private at its place counts as such.
+        """
+        name = os.readlink(f"/proc/self/fd/{self._fd}") if held.st_nlink else ""
+        who, _, mend = who_else_may_write(held, name or self.path, self.trust_group, self._fd).partition(": ")
+        if not (who or self._exposed):
+            return ""
+        if not name:
+            return f"{self.path}: the old file, which is deleted, had lines not read yet; none is taken: others could write it"
+        return (
+            f"{name}: what was not read of it yet is not taken: {who or 'others could write it'}; "
+            f"{f'{mend}, then ' if mend else ''}paste the lines you want into {self.path}"
+        )
 
     def _look_at(self, held: os.stat_result, now: float) -> Batch | None:
         seen = (held.st_size, held.st_mtime_ns)
@@ -333,6 +351,8 @@ class Follower:
         if self._fd < 0:
             return None
         held, mark = os.fstat(self._fd), self.mark
+        if who_else_may_write(held, self.path, self.trust_group, self._fd):
+            return None  # a sum of what was read does not tell one text from another that was made to have it
         if (held.st_dev, held.st_ino) != (mark.device, mark.inode) or held.st_size < mark.offset:
             return []
         if not self._prefix_stands(held, whole=True):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from scheduler.core.errors import word
 from scheduler.intake.files import CLOCK_TICK_NS, read_plain
 
 Value = TypeVar("Value")
@@ -92,7 +93,7 @@ class Prefixes:
             for candidate in self._named(name, environ):
                 return _checked(candidate, name)
         return Missing(
-            f"no environment {name} is known here; make it (conda create -n {name}) or write its folder (./{name} beside the jobs file, or the whole path); "
+            f"no environment {name} is known here; make it (conda create -n {word(name)}) or write its folder (./{name} beside the jobs file, or the whole path); "
             "looked again when it appears"
         )
 

@@ -17,6 +17,7 @@ from scheduler.core.facts import Fact, Started, Unclaimed
 from scheduler.core.job import Job, Process
 from scheduler.core.launch import Launch
 from scheduler.core.recovery import Record
+from scheduler.plain import plain
 from scheduler.runners import keeper as keeper_file
 from scheduler.runners import record
 from scheduler.runners.adoption import not_started, start_trouble
@@ -67,9 +68,9 @@ class DirectRunner(Watching):
         with contextlib.ExitStack() as passing:
             nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # here, where an error names it
             passing.callback(os.close, nothing)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            errors = os.open(self.errors, flags, 0o600)
+            errors = plain(self.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             passing.callback(os.close, errors)
+            os.set_blocking(errors, True)  # the keeper knows nothing of how it was opened
             os.fchmod(errors, 0o600)  # whatever the umask has left of it
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             passing.callback(theirs.close)

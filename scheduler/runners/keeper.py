@@ -25,6 +25,7 @@ PACKET = 1 << 20
 UNSENT_MS = 50  # until a packet that could not be sent is tried again
 SAFETY_MS = 10_000  # until the children are looked at though no signal came
 MOST_PACKED = 60000
+LARGEST = 8 << 20  # of a stored environment: the kernel takes no more than 6 MiB with the words of a command
 STAGES = ("program", "record", "log", "environment", "folder")  # as in record.py
 
 
@@ -40,10 +41,28 @@ def end_bytes(how, code):
     return (body + b" sum %d" % checksum(body)).ljust(END_SIZE - 1) + b"\n"
 
 
+def ticks(pid):
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            data = stream.read()
+        return int(data[data.rindex(b")") + 2 :].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def plain(path, flags):
+    """As in plain.py: what a job has put in the place of a file must not hold up the others."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
+    if os.fstat(fd).st_mode & 0o170000 != 0o100000:
+        os.close(fd)
+        raise OSError(22, "not a plain file")
+    return fd
+
+
 def open_own(path, text):
     """The record at ``path``, if ``text`` stands in its PID field; -1 if not: with the folder made anew it may be another's."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = plain(path, os.O_RDWR)
     except OSError:
         return -1
     try:
@@ -56,23 +75,16 @@ def open_own(path, text):
     return fd
 
 
-def ticks(pid):
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:
-            data = stream.read()
-        return int(data[data.rindex(b")") + 2 :].split()[19])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
 def environment(base, env_file, changes):
     """The whole environment of a job: the base one, or the file's; ``changes`` laid over it, None takes away."""
     made = base
     if env_file:
-        with open(env_file, "rb") as stream:
-            items = stream.read().split(b"\0")
+        with open(env_file, "rb", opener=plain) as stream:
+            data = stream.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise OSError(7, "too large")
         made = {}
-        for item in items:
+        for item in data.split(b"\0"):
             name, equals, value = item.partition(b"=")
             if equals:
                 made[os.fsdecode(name)] = os.fsdecode(value)
@@ -166,7 +178,7 @@ class Keeper:
                 self.base = message[1]
             elif message[0] == "file":
                 try:
-                    with open(message[1], "rb") as stream:
+                    with open(message[1], "rb", opener=plain) as stream:
                         data = stream.read()
                     os.unlink(message[1])
                 except OSError as error:
@@ -201,6 +213,7 @@ class Keeper:
         try:
             self.crash_point("keeper.claimed")
             log_fd = self.open_log(log)
+            os.set_blocking(log_fd, True)  # the job knows nothing of how it was opened
             stage = "environment"
             made = environment(self.base, env_file, changes)
             stage = "folder"
@@ -258,12 +271,12 @@ class Keeper:
 
     def open_log(self, log):
         # O_EXCL: one that stands there is another scheduler's, whatever its name.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         try:
-            return os.open(log, flags, 0o600)
+            return plain(log, flags)
         except FileNotFoundError:
             os.makedirs(os.path.dirname(log), 0o700, exist_ok=True)
-            return os.open(log, flags, 0o600)
+            return plain(log, flags)
 
     def say(self, fd, text):
         try:

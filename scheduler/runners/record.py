@@ -24,6 +24,7 @@ from typing import Any
 
 from scheduler.core.job import Job, Process
 from scheduler.core.recovery import Record
+from scheduler.plain import plain
 
 HEAD = b"gpujob record 1\n"
 PID_AT, PID_SIZE = 16, 160
@@ -90,7 +91,7 @@ def read(path: str) -> Attempt:
     Raises OSError when we have no descriptor left to read it with.
     """
     try:
-        with open(path, "rb") as stream:
+        with open(path, "rb", opener=plain) as stream:
             data = stream.read(SPEC_AT)
     except FileNotFoundError:
         return Attempt(Record.NONE)
@@ -119,7 +120,7 @@ def read(path: str) -> Attempt:
 
 def spec_of(path: str) -> dict[str, Any]:
     """What was asked, as the record keeps it. Raises OSError or ValueError."""
-    with open(path, "rb") as stream:
+    with open(path, "rb", opener=plain) as stream:
         stream.seek(SPEC_AT)
         data: dict[str, Any] = json.loads(stream.read(LONGEST_SPEC))
     return data
@@ -153,7 +154,7 @@ def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
 
 def write_end(path: str, how: str, code: int, at_ns: int, *, sync: bool) -> None:
     """Write the END field over its reserved bytes. Raises OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    fd = plain(path, os.O_WRONLY)
     try:
         os.pwrite(fd, end_line(how, code, at_ns), END_AT)
         if sync:
@@ -164,7 +165,7 @@ def write_end(path: str, how: str, code: int, at_ns: int, *, sync: bool) -> None
 
 def write_pid(path: str, process: Process, boot: str, at_ns: int, keeper: int) -> None:
     """Write the PID field over its reserved bytes. Raises OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    fd = plain(path, os.O_WRONLY)
     try:
         line = f"pid {process.pid} ticks {process.ticks} at {at_ns} keeper {keeper} boot {boot}".encode()
         os.pwrite(fd, line.ljust(PID_SIZE - 1) + b"\n", PID_AT)

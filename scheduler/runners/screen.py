@@ -26,6 +26,7 @@ from scheduler.core.launch import Launch
 from scheduler.core.recovery import Record, Verdict
 from scheduler.core.session import free_name, shortened
 from scheduler.crashpoints import crash_point
+from scheduler.plain import plain
 from scheduler.runners import record
 from scheduler.runners import shim as shim_file
 from scheduler.runners.adoption import not_started, settle, start_trouble
@@ -235,12 +236,12 @@ class ScreenRunner(Watching):
 
     def _make_log(self, log: str) -> None:
         """Screen would make it readable for others, and append to one that is another scheduler's."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         try:
-            fd = os.open(log, flags, 0o600)
+            fd = plain(log, flags)
         except FileNotFoundError:
             os.makedirs(os.path.dirname(log), 0o700, exist_ok=True)
-            fd = os.open(log, flags, 0o600)
+            fd = plain(log, flags)
         try:
             os.fchmod(fd, 0o600)  # whatever the umask has left of it
         finally:
@@ -427,7 +428,7 @@ class ScreenRunner(Watching):
 
     def _said(self, key: str) -> str:
         try:
-            with open(os.path.join(self.folder, f"{key}.said"), "rb") as stream:
+            with open(os.path.join(self.folder, f"{key}.said"), "rb", opener=plain) as stream:
                 return _one_line(stream.read(4096).decode("utf-8", "replace"))
         except OSError:
             return ""  # no word of screen's; the fact that it ended stands

@@ -217,7 +217,7 @@ class Shim:
 def main():
     path = os.environ["GPUJOB_LAUNCH"]
     try:
-        with open(path, "rb") as stream:
+        with open(path, "rb", opener=keeper.plain) as stream:
             launch = marshal.loads(stream.read())
         os.unlink(path)
     except FileNotFoundError:

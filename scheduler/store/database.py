@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from scheduler.core.errors import Damaged, StoreTrouble
 from scheduler.crashpoints import crash_point
+from scheduler.plain import plain
 from scheduler.store import proof
 from scheduler.store.office import check_here, daemon_alive
 from scheduler.store.places import Places
@@ -445,7 +446,7 @@ def held_still(places: Places) -> Iterator[bool]:
         yield False
         return
     try:
-        fd = os.open(places.store_lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = plain(places.store_lock, os.O_RDONLY)
     except OSError:
         yield False
         return
@@ -495,9 +496,10 @@ def _quoted(path: str) -> str:
 
 def _open_private(path: str) -> int:
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = plain(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise StoreTrouble(f"cannot be opened: {error.strerror}", where=path) from None
+        do = "move it away" if error.errno in (errno.EINVAL, errno.ELOOP) else ""
+        raise StoreTrouble(f"cannot be opened: {error.strerror}", where=path, do=do) from None
     if os.fstat(fd).st_mode & 0o777 != 0o600:
         os.fchmod(fd, 0o600)
     return fd

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from scheduler.core.errors import SchedulerError
+from scheduler.plain import plain
 from scheduler.store.places import Places
 from scheduler.store.safely import replace_file
 
@@ -120,8 +121,7 @@ class Office:
 def holder(places: Places) -> dict[str, Any]:
     """What the daemon said of itself when it started; empty if nothing can be read."""
     try:
-        # Never through a pipe that nobody writes: that would be waited for.
-        with open(os.open(places.daemon_info, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as stream:
+        with open(places.daemon_info, encoding="utf-8", opener=plain) as stream:
             data = json.load(stream)
     except (OSError, ValueError):
         return {}  # the lock tells whether there is one; this only tells who
@@ -268,7 +268,7 @@ def registered(environ: dict[str, str]) -> list[str]:
         return []
     for name in names:
         try:
-            with open(os.path.join(folder, name), encoding="utf-8") as stream:
+            with open(os.path.join(folder, name), encoding="utf-8", opener=plain) as stream:
                 state_file = str(json.load(stream)["state_file"])
         except (OSError, ValueError, KeyError, TypeError):
             continue

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 
 from scheduler.core.errors import Damaged
+from scheduler.plain import plain
 from scheduler.store.places import Places
 
 _RECORD = re.compile(r"(\d{1,18})\.(\d{1,18})")
@@ -17,7 +18,7 @@ _RECORD = re.compile(r"(\d{1,18})\.(\d{1,18})")
 def high(places: Places) -> int:
     """The highest id that was ever given out, as far as the note beside the store tells; else 0."""
     try:
-        with open(places.high, "rb") as stream:
+        with open(places.high, "rb", opener=plain) as stream:
             return int(stream.read(32) or b"0")
     except (OSError, ValueError):
         return 0  # no note proves nothing

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.core import health, health_gpus, health_house
-from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.errors import SchedulerError, UsageError, word
 from scheduler.core.filesystems import file_system
 from scheduler.core.gpu import GpuProcess, GpuReading
 from scheduler.core.health import ClockSeen, Finding, FolderSeen, InotifySeen, LoginSeen, Mark, Place, ScreenSeen, Who
@@ -35,7 +35,7 @@ def whole(finding: Finding) -> None:
     "text", ["/a b/c'd", "/x;rm -rf ~", "/new\nline", "/tab\t'\\$x", "/数据/é", "/\x1b[31m", "/bad\udcff", "-rf", ""]
 )
 def test_a_proposed_word_means_itself_to_a_shell_and_stands_in_one_line(text: str) -> None:
-    quoted = health.word(text)
+    quoted = word(text)
     assert "\n" not in quoted and "\x1b" not in quoted
     done = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, check=True)
     assert done.stdout == text.encode("utf-8", "surrogateescape")
@@ -383,7 +383,7 @@ def test_files_that_are_not_private_are_named_with_one_command_each() -> None:
 
 FILES = [
     (None, OK, ""),
-    (SchedulerError("not read: everybody may write it: chmod o-w /a b/j", where="/a b/j"), BAD, "chmod o-w '/a b/j'"),
+    (SchedulerError("not read: everybody may write it: chmod o-w '/a b/j'", where="/a b/j"), BAD, "chmod o-w '/a b/j'"),
     (SchedulerError("not read: of its folder, its group may write it: chmod g-w /a (or set trust_group: true)", where="/a/j"),
      BAD, "chmod g-w /a"),
     (SchedulerError("not read: its access list may let others write it: setfacl -b /a/j (or set trust_group: true)", where="/a/j"),
@@ -391,6 +391,8 @@ FILES = [
     (SchedulerError("not read: its group may write it: chmod g-w /c (or GPUJOB_SET_TRUST_GROUP=true, or start --trust-group true)"),
      BAD, "chmod g-w /c"),
     (SchedulerError("not read: it belongs to user 7: chown it to yourself: /a/j", where="/a/j"), BAD, "sudo chown eve /a/j"),
+    (SchedulerError("not read: it belongs to user 7: chown it to yourself: '/a $(b)/j'", where="/a $(b)/j"), BAD,
+     "sudo chown eve '/a $(b)/j'"),
     (SchedulerError("not read: the link /a/l belongs to user 7", where="/a/j"), BAD, "sudo chown -h eve /a/l"),
     (UsageError("mem_threshold: must be a share", where="/a b/config.yaml:7", do="write 0.8"), BAD,
      "\"${EDITOR:-vi}\" +7 '/a b/config.yaml'"),

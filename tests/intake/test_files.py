@@ -842,6 +842,60 @@ def test_a_file_that_becomes_writable_for_all_is_no_longer_read(jobs: Path, read
     assert [line.text for line in reading.all()] == ["b"]
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_p9_c37_the_rest_of_a_file_that_others_could_write_is_left_out_for_good(
+    tmp_path: Path, jobs: Path, reading: Reading, restarted: bool
+) -> None:
+    """Moved away as it is: none of it is taken, nor when its mode is mended there, nor when its beginning is another."""
+    append(jobs, "a\n")
+    reading.all()
+    jobs.chmod(0o666)
+    jobs.write_text("stranger 1\nstranger 2\n")
+    assert "chmod o-w" in reading.trouble()
+    old = jobs.rename(tmp_path / "jobs.bad")
+    append(jobs, "b\n")
+    jobs.chmod(0o600)
+    reader = reading.again() if restarted else reading
+    batch = reader.look()
+    assert batch is not None and not batch.lines
+    assert batch.left_out == (
+        f"{old}: what was not read of it yet is not taken: everybody may write it; chmod o-w {old}, "
+        f"then paste the lines you want into {jobs}"
+    )
+    old.chmod(0o600)
+    reader = reader.again()  # a daemon started anew goes by the mark alone
+    reader.settle()
+    assert [line.text for line in reader.lines][-1:] == ["b"]
+    assert not [line.text for line in reader.lines if "stranger" in line.text]
+
+
+def test_c37_what_was_mended_at_its_place_is_read_after_a_move(tmp_path: Path, jobs: Path, reading: Reading) -> None:
+    append(jobs, "a\n")
+    reading.all()
+    jobs.chmod(0o666)
+    append(jobs, "b\n")
+    assert "chmod o-w" in reading.trouble()
+    jobs.chmod(0o600)
+    assert [line.text for line in reading.all()] == ["b"]
+    append(jobs, "c\n")
+    jobs.rename(tmp_path / "old")
+    append(jobs, "d\n")
+    assert [line.text for line in reading.settle()] == ["c", "d"]
+
+
+def test_p9_the_command_that_mends_a_file_can_be_pasted_whatever_its_name(tmp_path: Path) -> None:
+    """A name of a shell's words, or of two lines, is one word of one line."""
+    for name in ("a $(touch PWNED);b", "a'b", "a\nb"):
+        path = tmp_path / name
+        path.touch()
+        path.chmod(0o666)
+        with pytest.raises(FileTrouble) as caught:
+            check_private(str(path), path.stat())
+        subprocess.run(["bash", "-c", caught.value.what.partition("may write it: ")[2]], check=True, cwd=tmp_path)
+        assert path.stat().st_mode & 0o777 == 0o664 and "\n" not in caught.value.what
+    assert not (tmp_path / "PWNED").exists()
+
+
 @as_root
 def test_a_file_of_another_user_is_not_read(jobs: Path, reading: Reading) -> None:
     """C37, P9."""

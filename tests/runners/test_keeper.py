@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import marshal
 import os
 import resource
@@ -149,6 +150,30 @@ def test_existing_record_is_taken(desk: Desk, tmp_path: Path) -> None:
     desk.send(desk.start(1, "/bin/sh", "-c", "touch ran"))
     assert marshal.loads(desk.socket.recv(1 << 20)) == [("taken", "1.1")]
     assert not (tmp_path / "ran").exists() and (tmp_path / "1.1").read_text() == "somebody's"
+
+
+def test_p8_what_stands_in_the_place_of_a_file_holds_up_no_other_job(desk: Desk, tmp_path: Path) -> None:
+    """A pipe where the log, the environment or (at the end) the record should be; an environment that never ends."""
+    with open(tmp_path / "huge", "wb") as stream:
+        stream.truncate(1 << 40)
+    for name in ("1.log", "pipe"):
+        os.mkfifo(tmp_path / name)
+    jobs = [list(desk.start(number, "/bin/true")) for number in (1, 2, 3)]
+    jobs[1][8], jobs[2][8] = str(tmp_path / "pipe"), str(tmp_path / "huge")
+    swap = "rm 4.1; mkfifo 4.1; grep flags /proc/self/fdinfo/1"
+    desk.send(*map(tuple, jobs), desk.start(4, "/bin/sh", "-c", swap), desk.start(5, "/bin/true"))
+    told = []
+    while len([message for message in told if message[0] == "end"]) < 2:
+        told += marshal.loads(desk.socket.recv(1 << 20))
+    refused = [message[1:] for message in told if message[0] == "no"]
+    assert refused == [
+        ("1.1", "log", errno.ENXIO),
+        ("2.1", "environment", errno.EINVAL),
+        ("3.1", "environment", errno.E2BIG),
+    ]
+    assert {message[1] for message in told if message[0] == "end"} == {"4.1", "5.1"}
+    flags = int((tmp_path / "4.log").read_text().split()[-1], 8)
+    assert not flags & os.O_NONBLOCK  # of its standard output
 
 
 def test_f04_log_folder_is_made_again(desk: Desk, tmp_path: Path) -> None:

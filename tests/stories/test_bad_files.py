@@ -458,6 +458,7 @@ def test_c37_files_that_others_could_write_are_refused_with_the_remedy(scheduler
         p.pour(p.good(f"more-{lines}"))
         wait_for(lambda text=text: text in s.said(), "the report")
         wait_for(lambda text=text: text in " ".join(s.status()["trouble"]), "it is in the status")
+        assert [one.count("not read: ") for one in s.status()["trouble"]] == [1], "it is said once"
         assert "trouble    not read: " in s.cli("status").stdout
         assert text in s.cli("add", "note", "--args", "x", code=1).stderr
         assert f"more-{lines}" not in p.noted()

@@ -1,12 +1,15 @@
-"""Files that another user could write are not read: with two real users, who try it."""
+"""Files that another user could write are not read: with real users, who try it."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.stories.harness import wait_for
 from tests.stories.people import FILES, ROOT_ONLY, START, TAKEN, User, belongs, write
 
 pytestmark = ROOT_ONLY
@@ -129,3 +132,44 @@ def test_a_config_that_may_not_be_read_is_one_error(users: tuple[User, User], pl
     code, said = me.gpujob(place, "start")
     assert (code, said) == (2, f"gpujob: {path}: cannot be read: Permission denied\n")
     assert me.gpujob(place, "status")[0] == 0
+
+
+@pytest.mark.parametrize("cleaned", ["moved", "mended after the move", "edited", "moved while nobody looks"])
+def test_p9_s13_c37_a_strangers_line_never_runs_however_the_file_is_cleaned_up(scheduler, cleaned: str) -> None:
+    """He appends while everybody may; the owner moves the file away, or takes the line out. Only the owner's lines run."""
+    with tempfile.TemporaryDirectory(prefix="gj-owners-", dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        s = scheduler(gpus=1, folder=folder)
+        s.append(s.line("a"))
+        s.start()
+        s.wait_ended(1)
+        if cleaned == "moved while nobody looks":
+            s.kill()
+        s.jobs_file.chmod(0o666)
+        line = f"echo '{s.line('PWNED')}' >> jobs.txt"
+        subprocess.run(["/bin/sh", "-c", line], cwd=folder, user=65534, group=65534, extra_groups=[], check=True)
+        old = folder / "jobs $(touch PWNED).bad"
+        if cleaned != "moved while nobody looks":
+            wait_for(lambda: f"{s.jobs_file}: not read: everybody may write it" in s.said(), "the refusal")
+        if cleaned == "edited":
+            subprocess.run(["sed", "-i", "/PWNED/d", s.jobs_file], check=True)
+        else:
+            s.jobs_file.rename(old)
+            s.jobs_file.touch(0o600)
+        if cleaned == "mended after the move":
+            old.chmod(0o600)
+        s.jobs_file.chmod(0o600)
+        s.append(s.line("c"))
+        if cleaned == "moved while nobody looks":
+            s.start()
+        s.wait_ended(2)
+        assert [s.starts(key) for key in ("a", "PWNED", "c")] == [1, 0, 1] and len(s.states()) == 2
+        told = [text for text in s.said().splitlines() if "not taken" in text or "none is taken" in text]
+        assert len(told) == 1, s.said()
+        what = {
+            "edited": f"{s.jobs_file}: the old file, which is deleted,",
+            "mended after the move": f"{old}: what was not read of it yet is not taken",
+        }.get(cleaned, f"everybody may write it; chmod o-w '{old}', then paste the lines you want into {s.jobs_file}")
+        assert what in told[0]
+        s.end_all()

@@ -88,6 +88,58 @@ def test_odd_files_in_place_of_ours(scheduler):
     assert "is a folder; name the file in it" in s.cli("start", "--gpus", "1", code=2).stderr
 
 
+@pytest.mark.parametrize("put", ["mkfifo $f", "ln -s /dev/zero $f"], ids=["pipe", "device"])
+def test_p8_a_job_that_puts_something_else_in_the_place_of_its_log_holds_up_nobody(scheduler, put):
+    """Its end is looked for in the log, by the daemon, by the one after it and by `show`: none of them waits or reads on."""
+    s = scheduler(gpus=1).start()
+    made = "for f in gpu_scheduler_logs/job_${GPUJOB_ID}_*; do rm $f; " + put + "; done"
+    s.cli("submit", "--", "sh", "-c", f"{made}; exit 4")
+    s.wait_state(1, "failed")
+    s.cli("submit", "--", "true")
+    s.wait_state(2, "done")
+    assert "its log cannot be read: not a plain file" in " ".join(s.cli("why", "1").stdout.split())
+    s.cli("submit", "--", "sh", "-c", f"{made}; touch made; until [ -e go ]; do sleep 0.02; done; exit 4")
+    wait_for((s.folder / "made").exists, "another pipe")
+    s.kill()
+    (s.folder / "go").touch()
+    s.start()
+    s.wait_state(3, "failed")
+    s.cli("submit", "--", "true")
+    s.wait_state(4, "done")
+
+
+def test_p8_pipes_in_the_place_of_our_own_files_hold_up_nobody(scheduler):
+    """A job runs as who owns them: the environment of the next one, and what the daemon and the verbs read."""
+    s = scheduler(gpus=1).start()
+    s.hold("a")
+    s.append(s.line("a"))
+    s.wait_state(1, "running")
+    s.cli("submit", "--", "true")
+    house = s.folder / ".gpujob"
+    stored = Path(json.loads(s.rows("SELECT spec FROM jobs WHERE id=2")[0][0])["env_file"])
+    for path in (stored, house / "daemon.json"):
+        path.unlink()
+        os.mkfifo(path)
+    s.append(s.line("b"))
+    s.release("a")
+    s.wait_state(3, "done")
+    wait_for(lambda: "its environment cannot be read" in s.cli("why", "2").stdout, "what holds up the other one")
+    s.cli("cancel", "2")
+    s.cli("submit", "--", "true")  # from the same shell: puts its file back
+    s.wait_state(4, "done")
+    s.kill()
+    (house / "watched.json").unlink()
+    os.mkfifo(house / "watched.json")
+    s.start()
+    s.append(s.line("c"))
+    s.wait_state(5, "done")
+    s.stop()
+    (house / "high").unlink()
+    os.mkfifo(house / "high")
+    assert "high: cannot be opened: not a plain file; move it away" in s.cli("start", code=1).stderr
+    s.cli("status")
+
+
 def test_words_that_are_no_utf8(scheduler):
     """Refused where the store would have to keep them, passed on where they are a job's own."""
     s = scheduler(gpus=1)

@@ -31,6 +31,7 @@ from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
 from scheduler.faces.render import state_text
 from scheduler.faces.terminal import safe
+from scheduler.plain import plain
 
 TIMED_OUT = 124
 SAY_WHY_S = 2.0
@@ -89,7 +90,7 @@ def _until_shown(state_file: str, request: Pause | Resume | PauseQueue) -> None:
     end = time.monotonic() + SHOWN_S
     while time.monotonic() < end:
         try:
-            with open(state_file, encoding="utf-8") as stream:
+            with open(state_file, encoding="utf-8", opener=plain) as stream:
                 document = json.load(stream)
             if isinstance(request, PauseQueue):
                 shown = document["paused"] is request.on

@@ -17,7 +17,7 @@ WIDTH = 14  # columns of the name of a check
 
 def doctor(*, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
     """Print the findings; 1 when one of them is bad."""
-    from scheduler.core.health import word
+    from scheduler.core.errors import word
     from scheduler.engine.examining import Examination
 
     flags = {"state_file": state_file} if state_file else {}
