@@ -11,13 +11,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from scheduler.core.config import Config
 from scheduler.core.decide import Plan, World, decide
 from scheduler.core.errors import StoreTrouble
 from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, NeverRan, Now, Readings, Started, Unclaimed
-from scheduler.core.failure import failure_in, quiet_failure_in
 from scheduler.core.gpu import Gpu, ids_of, mask_of
 from scheduler.core.job import Event, Job, JobState
 from scheduler.core.launch import Found, Launch, launch_of, log_name
@@ -32,6 +31,7 @@ from scheduler.core.session import session_name
 from scheduler.core.telemetry import FRESH_S, PASSING, Telemetry
 from scheduler.crashpoints import crash_point
 from scheduler.engine.announcing import announce
+from scheduler.engine.causes import with_causes
 from scheduler.engine.gpus import GpuEyes
 from scheduler.engine.painting import Painter, open_state_file
 from scheduler.engine.pruning import Pruner
@@ -43,9 +43,7 @@ from scheduler.engine.troubles import look_at_runner, note, passing
 from scheduler.intake import commands, jobs_csv
 from scheduler.intake.environments import Environments, Missing, names_devices
 from scheduler.intake.files import FileTrouble, Follower
-from scheduler.intake.programs import why_not_started
 from scheduler.intake.watch import InotifyWatcher, PollingWatcher
-from scheduler.plain import tail_of
 from scheduler.runners import activate
 from scheduler.runners.processes import boot_id
 from scheduler.store import jobs as rows
@@ -63,7 +61,6 @@ MOST_KEPT = 2000
 HOPE_S = 30.0  # a drain waits so long for a GPU that is gone or unhealthy
 DEFECT = "a defect of gpujob, please report it"
 LASTING = frozenset({"gone", "unhealthy"})
-TAIL_BYTES = 16 * 1024
 
 
 @dataclass(slots=True)
@@ -184,7 +181,7 @@ class House:
             facts.append(self.eyes.identified(self.first_readings))
             self.first_readings = None
         for job in in_hand:
-            facts += self._told_of(job) or self._with_failures(self.runner.adopt(job))
+            facts += self._told_of(job) or with_causes(self.world, self.runner.adopt(job))
             crash_point("adopt.found")
         for holding, boot in held:
             if boot == this_boot:
@@ -289,7 +286,7 @@ class House:
             self.flush_log()
 
     def _tick(self, now: Now) -> None:
-        self.heard += self._with_failures(self.runner.look())
+        self.heard += with_causes(self.world, self.runner.look())
         batches = self._batches(now)
         if batches:
             crash_point("ingest.read")
@@ -469,22 +466,6 @@ class House:
             self.listener(Said(text, level, kind, job.id, job.spec.shown_name, job.log))
 
     # -- what happened ------------------------------------------------------------------------------------
-
-    def _with_failures(self, facts: list[Fact]) -> list[Fact]:
-        """Add what the log's end says about each ending, and what is wrong with a program that was refused."""
-        out: list[Fact] = []
-        for fact in facts:
-            if isinstance(fact, Ended):
-                job = self.world.live.get(fact.job)
-                if job is not None and job.log:
-                    why = quiet_failure_in if fact.exit_code == 0 else failure_in
-                    fact = replace(fact, failure=why(_end_of(job.log)))
-            elif isinstance(fact, NeverRan) and fact.lasting:
-                job = self.world.live.get(fact.job)
-                cause = why_not_started(job.argv[0]) if job is not None and job.argv else ""
-                fact = replace(fact, why=f"{fact.why}: {cause}" if cause else fact.why)
-            out.append(fact)
-        return out
 
     def _interval(self) -> float:
         """Between two readings; short while one sample wants another."""
@@ -688,13 +669,6 @@ class House:
         elif limit > 0.001:
             # Rounded up to a whole millisecond, which is what epoll can wait for: else the end would be a busy loop.
             epoll.poll(limit)
-
-
-def _end_of(log: str) -> str:
-    try:
-        return tail_of(log, TAIL_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""  # no log, no cause: the exit code stands all the same
 
 
 PARSERS: dict[str, Parser] = {"jobs_file": jobs_csv.parse, "commands_file": commands.parse}

@@ -167,7 +167,7 @@ def test_p8_what_stands_in_the_place_of_a_file_holds_up_no_other_job(desk: Desk,
         told += marshal.loads(desk.socket.recv(1 << 20))
     refused = [message[1:] for message in told if message[0] == "no"]
     assert refused == [
-        ("1.1", "log", errno.ENXIO),
+        ("1.1", "log", errno.EEXIST),
         ("2.1", "environment", errno.EINVAL),
         ("3.1", "environment", errno.E2BIG),
     ]
