@@ -24,6 +24,7 @@ from scheduler.engine.loop import PARSERS, House
 from scheduler.engine.reloading import Rereading, note_of
 from scheduler.engine.seen_lines import note_watched
 from scheduler.engine.telling import Listener, MainLog, Said
+from scheduler.engine.troubles import passing
 from scheduler.intake.files import check_places, check_private
 from scheduler.intake.settings import Settings, load, model_table
 from scheduler.intake.watch import file_system_of, watcher
@@ -203,6 +204,9 @@ class Daemon:
         except (SchedulerError, _Stopped, sqlite3.Error):  # the last: `run` says what it means
             raise
         except Exception as error:
+            known = passing(error, self.places.house)
+            if known is not None:
+                raise known from error
             where = traceback.format_exc().strip().replace("\n", " | ")
             text = f"a defect of gpujob ended it, please report it: {error!r} ({where})"
             if log is not None:

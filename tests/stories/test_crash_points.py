@@ -133,8 +133,11 @@ def judge(s: Scheduler, *, lost: bool = False) -> None:
             assert (state, outcome, code, runs) == ("failed", "exit", 5, 4), (key, state, code, runs)
         else:
             assert (outcome, code, runs) == ("exit", PLAIN[key], 1), (key, outcome, code, runs, notes)
-    told = s.rows("SELECT job, json_extract(detail, '$.attempt'), count(*) FROM events"
-                  " WHERE json_extract(detail, '$.outcome') IS NOT NULL GROUP BY 1, 2")  # fmt: skip
+    query = ("SELECT job, json_extract(detail, '$.attempt'), count(*) FROM events"
+             " WHERE json_extract(detail, '$.outcome') IS NOT NULL GROUP BY 1, 2")  # fmt: skip
+    told = wait_for(
+        lambda: s.rows(query), "the events (none while a daemon that has just started sets up the store's log)"
+    )
     assert {(job, attempt) for job, attempt, _ in told} and {number for *_, number in told} == {1}, told
     wait_for(lambda: all(gpu["allocated"] == 0 for gpu in s.status()["gpus"]), "GPUs free")
     sound(s)

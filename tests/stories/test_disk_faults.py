@@ -141,6 +141,32 @@ def test_e08_it_recovers_without_a_restart(scheduler, disk):
     assert s.stop() == 0
 
 
+def test_e08_no_room_to_take_an_attempt_back_at_the_start(scheduler, disk):
+    """E08, P3: killed before a start was sent; the next daemon has no room for that record: one line, and no defect."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a", 3))
+    s.start(GPUJOB_CRASH_AT="start.committed")
+    s.process.wait()
+    records = Disk(s.folder / ".gpujob" / "attempts")
+    if not records.mount("size=8k"):
+        pytest.skip("no file system can be mounted here")
+    try:
+        filler = records.fill()
+        error = s.cli("start", "--gpus", "1", code=1).stderr.splitlines()
+        assert (
+            error[-1].startswith("gpujob: ")
+            and "1.1: cannot be written: No space left on device; free some space" in error[-1]
+        )
+        assert "defect" not in "".join(error) and s.starts("a") == 0
+        filler.unlink()
+        s.start()
+        s.wait_ended(1)
+        assert (s.job(1)["exit_code"], s.starts("a")) == (3, 1)
+        s.stop()
+    finally:
+        subprocess.run(["umount", "-l", str(records.path)], check=True)
+
+
 def test_e08_a_start_that_needs_a_file_and_finds_no_room(scheduler, disk):
     """E08: a very long command goes to the keeper as a file: without room the job waits for its next try, and GPUs are free."""
     small = disk("size=12m")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Annotated, Any, Optional
 
@@ -559,13 +560,10 @@ def _declared(words: list[str]) -> Any:
     """The command line as Click wants it; where it begins with a verb that one alone: to build all takes longer than most verbs
     (but `help` tells of the others)."""
     one = [command for command in app.registered_commands if words and command.name == words[0] != "help"]
-    every = app.registered_commands, app.registered_groups
+    meant = copy.copy(app)
     if one:
-        app.registered_commands, app.registered_groups = one, []
-    try:
-        return typer.main.get_command(app)
-    finally:
-        app.registered_commands, app.registered_groups = every
+        meant.registered_commands, meant.registered_groups = one, []
+    return typer.main.get_command(meant)
 
 
 def _in_ascii(get_help: Callable[[Any], str]) -> Callable[[Any], str]:
