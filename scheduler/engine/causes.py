@@ -8,7 +8,7 @@ from scheduler.core.decide import World
 from scheduler.core.facts import Ended, Fact, NeverRan
 from scheduler.core.failure import failure_in, quiet_failure_in
 from scheduler.intake.programs import why_not_started
-from scheduler.plain import tail_of
+from scheduler.opening import tail_of
 
 TAIL_BYTES = 16 * 1024
 

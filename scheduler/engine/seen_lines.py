@@ -15,7 +15,7 @@ from scheduler.core.marks import FileMark, LineRead, Refusal
 from scheduler.engine.reading import Parser
 from scheduler.intake.files import OPEN_LINE_S, SETTLE_S, Follower
 from scheduler.intake.jobs_csv import Door
-from scheduler.plain import plain
+from scheduler.opening import plain
 from scheduler.store import marks as kept
 from scheduler.store.places import Places
 from scheduler.store.safely import replace_file

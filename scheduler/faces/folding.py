@@ -8,7 +8,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from scheduler.plain import plain_or_link
+from scheduler.opening import plain_or_link
 
 LONGEST = 1 << 20  # characters of a line that are shown
 STEP_BACK = 8 << 20  # the last lines are looked for no further back than this within one line

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from scheduler.engine.telling import Said
 from scheduler.faces.folding import Folder
 from scheduler.faces.terminal import safe
-from scheduler.plain import plain
+from scheduler.opening import plain
 
 EVERY_S = 0.05
 MOST_BYTES = 1 << 18

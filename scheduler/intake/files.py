@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from scheduler.core.errors import SchedulerError, word
 from scheduler.core.marks import Batch, FileMark, LineRead
-from scheduler.plain import plain_or_link
+from scheduler.opening import plain_or_link
 
 MOST_LINES = 512
 CHUNK = 64 * 1024

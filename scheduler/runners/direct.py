@@ -17,7 +17,7 @@ from scheduler.core.facts import Fact, Started, Unclaimed
 from scheduler.core.job import Job, Process
 from scheduler.core.launch import Launch
 from scheduler.core.recovery import Record
-from scheduler.plain import plain
+from scheduler.opening import plain
 from scheduler.runners import keeper as keeper_file
 from scheduler.runners import record
 from scheduler.runners.adoption import not_started, start_trouble

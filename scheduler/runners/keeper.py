@@ -51,7 +51,7 @@ def ticks(pid):
 
 
 def plain(path, flags):
-    """As in plain.py: what a job has put in the place of a file must not hold up the others."""
+    """As in opening.py: what a job has put in the place of a file must not hold up the others."""
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
     if os.fstat(fd).st_mode & 0o170000 != 0o100000:
         os.close(fd)

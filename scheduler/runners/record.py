@@ -24,7 +24,7 @@ from typing import Any
 
 from scheduler.core.job import Job, Process
 from scheduler.core.recovery import Record
-from scheduler.plain import plain
+from scheduler.opening import plain
 
 HEAD = b"gpujob record 1\n"
 PID_AT, PID_SIZE = 16, 160

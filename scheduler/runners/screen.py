@@ -26,7 +26,7 @@ from scheduler.core.launch import Launch
 from scheduler.core.recovery import Record, Verdict
 from scheduler.core.session import free_name, shortened
 from scheduler.crashpoints import crash_point
-from scheduler.plain import plain
+from scheduler.opening import plain
 from scheduler.runners import record
 from scheduler.runners import shim as shim_file
 from scheduler.runners.adoption import not_started, settle, start_trouble

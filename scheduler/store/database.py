@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from scheduler.core.errors import Damaged, StoreTrouble
 from scheduler.crashpoints import crash_point
-from scheduler.plain import plain
+from scheduler.opening import plain
 from scheduler.store import proof
 from scheduler.store.office import check_here, daemon_alive
 from scheduler.store.places import Places

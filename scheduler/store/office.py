@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from scheduler.core.errors import SchedulerError
-from scheduler.plain import plain
+from scheduler.opening import plain
 from scheduler.store.places import Places
 from scheduler.store.safely import replace_file
 

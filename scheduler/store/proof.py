@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 
 from scheduler.core.errors import Damaged
-from scheduler.plain import plain
+from scheduler.opening import plain
 from scheduler.store.places import Places
 
 _RECORD = re.compile(r"(\d{1,18})\.(\d{1,18})")

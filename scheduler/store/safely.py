@@ -1,4 +1,4 @@
-"""Files written whole or not at all, private from their first byte."""
+"""Files written whole or not at all, private from their first byte. To read one: `scheduler/opening.py`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _SERVER = """
 import ctypes, json, os, signal, sys, traceback
 from scheduler.faces import front
-import scheduler.engine.offline, scheduler.engine.recovering, scheduler.faces.cli.app, scheduler.faces.cli.serve
+import scheduler.engine.offline, scheduler.engine.rebuilding, scheduler.faces.cli.app, scheduler.faces.cli.serve
 import scheduler.faces.cli.control
 
 

@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 from tests.soak.history import Cancel, now
-from tests.soak.troubles import Given, Pens
 from tests.soak.world import GPUS, World
+from tests.soak.writers_killers import Given, Pens
 
 MEDDLING = (
     "state", "state", "gpu", "queue", "cancel", "cancel", "cancel", "editor", "editor", "disk", "broken", "logs",

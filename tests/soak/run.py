@@ -21,8 +21,8 @@ from scheduler.store.places import Places
 from tests.soak.history import History, Row, now
 from tests.soak.judge import judge, lost_jobs
 from tests.soak.meddler import Meddler
-from tests.soak.troubles import WRITERS, Given, Killer, Pens, Writer
 from tests.soak.world import World, reading, wait_for, world
+from tests.soak.writers_killers import WRITERS, Given, Killer, Pens, Writer
 
 TMPFS_MIB = 256
 MOST_FDS = 2

@@ -31,7 +31,7 @@ from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
 from scheduler.faces.render import state_text
 from scheduler.faces.terminal import safe
-from scheduler.plain import plain
+from scheduler.opening import plain
 
 TIMED_OUT = 124
 SAY_WHY_S = 2.0
@@ -300,7 +300,7 @@ def recover(*, dry_run: bool = False, state_file: str | None = None, config: str
     import os
 
     from scheduler.engine.home import home_of
-    from scheduler.engine.recovering import recover as rebuild
+    from scheduler.engine.rebuilding import recover as rebuild
 
     found = state_file_for(state_file, config)
     desk = Desk(found)

@@ -28,7 +28,7 @@ from scheduler.engine.evidence import Rebuilt, put_together
 from scheduler.engine.home import check_original
 from scheduler.engine.loop import PARSERS
 from scheduler.engine.seen_lines import look_through, settle_file, watched_before
-from scheduler.plain import plain
+from scheduler.opening import plain
 from scheduler.runners.processes import boot_id
 from scheduler.store import jobs as rows
 from scheduler.store import proof
