@@ -220,6 +220,7 @@ def register(environ: dict[str, str], state_file: str) -> str:
         return ""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.chmod(folder, 0o700)  # whatever the umask has left of it
         for name in os.listdir(folder):  # daemons that were killed left theirs
             number = re.fullmatch(r"(?:\.\d+\.json\.new-)?(\d+)(?:\.json)?", name)
             if number and not os.path.exists(f"/proc/{number[1]}"):
@@ -235,7 +236,11 @@ def register(environ: dict[str, str], state_file: str) -> str:
 def check_no_other(environ: dict[str, str], places: Places) -> None:
     """Raise Taken when a daemon of this state file lives whose folder was removed or moved: its locks went with it."""
     folder = register_folder(environ)
-    for name in os.listdir(folder) if _is_ours(folder) else ():
+    try:
+        names = os.listdir(folder) if _is_ours(folder) else []
+    except OSError:
+        return  # nobody is found by it
+    for name in names:
         number = re.fullmatch(r"(\d+)\.json", name)
         if number is None or int(number[1]) == os.getpid():
             continue

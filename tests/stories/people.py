@@ -193,6 +193,7 @@ class Daemon:
                 sys.executable, keeper_file.__file__ = python, str(public / "keeper.py")
                 code = front.main(["start", "--gpus", "1", *words])
                 sys.stdout.flush()
+                sys.stderr.flush()
             except BaseException:
                 traceback.print_exc(file=sys.__stderr__)
             finally:

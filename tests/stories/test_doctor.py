@@ -196,7 +196,8 @@ def test_doctor_names_files_that_are_not_private_and_what_was_left(ill: Schedule
         assert marks(found, name) == {"ok"}, found[name]
     assert not any(path.exists() for path in left) and (house / "attempts" / "1.1").exists()
     for n in range(30):
-        (house / "env" / f"{n:032x}").touch(0o644)
+        (house / "env" / f"{n:032x}").touch()
+        (house / "env" / f"{n:032x}").chmod(0o644)
     (found,) = (one for one in doctor(ill, code=1)["files"])
     assert found["mend"].startswith("find ")
     mend(ill, found)
