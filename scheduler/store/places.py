@@ -129,26 +129,33 @@ def check_not_for_another(folder: str) -> None:
 
 def make_private_folder(path: str) -> None:
     """Make ``path`` (0700 at any umask), or check that it is ours. Raises SchedulerError."""
-    old = os.umask(0o077)
     try:
-        above = os.path.dirname(path) or "/"
-        os.makedirs(above, exist_ok=True)
         if not os.path.lexists(path):
-            check_not_for_another(above)
-        os.mkdir(path, 0o700)
-        with contextlib.suppress(PermissionError):  # a folder that may be written and not read
-            sync_folder(os.path.dirname(path))  # else a power cut may take it away with all that was synced in it
+            _make(path)
     except FileExistsError:
+        pass  # somebody else made it this moment
+    except OSError as error:
+        raise SchedulerError(f"cannot be made: {error.strerror}", where=path) from None
+    try:
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode) or not stat.S_ISDIR(status.st_mode):
-            raise SchedulerError("is a link or a file, not a folder of ours", where=path, do="move it away") from None
+            raise SchedulerError("is a link or a file, not a folder of ours", where=path, do="move it away")
         if status.st_uid != os.getuid():
-            raise SchedulerError(
-                f"belongs to user {name_of(status.st_uid)}", where=path, do="configure another folder"
-            ) from None
+            raise SchedulerError(f"belongs to user {name_of(status.st_uid)}", where=path, do="configure another folder")
         if status.st_mode & 0o077:
             os.chmod(path, 0o700)
     except OSError as error:
         raise SchedulerError(f"cannot be made: {error.strerror}", where=path) from None
+
+
+def _make(path: str) -> None:
+    old = os.umask(0o077)  # of the whole process: only while there is something to be made
+    try:
+        above = os.path.dirname(path) or "/"
+        os.makedirs(above, exist_ok=True)
+        check_not_for_another(above)
+        os.mkdir(path, 0o700)
+        with contextlib.suppress(PermissionError):  # a folder that may be written and not read
+            sync_folder(os.path.dirname(path))  # else a power cut may take it away with all that was synced in it
     finally:
         os.umask(old)
