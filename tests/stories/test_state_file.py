@@ -321,7 +321,8 @@ def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path, ho
         file = inner / "state.json"
         wait_for(file.exists, "state file")
         if how == "read-only":
-            subprocess.run(["mount", "-o", "remount,ro", str(inner)], check=True)
+            words = ["mount", "-o", "remount,ro", str(inner)]  # refused while the next picture is being written
+            wait_for(lambda: subprocess.run(words, capture_output=True).returncode == 0, "it is read-only")
         else:
             fill = os.open(inner / "fill", os.O_WRONLY | os.O_CREAT)
             with pytest.raises(OSError, match="No space"):
