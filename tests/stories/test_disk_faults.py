@@ -402,7 +402,7 @@ def test_f02_no_room_for_the_logs_of_jobs(scheduler, screens, disk, mode):
     (s.folder / "talks.sh").chmod(0o755)
     s.start()
     s.append("0,talks.sh,,,0")
-    wait_for((s.folder / "up").exists, "it writes")
+    wait_for(lambda: (s.folder / "up").exists() and "begin" in s.log(1), "its first line in the log")
     filler = small.fill()
     (s.folder / "full").touch()
     s.wait_state(1, "failed")

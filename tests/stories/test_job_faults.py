@@ -190,7 +190,8 @@ def test_b24_a_job_that_saves_its_work_has_the_whole_grace(scheduler):
     s.cli("cancel", "1", "2")
     s.wait_ended(2)
     saved, never = s.job(1), s.job(2)
-    assert (saved["state"], saved["exit_code"], s.log(1)) == ("cancelled", 7, "saved\n")
+    assert (saved["state"], saved["exit_code"]) == ("cancelled", 7)
+    assert s.log(1).removeprefix("Terminated\n") == "saved\n", "the shell may say what became of its sleep"
     assert (never["state"], never["signal"]) == ("cancelled", 9)
 
 
@@ -260,7 +261,7 @@ def test_f07_adopting_more_jobs_than_there_are_descriptors(scheduler):
     wait_for(lambda: list(s.states().values()).count("failed") == 20, "twenty ends")
     s.append(s.line("more"))
     s.wait_state(42, "done")
-    assert used(s.pid)[0] <= max(before, 24), "none is left over"
+    wait_for(lambda: used(s.pid)[0] <= max(before, 24), "none left over")
     s.kill()
     s.command = command
     s.start()

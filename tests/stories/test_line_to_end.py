@@ -138,8 +138,12 @@ def test_shares_and_wide_jobs(scheduler):
     wide = next(e for e in s.ledger() if e[0] == "start" and e[1] == "wide")
     assert wide[3] == "0,1"
     wait_for(lambda: [g["allocated"] for g in s.status()["gpus"]] == [0.0, 0.0], "all free again")
-    state = json.loads((s.folder / "gpu_scheduler_state.json").read_text())
-    assert state["gpu_status"] == [0.0, 0.0] and state["paused_gpus"] == []
+
+    def state() -> dict:
+        return json.loads((s.folder / "gpu_scheduler_state.json").read_text())
+
+    wait_for(lambda: state()["gpu_status"] == [0.0, 0.0], "the picture shows it, too")
+    assert state()["paused_gpus"] == []
 
 
 def test_same_line_runs_once_and_again_after_a_failure(scheduler):
