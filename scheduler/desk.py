@@ -328,9 +328,10 @@ class Desk:
                 elif re.fullmatch(r"[0-9]{1,18}", word):  # as long as SQLite's numbers
                     chosen.append(int(word))
                 elif re.fullmatch(r"@(~[0-9]{1,9})?", word):
-                    chosen.append(rows.id_back(connection, int(word[2:] or 0)))
-                    if not chosen[-1]:
-                        raise NotFound(f"no job {word}" if last else "no job yet", do="see gpujob jobs")
+                    back = rows.id_back(connection, int(word[2:] or 0))
+                    if back is None:
+                        raise NotFound(f"no job {word}", do="see gpujob jobs")
+                    chosen.append(back)
                 else:
                     named = rows.labelled(connection, word)
                     if not named:
@@ -346,21 +347,19 @@ class Desk:
                     raise NotFound(f"no job {number}", where=self.places.state_file, do="see gpujob jobs")
         return tuple(dict.fromkeys(chosen))
 
-    def reset(self) -> tuple[int, int]:
-        """Forget all ended jobs, and the refused lines: how many it were, and the newest job's id if it had to stay.
+    def reset(self) -> int:
+        """Forget all ended jobs, and the refused lines: how many jobs it were.
 
-        What still matters stays: jobs that a living one waits for or whose processes hold GPUs, and the newest job, since ids
-        are not given out twice.
+        What still matters stays: jobs that a living one waits for or whose processes hold GPUs.
         """
         database = Database(self.places)
         try:
             with database.writing() as connection:
                 number = forget_finished(connection)
-                newest = rows.get(connection, rows.last_id(connection))
             database.ring()
         finally:
             database.close()
-        return number, newest.id if newest is not None and newest.state.ended else 0
+        return number
 
     def settle_here(self, home: str) -> None:
         """Say that this store belongs to this machine and place from now on."""

@@ -207,7 +207,12 @@ class Config:
     )
     gpus: int | None = _option(None, _gpu_count, "manage GPUs 0..N-1; empty: all that are seen")
     gpu_ids: tuple[int, ...] | None = _option(None, _gpu_ids, "manage just these GPUs, say [0, 2]; empty: as gpus says")
-    cpu_slots: int | None = _option(None, _gpu_count, "how many jobs with need 0 run at once; empty: one per CPU core")
+    cpu_slots: int | None = _option(
+        None,
+        _gpu_count,
+        "slots for jobs with need 0 (each takes one, or its slots=N); empty: one per CPU core",
+        reload=True,
+    )
     screen: bool = _option(False, _flag, "run each job in a GNU screen session of its own")
     monitor_interval: float = _option(
         30.0, _often, "safety net: look at the jobs file at least this often", reload=True
@@ -268,6 +273,12 @@ class Config:
     )
     order: str = _option("fifo", _one_of("fifo", "short"), "equal priorities: fifo, or short jobs before long ones")
     aging: float = _option(0.0, _number, "hours of waiting that outweigh one priority level; 0: never")
+    max_overtakes: int = _option(
+        0,
+        _whole(0),
+        "a job that later ones have overtaken this often gets what falls free before them; 0: never",
+        reload=True,
+    )
     trust_group: bool = _option(False, _flag, "accept a jobs file or config that others of its group may write")
     keep_logs: str = _option(
         "",

@@ -27,7 +27,7 @@ from scheduler.core.gpu import WHOLE, Need, gpu_ids_text
 from scheduler.core.job import TICKS_A_SECOND, Event, Holding, Job, JobState, Outcome, Process
 from scheduler.core.noticing import judge_gpus
 from scheduler.core.pauses import Pauses
-from scheduler.core.placement import Fleet, Reason, class_of
+from scheduler.core.placement import Fleet, JobClass, Reason, class_of
 from scheduler.core.queue import Order, Queue
 from scheduler.core.requests import Answer
 from scheduler.core.retry import LONGEST_WAIT_S, backoff_s
@@ -49,6 +49,7 @@ class Policy:
     assign_retry_wait_s: float = 5.0
     oom_retries: int = 2
     kill_grace_s: float = 15.0
+    max_overtakes: int = 0  # 0: a job may be overtaken without end
     limits: Limits = field(default_factory=Limits)
 
 
@@ -391,7 +392,8 @@ class Turn:
             self._fall_back(job, leftovers, f"ended with {how}; {left}", wait)
             return
         out_of_memory = job.failure is not None and job.failure.kind == OUT_OF_MEMORY
-        if out_of_memory and job.oom_retries < self.world.policy.oom_retries and 0 < job.need.parts < WHOLE:
+        shares = job.need.count > 0 and 0 < job.need.parts < WHOLE
+        if out_of_memory and job.oom_retries < self.world.policy.oom_retries and shares:
             job.oom_retries += 1
             before, after = job.need, Need(job.need.count, min(WHOLE, job.need.parts * 2))
             note = f"ran out of GPU memory with a need of {before}; tried again with {after}"
@@ -549,12 +551,14 @@ class Turn:
         world = self.world
         if world.queue_paused or not world.may_start or not len(world.queue):
             return
+        world.fleet.open_to_all()
+        passed_over: list[tuple[int, JobClass]] = []
         turns = world.queue.in_order()
         offer = next(turns, None)
         while offer is not None and len(self.plan.starts) < MOST_STARTS_A_TURN:
             job_id, kind = offer
             gpus = world.fleet.find(kind)
-            if gpus and not world.fleet.telemetry.fresh(gpus, self.now):
+            if gpus and not kind.need.by_name and not world.fleet.telemetry.fresh(gpus, self.now):
                 self.plan.read_gpus(self.now.mono - FRESH_S)  # it is placed when they have been looked at
                 gpus = None
             taken = gpus is not None
@@ -563,6 +567,13 @@ class Turn:
                 world.queue.drop(job_id)
                 if job is not None and job.state is JobState.PENDING:
                     self._start(job, gpus)
+                    for other, waits_as in passed_over:
+                        if world.fleet.competes(waits_as, kind.need, gpus):
+                            world.queue.overtake(other)
+            elif world.policy.max_overtakes:
+                passed_over.append((job_id, kind))
+                if world.queue.overtaken(job_id) >= world.policy.max_overtakes:
+                    world.fleet.reserve(job_id, kind)
             try:
                 offer = turns.send(taken)
             except StopIteration:

@@ -32,6 +32,10 @@ def edit(turn: Turn, job: Job, changes: Mapping[str, Any], need: tuple[int, int]
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
     }
+    if job.spec.on and {"allowed", "gpus"} & set(values):
+        raise Refused(
+            f"job {job.id} named its GPUs itself ({gpu_ids_text(job.spec.on)})", do="cancel it and submit it anew"
+        )
     values["edited"] = tuple(dict.fromkeys((*job.spec.edited, *values)))
     spec = replace(job.spec, **values)
     _check_parents(turn, job, spec)

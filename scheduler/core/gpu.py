@@ -36,7 +36,13 @@ def parts_of(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Need:
-    """``count`` different GPUs of one server, ``parts`` thousandths of each (0 GPUs: none at all)."""
+    """What a job takes: one of three forms.
+
+    - ``count`` different GPUs of one server, ``parts`` thousandths of each.
+    - No GPU (``count`` 0): ``parts`` is then the number of slots for jobs without GPUs, where it is more than one.
+    - GPUs that the job itself names (``parts`` 0), whoever else is on them: nothing of them is booked, but nobody else is
+      put on them while it runs.
+    """
 
     count: int
     parts: int
@@ -64,7 +70,26 @@ class Need:
             return cls(1, total)
         return cls(-(-total // WHOLE), WHOLE)
 
+    @classmethod
+    def of_slots(cls, slots: int) -> Need:
+        """The need of a job without GPUs that takes so many slots."""
+        return cls(0, slots if slots > 1 else 0)
+
+    @property
+    def slots(self) -> int:
+        """How many slots for jobs without GPUs it takes; 0 with GPUs."""
+        return 0 if self.count else max(1, self.parts)
+
+    @property
+    def by_name(self) -> bool:
+        """True for GPUs that the job itself names."""
+        return self.count > 0 and self.parts == 0
+
     def __str__(self) -> str:
+        if self.by_name:
+            return f"{self.count} by name"
+        if self.slots > 1:
+            return f"{self.slots} slots"
         if self.count <= 1:
             return decimal_text(self.count * self.parts)
         if self.parts == WHOLE:
@@ -73,13 +98,15 @@ class Need:
 
     @property
     def total(self) -> int:
-        """Thousandths over all GPUs of the need."""
+        """Thousandths over all GPUs of the need; 0 where none is booked."""
         return self.count * self.parts
 
     def in_words(self) -> str:
         """The need as a person says it: ``0.5 of one GPU``, ``4 whole GPUs of one server``."""
         if self.count == 0:
-            return "no GPU"
+            return "no GPU" if self.slots == 1 else f"no GPU and {self.slots} slots"
+        if self.by_name:
+            return f"{self.count} GPU{'s' * (self.count > 1)} by name"
         if self.count == 1:
             return "one whole GPU" if self.parts == WHOLE else f"{decimal_text(self.parts)} of one GPU"
         if self.parts == WHOLE:

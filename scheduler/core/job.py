@@ -65,6 +65,8 @@ class JobSpec:
     priority: int = 0
     allowed: tuple[int, ...] | None = None
     gpus: str = ""  # the need as written, empty: by the model table
+    on: tuple[int, ...] = ()  # just these GPUs, whoever else is on them
+    slots: int = 1  # of those for jobs without GPUs
     label: str = ""
     after: tuple[int, ...] = ()
     after_ok: tuple[int, ...] = ()
@@ -76,6 +78,19 @@ class JobSpec:
     launch: str = "python"  # how a Python script is run: by the interpreter alone, or torchrun
     env_file: str = ""
     umask: int | None = None
+    limits: tuple[
+        tuple[int, int, int], ...
+    ] = ()  # of resources: which, soft, hard (-1: none), as its submitter had them
+    variables: tuple[str, ...] = ()  # NAME=VALUE, over the environment; shown nowhere
+    output: str = "log"  # log, or none: what it writes is kept nowhere
+    log_dir: str = ""  # in place of the config's
+    log_name: str = ""  # the beginning of its log's name; some letters follow that make it new
+    stderr_apart: bool = False  # into a file called as the log, and ".e"
+    gzip: bool = False
+    caller: str = ""  # "PID TICKS SOCKET" of who waits for it in the foreground, and gives it descriptors there
+    on_finish: str = ""  # program called at its end with id, error level, log and command
+    mail_to: str = ""  # who gets its output at its end
+    info: str = ""  # what its submitter wants to be remembered with it
     origin: str = ""  # jobs.txt:7
     edited: tuple[str, ...] = ()  # fields that its owner has changed since: its line has no say in them any more
 
@@ -113,11 +128,15 @@ class JobSpec:
     def from_dict(cls, values: dict[str, Any]) -> JobSpec:
         """The inverse of ``as_dict``; unknown keys of a newer version are left out."""
         known: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
+            name: _as_tuple(value) if isinstance(value, list) else value
             for name, value in values.items()
             if name in _SPEC_DEFAULTS
         }
         return cls(**known)
+
+
+def _as_tuple(value: list[Any]) -> tuple[Any, ...]:
+    return tuple(_as_tuple(item) if isinstance(item, list) else item for item in value)
 
 
 _SPEC_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(JobSpec)}
@@ -196,6 +215,11 @@ class Job:
             return None
         number, dot, name = self.session.partition(".")
         return name if dot and number.isdigit() else self.session
+
+    @property
+    def error_level(self) -> int:
+        """Its exit code, or -1 if it has none: killed, never started, lost, skipped."""
+        return self.exit_code if self.outcome is Outcome.EXIT and self.exit_code is not None else -1
 
     @property
     def succeeded(self) -> bool:

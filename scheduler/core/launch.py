@@ -26,6 +26,9 @@ LAUNCHERS: dict[str, Launcher] = {
 }
 
 
+NO_GPU = {"ts": "-1"}  # what jobs without GPUs see in CUDA_VISIBLE_DEVICES, by their source; else nothing
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What the hands found on disk for a job about to start."""
@@ -39,8 +42,24 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Streams:
+    """Where a job reads and writes, beside its log.
+
+    ``errors``: a file of its own for what goes to stderr; ``gzip``: the program that packs the log, empty: none;
+    ``caller``: pid, ticks and socket of the process that gives it descriptors in place of these.
+    """
+
+    errors: str = ""
+    gzip: str = ""
+    caller: tuple[int, int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
-    """All that a runner needs. ``environment`` is laid over the base one; None takes a variable away."""
+    """All that a runner needs. ``environment`` is laid over the base one; None takes a variable away.
+
+    An empty ``log``: what the job writes is kept nowhere.
+    """
 
     key: str
     argv: tuple[str, ...]
@@ -50,6 +69,7 @@ class Launch:
     env_file: str = ""  # whole environment instead of the daemon's (NUL-separated, 0600)
     umask: int | None = None
     words: tuple[str, ...] = ()  # the command alone, as people are shown it: ``argv`` without the wrapper
+    streams: Streams = Streams()
 
 
 def launch_of(
@@ -65,13 +85,16 @@ def launch_of(
     environment: dict[str, str | None] = dict(found.environment)
     environment.update(
         CUDA_DEVICE_ORDER="PCI_BUS_ID",
-        CUDA_VISIBLE_DEVICES=None if mode == "unset" and job.gpus else physical,
+        CUDA_VISIBLE_DEVICES=None if mode == "unset" and job.gpus else physical or NO_GPU.get(job.spec.source, ""),
         GPUJOB_ID=str(job.id),
         GPUJOB_ATTEMPT=str(job.attempt),
         GPUJOB_GPUS=",".join(map(str, job.gpus)),
-        GPUJOB_SHARE=decimal_text(job.need.parts),
+        GPUJOB_SHARE=decimal_text(job.need.parts if job.need.count else 0),
         GPUJOB_STATE_FILE=state_file,
     )
+    if job.spec.variables:
+        given = dict(item.split("=", 1) for item in job.spec.variables)
+        environment = {**given, **environment}
     arguments = job.spec.arguments
     argv: tuple[str, ...]
     if not job.spec.is_script:
@@ -92,6 +115,16 @@ def launch_of(
         env_file=job.spec.env_file,
         umask=job.spec.umask,
         words=argv,
+        streams=_streams(job),
+    )
+
+
+def _streams(job: Job) -> Streams:
+    pid, ticks, path = job.spec.caller.split(" ", 2) if job.spec.caller else ("", "", "")
+    return Streams(
+        errors=errors_of(job.log) if job.spec.stderr_apart and job.log else "",
+        gzip="gzip" if job.spec.gzip and job.log else "",
+        caller=(int(pid), int(ticks), path) if pid else None,
     )
 
 
@@ -128,13 +161,22 @@ def with_cuda(arguments: Sequence[str], ids: str, *, add: bool = True) -> tuple[
     return (*out, *arguments[end:])
 
 
-def log_name(job: Job, stamp: str, number: int = 1) -> str:
+def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
     """``job_<id>_<stamp>.log``; attempts after the first add ``_a2``. ``stamp`` is YYYYmmdd_HHMMSS, local time.
 
     ``number``: the first, second, … choice; another scheduler that logs to this folder may have taken the name.
+    A job that names its log itself gets ``<name>.<letters>``. What is packed ends in ``.gz``.
     """
+    packed = ".gz" if job.spec.gzip else ""
+    if job.spec.log_name:
+        return f"{job.spec.log_name}.{letters}{packed}"
     again = f"_a{job.attempt}" if job.attempt > 1 else ""
-    return f"job_{job.id}_{stamp}{again}{f'_{number}' if number > 1 else ''}.log"
+    return f"job_{job.id}_{stamp}{again}{f'_{number}' if number > 1 else ''}.log{packed}"
+
+
+def errors_of(log: str) -> str:
+    """Where what goes to stderr is kept, of a job that keeps it apart."""
+    return f"{log}.e"
 
 
 def logs_of(job: Job, events: Iterable[Event]) -> dict[int, str]:

@@ -100,6 +100,8 @@ def words_of(spec: JobSpec) -> Sequence[str]:
 def need_of(spec: JobSpec, table: ModelTable) -> tuple[Need, tuple[str, ...]]:
     """The need of a job and what is to be said about it once (rounded up, unknown model)."""
     notes: list[str] = []
+    if spec.on:
+        return Need(len(spec.on), 0), ()
     if spec.gpus:
         text = spec.gpus
     else:
@@ -116,4 +118,9 @@ def need_of(spec: JobSpec, table: ModelTable) -> tuple[Need, tuple[str, ...]]:
     rounded = rounding_note(text)
     if rounded:
         notes.append(rounded)
-    return Need.parse(text), tuple(notes)
+    need = Need.parse(text)
+    if not need.count:
+        need = Need.of_slots(spec.slots)
+    elif spec.slots > 1:
+        notes.append(f"slots={spec.slots} has no effect: it needs {need.in_words()}")
+    return need, tuple(notes)

@@ -3,6 +3,9 @@
 Best fit: a share goes to the usable GPU with the least free that still holds it (ties: the server with the
 fewest whole free GPUs, then the lowest id), a wide job to the server with the fewest whole free GPUs that has
 enough. All sets of GPUs are bit masks, so a look-up costs the number of distinct free levels, not of GPUs.
+
+Two things stand beside the ledger: *claims* of jobs that named their GPUs (nobody else is put there while they run), and
+*reservations* for jobs that were overtaken too often (what they lack is given to nobody behind them).
 """
 
 from __future__ import annotations
@@ -54,6 +57,9 @@ class Fleet:
         self.paused_mask = 0
         self.telemetry = Telemetry()
         self.cpu_slots = self.cpu_free = cpu_slots
+        self.claims: dict[int, int] = {}  # GPU → how many jobs that named it run there
+        self.reserved: list[tuple[int, int]] = []  # job, and the mask of the GPUs that it is waited for on
+        self.slots_reserved = 0  # the job (+ 1) that the next free slots are kept for; 0: none
         self.free: dict[int, int] = dict.fromkeys(self.gpus, WHOLE)
         self.memory_free: dict[int, int] = {i: g.memory_mib for i, g in self.gpus.items() if g.memory_mib is not None}
         self._bucket: dict[int, int] = {WHOLE: mask_of(self.gpus)}
@@ -74,7 +80,21 @@ class Fleet:
     @property
     def usable_mask(self) -> int:
         """GPUs that may take a job at all."""
-        return self.all_mask & ~self.paused_mask & ~self.telemetry.blocked_mask
+        return self.all_mask & ~self.paused_mask & ~self.telemetry.blocked_mask & ~self.kept_mask
+
+    @property
+    def kept_mask(self) -> int:
+        """GPUs that are kept from others: claimed by name, or reserved."""
+        kept = mask_of(self.claims)
+        for _, mask in self.reserved:
+            kept |= mask
+        return kept
+
+    def resize(self, cpu_slots: int) -> None:
+        """From now on there are so many slots for jobs without GPUs; those that run keep theirs."""
+        self.cpu_free += cpu_slots - self.cpu_slots
+        self.cpu_slots = cpu_slots
+        self._ever.clear()
 
     def allowed_mask(self, allowed: tuple[int, ...] | None) -> int:
         """The managed GPUs among ``allowed`` (None: all)."""
@@ -84,7 +104,10 @@ class Fleet:
         """GPU ids, ascending, on which one job of ``kind`` fits best now; () without GPUs; None if nowhere."""
         need = kind.need
         if need.count == 0:
-            return () if self.cpu_free > 0 else None
+            return () if self.cpu_free >= need.slots and not self.slots_reserved else None
+        if need.by_name:
+            named = mask_of(kind.allowed or ())
+            return ids_of(named) if named & self.all_mask & ~self.paused_mask == named else None
         usable = self.usable_mask & self.allowed_mask(kind.allowed)
         if need.parts == WHOLE:
             usable &= ~self.telemetry.whole_blocked_mask
@@ -148,7 +171,11 @@ class Fleet:
     def take(self, need: Need, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
         """Book ``need`` on ``gpus``. Raises ValueError, and books nothing, when it does not fit."""
         if need.count == 0:
-            self.cpu_free -= 1
+            self.cpu_free -= need.slots
+            return
+        if need.by_name:
+            for i in gpus:
+                self.claims[i] = self.claims.get(i, 0) + 1
             return
         if len(set(gpus)) != need.count or any(self.free.get(i, -1) < need.parts for i in gpus):
             raise ValueError(f"{need} does not fit on GPUs {gpus}: free {[self.free.get(i) for i in gpus]}")
@@ -160,7 +187,13 @@ class Fleet:
     def give_back(self, need: Need, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
         """Undo ``take``. Raises ValueError, and frees nothing, when more would be free than there is."""
         if need.count == 0:
-            self.cpu_free += 1
+            self.cpu_free += need.slots
+            return
+        if need.by_name:
+            for i in gpus:
+                self.claims[i] -= 1
+                if not self.claims[i]:
+                    del self.claims[i]
             return
         if any(self.free[i] + need.parts > WHOLE for i in gpus):
             raise ValueError(f"GPUs {gpus} would be freed twice by {need}")
@@ -186,6 +219,35 @@ class Fleet:
             self._whole[server] = count + change
             self._by_whole[count + change] = self._by_whole.get(count + change, 0) | mask
 
+    # -- for whom others wait -----------------------------------------------------------------------------
+
+    def reserve(self, job: int, kind: JobClass) -> None:
+        """Until `open_to_all`, keep what ``job`` lacks from those behind it: the GPUs that are nearest to holding it."""
+        need = kind.need
+        if need.count == 0:
+            self.slots_reserved = self.slots_reserved or job + 1
+            return
+        allowed = self.allowed_mask(kind.allowed) & ~self.paused_mask
+        usable = self.usable_mask & allowed
+        best: list[tuple[bool, int, int]] = []
+        for mask in self._server_mask.values():
+            here = sorted((not usable >> i & 1, -self.free[i], i) for i in ids_of(allowed & mask))[: need.count]
+            if len(here) == need.count and (not best or _lacks(here, need) < _lacks(best, need)):
+                best = here
+        if best:
+            self.reserved.append((job, mask_of(i for _, _, i in best)))
+
+    def open_to_all(self) -> None:
+        """Forget all reservations."""
+        self.reserved.clear()
+        self.slots_reserved = 0
+
+    def competes(self, kind: JobClass, need: Need, gpus: tuple[int, ...]) -> bool:
+        """Whether what was given away, ``need`` on ``gpus``, is something that a job of ``kind`` waits for."""
+        if kind.need.count == 0:
+            return need.count == 0
+        return bool(self.allowed_mask(kind.allowed) & mask_of(gpus))
+
     def can_ever_hold(self, kind: JobClass) -> str:
         """An empty text, or why no state of this machine could ever hold a job of ``kind``."""
         known = self._ever.get(kind)
@@ -197,6 +259,8 @@ class Fleet:
 
     def _can_ever_hold(self, kind: JobClass) -> str:
         need = kind.need
+        if need.slots > self.cpu_slots:
+            return f"needs {need.slots} slots, and there are only {self.cpu_slots}"
         if need.count == 0:
             return ""
         unknown = [i for i in kind.allowed or () if not self.manages(i)]
@@ -205,7 +269,7 @@ class Fleet:
             return f"GPU {gpu_ids_text(unknown)} is not managed here (managed: {known})"
         allowed = self.allowed_mask(kind.allowed)
         fitting = max(((allowed & mask).bit_count() for mask in self._server_mask.values()), default=0)
-        if need.count > fitting:
+        if need.count > fitting and not need.by_name:
             asked = need.in_words()
             if kind.allowed is not None:
                 return f"needs {asked}, but only {gpu_ids_text(kind.allowed)} are allowed"
@@ -221,18 +285,25 @@ class Fleet:
     def why_not(self, kind: JobClass) -> Reason:
         """Why no job of ``kind`` fits now: the first rule that fails, with its figures."""
         need = kind.need
-        if need.count == 0:
-            return Reason("no-room", f"all {self.cpu_slots} slots for jobs without a GPU are in use")
         never = self.can_ever_hold(kind)
         if never:
             return Reason("never", never)
+        if need.count == 0:
+            return self._no_slot(need)
         allowed = self.allowed_mask(kind.allowed)
         usable = allowed & ~self.paused_mask
         if not usable:
             ids = ids_of(allowed)
             are = "is" if len(ids) == 1 else "are"
             return Reason("paused", f"its GPU{'s' * (len(ids) > 1)} {gpu_ids_text(ids)} {are} paused")
-        forbidden = self._forbidden(need, usable, kind.vram_mib)
+        if need.by_name:
+            paused_ones = gpu_ids_text(ids_of(allowed & self.paused_mask))
+            if paused_ones:
+                return Reason(
+                    "paused", f"GPU {paused_ones}, which it named, {'is' if paused_ones.isdecimal() else 'are'} paused"
+                )
+            return Reason("no-room", "it is started in a moment")
+        forbidden = self._forbidden(need, usable, kind.vram_mib) or self._kept(need, usable)
         if forbidden is not None:
             return forbidden
         usable = usable & self.usable_mask or usable
@@ -262,6 +333,37 @@ class Fleet:
             return Reason("no-wide-room", text + tail)
         return Reason("no-wide-room", f"needs {need.in_words()}; {best} {'is' if best == 1 else 'are'} free{tail}")
 
+    def _no_slot(self, need: Need) -> Reason:
+        if self.slots_reserved and self.cpu_free >= need.slots:
+            return Reason(
+                "reserved", f"the next free slots are kept for job {self.slots_reserved - 1}, overtaken too often"
+            )
+        if need.slots == 1:
+            return Reason("no-room", f"all {self.cpu_slots} slots for jobs without a GPU are in use")
+        free = max(0, self.cpu_free)
+        are = "is" if free == 1 else "are"
+        return Reason("no-room", f"needs {need.slots} slots; {free} of {self.cpu_slots} {are} free")
+
+    def _kept(self, need: Need, usable: int) -> Reason | None:
+        """Why GPUs with room are kept from a job, where that is what it waits for."""
+        fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
+        most = max((fitting & mask).bit_count() for mask in self._server_mask.values())
+        left = max((fitting & mask & ~self.kept_mask).bit_count() for mask in self._server_mask.values())
+        if most < need.count or left >= need.count:
+            return None
+        for job, mask in self.reserved:
+            if mask & fitting:
+                ids = gpu_ids_text(ids_of(mask & fitting))
+                return Reason(
+                    "reserved",
+                    f"GPU {ids} {'is' if ids.isdecimal() else 'are'} kept for job {job}, overtaken too often",
+                )
+        ids = gpu_ids_text(ids_of(fitting & mask_of(self.claims)))
+        return Reason(
+            "claimed",
+            f"GPU {ids} {'is' if ids.isdecimal() else 'are'} in use by a job that named {'it' if ids.isdecimal() else 'them'}",
+        )
+
     def _forbidden(self, need: Need, usable: int, vram_mib: int) -> Reason | None:
         """Why GPUs whose ledger has room must not be used now, where that is what the job waits for."""
         verdicts = {}
@@ -285,6 +387,12 @@ class Fleet:
         first, *others = verdicts
         like = f"; GPU {gpu_ids_text(others)} cannot be used either" if others else ""
         return Reason(verdicts[first].code, verdicts[first].sentence + like)
+
+
+def _lacks(gpus: list[tuple[bool, int, int]], need: Need) -> tuple[int, int]:
+    """How far these GPUs (kept or not, free parts below 0, id) are from holding ``need``."""
+    missing = sum(unusable or -free < need.parts for unusable, free, _ in gpus)
+    return missing, sum(max(0, need.parts + free) for _, free, _ in gpus)
 
 
 def class_of(job: Job) -> JobClass:

@@ -51,6 +51,7 @@ class Queue:
     def __init__(self) -> None:
         self._lines: dict[JobClass, _Line] = {}
         self._where: dict[int, tuple[_Line, Key]] = {}
+        self._overtaken: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._where)
@@ -71,6 +72,7 @@ class Queue:
     def drop(self, job: int) -> bool:
         """Take a job out; True if it was waiting here."""
         place = self._where.pop(job, None)
+        self._overtaken.pop(job, None)
         if place is None:
             return False
         line = place[0]
@@ -81,6 +83,14 @@ class Queue:
             line.heap = [entry for entry in line.heap if self._is_current(line, entry)]
             heapq.heapify(line.heap)
         return True
+
+    def overtake(self, job: int) -> None:
+        """A later job was given what this one waits for."""
+        self._overtaken[job] = self._overtaken.get(job, 0) + 1
+
+    def overtaken(self, job: int) -> int:
+        """How often that has happened since the job took its place."""
+        return self._overtaken.get(job, 0)
 
     def _is_current(self, line: _Line, entry: tuple[float, float, int]) -> bool:
         place = self._where.get(entry[2])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 from scheduler.core.decide import World
 from scheduler.core.facts import Ended, Fact, NeverRan
 from scheduler.core.failure import failure_in, quiet_failure_in
+from scheduler.core.job import Job
+from scheduler.core.launch import errors_of
 from scheduler.intake.programs import why_not_started
 from scheduler.opening import tail_of
 
 TAIL_BYTES = 16 * 1024
+MOST_PACKED = 1 << 20  # of a packed log: more would hold up the loop
 
 
 def with_causes(world: World, facts: list[Fact]) -> list[Fact]:
@@ -21,7 +25,7 @@ def with_causes(world: World, facts: list[Fact]) -> list[Fact]:
             job = world.live.get(fact.job)
             if job is not None and job.log:
                 why = quiet_failure_in if fact.exit_code == 0 else failure_in
-                fact = replace(fact, failure=why(_end_of(job.log)))
+                fact = replace(fact, failure=why(_end_of(job)))
         elif isinstance(fact, NeverRan) and fact.lasting:
             job = world.live.get(fact.job)
             cause = why_not_started(job.argv[0]) if job is not None and job.argv else ""
@@ -30,8 +34,15 @@ def with_causes(world: World, facts: list[Fact]) -> list[Fact]:
     return out
 
 
-def _end_of(log: str) -> str:
+def _end_of(job: Job) -> str:
     try:
-        return tail_of(log, TAIL_BYTES).decode("utf-8", "replace")
-    except OSError:
+        if job.spec.stderr_apart:
+            end = tail_of(errors_of(job.log), TAIL_BYTES)
+        elif job.spec.gzip:
+            packed = tail_of(job.log, MOST_PACKED)
+            end = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed)[-TAIL_BYTES:]
+        else:
+            end = tail_of(job.log, TAIL_BYTES)
+        return end.decode("utf-8", "replace")
+    except (OSError, zlib.error):  # or too large to be unpacked from its beginning
         return ""  # no log, no cause: the exit code stands all the same

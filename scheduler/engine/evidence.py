@@ -29,7 +29,7 @@ from scheduler.store.places import Places
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _SINCE_BOOT = time.CLOCK_BOOTTIME
 FORGOTTEN = JobSpec(source="recover", arguments=("(not known any more)",))
-_LOG = re.compile(r"job_(\d{1,18})_\d{8}_\d{6}(?:_a(\d{1,9}))?(?:_\d{1,9})?\.log")
+_LOG = re.compile(r"job_(\d{1,18})_\d{8}_\d{6}(?:_a(\d{1,9}))?(?:_\d{1,9})?\.log(?:\.gz)?")
 
 
 @dataclass(slots=True)
@@ -108,21 +108,29 @@ def logs_in(folders: Iterable[str], places: Places) -> dict[tuple[int, int], str
 
 
 def put_together(
-    left: Sequence[Mapping[str, Any]], whole: bool, held: Sequence[Holding], places: Places, log_dir: str, now: float
+    left: Sequence[Mapping[str, Any]],
+    whole: bool,
+    held: Sequence[Holding],
+    places: Places,
+    log_dir: str,
+    now: float,
+    last: int = 0,
 ) -> Rebuilt:
-    """All jobs of which something is left. ``left``: rows of the table, ``whole`` if none of them is missing."""
+    """All jobs of which something is left. ``left``: rows of the table, ``whole`` if none of them is missing; ``last``:
+    the highest id ever given out, as the store said.
+    """
     out = Rebuilt()
     for row in left:
         try:
             out.jobs[int(row["id"])] = rows.job_of_row(row)
         except (Damaged, TypeError, ValueError):
             out.unreadable.append(row["id"] if isinstance(row["id"], int) else 0)
-    last = max(out.jobs, default=0)
+    last = max((last, *out.jobs))
     high = proof.high(places)
     if high > last:
         out.stale = f"job {high} was given out, the last one it knows is {last}"
     living = alive(places.state_file)
-    _take_records(out, places, whole)
+    _take_records(out, places, whole, last)
     _take_processes(out, living)
     folders = {log_dir, *(os.path.dirname(job.log) for job in out.jobs.values() if job.log)}
     logs = logs_in(folders, places)
@@ -137,7 +145,7 @@ def put_together(
     _hold(out, living, held)
     top = max((*out.jobs, high, *(number for number, _ in logs)), default=0)
     out.gone = [number for number in range(1, top + 1) if number not in out.jobs] if out.stale or not whole else []
-    if top and top not in out.jobs:
+    if top > last and top not in out.jobs:
         # Ids are given out above the newest row: it has to be there.
         job = out.jobs[top] = Job(id=top, spec=FORGOTTEN, need=Need(0, 0), submitted_at=now, state=JobState.RUNNING)
         job.log = next((path for (number, _), path in sorted(logs.items()) if number == top), "")
@@ -149,15 +157,14 @@ def put_together(
     return out
 
 
-def _take_records(out: Rebuilt, places: Places, whole: bool) -> None:
+def _take_records(out: Rebuilt, places: Places, whole: bool, last: int) -> None:
     """Each attempt that the rows do not know of."""
-    last = max(out.jobs, default=0)
     sure = whole and not out.stale
     for number, attempt in sorted(proof.newest_attempts(places).items()):
         job = out.jobs.get(number)
         if job is not None and job.attempt >= attempt:
             continue
-        if job is None and sure and number < last and number not in out.unreadable:
+        if job is None and sure and number <= last and number not in out.unreadable:
             continue  # forgotten on purpose
         if job is not None or (whole and number > last):
             known = job.attempt if job is not None else "none"

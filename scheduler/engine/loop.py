@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import select
 import sqlite3
+import string
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler.core.config import Config
 from scheduler.core.decide import Plan, World, decide
@@ -19,7 +21,7 @@ from scheduler.core.errors import StoreTrouble
 from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, NeverRan, Now, Readings, Started, Unclaimed
 from scheduler.core.gpu import Gpu, ids_of, mask_of
 from scheduler.core.job import Event, Job, JobState
-from scheduler.core.launch import Found, Launch, launch_of, log_name
+from scheduler.core.launch import Found, Launch, errors_of, launch_of, log_name
 from scheduler.core.llm import ModelTable
 from scheduler.core.marks import Batch
 from scheduler.core.pauses import Pauses
@@ -30,13 +32,14 @@ from scheduler.core.secrets import without_secrets
 from scheduler.core.session import session_name
 from scheduler.core.telemetry import FRESH_S, PASSING, Telemetry
 from scheduler.crashpoints import crash_point
+from scheduler.engine.afterwards import Afterwards, wanted_of
 from scheduler.engine.announcing import announce
 from scheduler.engine.causes import with_causes
 from scheduler.engine.gpus import GpuEyes
 from scheduler.engine.painting import Painter, open_state_file
 from scheduler.engine.pruning import Pruner
 from scheduler.engine.reading import JUDGED_FOR, Gathered, Parser, Reader, machine_text, refused_again
-from scheduler.engine.reloading import Rereading, bind_unread, limits_of, policy_of
+from scheduler.engine.reloading import Rereading, bind_unread, cpu_slots_of, limits_of, policy_of
 from scheduler.engine.state_file import Edit
 from scheduler.engine.telling import Said, sentence
 from scheduler.engine.troubles import look_at_runner, note, passing
@@ -44,7 +47,7 @@ from scheduler.intake import commands, jobs_csv
 from scheduler.intake.environments import Environments, Missing, names_devices
 from scheduler.intake.files import FileTrouble, Follower
 from scheduler.intake.watch import InotifyWatcher, PollingWatcher
-from scheduler.runners import activate
+from scheduler.runners import activate, exec_in
 from scheduler.runners.processes import boot_id
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
@@ -59,6 +62,7 @@ REFUSED_AFTER = 3  # vain tries, after which open requests are refused
 MISSING_A_ROUND = 200
 MOST_KEPT = 2000
 HOPE_S = 30.0  # a drain waits so long for a GPU that is gone or unhealthy
+_LETTERS = string.ascii_letters + string.digits
 DEFECT = "a defect of gpujob, please report it"
 LASTING = frozenset({"gone", "unhealthy"})
 
@@ -88,6 +92,7 @@ class House:
     folder: str
     rereading: Rereading
     table: ModelTable = field(default_factory=ModelTable)
+    limits: dict[int, tuple[int, int]] = field(default_factory=dict)  # what jobs get of us: resource → soft, hard
     eyes: GpuEyes | None = None  # None: declared GPUs, given out by booking alone
     first_readings: Readings | None = None
     telemetry: Telemetry = field(default_factory=Telemetry)
@@ -96,6 +101,7 @@ class House:
     environments: Environments = field(init=False)
     painter: Painter = field(init=False)
     pruner: Pruner = field(init=False)
+    afterwards: Afterwards = field(init=False)
     files: dict[str, Watched] = field(default_factory=dict)
     known_refusals: set[tuple[str, str]] = field(default_factory=set)
     kept: dict[int, Job] = field(default_factory=dict)  # waiting jobs at hand, so that the head needs no look-up
@@ -125,6 +131,9 @@ class House:
         self.environments = Environments(self.environ, self.config.python, launcher)
         self.set_modes()
         self.bell = self.places.bell
+        self.afterwards = Afterwards(
+            self.db, self.places, self.environ, self.folder, lambda text, level, job: self.say(text, level, job=job)
+        )
         self.pruner = Pruner(self.db, self.places, lambda text, level: self.say(text, level, kind="pruned"))
 
     def set_modes(self) -> None:
@@ -146,10 +155,13 @@ class House:
         in_hand = list(rows.in_hand(connection))
         held = rows.holdings(connection)
         busy = {gpu for job in in_hand for gpu in job.gpus} | {gpu for holding, _ in held for gpu in holding.gpus}
-        slots = self.config.cpu_slots if self.config.cpu_slots is not None else os.cpu_count() or 1
         retired = busy - {gpu.index for gpu in self.gpus}
         world = World(
-            Fleet(self.gpus, slots, retired), self.fetch, policy_of(self.config), self._missing, self._blocker
+            Fleet(self.gpus, cpu_slots_of(self.config), retired),
+            self.fetch,
+            policy_of(self.config),
+            self._missing,
+            self._blocker,
         )
         if self.eyes is not None:
             # What was seen stays seen when a world is built anew: readings are no decisions.
@@ -273,6 +285,7 @@ class House:
                 self._mend()
             self._tick(now)
             self._whole_again()
+            self.afterwards.step()
             busy = self.again or self.rung or self.lazy or self.painter.dirty
             self.pruner.step(self.config, quiet=not busy)
         except StoreTrouble as error:
@@ -358,6 +371,9 @@ class House:
             rows.save(connection, plan.changed.values())
             for job in plan.respecs.values():
                 rows.respec(connection, job)
+            wanted = wanted_of(plan.changed.values())
+            if wanted:
+                rows.note_calls(connection, wanted)
             rows.write_events(connection, [*gathered.events, *plan.events])
             rows.answer(connection, plan.answers)
             if plan.held or plan.freed:
@@ -371,6 +387,7 @@ class House:
                 crash_point("start.chosen")
         if gathered.jobs:
             self.last_id = max(self.last_id, *(job.id for job in gathered.jobs))
+        self.afterwards.due = self.afterwards.due or bool(wanted)
         if batches:
             crash_point("ingest.committed")
         if plan.starts:
@@ -427,6 +444,7 @@ class House:
             launch = launch_of(
                 job, found, mode=mode, state_file=self.config.state_file, cwd=self.folder, ordinals=ordinals
             )
+            launch = self._within_limits(job, launch)
             job.argv = launch.words
             job.interpreter = found.interpreter
             job.runner = self.runner.name
@@ -434,15 +452,33 @@ class House:
             launches.append((job, launch))
         return launches
 
+    def _within_limits(self, job: Job, launch: Launch) -> Launch:
+        """The same, led into its submitter's limits where those are others than ours."""
+        if not job.spec.limits or "/" not in launch.argv[0]:
+            return launch
+        theirs = {which: (soft, hard) for which, soft, hard in job.spec.limits}
+        no_limit = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        differing = {n: theirs.get(n, no_limit) for n, mine in self.limits.items() if theirs.get(n, no_limit) != mine}
+        if not differing:
+            return launch
+        text = ",".join(f"{which}:{soft}:{hard}" for which, (soft, hard) in differing.items())
+        into = (sys.executable, "-I", "-S", exec_in.__file__, "-", text, launch.argv[0])
+        return replace(launch, argv=(*into, *launch.argv))
+
     def _free_log(self, job: Job, stamp: str) -> str:
         """A log that is not there yet: another scheduler may keep its own in this folder.
 
         Whoever makes it does so exclusively: of two that look in the same moment one is refused, and starts again.
         """
+        if job.spec.output == "none":
+            return ""
+        folder = job.spec.log_dir or self.config.log_dir
         number = 1
-        while os.path.lexists(path := os.path.join(self.config.log_dir, log_name(job, stamp, number))):
+        while True:
+            path = os.path.join(folder, log_name(job, stamp, number, "".join(random.choices(_LETTERS, k=6))))
+            if not (os.path.lexists(path) or (job.spec.stderr_apart and os.path.lexists(errors_of(path)))):
+                return path
             number += 1
-        return path
 
     def _act(self, plan: Plan, launches: list[tuple[Job, Launch]], facts: list[Fact]) -> None:
         for job, launch in launches:
@@ -477,7 +513,7 @@ class House:
         if self.eyes is None:
             return []
         found = self.eyes.look(now.mono, self._interval())
-        self.runner.leave_alone(self.eyes.probe.sessions())
+        self.runner.leave_alone(self.eyes.probe.sessions() | self.afterwards.sessions())
         if found is None:
             return []
         if bind_unread(self, found):

@@ -29,7 +29,7 @@ from scheduler.intake.files import check_places, check_private
 from scheduler.intake.settings import Settings, load, model_table
 from scheduler.intake.watch import file_system_of, watcher
 from scheduler.runners.direct import DirectRunner
-from scheduler.runners.processes import boot_id, seen
+from scheduler.runners.processes import boot_id, own_limits, seen
 from scheduler.runners.screen import ScreenRunner, tidy
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database, trouble
@@ -171,6 +171,7 @@ class Daemon:
         if log is not None:
             house.flush_log = log.flush
         house.table = table  # type: ignore[assignment]
+        house.limits = {**own_limits(), resource.RLIMIT_NOFILE: (soft, hard)}
         for text in (*managed.notes, note, shared_note(self.places)):
             if text:
                 tell(Said(text, 30))

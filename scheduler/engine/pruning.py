@@ -31,7 +31,7 @@ BETWEEN_S = 0.02  # so the loop has four fifths of the time, and whatever happen
 BUSY_S = 1.0  # in a loop that is never quiet a slice comes this often
 JOBS_A_STEP = 10
 LOGS_A_STEP = 10
-_NAME = re.compile(r"job_(\d+)_\d{8}_\d{6}(?:_a\d+)?(?:_\d+)?\.log", re.ASCII)
+_NAME = re.compile(r"job_(\d+)_\d{8}_\d{6}(?:_a\d+)?(?:_\d+)?\.log(?:\.gz)?(?:\.e)?", re.ASCII)
 
 
 class Pruner:

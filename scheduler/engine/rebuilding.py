@@ -227,7 +227,8 @@ def _fill(
     for name in left.rows.keys() - {"jobs", "counts", "reasons", "readings"}:
         _insert(connection, name, left)
     held = _holdings(connection, left)
-    out = put_together(left.rows.get("jobs", []), "jobs" not in left.trouble, held, places, config.log_dir, now)
+    last = rows.last_id(connection)
+    out = put_together(left.rows.get("jobs", []), "jobs" not in left.trouble, held, places, config.log_dir, now, last)
     rows.restore(connection, [out.jobs[number] for number in sorted(out.jobs)])
     rows.save_holdings(connection, out.holdings, [], boot_id())
     rows.set_meta(connection, "home", home)

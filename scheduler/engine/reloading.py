@@ -37,8 +37,14 @@ def policy_of(config: Config) -> Policy:
         config.assign_retry_wait,
         config.oom_retries,
         config.kill_grace,
+        config.max_overtakes,
         limits_of(config),
     )
+
+
+def cpu_slots_of(config: Config) -> int:
+    """How many jobs without GPUs may run at once."""
+    return config.cpu_slots if config.cpu_slots is not None else os.cpu_count() or 1
 
 
 def limits_of(config: Config) -> Limits:
@@ -147,6 +153,7 @@ class Rereading:
         if taken:
             house.config = self.settings.config
             house.world.policy = policy_of(house.config)
+            house.world.fleet.resize(cpu_slots_of(house.config))
             house.set_modes()
             house.rung = True  # what waits is looked at by the new settings
         return words

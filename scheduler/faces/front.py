@@ -22,7 +22,7 @@ SETTINGS = (
     "gpus", "gpu_ids", "jobs_file", "commands_file", "llm_config", "log_dir", "log_file", "cpu_slots", "mem_threshold", "load_threshold",
     "whole_gpu_tolerance", "gpu_interval", "settle", "release", "hold_on_errors", "monitor_interval", "state_interval",
     "max_assign_attempts", "assign_retry_wait", "oom_retries", "kill_grace", "cuda_ids", "python", "conda_mode", "activation_limit",
-    "order", "aging", "keep_logs", "keep_finished", "trust_group", "watch",
+    "order", "aging", "max_overtakes", "keep_logs", "keep_finished", "trust_group", "watch",
 )  # fmt: skip
 # verb → its options, and how many words it takes beside them: none, one, some, or the rest of the line as it stands.
 # The same as `faces/cli/app.py` declares (tests/faces compares the two); whatever is not found here goes there.
@@ -40,7 +40,10 @@ HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
             "--label": ("label", ONE), "--after": ("after", ONE), "--after-ok": ("after_ok", ONE), "--vram": ("vram", ONE),
             "--time": ("time_limit", ONE), "--retries": ("retries", ONE), "--cwd": ("cwd", ONE), "--env": ("env", MANY),
             "--conda": ("conda", ONE), "--cuda": ("cuda", ONE), "--launch": ("launch", ONE),
-            "--cpu": ("cpu", FLAG), "--wait": ("wait", FLAG),
+            "--cpu": ("cpu", FLAG), "--slots": ("slots", ONE), "--on": ("on", ONE), "--no-output": ("no_output", FLAG),
+            "--stderr-apart": ("stderr_apart", FLAG), "--gzip": ("gzip", FLAG), "--log-dir": ("log_dir", ONE), "--log-name": ("log_name", ONE),
+            "--on-finish": ("on_finish", ONE), "--mail": ("mail", ONE), "--info": ("info", ONE), "--info-command": ("info_command", ONE),
+            "-f": ("foreground", FLAG), "--foreground": ("foreground", FLAG), "--wait": ("wait", FLAG),
         },
         "rest",
     ),

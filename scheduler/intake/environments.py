@@ -13,7 +13,7 @@ from scheduler.intake.files import read_plain
 from scheduler.intake.prefixes import Missing, Prefix, Prefixes, Remembered, program_in
 from scheduler.intake.programs import described, folder_trouble, script_trouble
 
-__all__ = ["ACTIVATION", "Environments", "Missing", "names_devices"]
+__all__ = ["ACTIVATION", "Environments", "Missing", "names_devices", "stored_environment"]
 
 ACTIVATION = "GPUJOB_ACTIVATION"  # tells `runners/activate.py` what to do; never seen by the command
 LARGEST = 8 << 20  # of a stored environment: the kernel takes no more than 6 MiB with the words of a command
@@ -57,7 +57,7 @@ class Environments:
         """The environment that a job starts from: its submitter's, else the daemon's."""
         if not job.spec.env_file:
             return self.environ
-        return self._files.of(job.spec.env_file, _stored, None) or self.environ
+        return self._files.of(job.spec.env_file, stored_environment, None) or self.environ
 
     def _way(
         self, prefix: Prefix, environ: Mapping[str, str]
@@ -138,7 +138,8 @@ def names_devices(script: str) -> bool:
         return False  # only the mode "auto" asks; an unreadable script fails by itself when it runs
 
 
-def _stored(env_file: str) -> dict[str, str] | None:
+def stored_environment(env_file: str) -> dict[str, str] | None:
+    """The variables in a file of ours, None if it cannot be read."""
     try:
         items = read_plain(env_file, LARGEST).split(b"\0")
     except OSError:

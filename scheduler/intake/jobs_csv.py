@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,8 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
     words = _words(arguments_field.text)
     notes += _literals(words)
     values = _options(options, door)
+    allowed = named_gpus(values, allowed)
+    _check_managed(values.get("on"), door.managed)
     if env:
         env = _environment_name(env, door)
     spec = JobSpec(
@@ -144,13 +146,14 @@ def _split(text: str) -> tuple[list[_Field], _Field | None, list[tuple[str, str]
         if position >= len(text):
             return fields, None, options
         position += 1  # the comma
-    if options and re.search(r"\d$", options[-1][1]) and options[-1][0].startswith("after"):
+    if options and re.search(r"\d$", options[-1][1]) and options[-1][0] in ("after", "after_ok", "on"):
         tail = text[position:].split(";", 1)[0]
         if re.fullmatch(r"\s*\d[\d,\s-]*", tail) and text[position - 2] != '"':
             key, value = options[-1]
+            more = "GPUs" if key == "on" else "jobs"
             raise UsageError(
-                f";{key}={value},{tail} can be read as more jobs or as a GPU list",
-                do=f'write ;{key}="{value},{tail.strip()}" for jobs, or put the GPU list before ;{key}=',
+                f";{key}={value},{tail} can be read as more {more} or as a GPU list",
+                do=f'write ;{key}="{value},{tail.strip()}" for {more}, or put the GPU list before ;{key}=',
             )
     if position < len(text) and text[position:].lstrip().startswith('"'):
         found, end = _take_field(text, position, True)
@@ -393,6 +396,60 @@ def _label(text: str) -> str:
     return text
 
 
+def _slots(text: str) -> int:
+    slots = _count(text)
+    if not slots:
+        raise UsageError("a job takes at least one slot", do="write 1, 2…")
+    return slots
+
+
+def _named_gpus(text: str) -> tuple[int, ...]:
+    ids = parse_gpu_ids(text.replace("+", ","))
+    if ids is None:
+        raise UsageError("no GPU is named", do="write 0 or 0,3")
+    return ids
+
+
+def _choice(*choices: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise UsageError(f"{text[:40]!r} is not known", do=f"known: {', '.join(choices)}")
+        return text
+
+    return read
+
+
+def _yes(text: str) -> bool:
+    return _choice("yes", "no")(text) == "yes"
+
+
+def _apart(text: str) -> bool:
+    return _choice("apart", "log")(text) == "apart"
+
+
+def _log_name(text: str) -> str:
+    if not text or "/" in text or text in (".", "..") or _CONTROL.search(text) or len(os.fsencode(text)) > 200:
+        raise UsageError("a log's name is 1 to 200 bytes without / or control characters")
+    return text
+
+
+def _one_line(text: str) -> str:
+    if not text or _CONTROL.search(text):
+        raise UsageError("a text without control characters is needed")
+    return text
+
+
+def _variables(text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError:
+        raise UsageError("a quote is not closed", do="quote as in a shell: A=1 B='two words'") from None
+    for item in words:
+        if not re.match(r"[^=\0]+=", item):
+            raise UsageError(f"{item.partition('=')[0][:40]!r} is not NAME=VALUE", do="write A=1 B='two words'")
+    return words
+
+
 # key on the line (and option of submit) → (field of JobSpec, how its text is read)
 OPTION_KEYS: dict[str, tuple[str, Callable[[str], object]]] = {
     "label": ("label", _label),
@@ -405,6 +462,17 @@ OPTION_KEYS: dict[str, tuple[str, Callable[[str], object]]] = {
     "gpus": ("gpus", _need_text),
     "cuda": ("cuda", _cuda_mode),
     "launch": ("launch", _launcher),
+    "on": ("on", _named_gpus),
+    "slots": ("slots", _slots),
+    "env": ("variables", _variables),
+    "output": ("output", _choice("log", "none")),
+    "stderr": ("stderr_apart", _apart),
+    "gzip": ("gzip", _yes),
+    "log_dir": ("log_dir", str),
+    "log_name": ("log_name", _log_name),
+    "on_finish": ("on_finish", _one_line),
+    "mail": ("mail_to", _one_line),
+    "info": ("info", str),
 }
 
 
@@ -426,10 +494,26 @@ def read_options(pairs: Collection[tuple[str, str]]) -> dict[str, Any]:
     return values
 
 
+def named_gpus(values: Mapping[str, Any], allowed: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The allowed GPUs of a job: those that it names itself, if it does. Raises Refused when the two differ."""
+    on: tuple[int, ...] | None = values.get("on")
+    if on is None:
+        return allowed
+    if values.get("gpus"):
+        raise Refused("on= names the GPUs, gpus= says how much of one is needed", do="leave one of them out")
+    if allowed not in (None, on):
+        raise Refused(
+            f"on= names GPU {gpu_ids_text(on)}, but GPU {gpu_ids_text(allowed or ())} is allowed",
+            do="leave one of them out",
+        )
+    return on
+
+
 def _options(pairs: Collection[tuple[str, str]], door: Door) -> dict[str, Any]:
     values = read_options(pairs)
-    if values.get("cwd"):
-        values["cwd"] = _path(str(values["cwd"]), door)
+    for name in ("cwd", "log_dir"):
+        if values.get(name):
+            values[name] = _path(str(values[name]), door)
     return values
 
 

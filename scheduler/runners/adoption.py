@@ -27,6 +27,7 @@ PASSING = frozenset(
         errno.EIO,
         errno.ETXTBSY,
         errno.EROFS,
+        errno.ETIMEDOUT,  # whoever waits in the foreground was stopped, perhaps
     }
 )
 
@@ -38,13 +39,15 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
         "record": "its record cannot be written",
         "folder": "its working folder",
         "environment": "its environment cannot be read",
+        "caller": "the descriptors of whoever waits for it in the foreground",
+        "gzip": "its log cannot be packed",
     }
     text = os.strerror(number) if number else "not started"
     if stage in where:
         text = f"{where[stage]}: {text}"
     if stage == "log" and number == errno.EEXIST:
         text = "another scheduler that logs into the same folder just took the name of its log"
-    lasting = stage in ("", "program") and number not in PASSING
+    lasting = stage in ("", "program", "caller", "gzip") and number not in PASSING
     return NeverRan(job, attempt, text, lasting, at)
 
 

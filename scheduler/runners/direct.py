@@ -7,6 +7,7 @@ import errno
 import marshal
 import os
 import select
+import shutil
 import socket
 import sys
 import time
@@ -131,8 +132,13 @@ class DirectRunner(Watching):
                 launch.argv,
                 launch.env_file,
                 changes,
+                (launch.streams.errors, self._program(launch.streams.gzip), launch.streams.caller),
             )
         )
+
+    def _program(self, name: str) -> str:
+        """Its path, or the name, which then cannot be run."""
+        return shutil.which(name, path=self.environ.get("PATH", os.defpath)) or name if name else ""
 
     def flush(self) -> None:
         """Send the queued starts, in as few packets as fit."""

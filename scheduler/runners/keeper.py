@@ -5,7 +5,9 @@ small and runs on unharmed while the program around it is upgraded. FD is a SOCK
 the soft limit on open files that the jobs get; packets are marshalled lists of tuples.
 
     in   ("env", {name: value})                                   base environment of the jobs to come
-         ("start", key, path, record, log, cwd, umask, argv, env_file, changes)   changes: {name: value or None}
+         ("start", key, path, record, log, cwd, umask, argv, env_file, changes, (errors, gzip, caller))
+             changes: {name: value or None}; log: empty for none; errors: the log of stderr, if it is kept apart; gzip: the
+             program that packs the log; caller: () or (pid, ticks, path of a socket) of who gives the job descriptors of its own
          ("file", path)                                           a packet too large for the socket, as a file
     out  ("up", key, pid, ticks, at_ns) · ("no", key, stage, errno) · ("taken", key)
          ("end", key, pid, how, code, at_ns)
@@ -26,7 +28,9 @@ UNSENT_MS = 50  # until a packet that could not be sent is tried again
 SAFETY_MS = 10_000  # until the children are looked at though no signal came
 MOST_PACKED = 60000
 LARGEST = 8 << 20  # of a stored environment: the kernel takes no more than 6 MiB with the words of a command
-STAGES = ("program", "record", "log", "environment", "folder")  # as in record.py
+ASKED_MS = 10_000  # so long whoever waits for a job in the foreground may take to give it its descriptors
+PACKED_MS = 5000  # so long an ending waits for the rest of its packed log: what outlives a job may hold it open
+STAGES = ("program", "record", "log", "environment", "folder", "caller", "gzip")  # as in record.py
 
 
 def checksum(text):
@@ -104,6 +108,9 @@ class Keeper:
         self.base = dict(os.environ)
         self.alone = False
         self.jobs = {}  # pid: (key, path, what stands in its record's PID field)
+        self.asked = {}  # descriptor: its socket, what is to be started, and until when an answer is waited for
+        self.packers = {}  # pid of what packs a log: pid of its job
+        self.held = {}  # pid of a job that has ended: its ending, told when its log is whole; and until when it is held
         self.out = []
         self.unsent = False  # the last packet could not be sent, but the daemon is there
         self.umask = os.umask(0o077)
@@ -129,21 +136,26 @@ class Keeper:
             os.kill(os.getpid(), self.crash_by)
 
     def run(self):
-        poll = select.poll()
+        poll = self.poll = select.poll()
         poll.register(self.wakeup, select.POLLIN)
         poll.register(self.fd, select.POLLIN)
         while True:
             self.reap()
+            self.let_go()
+            self.give_up_asking()
             if not self.alone:
                 self.send(poll)
-            if self.alone and not self.jobs:
+            if self.alone and not self.jobs and not self.asked:
                 return
-            for fd, _ in poll.poll(UNSENT_MS if self.unsent else SAFETY_MS if self.jobs else None):
+            soon = self.unsent or self.held or self.asked
+            for fd, _ in poll.poll(UNSENT_MS if soon else SAFETY_MS if self.jobs else None):
                 if fd == self.wakeup:
                     try:
                         os.read(self.wakeup, 4096)
                     except BlockingIOError:
                         pass  # another wake-up took the bytes
+                elif fd in self.asked:
+                    self.told_by_caller(fd)
                 elif fd == self.fd and not self.alone:
                     self.receive()
             if self.alone and self.fd >= 0:
@@ -173,7 +185,10 @@ class Keeper:
     def handle(self, packet):
         for message in packet:
             if message[0] == "start":
-                self.start(*message[1:])
+                if message[10][2]:
+                    self.ask_caller(message[1:])
+                else:
+                    self.begin(message[1:], {}, 0)
             elif message[0] == "env":
                 self.base = message[1]
             elif message[0] == "file":
@@ -186,7 +201,15 @@ class Keeper:
                 else:
                     self.handle(marshal.loads(data))
 
-    def start(self, key, path, record, log, cwd, umask, argv, env_file, changes):
+    def begin(self, start, given, trouble):
+        """Start a job: ``given`` are descriptors that it takes in place of ours, ``trouble`` an errno instead of these."""
+        try:
+            self.start(*start[:9], *start[9], given, trouble)
+        finally:
+            for fd in given.values():
+                os.close(fd)
+
+    def start(self, key, path, record, log, cwd, umask, argv, env_file, changes, errors, gzip, _, given, trouble):
         self.crash_point("keeper.before_claim")
         os.umask(0o077)
         try:
@@ -208,12 +231,29 @@ class Keeper:
             os.close(fd)
             self.out.append(("no", key, "record", error.errno or 5))
             return
-        log_fd = -1
+        opened = []
+        log_fd = packer = 0
         stage = "log"
         try:
             self.crash_point("keeper.claimed")
-            log_fd = self.open_log(log)
-            os.set_blocking(log_fd, True)  # the job knows nothing of how it was opened
+            log_fd = self.open_log(log) if log else os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            opened.append(log_fd)
+            files = [self.devnull, log_fd, log_fd]
+            if errors:
+                files[2] = self.open_log(errors)
+                opened.append(files[2])
+            stage = "caller"
+            if trouble:
+                raise OSError(trouble, "no descriptors")
+            stage = "gzip"
+            if gzip:
+                packer, into = self.pack(gzip, log_fd)
+                opened.append(into)
+                files = [into if fd == log_fd else fd for fd in files]
+                log_fd = into
+            files = [given.get(number, fd) for number, fd in enumerate(files)]
+            for fd in opened:
+                os.set_blocking(fd, True)  # the job knows nothing of how it was opened
             stage = "environment"
             made = environment(self.base, env_file, changes)
             stage = "folder"
@@ -224,11 +264,7 @@ class Keeper:
                 argv[0],
                 argv,
                 made,
-                file_actions=(
-                    (os.POSIX_SPAWN_DUP2, self.devnull, 0),
-                    (os.POSIX_SPAWN_DUP2, log_fd, 1),
-                    (os.POSIX_SPAWN_DUP2, log_fd, 2),
-                ),
+                file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(files)],
                 setsid=True,
                 setsigmask=(),
                 setsigdef=self.defaults,
@@ -236,14 +272,16 @@ class Keeper:
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", None) or 22
             self.write_end(fd, "never", 1000 * STAGES.index(stage) + number)
-            if log_fd >= 0:
+            if log_fd:
                 self.say(log_fd, f"gpujob: cannot start {argv[0]}: {os.strerror(number)} ({stage})\n")
             os.close(fd)
             self.out.append(("no", key, stage, number))
             return
         finally:
-            if log_fd >= 0:
-                os.close(log_fd)
+            for one in opened:
+                os.close(one)
+        if packer:
+            self.packers[packer] = pid
         at = time.time_ns()
         self.crash_point("keeper.spawned")
         since = ticks(pid)
@@ -277,6 +315,88 @@ class Keeper:
         except FileNotFoundError:
             os.makedirs(os.path.dirname(log), 0o700, exist_ok=True)
             return plain(log, flags)
+
+    def ask_caller(self, start):
+        """Ask whoever waits for this job in the foreground for its descriptors; `begin` goes on when they are here."""
+        import _socket
+
+        pid, since, path = start[9][2]
+        one = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK)
+        folder = -1
+        try:
+            # By way of its folder's descriptor: a socket's path must not be longer than 107 bytes.
+            folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            one.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+            peer = one.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+            if int.from_bytes(peer[:4], sys.byteorder) != pid or ticks(pid) != since:
+                raise OSError(3, "another process")
+        except OSError as error:
+            one.close()
+            self.begin(start, {}, error.errno or 5)
+            return
+        finally:
+            if folder >= 0:
+                os.close(folder)
+        self.asked[one.fileno()] = (one, start, time.monotonic() + ASKED_MS / 1000)
+        self.poll.register(one.fileno(), select.POLLIN)
+
+    def told_by_caller(self, fd):
+        """Which of 0, 1 and 2 it gives, a byte each, and the descriptors."""
+        one, start, _ = self.asked[fd]
+        number, given = 0, {}
+        try:
+            data, beside, *_ = one.recvmsg(3, 64)
+            arrived = [
+                int.from_bytes(held[at : at + 4], sys.byteorder)
+                for _, _, held in beside
+                for at in range(0, len(held) - 3, 4)
+            ]
+            given = dict(zip(data, arrived, strict=False))
+            number = 0 if data and len(arrived) == len(data) else 104
+        except BlockingIOError:
+            return
+        except OSError as error:
+            number = error.errno or 5
+        self.forget_asked(fd)
+        self.begin(start, given, number)
+
+    def forget_asked(self, fd):
+        self.poll.unregister(fd)
+        self.asked.pop(fd)[0].close()
+
+    def give_up_asking(self):
+        """Those that do not answer: stopped, perhaps."""
+        for fd, (_, start, until) in list(self.asked.items()):
+            if time.monotonic() >= until:
+                self.forget_asked(fd)
+                self.begin(start, {}, 110)
+
+    def pack(self, gzip, log_fd):
+        """Pid of what packs into the log, and where to write."""
+        out, into = os.pipe()
+        try:
+            packer = os.posix_spawn(
+                gzip,
+                ("gzip", "-c"),
+                self.base,
+                file_actions=((os.POSIX_SPAWN_DUP2, out, 0), (os.POSIX_SPAWN_DUP2, log_fd, 1)),
+                # No session of its own: should we be killed, one that leads a session is taken for a job.
+                setsigmask=(),
+                setsigdef=self.defaults,
+            )
+        except OSError:
+            os.close(into)
+            raise
+        finally:
+            os.close(out)
+        return packer, into
+
+    def let_go(self):
+        """Tell the endings whose packed logs are whole, or have been waited for long enough."""
+        for pid, (message, until) in list(self.held.items()):
+            if pid not in self.packers.values() or time.monotonic() >= until:
+                self.out.append(message)
+                del self.held[pid]
 
     def say(self, fd, text):
         try:
@@ -314,8 +434,13 @@ class Keeper:
                     self.write_end(fd, how, code)
                     os.close(fd)
                 self.crash_point("keeper.recorded")
-                self.out.append(("end", key, pid, how, code, at))
+                message = ("end", key, pid, how, code, at)
+                if pid in self.packers.values():
+                    self.held[pid] = (message, time.monotonic() + PACKED_MS / 1000)
+                else:
+                    self.out.append(message)
                 del self.jobs[pid]
+            self.packers.pop(pid, None)
             os.waitpid(pid, 0)
 
     def send(self, poll):

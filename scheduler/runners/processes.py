@@ -7,6 +7,7 @@ import ctypes
 import errno
 import functools
 import os
+import resource
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -313,3 +314,9 @@ def reap(pid: int) -> None:
     """Take a child's ending away so that it does not stay a zombie."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
+
+
+def own_limits() -> dict[int, tuple[int, int]]:
+    """Each limit of this process: resource → soft, hard (-1: none)."""
+    known = {number for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
+    return {which: resource.getrlimit(which) for which in sorted(known)}

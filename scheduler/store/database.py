@@ -127,11 +127,16 @@ CREATE TRIGGER jobs_removed AFTER DELETE ON jobs BEGIN UPDATE counts SET n=n-1 W
 CREATE INDEX jobs_in_hand ON jobs (id) WHERE state IN ('starting', 'running', 'stopping');
 CREATE INDEX line_counts_repeated ON line_counts (repeated) WHERE repeated>0;
 """
+_CALLS = """
+-- Jobs at whose end something is to be done; when it was begun.
+CREATE TABLE calls (job INTEGER PRIMARY KEY, begun REAL);
+"""
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _script(_FIRST),
     _script(_READINGS),
     _script(_OLD_LOGS),
     _script(_COUNTS),
+    _script(_CALLS),
 )
 VERSION = len(MIGRATIONS)
 NO_VERSION = 1000  # from here on it is no newer gpujob, but noise

@@ -8,10 +8,10 @@ import math
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from scheduler.core.job import ENDED
-from scheduler.core.launch import logs_of
+from scheduler.core.job import ENDED, Job
+from scheduler.core.launch import errors_of, logs_of
 from scheduler.crashpoints import crash_point
 from scheduler.store import jobs as rows
 from scheduler.store.database import ENDING, Database
@@ -32,7 +32,7 @@ def forget_finished(
 
     Without either limit all of them, and the refused lines too. ``most``: at most so many, those that ended first; the
     return value says how many it were. Never forgotten are jobs that have not ended, or that such a one names in its
-    ``after`` or ``after_ok``; the newest job (ids are not given out twice); and jobs whose processes still hold GPUs.
+    ``after`` or ``after_ok``, and jobs whose processes still hold GPUs. Ids are not given out twice all the same.
     The counts of the watched files' lines stay: what stands there and was run is not run again.
     """
     if keep is None and before is None:
@@ -65,7 +65,7 @@ def forget_until(connection: sqlite3.Connection, bound: tuple[float, int], most:
         page = connection.execute(
             f"SELECT finished_at, id FROM jobs WHERE {_ENDED} AND (finished_at, id) > (?, ?)"
             " AND (finished_at, id) <= (?, ?)"
-            " AND id < (SELECT max(id) FROM jobs) AND id NOT IN (SELECT job FROM holdings)"
+            " AND id NOT IN (SELECT job FROM holdings)"
             " ORDER BY finished_at, id LIMIT ?",
             (*after, *bound, _PAGE if most is None else most),
         ).fetchall()
@@ -75,11 +75,19 @@ def forget_until(connection: sqlite3.Connection, bound: tuple[float, int], most:
         chosen += [number for _, number in page if number not in parents]
     chosen = chosen[:most]
     crash_point("prune.selected")
-    for number in chosen:
-        _forget(connection, number)
+    forget(connection, chosen)
     if chosen:
         crash_point("prune.deleted")
     return len(chosen)
+
+
+def forget(connection: sqlite3.Connection, jobs: Sequence[int]) -> None:
+    """Remove these ended jobs and their stories, whoever waits for them."""
+    last = rows.last_id(connection)
+    for number in jobs:
+        _forget(connection, number)
+    if rows.last_id(connection) != last:
+        rows.keep_last_id(connection, last)
 
 
 def _parents(connection: sqlite3.Connection) -> set[int]:
@@ -96,7 +104,7 @@ def _forget(connection: sqlite3.Connection, number: int) -> None:
     job = rows.get(connection, number)
     if job is None:
         return
-    logs = logs_of(job, rows.events_of(connection, number)).values()
+    logs = _files(job, logs_of(job, rows.events_of(connection, number)).values())
     connection.executemany(
         "INSERT OR IGNORE INTO old_logs (at, path) VALUES (?,?)", [(job.finished_at, log) for log in logs]
     )
@@ -119,8 +127,14 @@ def ended_with_logs(
     for at, number in page:
         job = rows.get(connection, number)
         known = logs_of(job, rows.events_of(connection, number)) if job is not None else {}
-        found.append((at, number, [known[attempt] for attempt in sorted(known, reverse=True)]))
+        newest_first = [known[attempt] for attempt in sorted(known, reverse=True)]
+        found.append((at, number, newest_first if job is None else _files(job, newest_first)))
     return found
+
+
+def _files(job: Job, logs: Iterable[str]) -> list[str]:
+    """The files that belong to these logs."""
+    return [path for log in logs for path in ((log, errors_of(log)) if job.spec.stderr_apart else (log,))]
 
 
 def old_logs(connection: sqlite3.Connection, before: tuple[float, str], most: int) -> list[tuple[float, str]]:
@@ -144,7 +158,7 @@ def sweep_environments(db: Database, places: Places) -> Iterator[None]:
     if not asked:
         return
     unused = {name for name in _names(places.environments) if re.fullmatch("[0-9a-f]{32}", name)}
-    position = 0
+    position = -1
     while unused and position < rows.last_id(db.connection):
         unused -= _used(db.connection, position, position + _SCANNED)
         position += _SCANNED

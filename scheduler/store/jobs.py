@@ -12,6 +12,7 @@ from scheduler.core.gpu import Gpu, Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import HOLDING, Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process
 from scheduler.core.placement import Reason
 from scheduler.core.requests import Answer, Request, from_row, to_row
+from scheduler.store.proof import LAST_ID
 
 _COLUMNS = (
     "id state spec identity need_count need_parts priority place allowed submitted_at started_at finished_at attempt "
@@ -89,8 +90,8 @@ def insert(
 ) -> Job:
     """A new PENDING job with the next id. Raises sqlite3.IntegrityError when an equal one blocks it."""
     cursor = connection.execute(
-        "INSERT INTO jobs (state, spec, identity, blocking, need_count, need_parts, priority, place, allowed, vram_mib,"
-        " waits_for, submitted_at, notes) VALUES ('pending',?,?,?,?,?,?,0,?,?,?,?,?)",
+        "INSERT INTO jobs (id, state, spec, identity, blocking, need_count, need_parts, priority, place, allowed, vram_mib,"
+        f" waits_for, submitted_at, notes) VALUES (1+({LAST_ID}),'pending',?,?,?,?,?,?,0,?,?,?,?,?)",
         (
             json.dumps(spec.as_dict(), ensure_ascii=True), identity, identity or None, need.count, need.parts,
             spec.priority, None if spec.allowed is None else gpu_ids_text(spec.allowed), spec.vram_mib or 0,
@@ -187,7 +188,7 @@ def in_hand(connection: sqlite3.Connection) -> Iterator[Job]:
     return map(job_of, rows)
 
 
-def pending(connection: sqlite3.Connection, after: int = 0) -> Iterator[Job]:
+def pending(connection: sqlite3.Connection, after: int = -1) -> Iterator[Job]:
     """Waiting jobs with an id above ``after``, by id."""
     for row in connection.execute(
         f"{_SELECT} WHERE finished_at IS NULL AND state='pending' AND id>? ORDER BY id", (after,)
@@ -202,14 +203,19 @@ def new_pending(connection: sqlite3.Connection, after: int) -> Iterator[Job]:
 
 
 def last_id(connection: sqlite3.Connection) -> int:
-    """The highest id ever given out."""
-    return int(connection.execute("SELECT coalesce(max(id), 0) FROM jobs").fetchone()[0])
+    """The highest id ever given out; before the first, the number below it (0, or -1 where jobs are numbered from 0)."""
+    return int(connection.execute(LAST_ID).fetchone()[0])
 
 
-def id_back(connection: sqlite3.Connection, steps: int) -> int:
-    """The newest id, or the one so many jobs before it; 0 if there is none."""
+def keep_last_id(connection: sqlite3.Connection, last: int) -> None:
+    """Let the next job get the id after ``last``, whatever is left of those before it."""
+    set_meta(connection, "last_id", str(last))
+
+
+def id_back(connection: sqlite3.Connection, steps: int) -> int | None:
+    """The newest id, or the one so many jobs before it; None if there is none."""
     row = connection.execute("SELECT id FROM jobs ORDER BY id DESC LIMIT 1 OFFSET ?", (steps,)).fetchone()
-    return int(row[0]) if row else 0
+    return int(row[0]) if row else None
 
 
 def last_ended(connection: sqlite3.Connection, most: int) -> list[Job]:
@@ -398,6 +404,26 @@ def save_holdings(connection: sqlite3.Connection, held: Iterable[Holding], freed
         ],
     )  # fmt: skip
     connection.executemany("DELETE FROM holdings WHERE key=?", [(key,) for key in freed])
+
+
+def note_calls(connection: sqlite3.Connection, jobs: Iterable[int]) -> None:
+    """These jobs have ended, and something is to be done now (`engine/afterwards.py`)."""
+    connection.executemany("INSERT OR REPLACE INTO calls VALUES (?, NULL)", [(job,) for job in jobs])
+
+
+def calls(connection: sqlite3.Connection) -> list[tuple[int, float | None]]:
+    """Jobs at whose end something is still to be done, and when it was begun."""
+    return connection.execute("SELECT job, begun FROM calls ORDER BY job").fetchall()
+
+
+def begin_call(connection: sqlite3.Connection, job: int, now: float) -> None:
+    """It is done from here on."""
+    connection.execute("UPDATE calls SET begun=? WHERE job=?", (now, job))
+
+
+def strike_call(connection: sqlite3.Connection, job: int) -> None:
+    """It was done."""
+    connection.execute("DELETE FROM calls WHERE job=?", (job,))
 
 
 def class_reasons(connection: sqlite3.Connection) -> dict[str, Reason]:

@@ -20,6 +20,7 @@ from scheduler.store.safely import replace_file
 OLD_S = 60.0
 _ASIDE = re.compile(r"\..+\.new-(\d+)")  # as `safely.replace_file` names it
 _PACKET = re.compile(r"packet-(\d+)-\d+")  # as `runners/direct.py` does
+_CALLER = re.compile(r"caller-(\d+)-[0-9a-f]+")  # as `faces/foreground.py` does
 TAKING_S = 1.0  # at most this long after it got the lock, a daemon has said who it is
 _HELD = (errno.EAGAIN, errno.EACCES)  # how the kernel says that another has the lock
 
@@ -95,11 +96,11 @@ class Office:
     def _tidy(self) -> None:
         """Remove what those left half-written who were killed before us; a packet, once its keeper has had time to read it."""
         for entry in os.scandir(self.places.house):
-            found = _ASIDE.fullmatch(entry.name) or _PACKET.fullmatch(entry.name)
+            found = _ASIDE.fullmatch(entry.name) or _PACKET.fullmatch(entry.name) or _CALLER.fullmatch(entry.name)
             if found is None or os.path.exists(f"/proc/{found[1]}"):
                 continue
             with contextlib.suppress(FileNotFoundError):
-                if found.re is _ASIDE or time.time() - entry.stat(follow_symlinks=False).st_mtime > OLD_S:
+                if found.re is not _PACKET or time.time() - entry.stat(follow_symlinks=False).st_mtime > OLD_S:
                     os.unlink(entry.path)
 
     def _taken(self) -> Taken:

@@ -12,6 +12,11 @@ from scheduler.core.errors import Damaged
 from scheduler.opening import plain
 from scheduler.store.places import Places
 
+# The highest id ever given out. The newest jobs may have been forgotten: then `meta` keeps it (-1: the first job is number 0).
+LAST_ID = (
+    "SELECT max(coalesce((SELECT max(id) FROM jobs), -1),"
+    " coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key='last_id'), 0))"
+)
 _RECORD = re.compile(r"(\d{1,18})\.(\d{1,18})")
 
 
@@ -82,7 +87,7 @@ def check_not_older(connection: sqlite3.Connection, places: Places, given: int, 
 
 def _older(connection: sqlite3.Connection, places: Places, given: int, records: bool) -> str:
     """What happened that the store does not know of; empty when it knows everything."""
-    last = connection.execute("SELECT coalesce(max(id), 0) FROM jobs").fetchone()[0]
+    last = connection.execute(LAST_ID).fetchone()[0]
     if given > last:
         return f"job {given} was given out, the last one it knows is {last}"
     for job, attempt in sorted(_begun(connection, places, last) if records else ()):

@@ -18,6 +18,7 @@ from scheduler.core.llm import ModelTable, need_of
 from scheduler.core.placement import Fleet, JobClass
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
+from scheduler.faces.foreground import Caller, limits_here, said_by, stay
 from scheduler.faces.terminal import safe
 from scheduler.intake.files import FileTrouble, check_owner, check_places, check_private, places_of
 from scheduler.intake.jobs_csv import (
@@ -26,6 +27,7 @@ from scheduler.intake.jobs_csv import (
     PRIORITIES,
     Door,
     check_launch,
+    named_gpus,
     parse,
     read_options,
     write_line,
@@ -218,6 +220,18 @@ def submit(
     cuda: str = "",
     launch: str = "",
     cpu: bool = False,
+    slots: str = "",
+    on: str = "",
+    no_output: bool = False,
+    stderr_apart: bool = False,
+    gzip: bool = False,
+    log_dir: str = "",
+    log_name: str = "",
+    on_finish: str = "",
+    mail: str = "",
+    info: str = "",
+    info_command: str = "",
+    foreground: bool = False,
     wait: bool = False,
     state_file: str | None = None,
     config: str | None = None,
@@ -233,7 +247,10 @@ def submit(
         raise UsageError("--cpu and --gpus exclude each other")
     pairs = [
         ("gpus", "0" if cpu else gpus), ("label", label), ("after", after), ("after_ok", after_ok), ("vram", vram),
-        ("time", time_limit), ("retries", retries), ("cuda", cuda), ("launch", launch),
+        ("time", time_limit), ("retries", retries), ("cuda", cuda), ("launch", launch), ("slots", slots), ("on", on),
+        ("output", "none" if no_output else ""), ("stderr", "apart" if stderr_apart else ""), ("gzip", "yes" if gzip else ""),
+        ("log_dir", os.path.abspath(os.path.expanduser(log_dir)) if log_dir else ""), ("log_name", log_name),
+        ("on_finish", on_finish), ("mail", mail), ("info", info or (said_by(info_command) if info_command else "")),
     ]  # fmt: skip
     values = _read([(key, text) for key, text in pairs if text])
     level = _level(priority)
@@ -265,9 +282,12 @@ def submit(
         _check_program(command, folder, environment.get("PATH", os.defpath))
     if launch:
         script, command = os.path.normpath(os.path.join(folder, command[0])), command[1:]
+    caller = Caller(desk, output=no_output) if foreground else None
+    if caller is not None:
+        values["caller"] = caller.word
     spec = JobSpec(
-        source="submit", script=script, arguments=tuple(command), priority=level, allowed=parse_gpu_ids(allowed), cwd=folder,
-        conda_env=conda, umask=mask, **values,
+        source="submit", script=script, arguments=tuple(command), priority=level, cwd=folder, conda_env=conda, umask=mask,
+        allowed=named_gpus(values, parse_gpu_ids(allowed)), limits=limits_here(), **values,
     )  # fmt: skip
     check_launch(spec)
     table = (
@@ -284,6 +304,8 @@ def submit(
         print("gpujob: no scheduler is running: the job waits until one starts (gpujob start)", file=sys.stderr)
     for note in job.notes:
         print(safe(f"gpujob: job {job.id}: {note}"), file=sys.stderr)
+    if caller is not None:
+        return stay(desk, job.id, caller)
     if wait:
         from scheduler.faces.cli.control import wait_for
 

@@ -172,6 +172,7 @@ def start(
     activation_limit: Annotated[Optional[str], _setting("--activation-limit", "activation_limit", "S")] = None,
     order: Annotated[Optional[str], _setting("--order", "order", "RULE")] = None,
     aging: Annotated[Optional[str], _setting("--aging", "aging", "HOURS")] = None,
+    max_overtakes: Annotated[Optional[str], _setting("--max-overtakes", "max_overtakes", "N")] = None,
     keep_logs: Annotated[Optional[str], _setting("--keep-logs", "keep_logs", "LIMITS")] = None,
     keep_finished: Annotated[Optional[str], _setting("--keep-finished", "keep_finished", "LIMITS")] = None,
     trust_group: Annotated[Optional[str], _setting("--trust-group", "trust_group", "BOOL")] = None,
@@ -245,6 +246,29 @@ def submit(
         _words("--launch", "HOW", "The command is a Python script: python or torchrun runs it.", completing.launcher),
     ] = "",
     cpu: Annotated[bool, typer.Option("--cpu", help="Needs no GPU.")] = False,
+    slots: Annotated[str, typer.Option("--slots", metavar="N", help="Slots it takes, if it needs no GPU.")] = "",
+    on: Annotated[
+        str, _words("--on", "LIST", "On just these GPUs, whoever else is on them: 0,3.", completing.gpu_list)
+    ] = "",
+    no_output: Annotated[bool, typer.Option("--no-output", help="Keep nothing of what it writes.")] = False,
+    stderr_apart: Annotated[
+        bool, typer.Option("--stderr-apart", help="Keep stderr in a file of its own: the log's name and .e.")
+    ] = False,
+    gzip: Annotated[bool, typer.Option("--gzip", help="Pack the log.")] = False,
+    log_dir: Annotated[str, typer.Option("--log-dir", metavar="PATH", help="Folder of its log.")] = "",
+    log_name: Annotated[str, typer.Option("--log-name", metavar="NAME", help="Its log is NAME.XXXXXX.")] = "",
+    on_finish: Annotated[
+        str,
+        typer.Option("--on-finish", metavar="PROGRAM", help="Called at its end with id, error level, log, command."),
+    ] = "",
+    mail: Annotated[str, typer.Option("--mail", metavar="WHO", help="Send its output there at its end.")] = "",
+    info: Annotated[str, typer.Option("--info", metavar="TEXT", help="Remembered with it, as show tells.")] = "",
+    info_command: Annotated[
+        str, typer.Option("--info-command", metavar="TEXT", help="What this shell text prints now is the --info.")
+    ] = "",
+    foreground: Annotated[
+        bool, typer.Option("-f", "--foreground", help="Stay until it ends; it reads what we could read.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; its exit code is ours.")] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
@@ -253,7 +277,9 @@ def submit(
     code = adding.submit(
         command, gpus=gpus, allowed=allowed, priority=priority, label=label, after=after, after_ok=after_ok, vram=vram,
         time_limit=time_limit, retries=retries, cwd=cwd, env=tuple(env or ()), conda=conda, cuda=cuda,
-        launch=launch, cpu=cpu, wait=wait, **_which(state_file, config),
+        launch=launch, cpu=cpu, slots=slots, on=on, no_output=no_output, stderr_apart=stderr_apart, gzip=gzip, log_dir=log_dir,
+        log_name=log_name, on_finish=on_finish, mail=mail, info=info, info_command=info_command, foreground=foreground, wait=wait,
+        **_which(state_file, config),
     )  # fmt: skip
     raise typer.Exit(code)
 

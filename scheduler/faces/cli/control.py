@@ -222,9 +222,8 @@ def reset(*, yes: bool = False, state_file: str | None = None, config: str | Non
         ):
             print("nothing was changed")
             return 0
-    number, newest = desk.reset()
-    stays = f"; job {newest} stays, being the newest: ids are not given out twice" if newest else ""
-    print(f"forgot {number} ended job{'s' * (number != 1)}{stays}")
+    number = desk.reset()
+    print(f"forgot {number} ended job{'s' * (number != 1)}")
     return 0
 
 

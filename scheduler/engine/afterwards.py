@@ -1,0 +1,157 @@
+"""What a job wants done at its end: a program called (`on_finish`), its output sent by mail (`mail`).
+
+Written down in the transaction that records the ending, marked as begun before it is done, struck off after: so it is
+done once, also when the scheduler was down at the end of the job. Killed in the very instant in between, nobody knows
+whether it was done: then it is said, and not done again.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from scheduler.core.job import Job, JobState
+from scheduler.core.secrets import without_secrets
+from scheduler.intake.environments import stored_environment
+from scheduler.intake.prefixes import program_in
+from scheduler.opening import plain
+from scheduler.runners import exec_in, mailer
+from scheduler.runners.processes import seen
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
+from scheduler.store.places import Places
+
+LARGEST_SAID = 1 << 20  # of what these programs print, kept in `.gpujob/on_finish.log`
+SENDMAIL = ("/usr/sbin", "/usr/lib", "/usr/bin")
+
+
+def wanted_of(changed: Iterable[Job]) -> list[int]:
+    """Those of these jobs that have just ended after they were begun, and want something done."""
+    return [
+        job.id
+        for job in changed
+        if job.state.ended
+        and job.state is not JobState.SKIPPED
+        and job.attempt
+        and (job.spec.on_finish or job.spec.mail_to)
+    ]
+
+
+class Afterwards:
+    """Does it, after the turn in which it was recorded. ``environ``: for jobs that bring no environment."""
+
+    def __init__(self, db: Database, places: Places, environ: Mapping[str, str], folder: str,
+                 say: Callable[[str, int, Job], None]) -> None:  # fmt: skip
+        self.db, self.places, self.environ, self.folder, self.say = db, places, environ, folder, say
+        self.due = True  # at the start there may be some of the daemon before
+        self._mine: set[int] = set()
+
+    def sessions(self) -> set[int]:
+        """Sessions of the programs that run for this: they belong to no job."""
+        self._mine = {pid for pid in self._mine if (found := seen(pid)) is not None and found.alive}
+        return set(self._mine)
+
+    def step(self) -> bool:
+        """Do what is to be done; True if there was something. Raises StoreTrouble before anything is done."""
+        if not self.due:
+            return False
+        wanted = rows.calls(self.db.connection)
+        if wanted:
+            with self.db.writing() as connection:
+                for number, begun in wanted:
+                    if begun is None:
+                        rows.begin_call(connection, number, time.time())
+                    else:
+                        rows.strike_call(connection, number)
+        self.due = False
+        for number, begun in wanted:
+            job = rows.get(self.db.connection, number)
+            if job is None:
+                continue
+            if begun is not None:
+                self.say(
+                    "the scheduler was killed while it did what was wanted at the end: whether it was done is not known",
+                    30,
+                    job,
+                )
+                continue
+            if job.spec.on_finish:
+                self._call(job)
+            if job.spec.mail_to:
+                self._mail(job)
+        if wanted:
+            with self.db.writing(sync=False) as connection:
+                for number, begun in wanted:
+                    if begun is None:
+                        rows.strike_call(connection, number)
+        return bool(wanted)
+
+    def _call(self, job: Job) -> None:
+        environ = self._environment(job)
+        program = job.spec.on_finish
+        path = program if "/" in program else program_in(environ.get("PATH") or os.defpath, program)
+        if not path:
+            self.say(f"on_finish: no program {program!r} in PATH", 30, job)
+            return
+        words = [program, str(job.id), str(job.error_level), job.log, command_text(job)]
+        self._spawn(job, "on_finish", path, words, environ)
+
+    def _mail(self, job: Job) -> None:
+        environ = self._environment(job)
+        sendmail = program_in(os.pathsep.join((environ.get("PATH") or os.defpath, *SENDMAIL)), "sendmail")
+        if not sendmail:
+            self.say(
+                "mail: there is no sendmail here; install a mail program (Debian: apt-get install msmtp-mta)", 30, job
+            )
+            return
+        subject = f"gpujob: job {job.id} ({without_secrets(job.spec.label) or job.spec.shown_words()}) ended with {job.error_level}"
+        words = [
+            sys.executable,
+            "-I",
+            "-S",
+            mailer.__file__,
+            sendmail,
+            job.spec.mail_to,
+            subject,
+            job.log,
+            "packed" * job.spec.gzip,
+        ]
+        self._spawn(job, "mail", sys.executable, words, environ)
+
+    def _environment(self, job: Job) -> dict[str, str]:
+        own = stored_environment(job.spec.env_file) if job.spec.env_file else None
+        return {**(own or self.environ), **dict(item.split("=", 1) for item in job.spec.variables)}
+
+    def _spawn(self, job: Job, what: str, path: str, words: list[str], environ: dict[str, str]) -> None:
+        opened = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+        try:
+            opened.append(self._log())
+            os.set_blocking(opened[1], True)
+            actions = [(os.POSIX_SPAWN_DUP2, opened[0], 0), *((os.POSIX_SPAWN_DUP2, opened[1], fd) for fd in (1, 2))]
+            folder = job.spec.cwd if os.path.isdir(job.spec.cwd) else self.folder
+            # posix_spawn itself cannot change the folder.
+            argv = [sys.executable, "-I", "-S", exec_in.__file__, folder, "-", path, *words]
+            pid = os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True, setsigmask=())
+            self._mine.add(pid)
+        except OSError as error:
+            self.say(f"{what}: {path}: {error.strerror}", 30, job)
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    def _log(self) -> int:
+        path = os.path.join(self.places.house, "on_finish.log")
+        fd = plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        if os.fstat(fd).st_size > LARGEST_SAID:
+            os.ftruncate(fd, 0)
+        return fd
+
+
+def command_text(job: Job) -> str:
+    """The command as one would type it."""
+    return shlex.join(
+        job.argv or (job.spec.script, *job.spec.arguments) if job.spec.script else job.argv or job.spec.arguments
+    )

@@ -1,0 +1,122 @@
+"""What a submitter hands on to his job beside folder and environment: limits, open files; and staying until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import threading
+import time
+from types import FrameType
+
+from scheduler.core.errors import SchedulerError
+from scheduler.core.requests import Cancel
+from scheduler.desk import Desk
+
+LONGEST_SAID = 64 << 10
+
+
+def limits_here() -> tuple[tuple[int, int, int], ...]:
+    """This process's limits, for JobSpec; those that are none are left out."""
+    known = sorted({number for name, number in vars(resource).items() if name.startswith("RLIMIT_")})
+    found = ((which, *resource.getrlimit(which)) for which in known)
+    return tuple(limit for limit in found if limit[1:] != (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def said_by(command: str) -> str:
+    """What this shell text prints, stdout and stderr. Raises SchedulerError when no shell can be had."""
+    try:
+        done = subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, check=False)  # fmt: skip
+    except OSError as error:
+        raise SchedulerError(f"/bin/sh cannot be run: {error.strerror}") from None
+    return done.stdout[:LONGEST_SAID].decode("utf-8", "replace").replace("\0", "")
+
+
+class Caller:
+    """This process as the one that waits for a job in the foreground: gives it our stdin, and with ``output`` the other two.
+
+    A socket in the scheduler's private folder, where the keeper asks for them. Raises SchedulerError.
+    """
+
+    def __init__(self, desk: Desk, *, output: bool) -> None:
+        self.path = os.path.join(desk.places.house, f"caller-{os.getpid()}-{os.urandom(4).hex()}")
+        self._given = (0, 1, 2) if output else (0,)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        folder = os.open(desk.places.house, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._socket.bind(f"/proc/self/fd/{folder}/{os.path.basename(self.path)}")  # else it may be too long a path
+        except OSError as error:
+            raise SchedulerError(f"a socket cannot be made: {error.strerror}", where=self.path) from None
+        finally:
+            os.close(folder)
+        self._socket.listen()
+        threading.Thread(target=self._give, daemon=True).start()
+
+    @property
+    def word(self) -> str:
+        """What JobSpec.caller says of it."""
+        with open("/proc/self/stat", "rb") as stream:
+            ticks = int(stream.read().rsplit(b")", 1)[1].split()[19])
+        return f"{os.getpid()} {ticks} {self.path}"
+
+    def _give(self) -> None:
+        while True:
+            try:
+                asking, _ = self._socket.accept()
+            except OSError:
+                return  # closed: it has begun, or will not
+            with asking, contextlib.suppress(OSError):  # asked again, if it was not there to take them
+                socket.send_fds(asking, [bytes(self._given)], list(self._given))
+
+    def close(self) -> None:
+        """Nobody is asked for any more."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+        self._socket.close()
+
+
+class Interrupts:
+    """While it is entered, Ctrl-C goes to the job: one that waits is cancelled, a running one is told as by its terminal."""
+
+    def __init__(self, desk: Desk, number: int) -> None:
+        self.desk, self.number = desk, number
+        self.cancelled = False  # before it ran
+
+    def __enter__(self) -> Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._pass_on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _pass_on(self, _number: int, _frame: FrameType | None) -> None:
+        job = self.desk.known([self.number]).get(self.number)
+        if job is None or job.state.ended:
+            return
+        if job.process is not None and _lives(job.process.pid, job.process.ticks):
+            os.killpg(job.process.pid, signal.SIGINT)  # it leads a group of its own
+            return
+        self.cancelled = True
+        self.desk.ask(Cancel((self.number,)))
+
+
+def _lives(pid: int, ticks: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            fields = stream.read().rsplit(b")", 1)[1].split()
+    except OSError:
+        return False
+    return int(fields[19]) == ticks and fields[0] not in b"ZX"
+
+
+def stay(desk: Desk, number: int, caller: Caller) -> int:
+    """Wait for a foreground job; its exit code, or 130 if it was given up by Ctrl-C before it ran."""
+    from scheduler.faces.cli.control import wait_for
+
+    with contextlib.closing(caller), Interrupts(desk, number) as interrupts:
+        code = wait_for(desk, (number,), None, time.monotonic())
+    return 130 if interrupts.cancelled else code
