@@ -252,8 +252,8 @@ class Keeper:
                 files = [into if fd == log_fd else fd for fd in files]
                 log_fd = into
             files = [given.get(number, fd) for number, fd in enumerate(files)]
-            for fd in opened:
-                os.set_blocking(fd, True)  # the job knows nothing of how it was opened
+            for one in opened:
+                os.set_blocking(one, True)  # the job knows nothing of how it was opened
             stage = "environment"
             made = environment(self.base, env_file, changes)
             stage = "folder"
