@@ -26,7 +26,7 @@ from scheduler.intake.jobs_csv import check_words
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
 from scheduler.store.database import Database, NothingYet, open_for_reading, trouble
-from scheduler.store.forgetting import forget_finished
+from scheduler.store.forgetting import forget, forget_finished, may_be_forgotten
 from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places
 from scheduler.store.proof import check_begun
@@ -39,6 +39,7 @@ LAST_ENDED = 100
 MOST_LABELS = 10_000
 STATES = tuple(state.value for state in JobState)
 SCHEMA = 1
+HIDDEN = "hidden"  # in `meta`
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,10 @@ class Overview:
     runner: str = ""  # direct or screen, as that daemon runs its jobs
     set_aside: str = ""  # what somebody saved last that was no state file, if it is still there
     trouble: Sequence[str] = ()  # what holds it up: files that are not read, a stopped keeper; each with what mends it
+
+
+class QueueFull(SchedulerError):
+    """As many jobs wait or run as may."""
 
 
 class Desk:
@@ -142,10 +147,21 @@ class Desk:
             where=self.places.state_file,
         )
 
-    def submit(self, spec: JobSpec, environment: Mapping[str, str] | None, table: ModelTable) -> Job:
+    def submit(
+        self,
+        spec: JobSpec,
+        environment: Mapping[str, str] | None,
+        table: ModelTable,
+        *,
+        from_zero: bool = False,
+        forgiving: bool = False,
+        most: int | None = None,
+    ) -> Job:
         """Queue a job, never deduplicated. ``environment``: the whole one it runs in, kept in a private file.
 
-        Raises Refused when it can never run, NotFound for an unknown job in ``after``, StoreTrouble.
+        ``from_zero``: the first job of this scheduler gets the number 0. ``forgiving``: jobs that are not there yet are not
+        waited for, and of those that are there no more only those that had to end well. ``most``: so many may wait or run.
+        Raises Refused when it can never run, NotFound for an unknown job in ``after``, QueueFull, StoreTrouble.
         """
         if spec.arguments:
             check_words(spec.arguments)
@@ -157,12 +173,19 @@ class Desk:
             with database.writing() as connection:
                 if environment is not None and not os.path.exists(spec.env_file):
                     self._keep_environment(environment)  # its last job was forgotten meanwhile
-                for parent in (*spec.after, *spec.after_ok):
+                if from_zero:
+                    rows.number_from_zero(connection)
+                if most is not None and rows.unfinished(connection) >= most:
+                    raise QueueFull(f"{most} jobs wait or run already, and no more may", do="wait until one has ended")
+                if forgiving:
+                    spec = _without_strangers(connection, spec)
+                for parent in (*spec.after, *spec.after_ok) if not forgiving else ():
                     if rows.get(connection, parent) is None:
                         raise NotFound(f"there is no job {parent} to wait for", do="see gpujob jobs")
                 gpus = rows.gpus(connection)
                 job = rows.insert(connection, spec, need, "", notes, time.time())
-                never = Fleet(gpus).can_ever_hold(class_of(job)) if gpus else ""
+                known = bool(gpus) or bool(rows.meta(connection, "settings"))
+                never = Fleet(gpus, _cpu_slots(connection)).can_ever_hold(class_of(job)) if known else ""
                 if never:
                     raise Refused(never, do="ask for less, or allow other GPUs")
             database.ring()
@@ -361,6 +384,40 @@ class Desk:
             database.close()
         return number
 
+    def listed(self) -> tuple[list[Job], set[int]]:
+        """All jobs, and those of them that were to be forgotten while others wait for them."""
+        with self._reading() as connection:
+            if connection is None:
+                return [], set()
+            return list(rows.select(connection)), set(json.loads(rows.meta(connection, HIDDEN) or "[]"))
+
+    def last_id(self) -> int:
+        """The highest id given out; before the first the number below it."""
+        with self._reading() as connection:
+            return rows.last_id(connection) if connection is not None else -1
+
+    def forget(self, jobs: Sequence[int]) -> None:
+        """Forget these jobs, as far as they have ended; one that others wait for is only kept from lists (`listed`)."""
+        database = Database(self.places)
+        try:
+            with database.writing() as connection:
+                free = [number for number in jobs if may_be_forgotten(connection, number)]
+                forget(connection, free)
+                hidden = {*json.loads(rows.meta(connection, HIDDEN) or "[]"), *jobs} - set(free)
+                rows.set_meta(connection, HIDDEN, json.dumps(sorted(hidden)))
+            database.ring()
+        finally:
+            database.close()
+
+    def note(self, key: str, text: str) -> None:
+        """Remember a text of the caller's own; `remembered` gives it back."""
+        database = Database(self.places)
+        try:
+            with database.writing() as connection:
+                rows.set_meta(connection, key, text)
+        finally:
+            database.close()
+
     def settle_here(self, home: str) -> None:
         """Say that this store belongs to this machine and place from now on."""
         if self.alive():
@@ -371,6 +428,19 @@ class Desk:
                 rows.set_meta(connection, "home", home)
         finally:
             database.close()
+
+
+def _without_strangers(connection: sqlite3.Connection, spec: JobSpec) -> JobSpec:
+    last = rows.last_id(connection)
+    after = tuple(parent for parent in spec.after if parent <= last and rows.get(connection, parent) is not None)
+    return replace(spec, after=after, after_ok=tuple(parent for parent in spec.after_ok if parent <= last))
+
+
+def _cpu_slots(connection: sqlite3.Connection) -> int:
+    """How many there are, as the last daemon noted it; without a limit where none was there yet."""
+    noted = rows.meta(connection, "settings")
+    slots = json.loads(noted).get("cpu_slots", [None])[0] if noted else None
+    return int(slots) if slots is not None else (os.cpu_count() or 1 if noted else 1 << 30)
 
 
 def _moment(value: object) -> float | None:

@@ -207,6 +207,11 @@ class Config:
     )
     gpus: int | None = _option(None, _gpu_count, "manage GPUs 0..N-1; empty: all that are seen")
     gpu_ids: tuple[int, ...] | None = _option(None, _gpu_ids, "manage just these GPUs, say [0, 2]; empty: as gpus says")
+    without_gpus: bool = _option(
+        False,
+        _flag,
+        "start also where none, or not all of the named GPUs, can be seen: jobs with need 0 run all the same",
+    )
     cpu_slots: int | None = _option(
         None,
         _gpu_count,

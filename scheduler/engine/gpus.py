@@ -63,7 +63,12 @@ def managed_gpus(
     try:
         first = probe.first(lambda: say("waiting for the GPU driver to answer …"))
     except NoGpuData as error:
-        return _without_answer(probe, wanted, stored, error)
+        try:
+            return _without_answer(probe, wanted, stored, error)
+        except NoGpuData:
+            if not config.without_gpus:
+                raise
+            return Managed([], None, [f"no GPU is managed: {error.what}; only jobs that need none can start"])
     except BaseException:
         probe.close()
         raise
@@ -72,7 +77,10 @@ def managed_gpus(
     if wanted is None:
         wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), found, notes)
     beyond = [gpu for gpu in wanted if gpu not in found]
-    if beyond:
+    if beyond and config.without_gpus:
+        notes.append(f"there is no GPU {gpu_ids_text(beyond)}: the driver shows {gpu_ids_text(found)}")
+        wanted = tuple(gpu for gpu in wanted if gpu in found)
+    elif beyond:
         probe.close()
         raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {gpu_ids_text(found)}")
     return Managed([found[gpu] for gpu in wanted], probe, notes, first, list(found.values()))

@@ -19,6 +19,7 @@ from scheduler.core.telemetry import Limits
 from scheduler.engine.gpus import UNREAD
 from scheduler.engine.telling import harmless
 from scheduler.intake.settings import DEFAULT, Settings, model_table
+from scheduler.opening import tail_of
 from scheduler.store import jobs as rows
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ class Rereading:
         """Read what has changed; ``everything``: whether it was noticed or not."""
         config_file, table_file = self.settings.config_file, self.settings.config.llm_config
         if config_file and config_file in house.changed:
-            self.config_due = now.mono + SETTLE_S  # half of a config can be read as well as the whole
+            # Half of a config can be read as well as the whole, unless its last line says that it is the last.
+            self.config_due = now.mono + (0.0 if _says_its_end(config_file) else SETTLE_S)
         elif config_file and everything and self.config_due == math.inf:
             self.config_due = now.mono
         if table_file in house.changed or (table_file and everything and self.table_due == math.inf):
@@ -179,6 +181,14 @@ class Rereading:
         elif self.table_trouble:
             house.say(f"{harmless(config.llm_config)}: can be read again; nothing has changed", 20, kind="table")
         self.table_trouble = ""
+
+
+def _says_its_end(path: str) -> bool:
+    """Whether a YAML file ends with the mark of a document's end."""
+    try:
+        return tail_of(path, 5) == b"\n...\n"
+    except OSError:
+        return False
 
 
 def _may_change(key: str, before: Any, after: Any) -> bool:

@@ -1,13 +1,11 @@
-"""What a submitter hands on to his job beside folder and environment: limits, open files; and staying until it ends."""
+"""A job in the foreground: it gets descriptors of its caller, who stays until it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import socket
-import subprocess
 import threading
 import time
 from types import FrameType
@@ -15,25 +13,6 @@ from types import FrameType
 from scheduler.core.errors import SchedulerError
 from scheduler.core.requests import Cancel
 from scheduler.desk import Desk
-
-LONGEST_SAID = 64 << 10
-
-
-def limits_here() -> tuple[tuple[int, int, int], ...]:
-    """This process's limits, for JobSpec; those that are none are left out."""
-    known = sorted({number for name, number in vars(resource).items() if name.startswith("RLIMIT_")})
-    found = ((which, *resource.getrlimit(which)) for which in known)
-    return tuple(limit for limit in found if limit[1:] != (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-
-def said_by(command: str) -> str:
-    """What this shell text prints, stdout and stderr. Raises SchedulerError when no shell can be had."""
-    try:
-        done = subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, check=False)  # fmt: skip
-    except OSError as error:
-        raise SchedulerError(f"/bin/sh cannot be run: {error.strerror}") from None
-    return done.stdout[:LONGEST_SAID].decode("utf-8", "replace").replace("\0", "")
 
 
 class Caller:

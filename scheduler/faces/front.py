@@ -19,7 +19,7 @@ ZERO_BYTES = "source code string cannot contain null bytes"  # Python's words
 COMPLETION = "_GPUJOB_COMPLETE"  # set by a shell that wants to know what may come next
 COMMON = {"--state-file": ("state_file", ONE), "--config": ("config", ONE)}
 SETTINGS = (
-    "gpus", "gpu_ids", "jobs_file", "commands_file", "llm_config", "log_dir", "log_file", "cpu_slots", "mem_threshold", "load_threshold",
+    "gpus", "gpu_ids", "jobs_file", "commands_file", "llm_config", "log_dir", "log_file", "without_gpus", "cpu_slots", "mem_threshold", "load_threshold",
     "whole_gpu_tolerance", "gpu_interval", "settle", "release", "hold_on_errors", "monitor_interval", "state_interval",
     "max_assign_attempts", "assign_retry_wait", "oom_retries", "kill_grace", "cuda_ids", "python", "conda_mode", "activation_limit",
     "order", "aging", "max_overtakes", "keep_logs", "keep_finished", "trust_group", "watch",
@@ -156,6 +156,10 @@ def _run(words: list[str]) -> int:
         from scheduler.faces.cli.completing import answer
 
         return answer(words)
+    if words[:1] == ["ts"]:
+        from scheduler.faces.ts.main import run as spool
+
+        return spool(words[1:])
     hot = bare(words) or parse(words)
     if hot is None:
         from scheduler.faces.cli.app import run
@@ -299,5 +303,7 @@ def _fail(lines: Sequence[str], code: int) -> int:
 
 
 def entry() -> None:
-    """What the installed command calls."""
+    """What the installed command calls; called by the name `ts` or `tsp` it is GPU Task Spooler."""
+    if os.path.basename(sys.argv[0]) in ("ts", "tsp"):
+        sys.argv[1:1] = ["ts"]
     sys.exit(main())

@@ -90,6 +90,13 @@ def forget(connection: sqlite3.Connection, jobs: Sequence[int]) -> None:
         rows.keep_last_id(connection, last)
 
 
+def may_be_forgotten(connection: sqlite3.Connection, number: int) -> bool:
+    """Whether a job has ended, holds no GPU, and nobody waits for it."""
+    job = rows.get(connection, number)
+    held = connection.execute("SELECT 1 FROM holdings WHERE job=?", (number,)).fetchone()
+    return job is not None and job.state.ended and held is None and number not in _parents(connection)
+
+
 def _parents(connection: sqlite3.Connection) -> set[int]:
     """Jobs that a living one waits for, or waited for."""
     found: set[int] = set()

@@ -212,6 +212,17 @@ def keep_last_id(connection: sqlite3.Connection, last: int) -> None:
     set_meta(connection, "last_id", str(last))
 
 
+def number_from_zero(connection: sqlite3.Connection) -> None:
+    """Let the first job be number 0, where none was before."""
+    if not meta(connection, "last_id") and last_id(connection) == 0:
+        keep_last_id(connection, -1)
+
+
+def unfinished(connection: sqlite3.Connection) -> int:
+    """How many jobs wait or run."""
+    return int(connection.execute("SELECT count(*) FROM jobs WHERE finished_at IS NULL").fetchone()[0])
+
+
 def id_back(connection: sqlite3.Connection, steps: int) -> int | None:
     """The newest id, or the one so many jobs before it; None if there is none."""
     row = connection.execute("SELECT id FROM jobs ORDER BY id DESC LIMIT 1 OFFSET ?", (steps,)).fetchone()

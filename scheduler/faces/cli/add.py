@@ -18,7 +18,7 @@ from scheduler.core.llm import ModelTable, need_of
 from scheduler.core.placement import Fleet, JobClass
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
-from scheduler.faces.foreground import Caller, limits_here, said_by, stay
+from scheduler.faces.handing import limits_here, said_by
 from scheduler.faces.terminal import safe
 from scheduler.intake.files import FileTrouble, check_owner, check_places, check_private, places_of
 from scheduler.intake.jobs_csv import (
@@ -282,8 +282,11 @@ def submit(
         _check_program(command, folder, environment.get("PATH", os.defpath))
     if launch:
         script, command = os.path.normpath(os.path.join(folder, command[0])), command[1:]
-    caller = Caller(desk, output=no_output) if foreground else None
-    if caller is not None:
+    caller = None
+    if foreground:
+        from scheduler.faces.foreground import Caller, stay
+
+        caller = Caller(desk, output=no_output)
         values["caller"] = caller.word
     spec = JobSpec(
         source="submit", script=script, arguments=tuple(command), priority=level, cwd=folder, conda_env=conda, umask=mask,

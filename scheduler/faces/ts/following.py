@@ -1,0 +1,63 @@
+"""-t and -c: what a job has written, and what it goes on to write, until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+import time
+import zlib
+from typing import TYPE_CHECKING
+
+from scheduler.core.job import Job
+from scheduler.faces.folding import CHUNK, seek_last_lines
+from scheduler.faces.ts.main import ERROR, RequestError, code_of
+from scheduler.opening import plain_or_link
+
+if TYPE_CHECKING:
+    from scheduler.faces.ts.main import Spooler
+
+EVERY_S = 0.05
+
+
+def follow(spooler: Spooler, job: Job, most: int | None) -> int:
+    """Print it as it is, only the last ``most`` lines of what is there; the job's exit code. Raises RequestError."""
+    try:
+        fd = plain_or_link(job.log, os.O_RDONLY)
+    except OSError as error:
+        raise RequestError(f"{job.log}: {error.strerror}") from None
+    with contextlib.closing(os.fdopen(fd, "rb", buffering=0)):
+        unpack = zlib.decompressobj(zlib.MAX_WBITS | 16) if job.spec.gzip else None
+        if most is not None and unpack is None:
+            seek_last_lines(fd, most, sys.maxsize)
+        kept = b""
+        skipping = most is not None and unpack is not None
+        while True:
+            now = spooler.desk.known([job.id]).get(job.id)
+            over = now is None or now.state.ended
+            while data := os.read(fd, CHUNK):
+                data = unpack.decompress(data) if unpack is not None else data
+                if skipping:
+                    kept = _last_lines(kept + data, most or 0)
+                else:
+                    _write(data)
+            if skipping:
+                _write(kept)
+                skipping = False
+            if over:
+                return code_of(now) if now is not None else ERROR
+            if not spooler.server.alive():
+                spooler.server.begin()
+            time.sleep(EVERY_S)
+            if stat.S_ISREG(os.fstat(fd).st_mode) and os.fstat(fd).st_size < os.lseek(fd, 0, os.SEEK_CUR):
+                os.lseek(fd, 0, os.SEEK_SET)  # it was cut
+
+
+def _last_lines(data: bytes, most: int) -> bytes:
+    return b"".join(data.splitlines(keepends=True)[-most:])
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()

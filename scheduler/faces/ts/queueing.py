@@ -1,0 +1,155 @@
+"""`ts [options] command…`: one more job, in this folder and environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from scheduler.core.errors import Refused
+from scheduler.core.gpu import parse_gpu_ids
+from scheduler.core.job import Job, JobSpec
+from scheduler.core.llm import ModelTable
+from scheduler.desk import Desk, QueueFull
+from scheduler.faces.handing import limits_here, said_by
+from scheduler.faces.ts.main import FULL, RequestError, number_of, user_name
+
+if TYPE_CHECKING:
+    from scheduler.faces.foreground import Caller
+    from scheduler.faces.ts.main import Spooler
+    from scheduler.faces.ts.words import Typed
+
+ROOM_S = 0.1
+MOST_LABEL = 200
+
+
+def queue(spooler: Spooler, typed: Typed) -> int:
+    """Queue the command; 0, or with -f its exit code, or 2 if the queue is full and -B says not to wait."""
+    options = typed.options
+    spec = _spec(spooler, typed)
+    desk = spooler.desk
+    if spec.on or spec.gpus != "0" or spec.slots > 1:  # whether it can ever run is known to a server that has begun
+        spooler.server.ready()
+        _until_noted(desk)
+    caller: Caller | None = None
+    if "f" in options:
+        from scheduler.faces.foreground import Caller
+
+        caller = Caller(desk, output="n" in options)
+        spec = replace(spec, caller=caller.word)
+    try:
+        job = _submit(spooler, desk, spec, wait="B" not in options)
+        if job is None:
+            return FULL
+        if "n" not in options:
+            print(job.id, flush=True)
+        if caller is None:
+            return 0
+        return _stay(spooler, desk, job, forget="n" in options)
+    finally:
+        if caller is not None:
+            caller.close()
+
+
+def _submit(spooler: Spooler, desk: Desk, spec: JobSpec, *, wait: bool) -> Job | None:
+    """The job; None if there is no room and nobody waits for it."""
+    most = spooler.server.most_jobs()
+    while True:
+        try:
+            return desk.submit(spec, spooler.environ, ModelTable(), from_zero=True, forgiving=True, most=most)
+        except QueueFull as error:
+            if not wait:
+                print(f"Error: The queue is full: {error.what}.", file=sys.stderr)
+                return None
+            time.sleep(ROOM_S)
+            spooler.server.begin()
+        except Refused as error:
+            raise RequestError(f"The job can never run: {error.what}") from None
+
+
+def _spec(spooler: Spooler, typed: Typed) -> JobSpec:
+    options, environ = typed.options, spooler.environ
+    if not typed.command or not typed.command[0]:
+        raise RequestError("The command is empty.")
+    mask = os.umask(0)
+    os.umask(mask)
+    gpus, on = _gpus(options)
+    after, after_ok = _ids(options.get("D")), _ids(options.get("W"))
+    if "d" in options:
+        last = spooler.desk.last_id()
+        after = (*after, last) if last >= 0 else after
+    label = "".join(char for char in options.get("L", "") if char.isprintable())[:MOST_LABEL]
+    name = options.get("O", "ts-out")
+    if not name or "/" in name or name in (".", ".."):
+        raise RequestError(f"-O takes the name of a file, without a path, not {name!r}.")
+    return JobSpec(
+        source="ts",
+        arguments=tuple(typed.command),
+        cwd=os.getcwd(),
+        umask=mask,
+        limits=limits_here(),
+        variables=("PYTHONUNBUFFERED=1",),
+        gpus="" if on else gpus,
+        on=on,
+        allowed=on or None,
+        slots=_count(options.get("N", "1"), "-N") if gpus == "0" and not on else 1,
+        label=label,
+        after=tuple(dict.fromkeys(after)),
+        after_ok=tuple(dict.fromkeys(after_ok)),
+        output="none" if "n" in options else "log",
+        log_dir=spooler.log_folder(),
+        log_name=name,
+        stderr_apart="E" in options and "n" not in options,
+        gzip="z" in options and "n" not in options,
+        on_finish=environ.get("TS_ONFINISH", ""),
+        mail_to=(environ.get("TS_MAILTO") or user_name()) if "m" in options else "",
+        info=said_by(environ["TS_ENV"]) if environ.get("TS_ENV") else "",
+    )
+
+
+def _gpus(options: dict[str, str]) -> tuple[str, tuple[int, ...]]:
+    """The need in GPUs, and the GPUs that are named."""
+    if "g" in options:
+        try:
+            named = parse_gpu_ids(options["g"])
+        except Exception:  # noqa: BLE001  every kind of mistake in it is the same to the user
+            named = None
+        if named is None:
+            raise RequestError(f"-g takes GPU ids such as 0,3, not {options['g']!r}.")
+        return "", named
+    count = _count(options.get("G", "0"), "-G", least=0)
+    return str(count), ()
+
+
+def _count(text: str, option: str, least: int = 1) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 7 and int(text) >= least):
+        raise RequestError(f"{option} takes a whole number from {least} on, not {text!r}.")
+    return int(text)
+
+
+def _ids(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    return tuple(number_of(piece) for piece in text.split(",") if piece.strip())
+
+
+def _until_noted(desk: Desk) -> None:
+    """A server that has just begun has not looked at its GPUs yet."""
+    end = time.monotonic() + 20.0
+    while not desk.remembered("settings") and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def _stay(spooler: Spooler, desk: Desk, job: Job, *, forget: bool) -> int:
+    """-f: wait for the end; Ctrl-C goes to the job."""
+    from scheduler.faces.foreground import Interrupts
+
+    with Interrupts(desk, job.id):
+        code = spooler.wait(job.id)
+    if forget:
+        with contextlib.suppress(OSError):
+            desk.forget([job.id])
+    return code

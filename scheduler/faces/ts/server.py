@@ -1,0 +1,342 @@
+"""Which scheduler a `ts` call means: one for each TS_SOCKET, started by the first call, followed by another after -K.
+
+Everything of one TS_SOCKET lies in one private folder: beside the socket's path, if nobody else can write there, else
+below `$XDG_STATE_HOME/gpujob/ts`. In it each life of the server (until -K) has a folder of its own, numbered; `current`
+names the one in use. A life is an ordinary scheduler: its state file, its config, its store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pwd
+import signal
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from scheduler.core.errors import SchedulerError
+from scheduler.opening import plain
+from scheduler.store.office import daemon_alive, holder
+from scheduler.store.places import Places, make_private_folder
+from scheduler.store.safely import replace_file
+
+STATE_FILE = "gpu_scheduler_state.json"
+READY_S = 20.0
+FREE_PERCENT = 90
+KILL_GRACE = 900_000_000  # -k is a SIGTERM and nothing more: a job may take its time to save its work
+AFTER_CONN = 6  # of TS_MAXCONN are no jobs, as in the original
+
+
+def socket_of(environ: Mapping[str, str]) -> str:
+    """The path that names the server: TS_SOCKET, else one in the folder for temporary files."""
+    return os.path.abspath(environ.get("TS_SOCKET") or os.path.join(temporary(environ), f"socket-ts.{os.getuid()}"))
+
+
+def temporary(environ: Mapping[str, str]) -> str:
+    """The folder for temporary files."""
+    return os.path.abspath(environ.get("TMPDIR") or "/tmp")  # noqa: S108  only new names of random letters are made there
+
+
+def folder_of(environ: Mapping[str, str]) -> str:
+    """The private folder of the server that is meant."""
+    path = socket_of(environ)
+    above = os.path.dirname(path)
+    with contextlib.suppress(OSError):
+        status = os.stat(above)
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+            return f"{path}.gpujob"
+    state = environ.get("XDG_STATE_HOME") or os.path.join(_home(environ), ".local", "state")
+    short = hashlib.blake2b(os.fsencode(path), digest_size=6).hexdigest()
+    name = "".join(char if char.isalnum() or char in "._-" else "_" for char in os.path.basename(path))[:40]
+    return os.path.join(os.path.abspath(state), "gpujob", "ts", f"{name}-{short}")
+
+
+def _home(environ: Mapping[str, str]) -> str:
+    return environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+
+
+class Server:
+    """The server of one TS_SOCKET."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.folder = folder_of(environ)
+        self.life = self._current()
+
+    def _current(self) -> int:
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open(os.path.join(self.folder, "current"), opener=plain) as stream,
+        ):
+            return int(stream.read(20))
+        return 0
+
+    @property
+    def home(self) -> str:
+        """The folder of this life."""
+        return os.path.join(self.folder, str(self.life))
+
+    @property
+    def state_file(self) -> str:
+        return os.path.join(self.home, STATE_FILE)
+
+    @property
+    def places(self) -> Places:
+        return Places(self.state_file)
+
+    def exists(self) -> bool:
+        """Whether this life was begun."""
+        return bool(self.life) and os.path.exists(self.places.house)
+
+    def alive(self) -> bool:
+        """Whether its scheduler runs."""
+        return self.exists() and daemon_alive(self.places)
+
+    # -- beginning ----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Have a life, and a scheduler for it that runs or is about to. Raises SchedulerError."""
+        if self.alive() or (self.exists() and self._starting()):
+            return
+        make_private_folder(self.folder)
+        with self._locked():
+            self.life = self._current()
+            if not self.life:
+                self._new_life(1 + max(self._lives(), default=0))
+            if not (self.alive() or self._starting()):
+                self._start()
+
+    def _lives(self) -> list[int]:
+        """All lives of which something is left."""
+        return sorted(int(name) for name in os.listdir(self.folder) if name.isascii() and name.isdigit())
+
+    def _new_life(self, number: int) -> None:
+        """A folder with the settings that this environment says, and only then its number."""
+        self.life = number
+        make_private_folder(self.home)
+        slots = _number(self.environ, "TS_SLOTS", 1)
+        settings: dict[str, Any] = {
+            "jobs_file": '""',
+            "cpu_slots": slots,
+            "keep_finished": _number(self.environ, "TS_MAXFINISHED", 1000),
+            "without_gpus": "true",
+            "max_overtakes": 10,
+            "kill_grace": KILL_GRACE,
+            "load_threshold": 1,
+            "mem_threshold": 1,
+            "whole_gpu_tolerance": _tolerance(FREE_PERCENT),
+        }
+        connections = _number(self.environ, "TS_MAXCONN", 0)
+        if connections:
+            settings["# TS_MAXCONN"] = connections  # nothing that the scheduler itself goes by
+        visible = self.environ.get("TS_VISIBLE_DEVICES", "").strip()
+        if visible:
+            settings["gpu_ids"] = f'"{_gpu_list(visible)}"'
+        self._write_settings(settings)
+        self._write_environment(dict(self.environ))
+        self.places.make()
+        replace_file(os.path.join(self.folder, "current"), b"%d\n" % number, sync=True)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One at a time starts or ends the server."""
+        fd = plain(os.path.join(self.folder, "lock"), os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _start(self) -> None:
+        """Start the scheduler, and do not wait for it."""
+        import scheduler
+
+        program = os.path.join(os.path.dirname(os.path.abspath(scheduler.__file__)), "__main__.py")
+        words = [sys.executable, program, "start", "--state-file", self.state_file, "--config", self._config]
+        said = plain(os.path.join(self.home, "start.err"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            os.set_blocking(said, True)
+            actions = [
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
+                (os.POSIX_SPAWN_DUP2, 0, 1),
+                (os.POSIX_SPAWN_DUP2, said, 2),
+            ]
+            before = os.getcwd()
+            os.chdir(self.home)  # its working folder; it must not hold ours
+            try:
+                pid = os.posix_spawn(
+                    sys.executable, words, self.server_environment(), setsid=True, file_actions=actions
+                )
+            finally:
+                with contextlib.suppress(OSError):
+                    os.chdir(before)
+        finally:
+            os.close(said)
+        replace_file(self._started, b"%d %d\n" % (pid, _ticks(pid)), sync=False)
+
+    @property
+    def _started(self) -> str:
+        return os.path.join(self.home, "started")
+
+    def _starting(self) -> bool:
+        """Whether somebody has started the scheduler, and it lives, if perhaps not in office yet."""
+        with contextlib.suppress(OSError, ValueError), open(self._started, opener=plain) as stream:
+            pid, ticks = map(int, stream.read(60).split())
+            return ticks > 0 and _ticks(pid) == ticks
+        return False
+
+    def ready(self) -> None:
+        """Wait until the scheduler works. Raises SchedulerError with what kept it from that."""
+        end = time.monotonic() + READY_S
+        while time.monotonic() < end:
+            if daemon_alive(self.places) and holder(self.places).get("pid"):
+                return
+            if not self._starting() and not daemon_alive(self.places):
+                break
+            time.sleep(0.005)
+        with open(os.path.join(self.home, "start.err"), encoding="utf-8", errors="replace", opener=plain) as stream:
+            said = [line.strip() for line in stream.read(4096).splitlines() if line.strip()]
+        raise SchedulerError(
+            f"the server cannot be started: {said[-1] if said else 'it ended at once'}", where=self.home
+        )
+
+    # -- its settings -------------------------------------------------------------------------------------
+
+    @property
+    def _config(self) -> str:
+        return os.path.join(self.home, "config.yaml")
+
+    def settings(self) -> dict[str, str]:
+        """The settings of this life, as they are written down."""
+        found = {}
+        with open(self._config, encoding="utf-8", opener=plain) as stream:
+            for line in stream:
+                key, colon, value = line.partition(":")
+                if colon and (not line.startswith("#") or line.startswith("# TS_")):
+                    found[key.strip()] = value.strip()
+        return found
+
+    def set(self, **changes: Any) -> None:
+        """Change settings of this life: the scheduler reads them anew."""
+        with self._locked():
+            self._write_settings({**self.settings(), **changes})
+
+    def _write_settings(self, settings: Mapping[str, Any]) -> None:
+        head = "# Settings of this ts server: written by ts (-S, --set_gpu_free_perc, …), read by its scheduler.\n"
+        text = head + "".join(f"{key}: {value}\n" for key, value in settings.items())
+        replace_file(
+            self._config, f"{text}...\n".encode(), sync=False
+        )  # the dots: nothing more follows, read it at once
+
+    def slots(self) -> int:
+        """How many jobs without GPUs run at once."""
+        return int(self.settings().get("cpu_slots", "1"))
+
+    def most_jobs(self) -> int | None:
+        """How many jobs may wait and run, as TS_MAXCONN of the server says it; None: any number."""
+        text = self.settings().get("# TS_MAXCONN", "")
+        return max(1, int(text) - AFTER_CONN) if text else None
+
+    def free_percent(self) -> int:
+        """How much of a GPU's memory has to be free, in percent."""
+        return round(100 * (1 - float(self.settings().get("whole_gpu_tolerance", "0.1"))))
+
+    def set_free_percent(self, percent: int) -> None:
+        self.set(whole_gpu_tolerance=_tolerance(percent))
+
+    # -- its environment ----------------------------------------------------------------------------------
+
+    def server_environment(self) -> dict[str, str]:
+        """The environment that its scheduler is started with: the first caller's, with what --setenv has changed."""
+        with open(os.path.join(self.home, "environment"), "rb", opener=plain) as stream:
+            items = [os.fsdecode(item).partition("=") for item in stream.read().split(b"\0")]
+        return {name: value for name, equals, value in items if equals}
+
+    def _write_environment(self, environ: Mapping[str, str]) -> None:
+        data = b"\0".join(os.fsencode(f"{name}={value}") for name, value in environ.items())
+        replace_file(os.path.join(self.home, "environment"), data, sync=False)
+
+    def change_environment(self, name: str, value: str | None) -> None:
+        """Set or remove (None) a variable of the server; what it reads at its start makes it start anew, under its jobs."""
+        with self._locked():
+            environ = self.server_environment()
+            environ.pop(name, None)
+            if value is not None:
+                environ[name] = value
+            self._write_environment(environ)
+            settings: dict[str, Any] = self.settings()
+            if name == "TS_VISIBLE_DEVICES":
+                settings.pop("gpu_ids", None)
+                if value:
+                    settings["gpu_ids"] = f'"{_gpu_list(value)}"'
+                self._write_settings(settings)
+                self._stop(signal.SIGINT)
+                self._start()
+
+    # -- ending -------------------------------------------------------------------------------------------
+
+    def _stop(self, number: int) -> None:
+        """End the scheduler, whose jobs go on, and wait until it has ended."""
+        end = time.monotonic() + READY_S
+        while daemon_alive(self.places):
+            told = holder(self.places)
+            if told and _is_running(told):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(told["pid"]), number)
+            until = min(end, time.monotonic() + 5.0)
+            while daemon_alive(self.places) and time.monotonic() < until:
+                time.sleep(0.005)
+            if time.monotonic() >= end:
+                raise SchedulerError(f"the server (pid {told.get('pid', 'unknown')}) does not end", where=self.home)
+
+    def retire(self, cancel_waiting: Any) -> None:
+        """-K: end the scheduler, cancel what waits, and let the next call begin another life."""
+        if not self.exists():
+            return
+        with self._locked():
+            self.life = self._current()
+            if not self.life:
+                return
+            self._stop(signal.SIGINT)
+            cancel_waiting(self.state_file)
+            replace_file(os.path.join(self.folder, "current"), b"0\n", sync=True)
+
+
+def _is_running(told: Mapping[str, Any]) -> bool:
+    """Whether the process that said this of itself is the one that has its number now."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+            boot = stream.read().strip()
+        ticks = _ticks(int(told["pid"]))
+    except (OSError, ValueError, KeyError):
+        return False
+    return ticks > 0 and ticks == told.get("ticks") and boot == told.get("boot")
+
+
+def _ticks(pid: int) -> int:
+    """The start time of a process that lives, 0 if none does."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            fields = stream.read().rsplit(b")", 1)[1].split()
+    except (OSError, IndexError):
+        return 0
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    """A whole number of at least 1 in a variable; what is none counts as the default, as in the original."""
+    text = environ.get(name, "").strip()
+    return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 10**9 else default
+
+
+def _gpu_list(text: str) -> str:
+    return "".join(char for char in text if char.isdigit() or char in ",-")
+
+
+def _tolerance(percent: int) -> str:
+    return f"{1 - percent / 100:.4g}"

@@ -1,0 +1,117 @@
+"""What was typed, as `getopt_long` reads it: options up to the first word that is none, then the command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+NONE, NEEDED, MAYBE = "none", "needed", "maybe"  # MAYBE: the last word of all may stand without its value
+
+SHORT: dict[str, str] = {
+    **dict.fromkeys("KClTRqBhVnfmdEz", NONE),
+    **dict.fromkeys("StcpoisrwkuaFUg", MAYBE),
+    **dict.fromkeys("LNDWOGM", NEEDED),
+}
+LONG: dict[str, tuple[str, str]] = {  # name → (what it is, whether a value follows)
+    "getenv": ("getenv", NEEDED), "setenv": ("setenv", NEEDED), "unsetenv": ("unsetenv", NEEDED),
+    "set_gpu_free_perc": ("set_gpu_free_perc", NEEDED), "get_gpu_free_perc": ("get_gpu_free_perc", NONE),
+    "get_label": ("a", MAYBE), "full_cmd": ("F", MAYBE), "count_running": ("R", NONE), "last_queue_id": ("q", NONE),
+    "get_logdir": ("get_logdir", NONE), "set_logdir": ("set_logdir", NEEDED), "serialize": ("M", NEEDED),
+    "gpus": ("G", NEEDED), "gpu_indices": ("g", MAYBE), "help": ("h", NONE), "version": ("V", NONE),
+}  # fmt: skip
+ACTIONS = frozenset((*"KClTRqhVStcpoisrwkuaFUM", "getenv", "setenv", "unsetenv", "set_gpu_free_perc",
+                     "get_gpu_free_perc", "get_logdir", "set_logdir"))  # fmt: skip
+
+
+class Mistake(Exception):
+    """What was typed cannot be meant."""
+
+
+class Typed:
+    """``action``: what is to be done (``add`` for a command, ``l`` for nothing at all) with ``value``; ``options`` of a new job."""
+
+    def __init__(self) -> None:
+        self.action = ""
+        self.value: str | None = None
+        self.options: dict[str, str] = {}
+        self.command: list[str] = []
+
+
+def read(words: Sequence[str]) -> Typed:
+    """Raises Mistake."""
+    typed = Typed()
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if word == "--":
+            position += 1
+            break
+        if not word.startswith("-") or word == "-":
+            break
+        position += 1
+        if word.startswith("--"):
+            position = _long(typed, word[2:], words, position)
+        else:
+            position = _short(typed, word[1:], words, position)
+    typed.command = list(words[position:])
+    if "g" in typed.options and not typed.command and not typed.action:
+        if typed.options["g"]:
+            raise Mistake("-g names the GPUs of a job: the command is missing")
+        typed.action = "g"
+    if not typed.action:
+        typed.action = "add" if typed.command else "l"
+    if typed.action == "l" and typed.options:
+        raise Mistake("the command is missing")
+    return typed
+
+
+def _short(typed: Typed, letters: str, words: Sequence[str], position: int) -> int:
+    """Read the letters of one word; where the next word stands."""
+    while letters:
+        letter, letters = letters[0], letters[1:]
+        takes = SHORT.get(letter)
+        if takes is None:
+            raise Mistake(f"invalid option -- '{letter}'")
+        if takes == NONE:
+            _take(typed, letter, None)
+            continue
+        if letters:
+            _take(typed, letter, letters)
+            return position
+        if position < len(words):
+            _take(typed, letter, words[position])
+            return position + 1
+        if takes == NEEDED:
+            raise Mistake(f"option -{letter} requires an argument")
+        _take(typed, letter, None)
+    return position
+
+
+def _long(typed: Typed, text: str, words: Sequence[str], position: int) -> int:
+    name, equals, value = text.partition("=")
+    if name not in LONG:
+        near = [known for known in LONG if known.startswith(name)]
+        if len(near) != 1:
+            raise Mistake(f"unrecognized option '--{name}'" if not near else f"option '--{name}' is ambiguous")
+        name = near[0]
+    what, takes = LONG[name]
+    if equals:
+        if takes == NONE:
+            raise Mistake(f"option '--{name}' doesn't allow an argument")
+        _take(typed, what, value)
+        return position
+    if takes != NONE and position < len(words):
+        _take(typed, what, words[position])
+        return position + 1
+    if takes == NEEDED:
+        raise Mistake(f"option '--{name}' requires an argument")
+    _take(typed, what, None)
+    return position
+
+
+def _take(typed: Typed, what: str, value: str | None) -> None:
+    if what in ACTIONS:
+        typed.action, typed.value = what, value  # of several the last one counts, as in the original
+    elif what == "l":
+        typed.action = "l"
+    else:
+        typed.options[what] = value or ""
