@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 import re
@@ -11,28 +10,26 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, UsageError, did_you_mean
-from scheduler.core.gpu import WHOLE, Gpu
-from scheduler.core.job import Event, Job, JobSpec, JobState
-from scheduler.core.launch import LAUNCHERS, script_words, with_cuda
+from scheduler.core.gpu import WHOLE, Gpu, Need
+from scheduler.core.job import Event, Job, JobSpec, JobState, Reason
+from scheduler.core.job_class import class_of, reason_with_place
 from scheduler.core.llm import ModelTable, need_of
-from scheduler.core.marks import Refusal
-from scheduler.core.placement import Fleet, Reason, class_of, reason_with_place
-from scheduler.core.requests import Answer, Request
 from scheduler.core.secrets import without_secrets
-from scheduler.intake.jobs_csv import check_words
+from scheduler.core.words import check_words
 from scheduler.store import jobs as rows
-from scheduler.store import marks as kept
 from scheduler.store.database import Database, NothingYet, open_for_reading, trouble
-from scheduler.store.forgetting import forget, forget_finished, may_be_forgotten
 from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places
 from scheduler.store.proof import check_begun
-from scheduler.store.readings import LastReading
-from scheduler.store.readings import readings as last_readings
 from scheduler.store.safely import sync_folder
+
+if TYPE_CHECKING:  # what only some verbs need is imported where it is needed: calls in loops are to be quick
+    from scheduler.core.marks import Refusal
+    from scheduler.core.requests import Answer, Request
+    from scheduler.store.readings import LastReading
 
 ANSWER_S = 5.0
 LAST_ENDED = 100
@@ -184,10 +181,8 @@ class Desk:
                         raise NotFound(f"there is no job {parent} to wait for", do="see gpujob jobs")
                 gpus = rows.gpus(connection)
                 job = rows.insert(connection, spec, need, "", notes, time.time())
-                known = bool(gpus) or bool(rows.meta(connection, "settings"))
-                never = Fleet(gpus, _cpu_slots(connection)).can_ever_hold(class_of(job)) if known else ""
-                if never:
-                    raise Refused(never, do="ask for less, or allow other GPUs")
+                if job.need != Need(0, 0):
+                    _check_possible(connection, gpus, job)
             database.ring()
         finally:
             database.close()
@@ -237,6 +232,11 @@ class Desk:
 
         ``most_waiting``: only that many of the waiting jobs, those that come first.
         """
+        import glob
+
+        from scheduler.store import marks as kept
+        from scheduler.store.readings import readings as last_readings
+
         alive = self.alive()
         told = holder(self.places) if alive else {}
         pid, since, runner = told.get("pid"), _moment(told.get("started_at")), str(told.get("runner") or "")
@@ -375,6 +375,8 @@ class Desk:
 
         What still matters stays: jobs that a living one waits for or whose processes hold GPUs.
         """
+        from scheduler.store.forgetting import forget_finished
+
         database = Database(self.places)
         try:
             with database.writing() as connection:
@@ -398,6 +400,8 @@ class Desk:
 
     def forget(self, jobs: Sequence[int]) -> None:
         """Forget these jobs, as far as they have ended; one that others wait for is only kept from lists (`listed`)."""
+        from scheduler.store.forgetting import forget, may_be_forgotten
+
         database = Database(self.places)
         try:
             with database.writing() as connection:
@@ -434,6 +438,16 @@ def _without_strangers(connection: sqlite3.Connection, spec: JobSpec) -> JobSpec
     last = rows.last_id(connection)
     after = tuple(parent for parent in spec.after if parent <= last and rows.get(connection, parent) is not None)
     return replace(spec, after=after, after_ok=tuple(parent for parent in spec.after_ok if parent <= last))
+
+
+def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -> None:
+    """Raises Refused when the GPUs and slots that the last daemon knew could never hold the job."""
+    from scheduler.core.placement import Fleet
+
+    if gpus or rows.meta(connection, "settings"):
+        never = Fleet(gpus, _cpu_slots(connection)).can_ever_hold(class_of(job))
+        if never:
+            raise Refused(never, do="ask for less, or allow other GPUs")
 
 
 def _cpu_slots(connection: sqlite3.Connection) -> int:
@@ -484,6 +498,8 @@ def words_run(job: Job) -> list[str]:
         return list(spec.arguments)
     if not spec.script.endswith(".py"):
         return [spec.script, *spec.arguments]
+    from scheduler.core.launch import LAUNCHERS, script_words, with_cuda
+
     arguments = spec.arguments
     if job.gpus and spec.cuda != "none":
         ids = range(len(job.gpus)) if spec.cuda == "local" else job.gpus

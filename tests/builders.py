@@ -12,7 +12,8 @@ from scheduler.core.decide import Plan, Policy, World, decide
 from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, NeverRan, Now, Started
 from scheduler.core.gpu import WHOLE, Gpu, Need
 from scheduler.core.job import Failure, Job, JobSpec, JobState, Process
-from scheduler.core.placement import Fleet, JobClass, class_of
+from scheduler.core.job_class import JobClass, class_of
+from scheduler.core.placement import Fleet
 from scheduler.core.requests import Request
 
 T0 = 1_000_000.0  # wall time at which stories begin

@@ -8,33 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from scheduler.core.errors import SchedulerError, UsageError, nearest
+from scheduler.core.errors import LONGEST_SHOWN, SchedulerError, UsageError, nearest, said
 from scheduler.core.gpu import HIGHEST_GPU_ID, parse_gpu_ids
 from scheduler.core.keeping import Keep, keep_finished, keep_logs
 from scheduler.core.launch import CONDA_MODES, CUDA_MODES
 from scheduler.core.units import seconds_of
 
 LARGEST = 10**9  # of any number: some 30 years, and far from what the store can hold
-LONGEST_SHOWN = 40
 LONGEST_LIST = 4000  # characters of a list of GPUs
-_PLAIN = re.compile(r"[\w.+%-]+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 # What may stand in YAML without quotes and is a text to every reader of YAML.
 _BARE = re.compile(r"[A-Za-z/][\w/.+@=-]*", re.ASCII)
 _NOT_BARE = frozenset("true false yes no on off y n null".split())
-
-
-def said(value: Any) -> str:
-    """A wrong value as an error shows it: short, whatever it is."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**LONGEST_SHOWN:
-        return f"a number of over {LONGEST_SHOWN} digits"
-    if isinstance(value, (list, tuple)):
-        return "a list"
-    if isinstance(value, Mapping):
-        return "a mapping"
-    text = value if isinstance(value, str) else repr(value)
-    text = text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
-    return repr(text) if isinstance(value, str) and not _PLAIN.fullmatch(text) else text
 
 
 def _text(value: Any) -> str:

@@ -24,10 +24,11 @@ from scheduler.core.facts import (
 )
 from scheduler.core.failure import OUT_OF_MEMORY
 from scheduler.core.gpu import WHOLE, Need, gpu_ids_text
-from scheduler.core.job import TICKS_A_SECOND, Event, Holding, Job, JobState, Outcome, Process
+from scheduler.core.job import TICKS_A_SECOND, Event, Holding, Job, JobState, Outcome, Process, Reason
+from scheduler.core.job_class import JobClass, class_of
 from scheduler.core.noticing import judge_gpus
 from scheduler.core.pauses import Pauses
-from scheduler.core.placement import Fleet, JobClass, Reason, class_of
+from scheduler.core.placement import Fleet
 from scheduler.core.queue import Order, Queue
 from scheduler.core.requests import Answer
 from scheduler.core.retry import LONGEST_WAIT_S, backoff_s

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.gpu import Need, gpu_ids_text
 from scheduler.core.job import Job, JobSpec, JobState
-from scheduler.core.placement import class_of
+from scheduler.core.job_class import class_of
 from scheduler.core.units import mib_text, span_text
 
 if TYPE_CHECKING:

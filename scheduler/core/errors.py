@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 LONGEST_GUESSED = 200
+LONGEST_SHOWN = 40
+_PLAIN = re.compile(r"[\w.+%-]+", re.ASCII)
 
 
 class SchedulerError(Exception):
@@ -126,3 +130,16 @@ def word(text: str) -> str:
     data = text.encode("utf-8", "surrogateescape")
     inner = "".join(chr(b) if 32 <= b < 127 and chr(b) not in "'\\" else f"\\x{b:02x}" for b in data)
     return f"$'{inner}'"
+
+
+def said(value: Any) -> str:
+    """A wrong value as an error shows it: short, whatever it is."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**LONGEST_SHOWN:
+        return f"a number of over {LONGEST_SHOWN} digits"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    text = value if isinstance(value, str) else repr(value)
+    text = text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+    return repr(text) if isinstance(value, str) and not _PLAIN.fullmatch(text) else text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
-from scheduler.core.gpu import GpuReading
+from scheduler.core.gpu_reading import GpuReading
 from scheduler.core.job import Failure, Job, Process
 from scheduler.core.requests import Request
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from scheduler.core.errors import word
-from scheduler.core.gpu import GpuReading, gpu_ids_text
+from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.gpu_reading import GpuReading
 from scheduler.core.health import Finding, Mark, Who, good, not_told
 from scheduler.core.telemetry import LEAST_BASELINE_MIB, MOST_BASELINE
 from scheduler.core.units import mib_text

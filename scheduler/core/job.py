@@ -238,6 +238,14 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a job waits: a code for programs, a sentence for people."""
+
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Holding:
     """GPUs still held by processes that outlived the end of their job."""
 

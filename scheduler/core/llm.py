@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.core.config import said
-from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all
+from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all, said
 from scheduler.core.gpu import HIGHEST_GPU_ID, Need, rounding_note
 from scheduler.core.job import JobSpec
 

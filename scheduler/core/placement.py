@@ -11,34 +11,11 @@ Two things stand beside the ledger: *claims* of jobs that named their GPUs (nobo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 from scheduler.core.gpu import WHOLE, Gpu, Need, decimal_text, gpu_ids_text, ids_of, mask_of
-from scheduler.core.job import Job
+from scheduler.core.job import Reason
+from scheduler.core.job_class import JobClass
 from scheduler.core.telemetry import Telemetry
-
-
-@dataclass(frozen=True, slots=True)
-class JobClass:
-    """Jobs that placement cannot tell apart: same need, same allowed GPUs, same memory per GPU."""
-
-    need: Need
-    allowed: tuple[int, ...] | None = None
-    vram_mib: int = 0
-
-    @property
-    def key(self) -> str:
-        """The class as text, for the store's table of reasons."""
-        allowed = "*" if self.allowed is None else gpu_ids_text(self.allowed)
-        return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}"
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a job waits: a code for programs, a sentence for people."""
-
-    code: str
-    sentence: str
 
 
 class Fleet:
@@ -393,18 +370,3 @@ def _lacks(gpus: list[tuple[bool, int, int]], need: Need) -> tuple[int, int]:
     """How far these GPUs (kept or not, free parts below 0, id) are from holding ``need``."""
     missing = sum(unusable or -free < need.parts for unusable, free, _ in gpus)
     return missing, sum(max(0, need.parts + free) for _, free, _ in gpus)
-
-
-def class_of(job: Job) -> JobClass:
-    """The placement class of a job."""
-    return JobClass(job.need, job.allowed if job.need.count else None, job.spec.vram_mib or 0)
-
-
-def reason_with_place(reason: Reason, before: int) -> Reason:
-    """The reason of a job that is not the first of its class: how many are before it, and why they wait."""
-    if before <= 0:
-        return reason
-    is_are = "is" if before == 1 else "are"
-    jobs = "job" if before == 1 else "jobs"
-    text = f"{before} {jobs} of the same kind {is_are} before it; the first of them: {reason.sentence}"
-    return replace(reason, code="behind", sentence=text)

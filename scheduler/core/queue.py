@@ -7,7 +7,7 @@ import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from scheduler.core.placement import JobClass
+from scheduler.core.job_class import JobClass
 
 Key = tuple[float, float]
 SHORT_BETA = 5.0  # a job expected to run an hour queues as if submitted five hours later

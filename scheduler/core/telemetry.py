@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.core.facts import Now, Readings
-from scheduler.core.gpu import WHOLE, Gpu, GpuProcess, GpuReading
+from scheduler.core.gpu import WHOLE, Gpu
+from scheduler.core.gpu_reading import GpuProcess, GpuReading
 from scheduler.core.units import mib_text
 
 PASSING = frozenset({"stale", "foreign", "over-share", "releasing"})  # codes of what ends by itself: a drain waits

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from scheduler.core.config import Config
 from scheduler.core.errors import NoGpuData, Refused
 from scheduler.core.facts import Readings
-from scheduler.core.gpu import Gpu, GpuProcess, GpuReading, gpu_ids_text
+from scheduler.core.gpu import Gpu, gpu_ids_text
+from scheduler.core.gpu_reading import GpuProcess, GpuReading
 from scheduler.core.job import Job
 from scheduler.core.ports import Probe
 from scheduler.probes.fixed import declared

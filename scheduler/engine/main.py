@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from scheduler.core.errors import SchedulerError, StoreTrouble
 from scheduler.core.gpu import gpu_ids_text
-from scheduler.core.placement import class_of
+from scheduler.core.job_class import class_of
 from scheduler.engine.gpus import Flag, GpuEyes, Managed, managed_gpus, moved_gpus, other_schedulers
 from scheduler.engine.home import check_home
 from scheduler.engine.loop import PARSERS, House

@@ -13,9 +13,10 @@ from scheduler.core.errors import SchedulerError, StoreTrouble, UsageError
 from scheduler.core.gpu import Gpu
 from scheduler.core.identity import identity_of
 from scheduler.core.job import Event, Job, JobSpec, JobState
+from scheduler.core.job_class import JobClass
 from scheduler.core.llm import ModelTable, need_of
 from scheduler.core.marks import Batch, LineRead, Refusal
-from scheduler.core.placement import Fleet, JobClass
+from scheduler.core.placement import Fleet
 from scheduler.intake.files import Follower
 from scheduler.intake.jobs_csv import Door, Parsed
 from scheduler.store import jobs as rows

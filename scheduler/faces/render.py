@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scheduler.core.gpu import gpu_ids_text
-from scheduler.core.job import ENDED, Job, JobState, Outcome
-from scheduler.core.placement import Reason
+from scheduler.core.job import ENDED, Job, JobState, Outcome, Reason
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.units import mib_text, span_text
 from scheduler.desk import SCHEMA, GpuView, Overview, words_run

@@ -6,7 +6,8 @@ import os
 
 from scheduler.core.errors import UsageError
 from scheduler.core.job import JobSpec
-from scheduler.intake.jobs_csv import LONGEST_WORD, Door, Parsed
+from scheduler.core.words import LONGEST_WORD
+from scheduler.intake.jobs_csv import Door, Parsed
 
 
 def parse(line: str, door: Door, origin: str = "") -> Parsed | None:

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scheduler.core.config import OPTIONS, TEXTS, read_option, said
-from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.config import OPTIONS, TEXTS, read_option
+from scheduler.core.errors import SchedulerError, UsageError, said
 from scheduler.intake.files import FileTrouble, check_places, places_of, read_private
 
 if TYPE_CHECKING:

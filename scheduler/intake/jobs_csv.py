@@ -14,11 +14,10 @@ from scheduler.core.gpu import Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
 from scheduler.core.launch import CUDA_MODES, LAUNCHERS
 from scheduler.core.units import mib_of, seconds_of
+from scheduler.core.words import check_words
 
 LONGEST_LINE = 1 << 20
 LONGEST_SHOWN = 1000  # characters of a spelling that would be right
-LONGEST_WORD = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux, less the final NUL
-LONGEST_COMMAND = 1 << 20  # words and their NULs; the kernel's limit with a common 8 MiB stack is 2 MiB
 PRIORITIES = range(-(10**9), 10**9 + 1)
 FORMAT = "priority,script_path,conda_env,arguments,allowed_gpus"
 
@@ -288,21 +287,6 @@ def _words(text: str) -> tuple[str, ...]:
         ) from None
     check_words(words)
     return words
-
-
-def check_words(words: Collection[str]) -> None:
-    """Raise UsageError when the kernel would not take these words (E2BIG)."""
-    total = 0
-    for word in words:
-        total += len(word if word.isascii() else os.fsencode(word)) + 1
-        if len(word) * 4 > LONGEST_WORD and len(os.fsencode(word)) > LONGEST_WORD:
-            raise UsageError(
-                f"an argument has {len(word)} characters", do=f"the kernel takes {LONGEST_WORD} bytes an argument"
-            )
-        if "\0" in word:
-            raise UsageError("an argument holds a NUL byte", do="remove it")
-    if total > LONGEST_COMMAND:
-        raise UsageError("the arguments are too long", do=f"the kernel takes about {LONGEST_COMMAND} bytes in all")
 
 
 def _literals(words: Collection[str]) -> list[str]:

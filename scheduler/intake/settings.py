@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.core.config import OPTIONS, PATHS, Config, config_from, defaults, read_option, said
-from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all
+from scheduler.core.config import OPTIONS, PATHS, Config, config_from, defaults, read_option
+from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all, said
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.llm import ModelTable, table_from
 from scheduler.intake.config_file import read_entries

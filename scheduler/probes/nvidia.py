@@ -15,7 +15,7 @@ from typing import Any
 
 from scheduler.core.errors import NoGpuData
 from scheduler.core.facts import Readings
-from scheduler.core.gpu import GpuProcess, GpuReading
+from scheduler.core.gpu_reading import GpuProcess, GpuReading
 from scheduler.probes import reader
 
 DEADLINE_S = 5.0  # for one answer; then the reader is killed (how old a reading may be: core/telemetry.py)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scheduler.core.errors import Damaged, SchedulerError, UsageError
 from scheduler.core.gpu import Gpu, Need, gpu_ids_text, parse_gpu_ids
-from scheduler.core.job import HOLDING, Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process
-from scheduler.core.placement import Reason
-from scheduler.core.requests import Answer, Request, from_row, to_row
+from scheduler.core.job import HOLDING, Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process, Reason
 from scheduler.store.proof import LAST_ID
+
+if TYPE_CHECKING:  # most who look at jobs ask for nothing
+    from scheduler.core.requests import Answer, Request
 
 _COLUMNS = (
     "id state spec identity need_count need_parts priority place allowed submitted_at started_at finished_at attempt "
@@ -300,6 +301,8 @@ def counts(connection: sqlite3.Connection) -> dict[str, int]:
 
 def ask(connection: sqlite3.Connection, request: Request, now: float) -> int:
     """Write a request down; returns its row."""
+    from scheduler.core.requests import to_row
+
     kind, arguments = to_row(request)
     row = connection.execute(
         "INSERT INTO requests (kind, arguments, made_at) VALUES (?,?,?)", (kind, json.dumps(arguments), now)
@@ -312,6 +315,8 @@ def asked(connection: sqlite3.Connection) -> list[tuple[float, int, Request]]:
 
     One of a kind that only another version knows is answered with a refusal: it must not come back for ever.
     """
+    from scheduler.core.requests import Answer, from_row
+
     found: list[tuple[float, int, Request]] = []
     rows = connection.execute("SELECT made_at, id, kind, arguments FROM requests WHERE code IS NULL ORDER BY id")
     for at, row, kind, arguments in rows.fetchall():
@@ -332,6 +337,8 @@ def answer(connection: sqlite3.Connection, answers: Iterable[Answer]) -> None:
 
 def answer_of(connection: sqlite3.Connection, row: int) -> Answer | None:
     """The answer to a request, once there is one."""
+    from scheduler.core.requests import Answer
+
     found = connection.execute("SELECT code, lines FROM requests WHERE id=? AND code IS NOT NULL", (row,)).fetchone()
     return Answer(row, found[0], tuple(json.loads(found[1]))) if found else None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import functools
@@ -110,6 +109,8 @@ def _replace_plainly(aside: str, path: str, there: bool) -> int:
 
 @functools.cache
 def _renameat2() -> Callable[[str, str, int], None]:
+    import ctypes  # here, because it costs those who need it not
+
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
     def rename(old: str, new: str, flags: int) -> None:
@@ -187,6 +188,8 @@ def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = 
 
 def _reserve(fd: int, start: int, length: int) -> None:
     """Have the disk keep room behind the end of a file, where the file system can. Raises OSError when it is full."""
+    import ctypes
+
     call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
     if call is None:
         return

@@ -13,7 +13,8 @@ from typing import Any
 
 from scheduler.core.decide import Plan, Policy, World, decide
 from scheduler.core.facts import Arrived, Asked, Ended, Fact, Gone, Lost, Now, Readings, Started, Unclaimed
-from scheduler.core.gpu import WHOLE, GpuReading, ids_of, mask_of
+from scheduler.core.gpu import WHOLE, ids_of, mask_of
+from scheduler.core.gpu_reading import GpuReading
 from scheduler.core.job import HOLDING, Holding, Job, JobState, Outcome, Process
 from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from scheduler.core.facts import Now
 from scheduler.core.gpu import WHOLE, Gpu, Need
-from scheduler.core.placement import JobClass
+from scheduler.core.job_class import JobClass
 from scheduler.core.telemetry import Telemetry
 
 

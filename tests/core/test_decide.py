@@ -9,8 +9,9 @@ import pytest
 from scheduler.core.decide import MOST_STARTS_A_TURN, Policy, World, decide
 from scheduler.core.facts import Arrived, Asked, Ended, Gone, Missing, Now, Started, Unclaimed
 from scheduler.core.gpu import WHOLE, Need
-from scheduler.core.job import Failure, Job, JobState, Outcome, Process
-from scheduler.core.placement import Fleet, Reason, class_of, reason_with_place
+from scheduler.core.job import Failure, Job, JobState, Outcome, Process, Reason
+from scheduler.core.job_class import class_of, reason_with_place
+from scheduler.core.placement import Fleet
 from scheduler.core.queue import Order
 from scheduler.core.requests import Hold, Pause, PauseQueue, Resume
 from tests.builders import M0, T0, Play, a_job, a_world, check_ledger, some_gpus

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scheduler.core.facts import Arrived, Asked, Fact, Gone, Unclaimed
 from scheduler.core.gpu import WHOLE, ids_of
 from scheduler.core.job import Job, JobState, Process
-from scheduler.core.placement import Fleet, class_of
+from scheduler.core.job_class import class_of
+from scheduler.core.placement import Fleet
 from scheduler.core.requests import Cancel, Pause, PauseQueue, Requeue, Resume
 from tests.builders import OOM, Play, a_job, quick, some_gpus
 from tests.core.slow_twin import SlowFleet, SlowScheduler

@@ -12,7 +12,7 @@ import pytest
 from scheduler.core import health, health_gpus, health_house
 from scheduler.core.errors import SchedulerError, UsageError, word
 from scheduler.core.filesystems import file_system
-from scheduler.core.gpu import GpuProcess, GpuReading
+from scheduler.core.gpu_reading import GpuProcess, GpuReading
 from scheduler.core.health import ClockSeen, Finding, FolderSeen, InotifySeen, LoginSeen, Mark, Place, ScreenSeen, Who
 from scheduler.core.health_gpus import DriverSeen
 from scheduler.core.health_house import FilesSeen, Leftover, LeftSeen, SchedulerSeen, StoreSeen

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.gpu import WHOLE, Need, mask_of
-from scheduler.core.placement import Fleet, JobClass
+from scheduler.core.job_class import JobClass
+from scheduler.core.placement import Fleet
 from tests.builders import a_gpu, a_kind, quick, some_gpus
 from tests.core.slow_twin import SlowFleet
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.placement import JobClass
+from scheduler.core.job_class import JobClass
 from scheduler.core.queue import LONGEST_ESTIMATE_S, Key, Order, Queue
 from tests.builders import a_kind, quick
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from scheduler.core.facts import Now, Readings
-from scheduler.core.gpu import GpuProcess, GpuReading, Need
+from scheduler.core.gpu import Need
+from scheduler.core.gpu_reading import GpuProcess, GpuReading
 from scheduler.core.placement import Fleet
 from scheduler.core.telemetry import NOTHING_FORBIDDEN, Card, Limits, Telemetry, Tenant, Verdict
 from tests.builders import M0, T0, a_gpu, a_kind

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.core.facts import Arrived, Asked, Fact, Now, Readings
-from scheduler.core.gpu import WHOLE, GpuProcess, GpuReading, Need, ids_of
+from scheduler.core.gpu import WHOLE, Need, ids_of
+from scheduler.core.gpu_reading import GpuProcess, GpuReading
 from scheduler.core.job import JobState
-from scheduler.core.placement import Fleet, JobClass, class_of
+from scheduler.core.job_class import JobClass, class_of
+from scheduler.core.placement import Fleet
 from scheduler.core.requests import PauseQueue, Resume
 from scheduler.core.telemetry import STALE_AFTER, Limits, Telemetry, Tenant
 from tests.builders import M0, T0, Play, a_gpu, a_job, a_kind, quick, some_gpus

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from scheduler.core.facts import Readings
-from scheduler.core.gpu import Gpu, GpuReading
+from scheduler.core.gpu import Gpu
+from scheduler.core.gpu_reading import GpuReading
 from scheduler.engine import gpus
 from scheduler.engine.gpus import DECLARED, UNREAD, GpuEyes, moved_gpus, other_schedulers
 

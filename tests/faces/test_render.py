@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from scheduler.core.errors import UsageError
 from scheduler.core.gpu import Gpu, Need
-from scheduler.core.job import Failure, Job, JobSpec, JobState, Outcome, Process
+from scheduler.core.job import Failure, Job, JobSpec, JobState, Outcome, Process, Reason
 from scheduler.core.marks import Refusal
-from scheduler.core.placement import Reason
 from scheduler.core.units import mib_of, seconds_of, span_text
 from scheduler.desk import GpuView, Overview
 from scheduler.faces import render

@@ -16,7 +16,7 @@ import pytest
 
 from scheduler.core.errors import NoGpuData
 from scheduler.core.facts import Readings
-from scheduler.core.gpu import GpuProcess, GpuReading
+from scheduler.core.gpu_reading import GpuProcess, GpuReading
 from scheduler.core.ports import Probe
 from scheduler.probes import nvidia
 from scheduler.probes.nvidia import NvidiaProbe

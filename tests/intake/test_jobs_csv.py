@@ -13,15 +13,14 @@ from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
 from scheduler.core.llm import model_in
+from scheduler.core.words import LONGEST_WORD, check_words
 from scheduler.intake import commands
 from scheduler.intake.jobs_csv import (
     FORMAT,
     LONGEST_LINE,
-    LONGEST_WORD,
     OPTION_KEYS,
     Door,
     Parsed,
-    check_words,
     job_ids,
     parse,
     quoted,

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from scheduler.core.decide import Answer, Holding
 from scheduler.core.gpu import Gpu, Need
-from scheduler.core.job import Event, Failure, Job, JobSpec, JobState, Outcome, Process
+from scheduler.core.job import Event, Failure, Job, JobSpec, JobState, Outcome, Process, Reason
 from scheduler.core.marks import FileMark, Refusal
-from scheduler.core.placement import Reason
 from scheduler.core.requests import Cancel, Pause, PauseQueue, Request, Requeue, Resume
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept

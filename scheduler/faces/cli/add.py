@@ -14,15 +14,16 @@ from scheduler.core.config import Config
 from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import JobSpec
+from scheduler.core.job_class import JobClass
 from scheduler.core.llm import ModelTable, need_of
-from scheduler.core.placement import Fleet, JobClass
+from scheduler.core.placement import Fleet
+from scheduler.core.words import LONGEST_WORD
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
 from scheduler.faces.handing import limits_here, said_by
 from scheduler.faces.terminal import safe
 from scheduler.intake.files import FileTrouble, check_owner, check_places, check_private, places_of
 from scheduler.intake.jobs_csv import (
-    LONGEST_WORD,
     OPTION_KEYS,
     PRIORITIES,
     Door,

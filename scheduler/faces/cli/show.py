@@ -10,8 +10,7 @@ from typing import Any
 
 from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.gpu import gpu_ids_text
-from scheduler.core.job import Job, JobState
-from scheduler.core.placement import Reason
+from scheduler.core.job import Job, JobState, Reason
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.units import seconds_of
 from scheduler.desk import SCHEMA, Desk, words_run

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import pwd
 import signal
@@ -51,6 +50,8 @@ def folder_of(environ: Mapping[str, str]) -> str:
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
             return f"{path}.gpujob"
     state = environ.get("XDG_STATE_HOME") or os.path.join(_home(environ), ".local", "state")
+    import hashlib
+
     short = hashlib.blake2b(os.fsencode(path), digest_size=6).hexdigest()
     name = "".join(char if char.isalnum() or char in "._-" else "_" for char in os.path.basename(path))[:40]
     return os.path.join(os.path.abspath(state), "gpujob", "ts", f"{name}-{short}")

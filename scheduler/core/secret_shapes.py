@@ -1,0 +1,43 @@
+"""What passwords, tokens and keys look like, and what only looks like one; compiled when a text may hold one."""
+
+from __future__ import annotations
+
+import re
+
+WORDS = r"token|key|secret|passw|passphrase|credential|authorization|(?<![a-z])auth(?![a-z])|[-_]pwd"
+NAME = rf"[\w.-]{{0,80}}?(?:{WORDS})[\w.-]{{0,80}}"
+SECRET_NAME = re.compile(NAME, re.IGNORECASE | re.ASCII)
+# Names that only look like it: counts of tokens, special tokens of a vocabulary, keyframes.
+HARMLESS_NAME = re.compile(
+    r"tokeni[sz]|(?:^|[-_.])(?:num|max|min|n|pad|eos|bos|unk|mask|sep|cls|image|stop|new)[-_]?(?:new[-_])?tokens?(?:$|[-_.])"
+    r"|key(?:frame|point|board|word|note|stone)|(?:mon|tur|hoc|joc|don|whis)key",
+    re.IGNORECASE,
+)
+ALWAYS = re.compile(r"passw|pwd|passphrase|secret|credential|auth", re.IGNORECASE)
+# What stands in such a place and is none: a size, a switch, a word of a message of ours.
+HARMLESS_VALUE = re.compile(
+    r"[+-]?\d{1,6}(?:\.\d*)?(?:e[+-]?\d+)?|true|false|none|null|value|<[\w|/]*>|\*+", re.IGNORECASE
+)
+VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[^\s"'`;&|,)}\]]+)"""
+ASSIGNED = re.compile(rf"(?<![\w.-])(?P<name>{NAME})(?P<between>=)(?P<value>{VALUE})", re.IGNORECASE | re.ASCII)
+# A whole word in quotes: blanks are part of its value.
+QUOTED = re.compile(rf"""(?<=["'])(?P<name>\+{{0,2}}{NAME})(?P<between>=)(?P<value>[^"']+)""", re.IGNORECASE | re.ASCII)
+OPTION = re.compile(rf"(?<!\S)(?P<name>--?{NAME})(?P<between>[ \t]+)(?P<value>(?!-){VALUE})", re.IGNORECASE | re.ASCII)
+# A header, or a key of JSON: with a colon, as sentences have it too, so only where the name cannot be a plain word.
+HEADER = re.compile(
+    rf"""(?<![\w.-])(?P<name>(?<=["']){NAME}|(?=[\w.]*[-_]|authorization){NAME})(?P<between>["']?[ \t]*:[ \t]*)(?P<value>(?:(?:bearer|basic|token)[ \t]+)?{VALUE})""",
+    re.IGNORECASE | re.ASCII,
+)
+BEARER = re.compile(r"\b(?P<name>bearer)(?P<between>[ \t]+)(?P<value>[\w.~+/-]{8,}=*)", re.IGNORECASE | re.ASCII)
+IN_URL = re.compile(
+    r"(?P<before>\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@'\"]{0,200}):[^\s/@'\"]{1,200}@", re.IGNORECASE | re.ASCII
+)
+USER = re.compile(r"(?<!\S)(?P<before>--(?:proxy-)?user[= \t][^\s:'\"]{1,80}:)[^\s'\"]+", re.ASCII)
+LOOKS = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
+    r"|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{12,}|AIza[\w-]{20,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|npm_[A-Za-z0-9]{20,}"
+    r"|pypi-[\w-]{20,}|ya29\.[\w-]{16,})",
+    re.ASCII,
+)
+PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+ALONE = re.compile(r"(?P<name>[-+]{0,2}[\w.-]{1,200})=(?P<value>.+)", re.DOTALL | re.ASCII)

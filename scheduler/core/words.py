@@ -1,0 +1,29 @@
+"""What the kernel takes as the words of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from scheduler.core.errors import UsageError
+
+LONGEST_WORD = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux, less the final NUL
+LONGEST_COMMAND = 1 << 20  # words and their NULs; the kernel's limit with a common 8 MiB stack is 2 MiB
+
+
+def _bytes(word: str) -> bytes:
+    return word.encode("utf-8", "surrogateescape")  # as the program's own words came in
+
+
+def check_words(words: Collection[str]) -> None:
+    """Raise UsageError when the kernel would not take these words (E2BIG)."""
+    total = 0
+    for word in words:
+        total += len(word if word.isascii() else _bytes(word)) + 1
+        if len(word) * 4 > LONGEST_WORD and len(_bytes(word)) > LONGEST_WORD:
+            raise UsageError(
+                f"an argument has {len(word)} characters", do=f"the kernel takes {LONGEST_WORD} bytes an argument"
+            )
+        if "\0" in word:
+            raise UsageError("an argument holds a NUL byte", do="remove it")
+    if total > LONGEST_COMMAND:
+        raise UsageError("the arguments are too long", do=f"the kernel takes about {LONGEST_COMMAND} bytes in all")
