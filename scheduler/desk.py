@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, UsageError, did_you_mean
 from scheduler.core.gpu import WHOLE, Gpu, Need
-from scheduler.core.job import Event, Job, JobSpec, JobState, Reason
+from scheduler.core.job import HOLDING, Event, Job, JobSpec, JobState, Outcome, Reason
 from scheduler.core.job_class import class_of, reason_with_place
 from scheduler.core.llm import ModelTable, need_of
 from scheduler.core.secrets import without_secrets
@@ -227,6 +227,15 @@ class Desk:
 
     # -- reading ------------------------------------------------------------------------------------------
 
+    def _now(self, jobs: Iterable[Job], alive: bool) -> list[Job]:
+        """The same jobs; of those that ran when the last scheduler ended, as their records say it, which nobody has taken
+        note of yet. What would be tried again is left as it was.
+        """
+        found = list(jobs)
+        if alive or not any(job.state in HOLDING for job in found):
+            return found
+        return [_as_recorded(job, self.places.attempts) if job.state in HOLDING else job for job in found]
+
     def overview(self, most_waiting: int | None = None) -> Overview:
         """What there is now: GPUs, live jobs with their reasons, the last ended, refused lines.
 
@@ -244,10 +253,12 @@ class Desk:
             if connection is None:
                 return Overview(alive, pid, {s.value: 0 for s in JobState}, [], [], {}, [], 0, False, {}, since, runner)
             if most_waiting is None:
-                live = list(rows.live(connection))
+                seen = self._now(rows.live(connection), alive)
             else:
-                live = [*rows.in_hand(connection), *rows.first_pending(connection, most_waiting)]
-            ended = rows.last_ended(connection, LAST_ENDED)
+                seen = [*self._now(rows.in_hand(connection), alive), *rows.first_pending(connection, most_waiting)]
+            live = [job for job in seen if not job.state.ended]
+            ended = [*(job for job in seen if job.state.ended), *rows.last_ended(connection, LAST_ENDED)]
+            counts = _counts(connection, seen)
             paused = set(rows.paused_gpus(connection))
             queue_paused = bool(rows.meta(connection, "queue_paused"))
             held = {
@@ -268,7 +279,7 @@ class Desk:
                     state = reading.state
                 views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused, reading))
             return Overview(
-                alive, pid, rows.counts(connection), views, [*live, *ended], _reasons(connection, live),
+                alive, pid, counts, views, [*live, *ended], _reasons(connection, live),
                 kept.refused(connection), kept.duplicates(connection), queue_paused, held, since, runner,
                 max(glob.glob(f"{glob.escape(self.places.state_file)}.bad-*"), default=""),
                 json.loads(rows.meta(connection, "trouble") or "[]") if alive else (),
@@ -279,7 +290,7 @@ class Desk:
         with self._reading() as connection:
             if connection is None:
                 return [], {}
-            found = list(rows.select(connection, states, most))
+            found = self._now(rows.select(connection, states, most), self.alive())
             waiting = list(rows.live(connection)) if any(j.state is JobState.PENDING for j in found) else []
             return found, _reasons(connection, waiting)
 
@@ -289,6 +300,7 @@ class Desk:
             job = rows.get(connection, job_id) if connection is not None else None
             if connection is None or job is None:
                 raise NotFound(f"no job {job_id}", where=self.places.state_file, do="see gpujob jobs")
+            job = self._now([job], self.alive())[0]
             reason = None
             if job.state is JobState.PENDING:
                 reason = _reasons(connection, list(rows.live(connection))).get(job_id)
@@ -323,7 +335,8 @@ class Desk:
         """Those of these jobs that are not forgotten, as they are now."""
         with self._reading() as connection:
             found = [rows.get(connection, job) for job in jobs] if connection is not None else []
-        return {job.id: job for job in found if job is not None}
+        there = [job for job in found if job is not None]
+        return {job.id: job for job in (self._now(there, self.alive()) if there else ())}
 
     def sessions(self) -> list[Job]:
         """Running jobs that have a terminal session."""
@@ -391,7 +404,9 @@ class Desk:
         with self._reading() as connection:
             if connection is None:
                 return [], set()
-            return list(rows.select(connection)), set(json.loads(rows.meta(connection, HIDDEN) or "[]"))
+            return self._now(rows.select(connection), self.alive()), set(
+                json.loads(rows.meta(connection, HIDDEN) or "[]")
+            )
 
     def last_id(self) -> int:
         """The highest id given out; before the first the number below it."""
@@ -432,6 +447,43 @@ class Desk:
                 rows.set_meta(connection, "home", home)
         finally:
             database.close()
+
+
+def _as_recorded(job: Job, attempts: str) -> Job:
+    """A job that was running at last, with the ending that its attempt's record tells; as it was if there is none."""
+    from scheduler.core.recovery import Record
+    from scheduler.runners import record
+
+    if job.spec.retries > job.runs_failed:
+        return job
+    try:
+        told = record.read(os.path.join(attempts, job.attempt_key))
+    except OSError:
+        return job  # what cannot be read now says nothing
+    if told.kind is not Record.ENDED:
+        return job
+    job.exit_code, job.signal = (told.code, None) if told.how == "exit" else (None, told.code % record.BY_SIGNAL)
+    job.outcome = Outcome.EXIT if told.how == "exit" else Outcome.SIGNAL
+    job.state = JobState.DONE if told.how == "exit" and told.code == 0 else JobState.FAILED
+    if job.stop_why == "cancelled":
+        job.state, job.outcome = JobState.CANCELLED, Outcome.CANCELLED
+    elif job.stop_why == "time_limit":
+        job.state, job.outcome = JobState.FAILED, Outcome.TIME_LIMIT
+    job.started_at, job.finished_at = job.started_at or told.started_at, told.ended_at
+    job.notes = (*job.notes, "it ended while no scheduler was running")
+    return job
+
+
+def _counts(connection: sqlite3.Connection, seen: Iterable[Job]) -> dict[str, int]:
+    """How many jobs are in each state; ``seen``: live rows, some of which have ended all the same."""
+    counts = rows.counts(connection)
+    for job in seen:
+        if job.state.ended:
+            before = rows.get(connection, job.id)
+            if before is not None:
+                counts[before.state.value] -= 1
+                counts[job.state.value] += 1
+    return counts
 
 
 def _without_strangers(connection: sqlite3.Connection, spec: JobSpec) -> JobSpec:

@@ -26,9 +26,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "probes": ("core", "probes", "crashpoints"),
     "store": ("core", "store", "crashpoints", "opening"),
     "runners": ("core", "runners", "crashpoints", "opening"),
-    "desk": ("core", "intake", "store"),
+    "desk": ("core", "intake", "store", "runners.record"),  # the last: what has ended while nobody took note of it
     "engine": ("core", "intake", "probes", "store", "runners", "crashpoints", "opening", "engine"),
     "faces": (
+        "",  # where the package lies
         "__version__",
         "core",
         "desk",
@@ -68,7 +69,7 @@ MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
 # Libraries and powers that belong to some rooms only.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "sqlite3": ("store", "desk", "engine"),
-    "subprocess": ("probes", "runners", "faces/cli"),
+    "subprocess": ("probes", "runners", "faces/cli", "faces/handing.py"),
     "typer": ("faces/cli",),
     "rich": ("faces",),
     "yaml": ("intake",),

@@ -282,6 +282,12 @@ class Config:
         "ended jobs that are remembered: a number (10000), an age (90d) or both",
         reload=True,
     )
+    save_list: str = _option(
+        "",
+        _text,
+        "a shell script that queues anew (by ts) what is left when SIGTERM ends the scheduler; empty: none",
+        path=True,
+    )
     watch: str = _option(
         "auto", _one_of("auto", "inotify", "poll"), "how changed files are noticed; poll is for network folders"
     )

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import resource
 import select
 import sqlite3
-import string
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from scheduler.core.config import Config
 from scheduler.core.decide import Plan, World, decide
@@ -21,7 +19,7 @@ from scheduler.core.errors import StoreTrouble
 from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, NeverRan, Now, Readings, Started, Unclaimed
 from scheduler.core.gpu import Gpu, ids_of, mask_of
 from scheduler.core.job import Event, Job, JobState
-from scheduler.core.launch import Found, Launch, errors_of, launch_of, log_name
+from scheduler.core.launch import Found, Launch
 from scheduler.core.llm import ModelTable
 from scheduler.core.marks import Batch
 from scheduler.core.pauses import Pauses
@@ -29,7 +27,6 @@ from scheduler.core.placement import Fleet
 from scheduler.core.ports import Runner
 from scheduler.core.requests import Answer, Request
 from scheduler.core.secrets import without_secrets
-from scheduler.core.session import session_name
 from scheduler.core.telemetry import FRESH_S, PASSING, Telemetry
 from scheduler.crashpoints import crash_point
 from scheduler.engine.afterwards import Afterwards, wanted_of
@@ -37,6 +34,7 @@ from scheduler.engine.announcing import announce
 from scheduler.engine.causes import with_causes
 from scheduler.engine.gpus import GpuEyes
 from scheduler.engine.painting import Painter, open_state_file
+from scheduler.engine.preparing import prepare
 from scheduler.engine.pruning import Pruner
 from scheduler.engine.reading import JUDGED_FOR, Gathered, Parser, Reader, machine_text, refused_again
 from scheduler.engine.reloading import Rereading, bind_unread, cpu_slots_of, limits_of, policy_of
@@ -44,10 +42,10 @@ from scheduler.engine.state_file import Edit
 from scheduler.engine.telling import Said, sentence
 from scheduler.engine.troubles import look_at_runner, note, passing
 from scheduler.intake import commands, jobs_csv
-from scheduler.intake.environments import Environments, Missing, names_devices
+from scheduler.intake.environments import Environments, Missing
 from scheduler.intake.files import FileTrouble, Follower
 from scheduler.intake.watch import InotifyWatcher, PollingWatcher
-from scheduler.runners import activate, exec_in
+from scheduler.runners import activate
 from scheduler.runners.processes import boot_id
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
@@ -62,7 +60,6 @@ REFUSED_AFTER = 3  # vain tries, after which open requests are refused
 MISSING_A_ROUND = 200
 MOST_KEPT = 2000
 HOPE_S = 30.0  # a drain waits so long for a GPU that is gone or unhealthy
-_LETTERS = string.ascii_letters + string.digits
 DEFECT = "a defect of gpujob, please report it"
 LASTING = frozenset({"gone", "unhealthy"})
 
@@ -250,7 +247,7 @@ class House:
     def _blocker(self, identity: str) -> Job | None:
         return rows.blocker_of(self.db.connection, identity)
 
-    def _found(self, job: Job) -> Found | Missing:
+    def found_for(self, job: Job) -> Found | Missing:
         """What a job would run with: looked up once a turn."""
         spec = job.spec
         key = (spec.script, spec.conda_env, spec.cwd, spec.env_file, "" if spec.is_script else spec.arguments[0])
@@ -260,7 +257,7 @@ class House:
         return found
 
     def _missing(self, job: Job) -> str:
-        found = self._found(job)
+        found = self.found_for(job)
         return found.sentence if isinstance(found, Missing) else ""
 
     @staticmethod
@@ -367,7 +364,7 @@ class House:
             plan = decide(self.world, [*facts, *news, *asked], now, random.random())
             if plan.starts:
                 db.check_in_place()  # nothing is started that is written down only in a file that has no name any more
-            launches = self._prepare(plan, now)
+            launches = prepare(self, plan, now)
             rows.save(connection, plan.changed.values())
             for job in plan.respecs.values():
                 rows.respec(connection, job)
@@ -425,60 +422,6 @@ class House:
         if plan.empty and not plan.notices and not gathered.jobs and not self.world.waiting() and not rung:
             return  # nothing to be seen but another reading
         self.painter.dirty = True
-
-    def _prepare(self, plan: Plan, now: Now) -> list[tuple[Job, Launch]]:
-        """Words, environment and log of each start; what is wrong with one is found before anything is written."""
-        launches = []
-        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now.wall))
-        boot = boot_id()
-        ordinals = self.telemetry.ordinals()
-        for job in plan.starts:
-            found = self._found(job)
-            if isinstance(found, Missing):  # gone since `decide` looked, a moment ago
-                raise StoreTrouble(f"job {job.id}: {found.sentence}", do="decided anew")
-            job.log = self._free_log(job, stamp)
-            job.boot = boot
-            mode = job.spec.cuda or self.config.cuda_ids
-            if mode == "auto":
-                mode = "physical" if names_devices(job.spec.script) else "local"
-            launch = launch_of(
-                job, found, mode=mode, state_file=self.config.state_file, cwd=self.folder, ordinals=ordinals
-            )
-            launch = self._within_limits(job, launch)
-            job.argv = launch.words
-            job.interpreter = found.interpreter
-            job.runner = self.runner.name
-            job.session = session_name(job.id, job.gpus, job.argv) if job.runner == "screen" else None
-            launches.append((job, launch))
-        return launches
-
-    def _within_limits(self, job: Job, launch: Launch) -> Launch:
-        """The same, led into its submitter's limits where those are others than ours."""
-        if not job.spec.limits or "/" not in launch.argv[0]:
-            return launch
-        theirs = {which: (soft, hard) for which, soft, hard in job.spec.limits}
-        no_limit = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        differing = {n: theirs.get(n, no_limit) for n, mine in self.limits.items() if theirs.get(n, no_limit) != mine}
-        if not differing:
-            return launch
-        text = ",".join(f"{which}:{soft}:{hard}" for which, (soft, hard) in differing.items())
-        into = (sys.executable, "-I", "-S", exec_in.__file__, "-", text, launch.argv[0])
-        return replace(launch, argv=(*into, *launch.argv))
-
-    def _free_log(self, job: Job, stamp: str) -> str:
-        """A log that is not there yet: another scheduler may keep its own in this folder.
-
-        Whoever makes it does so exclusively: of two that look in the same moment one is refused, and starts again.
-        """
-        if job.spec.output == "none":
-            return ""
-        folder = job.spec.log_dir or self.config.log_dir
-        number = 1
-        while True:
-            path = os.path.join(folder, log_name(job, stamp, number, "".join(random.choices(_LETTERS, k=6))))
-            if not (os.path.lexists(path) or (job.spec.stderr_apart and os.path.lexists(errors_of(path)))):
-                return path
-            number += 1
 
     def _act(self, plan: Plan, launches: list[tuple[Job, Launch]], facts: list[Fact]) -> None:
         for job, launch in launches:

@@ -22,6 +22,7 @@ from scheduler.engine.gpus import Flag, GpuEyes, Managed, managed_gpus, moved_gp
 from scheduler.engine.home import check_home
 from scheduler.engine.loop import PARSERS, House
 from scheduler.engine.reloading import Rereading, note_of
+from scheduler.engine.saving_list import script_of
 from scheduler.engine.seen_lines import note_watched
 from scheduler.engine.telling import Listener, MainLog, Said
 from scheduler.engine.troubles import passing
@@ -37,6 +38,9 @@ from scheduler.store.moved import follow_moved
 from scheduler.store.office import Office, check_no_other, register
 from scheduler.store.places import Places, make_private_folder
 from scheduler.store.readings import forget_readings
+from scheduler.store.safely import replace_file
+
+MOST_LISTED = 1000  # ended jobs in the saved list
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +256,8 @@ class Daemon:
                     if house.stuck():  # the last look may have started something
                         return Ending(1, self._left(house))
         self._last_words(house)
+        if self.stop_signal == signal.SIGTERM and self.config.save_list:
+            self._save_list(house, tell)
         left = len(house.world.live)
         goes_on = f"; {left} running job{'s go' if left > 1 else ' goes'} on" if left else ""
         how = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[signal.Signals(self.stop_signal)]
@@ -266,6 +272,17 @@ class Daemon:
             house.paint(house.now())
         except StoreTrouble as error:
             self.listener(Said(str(error), 40))
+
+    def _save_list(self, house: House, tell: Listener) -> None:
+        connection = house.db.connection
+        jobs = [*rows.in_hand(connection), *sorted(rows.pending(connection), key=lambda job: job.turn)]
+        text = script_of(jobs, rows.last_ended(connection, MOST_LISTED)[::-1], time.time())
+        try:
+            replace_file(self.config.save_list, text.encode(errors="surrogateescape"))
+        except OSError as error:
+            tell(Said(f"{self.config.save_list}: the list cannot be saved: {error.strerror}", 30))
+        else:
+            tell(Said(f"{len(jobs)} unfinished jobs listed in {self.config.save_list}"))
 
     def _left(self, house: House) -> tuple[str, ...]:
         reasons = house.world.class_reasons()

@@ -177,6 +177,7 @@ def start(
     keep_logs: Annotated[Optional[str], _setting("--keep-logs", "keep_logs", "LIMITS")] = None,
     keep_finished: Annotated[Optional[str], _setting("--keep-finished", "keep_finished", "LIMITS")] = None,
     trust_group: Annotated[Optional[str], _setting("--trust-group", "trust_group", "BOOL")] = None,
+    save_list: Annotated[Optional[str], _setting("--save-list", "save_list", "PATH")] = None,
     watch: Annotated[Optional[str], _setting("--watch", "watch", "HOW")] = None,
     drain: Annotated[
         bool, typer.Option("--drain", help="End when nothing is left to do; exit 1 if any job failed.")

@@ -26,6 +26,7 @@ from scheduler.store.safely import replace_file
 
 STATE_FILE = "gpu_scheduler_state.json"
 READY_S = 20.0
+LIVES_KEPT = 10
 FREE_PERCENT = 90
 KILL_GRACE = 900_000_000  # -k is a SIGTERM and nothing more: a job may take its time to save its work
 AFTER_CONN = 6  # of TS_MAXCONN are no jobs, as in the original
@@ -108,13 +109,27 @@ class Server:
         with self._locked():
             self.life = self._current()
             if not self.life:
-                self._new_life(1 + max(self._lives(), default=0))
+                lives = self._lives()
+                self._new_life(1 + max(lives, default=0))
+                self._forget_lives(lives)
             if not (self.alive() or self._starting()):
                 self._start()
 
     def _lives(self) -> list[int]:
         """All lives of which something is left."""
         return sorted(int(name) for name in os.listdir(self.folder) if name.isascii() and name.isdigit())
+
+    def _forget_lives(self, lives: list[int]) -> None:
+        """Of servers that -K ended only the newest stay to be looked at, and those of whose jobs some may still run."""
+        import shutil
+
+        from scheduler.desk import Desk
+
+        for life in lives[:-LIVES_KEPT]:
+            home = os.path.join(self.folder, str(life))
+            with contextlib.suppress(SchedulerError, OSError):
+                if not any(Desk(os.path.join(home, STATE_FILE)).jobs(("starting", "running", "stopping"))[0]):
+                    shutil.rmtree(home)
 
     def _new_life(self, number: int) -> None:
         """A folder with the settings that this environment says, and only then its number."""
@@ -135,6 +150,9 @@ class Server:
         connections = _number(self.environ, "TS_MAXCONN", 0)
         if connections:
             settings["# TS_MAXCONN"] = connections  # nothing that the scheduler itself goes by
+        saved = self.environ.get("TS_SAVELIST", "")
+        if saved:
+            settings["save_list"] = json_text(os.path.abspath(saved))
         visible = self.environ.get("TS_VISIBLE_DEVICES", "").strip()
         if visible:
             settings["gpu_ids"] = f'"{_gpu_list(visible)}"'
@@ -333,6 +351,13 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     """A whole number of at least 1 in a variable; what is none counts as the default, as in the original."""
     text = environ.get(name, "").strip()
     return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 10**9 else default
+
+
+def json_text(text: str) -> str:
+    """A text in quotes, which YAML reads as JSON does."""
+    import json
+
+    return json.dumps(text, ensure_ascii=True)
 
 
 def _gpu_list(text: str) -> str:

@@ -1,0 +1,102 @@
+"""What a placed job is started with: words, environment, log, limits; found before anything is written down."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import string
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from scheduler.core.decide import Plan
+from scheduler.core.errors import StoreTrouble
+from scheduler.core.facts import Now
+from scheduler.core.job import Job
+from scheduler.core.launch import Launch, errors_of, launch_of, log_name
+from scheduler.core.session import session_name
+from scheduler.intake.environments import Missing, names_devices
+from scheduler.runners import exec_in
+from scheduler.runners.processes import boot_id
+
+if TYPE_CHECKING:
+    from scheduler.engine.loop import House
+
+_LETTERS = string.ascii_letters + string.digits
+ITS_TERMINAL = "in a screen session what it writes goes to its terminal and log: {} has no effect"
+
+
+def prepare(house: House, plan: Plan, now: Now) -> list[tuple[Job, Launch]]:
+    """Words, environment and log of each start. Raises StoreTrouble when one has lost what it needs meanwhile."""
+    launches = []
+    stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now.wall))
+    boot = boot_id()
+    ordinals = house.telemetry.ordinals()
+    for job in plan.starts:
+        found = house.found_for(job)
+        if isinstance(found, Missing):  # gone since `decide` looked, a moment ago
+            raise StoreTrouble(f"job {job.id}: {found.sentence}", do="decided anew")
+        job.runner = house.runner.name
+        if job.runner == "screen":
+            _say_streams(job)
+        job.log = _free_log(job, house.config.log_dir, stamp)
+        job.boot = boot
+        mode = job.spec.cuda or house.config.cuda_ids
+        if mode == "auto":
+            mode = "physical" if names_devices(job.spec.script) else "local"
+        launch = launch_of(
+            job, found, mode=mode, state_file=house.config.state_file, cwd=house.folder, ordinals=ordinals
+        )
+        launch = _within_limits(job, launch, house.limits)
+        job.argv = launch.words
+        job.interpreter = found.interpreter
+        job.session = session_name(job.id, job.gpus, job.argv) if job.runner == "screen" else None
+        launches.append((job, launch))
+    return launches
+
+
+def _say_streams(job: Job) -> None:
+    """A terminal is one stream, and screen writes the log."""
+    spec = job.spec
+    wishes = {"output=none": spec.output == "none", "stderr=apart": spec.stderr_apart, "gzip=yes": spec.gzip,
+              "--foreground": bool(spec.caller)}  # fmt: skip
+    wanted = [wish for wish, asked in wishes.items() if asked]
+    note = ITS_TERMINAL.format(", ".join(wanted))
+    if wanted and note not in job.notes:
+        job.notes = (*job.notes, note)
+
+
+def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]]) -> Launch:
+    """The same, led into its submitter's limits where those are others than ours."""
+    if not job.spec.limits or "/" not in launch.argv[0]:
+        return launch
+    theirs = {which: (soft, hard) for which, soft, hard in job.spec.limits}
+    no_limit = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    differing = {
+        which: theirs.get(which, no_limit) for which, ours in limits.items() if theirs.get(which, no_limit) != ours
+    }
+    if not differing:
+        return launch
+    text = ",".join(f"{which}:{soft}:{hard}" for which, (soft, hard) in differing.items())
+    into = (sys.executable, "-I", "-S", exec_in.__file__, "-", text, launch.argv[0])
+    return replace(launch, argv=(*into, *launch.argv))
+
+
+def _free_log(job: Job, log_dir: str, stamp: str) -> str:
+    """A log that is not there yet: another scheduler may keep its own in this folder.
+
+    Whoever makes it does so exclusively: of two that look in the same moment one is refused, and starts again.
+    """
+    screen = job.runner == "screen"
+    if job.spec.output == "none" and not screen:
+        return ""
+    folder = job.spec.log_dir or log_dir
+    shown = replace(job, spec=replace(job.spec, gzip=False)) if screen and job.spec.gzip else job
+    number = 1
+    while True:
+        path = os.path.join(folder, log_name(shown, stamp, number, "".join(random.choices(_LETTERS, k=6))))
+        if not (os.path.lexists(path) or (job.spec.stderr_apart and os.path.lexists(errors_of(path)))):
+            return path
+        number += 1

@@ -1,0 +1,70 @@
+"""What is left when the scheduler is told to end, as a shell script that queues it anew (`save_list`, TS_SAVELIST)."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterable
+
+from scheduler.core.job import Job
+from scheduler.core.secrets import without_secrets
+
+
+def script_of(jobs: Iterable[Job], ended: Iterable[Job], now: float) -> str:
+    """``jobs``: those that wait or run, as they stand in the queue; ``ended``: named in comments alone.
+
+    Each line queues one job by `ts` in its folder, with its options, and keeps its new id for those that depend on it.
+    """
+    lines = [
+        "#!/bin/sh",
+        f"# What was left when the scheduler ended at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.",
+        "# Its queue is kept all the same, and goes on with the next start: this is for another server. The jobs get the",
+        "# environment of whoever runs it. TS=program: another ts.",
+        'TS="${TS:-ts}"',
+    ]
+    lines += [
+        f"# {job.id} {job.state.value} {without_secrets(shlex.join(_command(job)))}".replace("\n", " ") for job in ended
+    ]
+    known: set[int] = set()
+    for job in jobs:
+        lines.append(f"cd {shlex.quote(job.spec.cwd or '/')} && {_words(job, known)}")
+        known.add(job.id)
+    return "\n".join(lines) + "\n"
+
+
+def _words(job: Job, known: set[int]) -> str:
+    spec = job.spec
+    words = ['"$TS"']
+    flags = "".join(
+        letter
+        for letter, wanted in (
+            ("n", spec.output == "none"),
+            ("E", spec.stderr_apart),
+            ("z", spec.gzip),
+            ("m", bool(spec.mail_to)),
+        )
+        if wanted
+    )
+    words += [f"-{flags}"] if flags else []
+    words += ["-L", shlex.quote(spec.label)] if spec.label else []
+    words += ["-O", shlex.quote(spec.log_name)] if spec.log_name not in ("", "ts-out") else []
+    words += ["-N", str(job.need.slots)] if job.need.slots > 1 else []
+    if job.need.by_name:
+        words += ["-g", ",".join(map(str, spec.on))]
+    elif job.need.count:
+        words += ["-G", str(job.need.count)]
+    for option, parents in (("-D", spec.after), ("-W", spec.after_ok)):
+        waits_for = [parent for parent in parents if parent in known]  # others have ended as they had to
+        if waits_for:
+            words += [option, ",".join(f'"$job{parent}"' for parent in waits_for)]
+    words.append(shlex.join(_command(job)))
+    line = " ".join(words)
+    return (
+        f'{line} && job{job.id}=$("$TS" -q)'
+        if spec.output == "none"
+        else f'job{job.id}=$({line}) && echo "$job{job.id}"'
+    )
+
+
+def _command(job: Job) -> tuple[str, ...]:
+    return (job.spec.script, *job.spec.arguments) if job.spec.script else job.spec.arguments
