@@ -12,6 +12,7 @@ from tests.screens import need_screen, socket_folder
 from tests.stories.harness import Scheduler
 from tests.stories.people import daemon_of, loaded, place, users  # noqa: F401  fixtures
 from tests.stories.screen_harness import ScreenScheduler
+from tests.stories.spooler import Spooler
 
 
 @pytest.fixture
@@ -23,6 +24,23 @@ def scheduler(tmp_path: Path) -> Iterator[Callable[..., Scheduler]]:
         where = folder or tmp_path
         where.mkdir(exist_ok=True)
         made.append(Scheduler(where, gpus, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end_all()
+
+
+@pytest.fixture
+def spooler(tmp_path: Path) -> Iterator[Callable[..., Spooler]]:
+    """Makes `ts` servers, one a folder; ends all that was started."""
+    made: list[Spooler] = []
+
+    def make(folder: Path | None = None, **environ: str) -> Spooler:
+        where = folder or tmp_path
+        where.mkdir(mode=0o700, exist_ok=True)
+        where.chmod(0o700)  # a folder of its own, so that its server lies in it
+        made.append(Spooler(where, **environ))
         return made[-1]
 
     yield make

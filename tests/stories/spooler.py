@@ -1,0 +1,168 @@
+"""`ts` as people call it: a link of that name on PATH, a TS_SOCKET of its own, a server that the first call starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from scheduler.faces.ts.server import Server
+from scheduler.store.office import holder
+from tests.stories.harness import ROOT, alive, wait_for
+
+PROGRAM = f"""#!{sys.executable}
+from scheduler.faces.front import entry
+
+entry()
+"""
+
+
+class Spooler:
+    """One TS_SOCKET in ``folder``, without GPUs unless the environment says otherwise."""
+
+    def __init__(self, folder: Path, **environ: str) -> None:
+        self.folder = folder
+        self.tmp = folder / "tmp"
+        self.bin = folder / "bin"
+        for made in (self.tmp, self.bin, folder / "run", folder / "home"):
+            made.mkdir(mode=0o700, exist_ok=True)
+        self.program = self.bin / "gpujob"
+        self.program.write_text(PROGRAM)
+        self.program.chmod(0o755)
+        for name in ("ts", "tsp"):
+            with contextlib.suppress(FileExistsError):
+                (self.bin / name).symlink_to("gpujob")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("GPUJOB_", "TS_", "CUDA_"))}
+        self.environ = {
+            **kept,
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{self.bin}:{kept.get('PATH', os.defpath)}",
+            "HOME": str(folder / "home"),
+            "XDG_RUNTIME_DIR": str(folder / "run"),
+            "XDG_STATE_HOME": str(folder / "home" / "state"),
+            "TMPDIR": str(self.tmp),
+            "TS_SOCKET": str(folder / "socket"),
+            **environ,
+        }
+        self.servers: set[int] = set()
+
+    # -- calling --------------------------------------------------------------------------------------
+
+    def popen(self, *words: str, **how: Any) -> subprocess.Popen[str]:
+        """`ts WORDS` under way."""
+        environ = {**self.environ, **how.pop("environ", {})}
+        how = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "stdin": subprocess.DEVNULL,
+            "text": True,
+            "cwd": self.folder,
+            **how,
+        }
+        return subprocess.Popen([str(self.bin / "ts"), *words], env=environ, **how)
+
+    def run(self, *words: str, stdin: str | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+        """`ts WORDS` to its end, whatever comes of it."""
+        given = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+        done = subprocess.run(
+            [str(self.bin / "ts"), *words], env={**self.environ, **environ}, cwd=self.folder, capture_output=True, text=True,
+            timeout=60, check=False, **given,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def ts(self, *words: str, code: int = 0, **environ: str) -> str:
+        """What `ts WORDS` prints, without its last newline; its exit code must be ``code``, and with 0 nothing is on stderr."""
+        done = self.run(*words, **environ)
+        assert done.returncode == code, f"ts {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert code or not done.stderr, done.stderr
+        return done.stdout.removesuffix("\n")
+
+    def add(self, *words: str, **environ: str) -> int:
+        """Queue a job: its id."""
+        return int(self.ts(*words, **environ))
+
+    def gpujob(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """`gpujob WORDS` for the same scheduler."""
+        environ = {**self.environ, "GPUJOB_STATE_FILE": self.server.state_file}
+        done = subprocess.run(
+            [str(self.program), *words],
+            env=environ,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert code is None or done.returncode == code, (
+            f"gpujob {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
+        return done
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def states(self) -> dict[int, str]:
+        """Id → state, as `-M json` says it."""
+        return {job["ID"]: job["State"] for job in self.jobs()}
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """What `-M json` prints."""
+        found: list[dict[str, Any]] = json.loads(self.ts("-M", "json"))
+        return found
+
+    def wait_state(self, number: int, *states: str) -> None:
+        """Until the job is in one of these states."""
+        wait_for(lambda: self.states().get(number) in states, f"job {number} {' or '.join(states)}")
+
+    def output(self, number: int) -> str:
+        """What a job has written so far."""
+        return Path(self.ts("-o", str(number))).read_text()
+
+    # -- the server -----------------------------------------------------------------------------------
+
+    @property
+    def server(self) -> Server:
+        """Where it lives."""
+        return Server(self.environ)
+
+    def pid(self) -> int:
+        """Of its scheduler, once it is in office."""
+        found = int(
+            wait_for(
+                lambda: self.server.exists() and self.server.alive() and holder(self.server.places).get("pid"),
+                "a server",
+            )
+        )
+        self.servers.add(found)
+        return found
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """End its scheduler from outside, and wait until it is gone."""
+        pid = self.pid()
+        os.kill(pid, number)
+        wait_for(lambda: not alive(pid), "the server is gone")
+
+    def end_all(self) -> None:
+        """Nothing is left: no job, no server."""
+        server = self.server
+        with contextlib.suppress(AssertionError, OSError):
+            if server.exists():
+                self.run("-T")
+        for life in server.folder and Path(server.folder).glob("*/gpu_scheduler_state.json") or ():
+            mark = b"GPUJOB_STATE_FILE=" + os.fsencode(life)
+            _kill_marked(mark)
+        self.run("-K")
+        _kill_marked(b"TS_SOCKET=" + os.fsencode(self.environ["TS_SOCKET"]))
+
+
+def _kill_marked(mark: bytes) -> None:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    os.kill(int(name), signal.SIGKILL)
