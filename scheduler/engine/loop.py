@@ -196,9 +196,8 @@ class House:
             if boot == this_boot:
                 _, _, attempt = holding.key.partition(".")
                 self.runner.watch_leftovers(holding.key, holding.job, int(attempt), holding.processes)
-        self.last_id = rows.last_id(
-            connection
-        )  # before the list: a job submitted in between is then met twice, not never
+        # Before the list: a job submitted in between is then met twice, not never. The first of all may yet be number 0.
+        self.last_id = rows.last_id(connection) or -1
         facts += [Arrived(job) for job in rows.pending(connection)]
         note(self)
         for watched in self.files.values():
