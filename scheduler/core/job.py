@@ -218,8 +218,8 @@ class Job:
 
     @property
     def error_level(self) -> int:
-        """Its exit code, or -1 if it has none: killed, never started, lost, skipped."""
-        return self.exit_code if self.outcome is Outcome.EXIT and self.exit_code is not None else -1
+        """Its exit code, also of one that was told to end and did so itself; -1 if it has none: killed, never started, lost."""
+        return self.exit_code if self.exit_code is not None else -1
 
     @property
     def succeeded(self) -> bool:
