@@ -151,7 +151,6 @@ class Afterwards:
 
 
 def command_text(job: Job) -> str:
-    """The command as one would type it."""
-    return shlex.join(
-        job.argv or (job.spec.script, *job.spec.arguments) if job.spec.script else job.argv or job.spec.arguments
-    )
+    """The command as one would type it: a script with what it was run by, others as they were given."""
+    spec = job.spec
+    return shlex.join(job.argv or (spec.script, *spec.arguments) if spec.script else spec.arguments)
