@@ -12,12 +12,14 @@ from scheduler.core.secrets import without_secrets
 from scheduler.faces.terminal import safe
 from scheduler.faces.ts import listing
 from scheduler.faces.ts.main import RequestError, number_of
+from scheduler.faces.ts.words import Mistake
 
 if TYPE_CHECKING:
     from scheduler.faces.ts.main import Spooler
 
 TAIL = 10
 APPLIED_S = 10.0
+NOT_RUN = "Job {} not finished or not running."
 
 NAMES = {
     "l": "list", "M": "serialize", "C": "clear", "T": "kill_all", "R": "running", "q": "last", "g": "on_gpus",
@@ -47,7 +49,7 @@ class Acting:
 
     def serialize(self, value: str | None) -> int:
         """The list in another form."""
-        if value == "default":
+        if value in (None, "default"):
             return self.list(None)
         live, ended = self.spooler.jobs()
         gpus = self.spooler.has_gpus()
@@ -57,7 +59,7 @@ class Acting:
             for line in listing.as_tabs([*live, *ended], gpus):
                 print(line)
         else:
-            raise RequestError(f"Unknown serialization format {value!r}: default, json or tab.")
+            raise Mistake(f"Invalid argument for option M: {value}.")
         return 0
 
     def running(self, _value: str | None) -> int:
@@ -68,7 +70,8 @@ class Acting:
 
     def last(self, _value: str | None) -> int:
         """The number of the job that was added last."""
-        print(self.spooler.desk.last_id())
+        desk = self.spooler.desk
+        print(desk.last_id() if desk.remembered("last_id") else -1)
         return 0
 
     def on_gpus(self, _value: str | None) -> int:
@@ -84,7 +87,7 @@ class Acting:
         """The pid of a job that has been started."""
         job = self._run(value)
         if job.process is None:
-            raise RequestError(f"Job {job.id} not finished or not running.")
+            raise RequestError(NOT_RUN.format(job.id))
         print(job.process.pid)
         return 0
 
@@ -96,43 +99,48 @@ class Acting:
 
     def information(self, value: str | None) -> int:
         """All about a job."""
-        job = self._run(value)
+        job = self.spooler.run_last(value, "No jobs.", NOT_RUN)
         for line in listing.details(job, self.spooler.has_gpus(), time.time()):
             print(line)
         return 0
 
     def state(self, value: str | None) -> int:
         """The state of a job."""
-        print(listing.state_of(self.spooler.added_last(value, "The last job was not found: there is none.")))
+        print(listing.state_of(self._added(value, "stated")))
         return 0
 
     def label(self, value: str | None) -> int:
         """The label of a job."""
-        job = self.spooler.added_last(value, "The last job was not found: there is none.")
+        job = self.spooler.added_last(value, "No jobs.", "The job {} is not in the queue.")
         print(safe(without_secrets(job.spec.label)))
         return 0
 
     def command(self, value: str | None) -> int:
         """The whole command of a job."""
-        job = self.spooler.added_last(value, "The last job was not found: there is none.")
+        job = self.spooler.added_last(value, "No jobs.", "The job {} is not in the queue.")
         print(safe(listing.command_of(job)))
         return 0
 
     def _run(self, value: str | None) -> Job:
-        return self.spooler.run_last(value, "No job is running, and none has finished.")
+        return self.spooler.run_last(value, "The last job has not finished or is not running.", NOT_RUN)
+
+    def _added(self, value: str | None, done: str) -> Job:
+        return self.spooler.added_last(value, f"The last job cannot be {done}.", f"The job {{}} cannot be {done}.")
 
     def _log(self, job: Job) -> str:
+        if job.state is JobState.SKIPPED:
+            raise RequestError(f"Job {job.id} was skipped due to a dependency.")
         if job.spec.output == "none":
             raise RequestError("The output is not stored.")
         if not job.log or job.state is JobState.PENDING:
-            raise RequestError(f"Job {job.id} not finished or not running.")
+            raise RequestError(NOT_RUN.format(job.id))
         return job.log
 
     # -- waiting ------------------------------------------------------------------------------------------
 
     def wait(self, value: str | None) -> int:
         """Wait for a job's end."""
-        return self.spooler.wait(self.spooler.added_last(value, "The last job was not found: there is none.").id)
+        return self.spooler.wait(self._added(value, "waited").id)
 
     def tail(self, value: str | None) -> int:
         """The last lines of the output, and what comes."""
@@ -159,7 +167,7 @@ class Acting:
 
     def remove(self, value: str | None) -> int:
         """Take a job out of the queue, or forget a finished one."""
-        job = self.spooler.added_last(value, "The job cannot be removed: there is none.")
+        job = self._added(value, "removed")
         if job.state is JobState.PENDING:
             self.spooler.ask("Cancel", job.id)
             now = self.spooler.desk.known([job.id]).get(job.id)
@@ -188,7 +196,7 @@ class Acting:
 
     def urgent(self, value: str | None) -> int:
         """Put a waiting job before the others."""
-        job = self.spooler.added_last(value, "The job cannot be urged: there is none.")
+        job = self._added(value, "urged")
         if job.state is not JobState.PENDING:
             raise RequestError(f"The job {job.id} cannot be urged: it is {listing.state_of(job)}.")
         self.spooler.ask("First", job.id)
@@ -198,7 +206,7 @@ class Acting:
         """Exchange two waiting jobs."""
         first, dash, second = (value or "").partition("-")
         if not dash:
-            raise RequestError("Wrong <id> for -U: write -U 1-2.")
+            raise Mistake("Wrong <id-id> for -U.")
         pair = number_of(first), number_of(second)
         for number in pair:
             job = self.spooler.find(number)
@@ -214,9 +222,9 @@ class Acting:
         if value is None:
             print(self.server.slots())
             return 0
-        number = number_of(value)
+        number = number_of(value) if value.isdigit() else 0
         if number < 1:
-            raise RequestError("There has to be one slot at least.")
+            raise Mistake("You should set at minimum 1 slot.")
         self.server.set(cpu_slots=number)
         self._applied("cpu_slots", number)
         return 0

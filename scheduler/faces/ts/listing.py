@@ -35,6 +35,11 @@ def output_of(job: Job) -> str:
     return "(no output)" if job.state.ended else "(...)"
 
 
+def file_of(job: Job) -> str:
+    """The output file, for programs: nothing if there is none."""
+    return "" if job.spec.output == "none" or job.state is JobState.PENDING else job.log
+
+
 def level_of(job: Job) -> str:
     """The error level of a finished job."""
     return "" if not job.state.ended or job.state is JobState.SKIPPED else str(job.error_level)
@@ -106,7 +111,7 @@ def terminal_width() -> int:
 
 
 def as_json(jobs: Sequence[Job], gpus: bool) -> str:
-    """A JSON array, an object a job on a line of its own; Time_ms is in milliseconds."""
+    """A JSON array on one line, an object a job; Time_ms is in milliseconds."""
     import json
 
     objects = []
@@ -116,37 +121,29 @@ def as_json(jobs: Sequence[Job], gpus: bool) -> str:
         one = {
             "ID": job.id,
             "State": state_of(job),
-            "Output": output_of(job),
+            "Output": file_of(job),
             "E-Level": job.error_level if ended else None,
             "Time_ms": None if seconds is None else round(seconds * 1000, 3),
+            **({"GPUs": _gpus_asked(job)} if gpus else {}),
             "Command": command_of(job),
         }
-        if gpus:
-            one["GPUs"] = _gpus_asked(job)
         objects.append(json.dumps(one, ensure_ascii=False))
-    return "[" + ",\n ".join(objects) + "]"
+    return f"[{','.join(objects)}]"
 
 
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def as_tabs(jobs: Sequence[Job], gpus: bool) -> list[str]:
-    """A line for each job: the columns of the list without shortening, between tabs; empty where there is nothing to say."""
+    """A line for each job, as the original has it for a finished one: id, state, output, error level, time, its unit, with
+    GPUs their number, parents, label, command; nothing is shortened, and what there is nothing to say of is empty.
+    """
     lines = []
     for job in jobs:
-        seconds = seconds_of(job)
-        cells = [
-            str(job.id),
-            state_of(job),
-            output_of(job),
-            level_of(job),
-            "" if seconds is None else f"{seconds * 1000:.3f}",
-        ]
-        if gpus:
-            cells.append(str(_gpus_asked(job)))
-        cells.append(
-            f"{parents_of(job)}{f'[{without_secrets(job.spec.label)}]' if job.spec.label else ''}{command_of(job)}"
-        )
+        taken = time_text(seconds_of(job)).strip()
+        cells = [str(job.id), state_of(job), output_of(job), level_of(job), taken[:-1], taken[-1:]]
+        cells += [str(_gpus_asked(job))] if gpus else []
+        cells += [parents_of(job).strip(), without_secrets(job.spec.label), command_of(job)]
         lines.append("\t".join(safe("".join(_ESCAPES.get(char, char) for char in cell)) for cell in cells))
     return lines
 

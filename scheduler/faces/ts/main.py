@@ -30,12 +30,9 @@ def run(words: Sequence[str]) -> int:
     """Do what was typed; the exit code."""
     environ = dict(os.environ)
     try:
-        typed = read(words)
+        return Spooler(environ).do(read(words))
     except Mistake as error:
-        print(f"ts: {safe(str(error))}\nTry ts -h", file=sys.stderr)
-        return ERROR
-    try:
-        return Spooler(environ).do(typed)
+        print(f"{safe(str(error))}\nTry ts -h", file=sys.stderr)
     except RequestError as error:
         print(f"Error in the request: {safe(str(error))}", file=sys.stderr)
     except SchedulerError as error:
@@ -51,7 +48,7 @@ class Spooler:
         self.server = Server(environ)
 
     def do(self, typed: Typed) -> int:
-        """Raises RequestError, SchedulerError."""
+        """Raises Mistake, RequestError, SchedulerError."""
         action = typed.action
         if action == "h":
             from scheduler.faces.ts.manual import USAGE
@@ -112,30 +109,33 @@ class Spooler:
         live, ended = self.jobs()
         return next((job for job in (*live, *ended) if job.id == number), None)
 
-    def added_last(self, value: str | None, otherwise: str) -> Job:
-        """The job that is named, else the last of the queue, else the one that ended last. Raises RequestError."""
-        return self._chosen(value, otherwise, lambda live, ended: (live or ended)[-1])
+    def added_last(self, value: str | None, none: str, unknown: str) -> Job:
+        """The job that is named, else the last of the queue, else the one that ended last.
 
-    def run_last(self, value: str | None, otherwise: str) -> Job:
-        """The job that is named, else the first that runs, else the one that ended last. Raises RequestError."""
+        Raises RequestError: ``none`` where no job is named, ``unknown`` with the number of the one that is.
+        """
+        return self._chosen(value, none, unknown, lambda live, ended: (live or ended)[-1])
+
+    def run_last(self, value: str | None, none: str, unknown: str) -> Job:
+        """The job that is named, else the first that runs, else the one that ended last. Raises RequestError likewise."""
 
         def pick(live: list[Job], ended: list[Job]) -> Job:
             running = [job for job in live if job.state is not JobState.PENDING]
             return running[0] if running else ended[-1]
 
-        return self._chosen(value, otherwise, pick)
+        return self._chosen(value, none, unknown, pick)
 
-    def _chosen(self, value: str | None, otherwise: str, pick: Callable[[list[Job], list[Job]], Job]) -> Job:
+    def _chosen(self, value: str | None, none: str, unknown: str, pick: Callable[[list[Job], list[Job]], Job]) -> Job:
         live, ended = self.jobs()
         if value is None:
             try:
                 return pick(live, ended)
             except IndexError:
-                raise RequestError(otherwise) from None
+                raise RequestError(none) from None
         number = number_of(value)
         found = next((job for job in (*live, *ended) if job.id == number), None)
         if found is None:
-            raise RequestError(f"The job {number} is not in the queue.")
+            raise RequestError(unknown.format(number))
         return found
 
     def wait(self, number: int) -> int:

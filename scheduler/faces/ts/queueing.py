@@ -62,7 +62,7 @@ def _submit(spooler: Spooler, desk: Desk, spec: JobSpec, *, wait: bool) -> Job |
             return desk.submit(spec, spooler.environ, ModelTable(), from_zero=True, forgiving=True, most=most)
         except QueueFull as error:
             if not wait:
-                print(f"Error: The queue is full: {error.what}.", file=sys.stderr)
+                print(f"Error, queue full: {error.what}", file=sys.stderr)
                 return None
             time.sleep(ROOM_S)
             spooler.server.begin()

@@ -8,14 +8,14 @@ NONE, NEEDED, MAYBE = "none", "needed", "maybe"  # MAYBE: the last word of all m
 
 SHORT: dict[str, str] = {
     **dict.fromkeys("KClTRqBhVnfmdEz", NONE),
-    **dict.fromkeys("StcpoisrwkuaFUg", MAYBE),
-    **dict.fromkeys("LNDWOGM", NEEDED),
+    **dict.fromkeys("StcpoisrwkuaFUgM", MAYBE),
+    **dict.fromkeys("LNDWOG", NEEDED),
 }
 LONG: dict[str, tuple[str, str]] = {  # name → (what it is, whether a value follows)
     "getenv": ("getenv", NEEDED), "setenv": ("setenv", NEEDED), "unsetenv": ("unsetenv", NEEDED),
     "set_gpu_free_perc": ("set_gpu_free_perc", NEEDED), "get_gpu_free_perc": ("get_gpu_free_perc", NONE),
     "get_label": ("a", MAYBE), "full_cmd": ("F", MAYBE), "count_running": ("R", NONE), "last_queue_id": ("q", NONE),
-    "get_logdir": ("get_logdir", NONE), "set_logdir": ("set_logdir", NEEDED), "serialize": ("M", NEEDED),
+    "get_logdir": ("get_logdir", NONE), "set_logdir": ("set_logdir", NEEDED), "serialize": ("M", MAYBE),
     "gpus": ("G", NEEDED), "gpu_indices": ("g", MAYBE), "help": ("h", NONE), "version": ("V", NONE),
 }  # fmt: skip
 ACTIONS = frozenset((*"KClTRqhVStcpoisrwkuaFUM", "getenv", "setenv", "unsetenv", "set_gpu_free_perc",
@@ -55,12 +55,12 @@ def read(words: Sequence[str]) -> Typed:
     typed.command = list(words[position:])
     if "g" in typed.options and not typed.command and not typed.action:
         if typed.options["g"]:
-            raise Mistake("-g names the GPUs of a job: the command is missing")
+            raise Mistake("-g names the GPUs of a job: the command is missing.")
         typed.action = "g"
     if not typed.action:
         typed.action = "add" if typed.command else "l"
     if typed.action == "l" and typed.options:
-        raise Mistake("the command is missing")
+        raise Mistake("The command is missing.")
     return typed
 
 
@@ -70,7 +70,7 @@ def _short(typed: Typed, letters: str, words: Sequence[str], position: int) -> i
         letter, letters = letters[0], letters[1:]
         takes = SHORT.get(letter)
         if takes is None:
-            raise Mistake(f"invalid option -- '{letter}'")
+            raise Mistake(f"Wrong option {letter}.")
         if takes == NONE:
             _take(typed, letter, None)
             continue
@@ -81,7 +81,7 @@ def _short(typed: Typed, letters: str, words: Sequence[str], position: int) -> i
             _take(typed, letter, words[position])
             return position + 1
         if takes == NEEDED:
-            raise Mistake(f"option -{letter} requires an argument")
+            raise Mistake(f"Option {letter} missing argument.")
         _take(typed, letter, None)
     return position
 
@@ -91,19 +91,19 @@ def _long(typed: Typed, text: str, words: Sequence[str], position: int) -> int:
     if name not in LONG:
         near = [known for known in LONG if known.startswith(name)]
         if len(near) != 1:
-            raise Mistake(f"unrecognized option '--{name}'" if not near else f"option '--{name}' is ambiguous")
+            raise Mistake(f"Wrong option --{name}." if not near else f"Option --{name} is ambiguous.")
         name = near[0]
     what, takes = LONG[name]
     if equals:
         if takes == NONE:
-            raise Mistake(f"option '--{name}' doesn't allow an argument")
+            raise Mistake(f"Option --{name} takes no argument.")
         _take(typed, what, value)
         return position
     if takes != NONE and position < len(words):
         _take(typed, what, words[position])
         return position + 1
     if takes == NEEDED:
-        raise Mistake(f"option '--{name}' requires an argument")
+        raise Mistake(f"Option --{name} missing argument.")
     _take(typed, what, None)
     return position
 
