@@ -87,6 +87,19 @@ class Spooler:
         """Queue a job: its id."""
         return int(self.ts(*words, **environ))
 
+    def held(self, key: str, then: str = "") -> tuple[str, ...]:
+        """Words of a job that goes on until `release`, and then does ``then``."""
+        return ("sh", "-c", f"while ! [ -e go-{key} ]; do sleep 0.05; done; {then}")
+
+    def release(self, key: str) -> None:
+        """Let it go on."""
+        (self.folder / f"go-{key}").touch()
+
+    def said_in(self, name: str) -> list[str]:
+        """The lines that jobs have written into a file of the folder so far."""
+        path = self.folder / name
+        return path.read_text().splitlines() if path.exists() else []
+
     def gpujob(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """`gpujob WORDS` for the same scheduler."""
         environ = {**self.environ, "GPUJOB_STATE_FILE": self.server.state_file}
@@ -118,6 +131,10 @@ class Spooler:
     def wait_state(self, number: int, *states: str) -> None:
         """Until the job is in one of these states."""
         wait_for(lambda: self.states().get(number) in states, f"job {number} {' or '.join(states)}")
+
+    def ended(self, number: int) -> int:
+        """Wait for a job's end by -w: its code."""
+        return self.run("-w", str(number)).returncode
 
     def output(self, number: int) -> str:
         """What a job has written so far."""

@@ -1,0 +1,373 @@
+"""`ts`, statement by statement: what becomes of jobs: order, dependencies, output, endings."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.stories.harness import alive, wait_for
+from tests.stories.spooler import Spooler
+
+ASLEEP = (
+    "230",
+    "115",
+    "270",
+    "72",
+    "23",
+)  # clock_nanosleep, pselect6, select: how Python sleeps, by machine and version
+
+
+def asleep(process: subprocess.Popen[str]) -> None:
+    """Until a waiting client has looked at its job and waits for the next look."""
+    path = Path(f"/proc/{process.pid}/syscall")
+    wait_for(lambda: path.read_text().split()[0] in ASLEEP, "a client that waits")
+
+
+def test_s4_6_waiting_gives_the_code_of_the_job(spooler: Callable[..., Spooler]) -> None:
+    """S4.6: -w, -f, -c and -t end with the job's exit code; 255 when it was killed, skipped or could not be started."""
+    s = spooler()
+    s.add("sh", "-c", "exit 5")
+    assert [s.run(action, "0").returncode for action in ("-w", "-c", "-t")] == [5, 5, 5]
+    done = s.run("-f", "sh", "-c", "exit 6")
+    assert (done.returncode, done.stdout, done.stderr) == (6, "1\n", "")
+    s.add("sh", "-c", "kill -9 $$")
+    assert s.ended(2) == 255
+    s.add("-W", "0", "true")
+    assert s.ended(3) == 255
+    for command in ("no-such-program", "/nowhere/x", "echo a; echo b"):  # no shell reads it
+        number = s.add(command)
+        assert s.ended(number) == 255
+        assert [(job["State"], job["E-Level"]) for job in s.jobs() if job["ID"] == number] == [("finished", -1)]
+        assert s.run("-f", command).returncode == 255
+    s.add("sh", "-c", "trap 'exit 9' TERM; touch ready; while :; do sleep 0.05; done")
+    number = int(s.ts("-q"))
+    wait_for((s.folder / "ready").exists, "the job runs")
+    s.ts("-k", str(number))
+    assert s.ended(number) == 9
+    assert [job["E-Level"] for job in s.jobs() if job["ID"] == number] == [9]
+
+
+def test_s4_8_without_an_id_the_last_in_the_queue_is_waited_for(spooler: Callable[..., Spooler]) -> None:
+    """S4.8: -w is about the job that comes last in queue order, not the one with the highest id."""
+    s = spooler()
+    s.add(*s.held("a"))
+    s.add(*s.held("b", "exit 7"))
+    s.add("sh", "-c", "exit 5")
+    s.wait_state(0, "running")
+    s.ts("-u", "2")
+    waiting = s.popen("-w")
+    asleep(waiting)
+    s.release("a")
+    assert s.ended(2) == 5
+    s.wait_state(1, "running")
+    assert waiting.poll() is None
+    s.release("b")
+    assert waiting.communicate(timeout=60) == ("", "") and waiting.returncode == 7
+    assert s.run("-w").returncode == 7  # all have ended: the one that did last
+
+
+def test_s4_9_s4_11_dependencies(spooler: Callable[..., Spooler]) -> None:
+    """S4.9, S4.11: -D waits for all, whatever their result; -W wants them good, else skips, along -W and not -D or -d."""
+    s = spooler(TS_SLOTS="3")
+    s.add(*s.held("a"))
+    s.add("sh", "-c", "exit 1")
+    s.add("-D", "0,1", "true")
+    s.add("-W", "0,1", "true")
+    s.add("-W", "3", "true")
+    s.add("-D", "3", "true")
+    s.add("-W", "0", "true")
+    s.add("-d", "sh", "-c", "exit 4")
+    s.add("-d", "true")
+    lines = s.ts().splitlines()
+    for number, shown in {2: "[0,1]&& ", 3: "[0,1]&& ", 4: "[3]&& ", 7: "[6]&& ", 8: "[7]&& "}.items():
+        assert next(line for line in lines if line.startswith(f"{number} ")).count(shown) == 1
+    assert s.ended(1) == 1
+    s.wait_state(0, "running")
+    assert s.states()[2] == "queued" and s.states()[6] == "queued"
+    s.release("a")
+    assert [s.ended(number) for number in range(9)] == [0, 1, 0, 255, 255, 0, 0, 4, 0]
+    states = s.states()
+    assert [number for number, state in states.items() if state == "skipped"] == [3, 4]
+
+
+def test_s4_10_parents_that_failed_were_removed_or_never_were(spooler: Callable[..., Spooler]) -> None:
+    """S4.10: -W on an id that failed, was removed, is known no more -> skipped; -D runs; ids not given yet are dropped."""
+    s = spooler(TS_SLOTS="2")
+    s.add("sh", "-c", "exit 1")
+    s.add(*s.held("a"))
+    s.add("-D", "1", "true")
+    s.add("-W", "2", "true")
+    s.add("-D", "2", "true")
+    s.wait_state(1, "running")
+    s.ts("-r", "2")
+    s.wait_state(3, "skipped")
+    assert s.ended(4) == 0
+    s.ts("-C")
+    assert list(s.states()) == [1]
+    assert s.ended(s.add("-W", "0", "true")) == 255  # 5: of a job that is forgotten
+    assert s.ended(s.add("-D", "0", "true")) == 0
+    assert s.ended(s.add("-W", "5", "true")) == 255  # of one that was skipped
+    assert s.ended(s.add("-W", "99", "true")) == 0  # not given out yet
+    assert s.ended(s.add("-D", "99", "true")) == 0
+    s.ts("-k", "1")
+    assert s.ended(1) == 255
+    assert s.ended(s.add("-W", "1", "true")) == 255
+    assert s.ended(s.add("-D", "1", "true")) == 0
+
+
+def test_s4_13_s4_14_s4_15_where_the_output_goes(spooler: Callable[..., Spooler]) -> None:
+    """S4.13, S4.14, S4.15: -E `<file>.e`; -z a gzip file; -O and --set_logdir name the file; a folder that is gone is made."""
+    s = spooler()
+    both = ("sh", "-c", "echo out; echo err >&2")
+    assert s.ended(s.add(*both)) == 0
+    assert s.output(0) == "out\nerr\n" and Path(s.ts("-o", "0")).parent == s.tmp
+    assert Path(s.ts("-o", "0")).name.startswith("ts-out.")
+    assert s.ended(s.add("-E", *both)) == 0
+    assert s.output(1) == "out\n" and Path(s.ts("-o", "1") + ".e").read_text() == "err\n"
+    assert s.ended(s.add("-z", "sh", "-c", "seq 20000; echo err >&2; exit 3")) == 3
+    packed = Path(s.ts("-o", "2"))
+    text = "".join(f"{n}\n" for n in range(1, 20001)) + "err\n"
+    assert gzip.decompress(packed.read_bytes()).decode() == text and packed.suffix == ".gz"
+    subprocess.run(["gzip", "-t", str(packed)], check=True)
+    shown = s.run("-c", "2")
+    assert (shown.stdout, shown.returncode) == (text, 3)
+    assert s.run("-t", "2").stdout == "".join(text.splitlines(keepends=True)[-10:])
+    assert s.ended(s.add("-zE", *both)) == 0
+    assert gzip.decompress(Path(s.ts("-o", "3")).read_bytes()) == b"out\n"
+
+    logs = s.folder / "log s"
+    logs.mkdir()
+    assert s.ts("--get_logdir") == str(s.tmp)
+    s.ts("--set_logdir", str(logs))
+    assert s.ts("--get_logdir") == str(logs)
+    assert s.ended(s.add("-O", "mine", "echo", "x")) == 0
+    named = Path(s.ts("-o", "4"))
+    assert named.parent == logs and named.name.startswith("mine.") and named.read_text() == "x\n"
+    assert s.ts("-o", "0").startswith(str(s.tmp))
+    named.unlink()
+    logs.rmdir()
+    assert s.ended(s.add("echo", "y")) == 0  # bug 12: the original's job fails without a reason
+    assert s.output(5) == "y\n"
+
+
+def test_s4_16_without_output(spooler: Callable[..., Spooler]) -> None:
+    """S4.16: -n keeps none and shows `stdout`; -nf writes to the caller's own, and is in no list after its end."""
+    s = spooler()
+    s.ts("-n", "sh", "-c", "echo lost; echo lost >&2; exit 2")
+    assert s.ended(0) == 2
+    assert s.ts().splitlines()[1].split()[:4] == ["0", "finished", "stdout", "2"]
+    assert list(s.tmp.glob("ts-out*")) == []
+    done = s.run("-nf", "sh", "-c", "echo here; echo there >&2; exit 3")
+    assert (done.stdout, done.stderr, done.returncode) == ("here\n", "there\n", 3)
+    assert list(s.states()) == [0]
+    running = s.popen("-nf", *s.held("a"))
+    s.wait_state(2, "running")
+    assert "stdout" in s.ts().splitlines()[1]
+    s.release("a")
+    assert running.communicate(timeout=60) == ("", "") and running.returncode == 0
+    assert list(s.states()) == [0]
+
+
+def test_s4_17_stdin_and_a_client_that_is_killed(spooler: Callable[..., Spooler]) -> None:
+    """S4.17: -f keeps the caller's stdin, others see its end; kill -9 of the caller takes nothing from the job (bug 5)."""
+    s = spooler()
+    done = s.run("-f", "sh", "-c", "cat; exit 4", stdin="of the caller\n")
+    assert (done.returncode, done.stdout) == (4, "0\n")
+    assert s.output(0) == "of the caller\n"
+    assert s.run("-nf", "cat", stdin="through and through").stdout == "through and through"
+    assert int(s.run("sh", "-c", "cat; echo end", stdin="not for it").stdout) == 2
+    assert s.ended(2) == 0
+    assert s.output(2) == "end\n"
+
+    caller = s.popen("-f", *s.held("a", "exit 8"))
+    s.wait_state(3, "running")
+    s.add("true")
+    caller.kill()
+    caller.communicate(timeout=60)
+    assert s.states()[3] == "running" and s.states()[4] == "queued" and s.ts("-R") == "1"
+    s.release("a")
+    assert s.ended(3) == 8 and s.ended(4) == 0
+
+
+def test_s4_19_never_more_than_the_slots(spooler: Callable[..., Spooler]) -> None:
+    """S4.19: as many as there are slots; a wide job lets narrow ones pass and has its turn; what can never fit is refused."""
+    s = spooler()
+    s.ts("-S", "3")
+    assert s.ts("-S") == "3"
+    widths = [1, 2, 1, 3, 1, 2, 2, 1, 3, 1]
+    for number, width in enumerate(widths):
+        s.add("-N", str(width), "sh", "-c", f"echo + {width} >>slots; sleep 0.05; echo - {width} >>slots; : {number}")
+    assert [s.ended(number) for number in range(len(widths))] == [0] * len(widths)
+    busy, most = 0, 0
+    for sign, width in (line.split() for line in s.said_in("slots")):
+        busy += int(f"{sign}{width}")
+        most = max(most, busy)
+    assert len(s.said_in("slots")) == 2 * len(widths) and most == 3
+
+    s.ts("-S", "2")
+    narrow, wide, later = s.add(*s.held("a")), s.add("-N", "2", *s.held("b")), s.add(*s.held("c"))
+    s.wait_state(narrow, "running")
+    s.wait_state(later, "running")
+    assert s.states()[wide] == "queued" and s.ts().splitlines()[0].endswith("[run=2/2]")
+    s.ts("-S", "1")  # lowered: what runs goes on
+    assert s.states()[narrow] == s.states()[later] == "running" and s.ts().splitlines()[0].endswith("[run=2/1]")
+    s.ts("-S", "2")
+    s.release("a")
+    assert s.ended(narrow) == 0
+    s.release("c")
+    s.wait_state(wide, "running")
+    assert s.ts().splitlines()[0].endswith("[run=2/2]") and "Slots required: 2" in s.ts("-i", str(wide))
+    refused = s.run("-N", "3", "true")
+    assert refused.returncode == 255 and refused.stderr.startswith("Error in the request: The job can never run: ")
+    assert len(refused.stderr.splitlines()) == 1 and refused.stdout == ""
+    s.release("b")
+    assert s.ended(wide) == 0
+    assert s.ended(s.add("true")) == 0
+
+
+def test_s4_20_killing_jobs(spooler: Callable[..., Spooler]) -> None:
+    """S4.20: -k is a SIGTERM to all processes of a job, -T to all that run; they are finished with -1."""
+    s = spooler(TS_SLOTS="3")
+    for number in range(3):
+        s.add("sh", "-c", f"sleep 1000 & echo $! >>children; wait; : {number}")
+    children = wait_for(lambda: len(found := s.said_in("children")) == 3 and list(map(int, found)), "children")
+    s.ts("-k", "1")
+    assert s.ended(1) == 255
+    assert s.states() == {0: "running", 2: "running", 1: "finished"}
+    wait_for(lambda: sum(map(alive, children)) == 2, "the child of job 1 ends with it")
+    assert "Exit status: killed by signal 15" in s.ts("-i", "1").splitlines()
+    s.add("true")
+    assert s.ended(3) == 0
+    s.ts("-k")  # the first that runs
+    assert s.ended(0) == 255
+    s.add("sleep", "1000")
+    s.wait_state(4, "running")
+    s.add(*s.held("a"))
+    s.add("-N", "3", "true")
+    s.wait_state(5, "running")
+    s.ts("-T")
+    assert [s.ended(number) for number in (2, 4, 5, 6)] == [255, 255, 255, 0]
+    wait_for(lambda: not any(map(alive, children)), "no child is left")
+    assert {job["E-Level"] for job in s.jobs() if job["ID"] in (0, 1, 2, 4, 5)} == {-1}
+
+
+def test_s4_21_order_removal_and_clearing(spooler: Callable[..., Spooler]) -> None:
+    """S4.21: -u puts a waiting job next, -U exchanges two, -r takes one out, -C forgets the finished; -u of what runs
+    is an error and harms nothing (bug 1: it ended the original's server).
+    """
+    s = spooler()
+    s.add(*s.held("a"))
+    for number in range(1, 7):
+        s.add("sh", "-c", f"echo {number} >>order")
+    s.wait_state(0, "running")
+    for words in (("-u", "0"), ("-r", "0"), ("-U", "0-2")):
+        refused = s.run(*words)
+        assert refused.returncode == 255 and refused.stderr.startswith("Error in the request: The job")
+    assert list(s.states()) == [0, 1, 2, 3, 4, 5, 6] and s.states()[0] == "running"
+    s.ts("-u", "4")
+    assert list(s.states()) == [0, 4, 1, 2, 3, 5, 6]
+    s.ts("-u")
+    assert list(s.states()) == [0, 6, 4, 1, 2, 3, 5]
+    s.ts("-U", "6-3")
+    assert list(s.states()) == [0, 3, 4, 1, 2, 6, 5]
+    s.ts("-r", "1")
+    s.ts("-r")
+    assert list(s.states()) == [0, 3, 4, 2, 6]
+    assert s.run("-s", "1").returncode == 255
+    s.release("a")
+    assert s.ended(6) == 0
+    assert s.said_in("order") == ["3", "4", "2", "6"]
+    assert list(s.states()) == [0, 3, 4, 2, 6]  # in the order of their endings
+    s.ts("-r", "4")
+    assert list(s.states()) == [0, 3, 2, 6]
+    s.add(*s.held("b"))
+    s.ts("-C")
+    assert list(s.states()) == [7]
+    s.release("b")
+    assert s.ended(7) == 0
+    s.ts("-C")
+    assert len(s.ts().splitlines()) == 1
+
+
+def test_s4_22_a_removed_job_is_waited_for_no_longer(spooler: Callable[..., Spooler]) -> None:
+    """S4.22: -r of a job that others wait for ends their -w and -f with an error, and skips its -W (bug 3: they hung)."""
+    s = spooler()
+    s.add(*s.held("a"))
+    s.wait_state(0, "running")
+    in_front = s.popen("-f", "true")
+    assert in_front.stdout is not None and in_front.stdout.readline() == "1\n"
+    asleep(in_front)
+    waiting = s.popen("-w", "1")
+    asleep(waiting)
+    s.add("-W", "1", "true")
+    s.ts("-r", "1")
+    assert waiting.communicate(timeout=60) == ("", "") and waiting.returncode == 255
+    assert in_front.communicate(timeout=60) == ("", "") and in_front.returncode == 255
+    assert s.ended(2) == 255 and s.states() == {0: "running", 2: "skipped"}
+
+
+def test_s4_26_a_program_is_called_at_each_end(spooler: Callable[..., Spooler]) -> None:
+    """S4.26: TS_ONFINISH with id, error, output file and command, always four; once a job; not for skipped ones."""
+    s = spooler()
+    program = s.folder / "ended"
+    program.write_text(f"#!/bin/sh\n(printf '%s' $#; printf '|%s' \"$@\"; echo) >>{s.folder}/called\n")
+    program.chmod(0o755)
+    (s.folder / "ended-by-name").symlink_to(program)
+    given = {"TS_ONFINISH": str(program)}
+    s.add("sh", "-c", "exit 3", **given)
+    s.ts("-n", "echo", "two  words", **given)
+    s.add("-W", "0", "true", **given)
+    s.add("sh", "-c", "kill -9 $$", **given)
+    s.add("true")
+    s.add("no-such-program", **given)
+    s.add(*s.held("a"), **given)
+    s.wait_state(6, "running")
+    s.ts("-k", "6")
+    s.add("true", TS_ONFINISH="ended-by-name", PATH=f"{s.folder}:{s.environ['PATH']}")
+    assert s.ended(7) == 0
+    called = wait_for(lambda: len(found := s.said_in("called")) >= 6 and found, "six calls")
+    calls = {line.split("|")[1]: line.split("|") for line in called}
+    assert sorted(calls) == ["0", "1", "3", "5", "6", "7"] and len(called) == 6
+    assert all(call[0] == "4" for call in calls.values())
+    assert calls["0"][2:] == ["3", s.ts("-o", "0"), "sh -c 'exit 3'"]
+    assert calls["1"][2:] == ["0", "", "echo 'two  words'"]
+    assert [calls[number][2] for number in ("3", "5", "6", "7")] == ["-1", "-1", "-1", "0"]
+
+
+def test_s4_37_following_the_output(spooler: Callable[..., Spooler]) -> None:
+    """S4.37: -t the last ten lines and what comes, -c all; both end with the job, and with its code."""
+    s = spooler()
+    s.add("sh", "-c", f"seq 30; {s.held('a')[2]} echo after; exit 4")
+    s.wait_state(0, "running")
+    wait_for(lambda: s.output(0).endswith("30\n"), "thirty lines")
+    files = {}
+    for action in ("-t", "-c"):
+        files[action] = (s.folder / f"shown{action}").open("w+")
+    following = {action: s.popen(action, stdout=file) for action, file in files.items()}
+    expected = {"-t": [str(n) for n in range(21, 31)], "-c": [str(n) for n in range(1, 31)]}
+    for action, lines in expected.items():
+        wait_for(lambda a=action, li=lines: s.said_in(f"shown{a}") == li, f"{action} shows what is there")  # type: ignore[misc]
+    assert [process.poll() for process in following.values()] == [None, None]
+    s.release("a")
+    for action, process in following.items():
+        assert process.communicate(timeout=60)[1] == "" and process.returncode == 4
+        assert s.said_in(f"shown{action}") == [*expected[action], "after"]
+        files[action].close()
+    assert s.run("-t").stdout.splitlines() == [*map(str, range(22, 31)), "after"]
+    assert s.run("-c").returncode == 4
+
+
+def test_s4_17_ctrl_c_in_front_of_a_job_goes_to_the_job(spooler: Callable[..., Spooler]) -> None:
+    """S4.17: a job in the foreground ends by Ctrl-C as any program does."""
+    s = spooler()
+    caller = s.popen("-f", "sh", "-c", "trap 'exit 33' INT; touch ready; while :; do sleep 0.05; done")
+    wait_for((s.folder / "ready").exists, "the job runs")
+    wait_for(lambda: s.run("-p", "0").returncode == 0, "its pid is known")
+    asleep(caller)
+    os.kill(caller.pid, signal.SIGINT)
+    assert caller.communicate(timeout=60)[1] == "" and caller.returncode == 33
+    assert s.states() == {0: "finished"}

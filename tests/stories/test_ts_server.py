@@ -1,0 +1,452 @@
+"""`ts`, statement by statement: a long script of calls, the server's settings, its death, what is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stories.harness import LONG, alive, wait_for
+from tests.stories.spooler import Spooler
+
+# Each line of it that begins with `ts` or holds `$(ts` is a call that is counted; `until` loops and `states` are not.
+SCRIPT = r"""
+states() { ts -l | awk 'NR > 1 { printf "%s %s;", $1, $2 } END { print "" }'; }
+code() { "$@" && echo "0" || echo "$?"; }
+ts -K
+ts
+ts -S
+ts -q
+ts true
+ts -w
+ts -s 0
+ts sh -c 'exit 3'
+code ts -w 1
+ts sh -c 'while ! [ -e go ]; do sleep 0.05; done; echo two'
+until [ "$(ts -s 2)" = running ]; do :; done
+ts -L a echo three
+ts -L b echo four
+ts -L c echo five
+ts -l >listed
+states
+ts -u 5
+states
+ts -U 3-4
+states
+ts -s
+ts -s 3
+ts -a 3
+ts -a
+ts -F 4
+ts -q
+ts -R
+[ "$(ts -p)" -gt 1 ]
+ts -i 3 | grep Command
+ts -r 4
+code ts -r 4 2>refused
+cat refused
+code ts -u 2 2>refused
+cat refused
+ts -d echo six
+ts -D 2,3 echo seven
+ts -W 1 echo eight
+ts -n true
+ts -O name echo ten
+ts -E sh -c 'echo out; echo err >&2'
+ts -z echo twelve
+ts -S 2
+ts -S
+ts sh -c 'exit 0'
+ts --get_logdir >folder
+[ "$(cat folder)" = "$TMPDIR" ]
+ts --setenv A=b=c
+ts --getenv A
+ts --unsetenv A
+ts --getenv A
+touch go
+ts -w
+code ts -w 2
+code ts -w 3
+code ts -w 5
+code ts -w 6
+code ts -w 7
+code ts -w 8
+code ts -w 9
+code ts -w 10
+code ts -w 11
+code ts -w 12
+code ts -w 13
+ts -c 3
+ts -t 2
+cat "$(ts -o 5)"
+cat "$(ts -o 11).e"
+gzip -dc <"$(ts -o 12)"
+basename "$(ts -o 10)" | cut -c 1-5
+ts -M json | tr , '\n' | grep -c '"ID"'
+ts -M tab | wc -l
+states | tr ';' '\n' | sort -n
+ts -R
+ts -S 1
+ts -C
+ts -l
+ts -f echo in front
+ts -nf echo here
+code ts -nf sh -c 'exit 9'
+ts -C
+ts true
+ts -w 17
+ts -r 17
+ts
+ts -T
+ts -K
+ts echo again
+ts -w 0
+ts -c
+ts -K
+ts -K
+"""
+HEADER = "ID   State      Output               E-Level  Time   Command [run={}/{}]"
+SAID = f"""\
+{HEADER.format(0, 1)}
+1
+-1
+0
+finished
+1
+3
+2
+3
+4
+5
+2 running;3 queued;4 queued;5 queued;0 finished;1 finished;
+2 running;5 queued;3 queued;4 queued;0 finished;1 finished;
+2 running;5 queued;4 queued;3 queued;0 finished;1 finished;
+queued
+queued
+a
+a
+echo four
+5
+1
+Command: echo three
+255
+Error in the request: The job 4 cannot be removed.
+255
+Error in the request: The job 2 cannot be urged: it is running.
+6
+7
+8
+10
+11
+12
+2
+13
+b=c
+
+0
+0
+0
+0
+0
+255
+0
+0
+0
+0
+0
+three
+two
+five
+err
+twelve
+name.
+13
+13
+
+0 finished
+1 finished
+2 finished
+3 finished
+5 finished
+6 finished
+7 finished
+8 skipped
+9 finished
+10 finished
+11 finished
+12 finished
+13 finished
+0
+{HEADER.format(0, 1)}
+14
+here
+9
+17
+{HEADER.format(0, 1)}
+0
+again
+"""
+
+
+@pytest.fixture
+def two_busy_loops() -> Iterator[None]:
+    """Two processes that use a core each, as far as they get one."""
+    loops = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2)]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+def test_s4_1_a_script_of_many_calls(spooler: Callable[..., Spooler], tmp_path: Path, two_busy_loops: None) -> None:
+    """S4.1: 60 and more calls in a row, with two busy loops beside them: the same each time, and nothing on stderr."""
+    assert sum(line.startswith(("ts", "code ts")) or "$(ts" in line for line in SCRIPT.splitlines()) >= 75
+    for turn in range(10 if LONG else 2):
+        s = spooler(tmp_path / str(turn))
+        done = subprocess.run(
+            ["sh", "-euc", SCRIPT], cwd=s.folder, env=s.environ, capture_output=True, text=True, timeout=600, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert (done.stderr, done.returncode) == ("", 0), done.stdout
+        assert done.stdout.splitlines() == SAID.splitlines()
+
+
+def test_s4_2_calls_return_while_jobs_run_and_the_server_is_busy(spooler: Callable[..., Spooler]) -> None:
+    """S4.2: a call does not wait for a job, and to queue and to look at jobs not even for the server to have time."""
+    s = spooler()
+    s.add(*s.held("a"))
+    s.wait_state(0, "running")
+    for words in (("true",), ("-n", "true"), ("true",), ("-u", "3"), ("-U", "1-3"), ("-r", "2"), ("-S", "1"), ("-C",)):
+        s.ts(*words)
+        assert s.states()[0] == "running"
+    server = s.pid()
+    os.kill(server, signal.SIGSTOP)
+    try:
+        assert s.add("-L", "while it is stopped", "true") == 4
+        assert list(s.states().items()) == [(0, "running"), (1, "queued"), (3, "queued"), (4, "queued")]
+        assert (s.ts("-s", "4"), s.ts("-a"), s.ts("-q"), s.ts("-R")) == ("queued", "while it is stopped", "4", "1")
+        assert "Command: true" in s.ts("-i", "4") and s.ts("-o", "0").startswith(str(s.tmp))
+        assert len(s.ts("-M", "tab").splitlines()) == 4 and s.ts("-S") == "1"
+    finally:
+        os.kill(server, signal.SIGCONT)
+    s.release("a")
+    assert s.ended(4) == 0
+
+
+def test_s4_18_s4_25_a_full_queue(spooler: Callable[..., Spooler]) -> None:
+    """S4.18, S4.25: TS_MAXCONN=7 is room for one job: -B ends with 2 and leaves nothing, others wait; a waiting client
+    that is killed harms nobody (bug 4).
+    """
+    s = spooler(TS_MAXCONN="7")
+    s.add(*s.held("a"))
+    s.wait_state(0, "running")
+    for _ in range(2):
+        full = s.run("-B", "true")
+        assert (full.returncode, full.stdout) == (2, "")
+        assert full.stderr.startswith("Error, queue full") and len(full.stderr.splitlines()) == 1
+    killed = s.popen("true")
+    wait_for(lambda: _sleeps(killed.pid), "a client that waits for room")
+    killed.kill()
+    assert killed.communicate(timeout=60)[0] == ""
+    assert s.states() == {0: "running"} and s.ts("-q") == "0"
+    waiting = s.popen("true")
+    wait_for(lambda: _sleeps(waiting.pid), "a client that waits for room")
+    assert waiting.poll() is None and s.states() == {0: "running"}
+    s.release("a")
+    assert waiting.communicate(timeout=60) == ("1\n", "") and waiting.returncode == 0
+    assert s.ended(1) == 0
+    assert s.add("-B", "true") == 2
+
+
+def _sleeps(pid: int) -> bool:
+    """Whether a process waits for nothing but time (clock_nanosleep, pselect6 or select of the usual machines)."""
+    return Path(f"/proc/{pid}/syscall").read_text().split()[0] in ("230", "115", "270", "72", "23")
+
+
+def test_s4_25_variables_of_the_server(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
+    """S4.25: TS_SOCKET tells servers apart, TS_SLOTS and TS_MAXFINISHED are read at its start, TMPDIR holds the output."""
+    one = spooler(tmp_path / "one", TS_SLOTS="3", TS_MAXFINISHED="2")
+    other = spooler(tmp_path / "two")
+    assert (one.ts("-S"), other.ts("-S")) == ("3", "1")
+    assert one.ts("-S", TS_SLOTS="5") == "3"
+    for number in range(4):
+        assert one.ended(one.add("true")) == 0
+        assert list(one.states()) == list(range(max(0, number - 1), number + 1))
+    assert other.states() == {} and other.add("true") == 0
+    assert one.run("-s", "0").returncode == 255
+    third = tmp_path / "third"
+    third.mkdir(mode=0o700)
+    assert one.ended(one.add("true", TMPDIR=str(third))) == 0
+    assert Path(one.ts("-o", "4")).parent == third
+    told = json.loads(one.gpujob("jobs", "--json").stdout)["jobs"]
+    assert [(job["id"], job["state"]) for job in told][-1] == (4, "done")
+    for word in ("0", "x", "-3", ""):
+        nothing = spooler(tmp_path / f"slots{word}", TS_SLOTS=word, TS_MAXFINISHED=word)
+        assert nothing.ts("-S") == "1"
+
+
+def test_s4_25_where_a_server_lives_nobody_else_can_write(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
+    """S4.25: beside its socket if the folder is ours alone, else in our own state folder; all of it closed to others."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    s = spooler(TS_SOCKET="", TMPDIR=str(shared))
+    assert s.ended(s.add("true")) == 0
+    home = Path(s.server.folder)
+    assert home.parent == tmp_path / "home" / "state" / "gpujob" / "ts"
+    assert home.name.startswith(f"socket-ts.{os.getuid()}-")
+    assert [path.name[:7] for path in shared.iterdir()] == ["ts-out."]
+    own = spooler(tmp_path / "own", TS_SOCKET="")
+    assert own.ts("-q") == "-1"
+    assert own.server.folder == f"{own.tmp}/socket-ts.{os.getuid()}.gpujob"
+    for folder in (home, Path(own.server.folder)):
+        for path in (folder, *folder.rglob("*")):
+            mode = path.lstat().st_mode
+            assert stat.S_IMODE(mode) & 0o077 == 0 or stat.S_ISLNK(mode), path
+
+
+def test_s4_28_a_killed_server_loses_nothing(spooler: Callable[..., Spooler]) -> None:
+    """S4.28: kill -9 with 20 jobs queued and one running: that one goes on, its code is right, the others run in their
+    order; who waits for a job goes on waiting (bug 2: all of it was lost).
+    """
+    s = spooler()
+    s.add(*s.held("a", "echo whole; exit 7"))
+    for number in range(1, 21):
+        s.add("-L", f"label {number}", "sh", "-c", f"echo {number} >>order")
+    s.wait_state(0, "running")
+    waiting = s.popen("-w", "20")
+    wait_for(lambda: _sleeps(waiting.pid), "a client that waits")
+    s.ts("-u", "20")
+    command = int(s.ts("-p", "0"))
+    os.kill(waiting.pid, signal.SIGSTOP)  # else it has the server begun anew
+    s.kill()
+    s.release("a")
+    wait_for(lambda: not alive(command), "the running job ends without a server")
+    os.kill(waiting.pid, signal.SIGCONT)
+    assert s.ended(0) == 7
+    assert s.output(0) == "whole\n"
+    assert waiting.communicate(timeout=60) == ("", "") and waiting.returncode == 0
+    assert s.ended(19) == 0
+    assert s.said_in("order") == ["20", *map(str, range(1, 20))]
+    assert set(s.states().values()) == {"finished"} and len(s.states()) == 21
+    assert s.ts("-a", "5") == "label 5" and s.add("true") == 21
+
+    s.add(*s.held("b", "exit 9"))
+    s.wait_state(22, "running")
+    before = s.pid()
+    s.kill()
+    assert s.states()[22] == "running" and s.pid() != before  # that call has begun another one, which took it over
+    s.release("b")
+    assert s.ended(22) == 9
+
+
+def test_s4_28_the_saved_list_queues_all_anew(spooler: Callable[..., Spooler], tmp_path: Path) -> None:
+    """S4.28: by SIGTERM with TS_SAVELIST a script is written that queues what was left, with labels, dependencies,
+    options and every word as it was, at another server; the first one's own queue is kept as well.
+    """
+    saved = tmp_path / "saved.sh"
+    s = spooler(tmp_path / "one", TS_SAVELIST=str(saved))
+    other = spooler(tmp_path / "two")
+    note = tmp_path / "note.py"
+    note.write_text(
+        "import json, os, sys\n"
+        "with open(sys.argv[1], 'a') as f: f.write(json.dumps([os.getcwd(), *sys.argv[2:]]) + '\\n')\n"
+    )
+    words = [
+        "two words", "a'quote", 'a"quote', "$HOME `id` $(id)", "new\nline", "back\\slash\\", "", "*", "é", "-x", "#", "a\tb", "!",
+    ]  # fmt: skip
+    job = (sys.executable, str(note), "ran")
+    s.add("echo", "has ended")
+    assert s.ended(0) == 0
+    s.add(*s.held("a"))
+    s.add("-L", "it's a $label", *job, *words)
+    s.add("-W", "2", "-L", "second", *job, "second")
+    s.ts("-n", "-D", "2,3", *job, "third")
+    s.add("-d", "-E", "-O", "own name", *job, "fourth")
+    s.add("-z", "-D", "0", *job, "fifth")
+    s.wait_state(1, "running")
+    s.ts("-u", "6")
+    s.kill(signal.SIGTERM)
+    assert saved.stat().st_mode & 0o077 == 0
+    assert "# 0 done echo 'has ended'" in saved.read_text().splitlines()
+
+    other.add(*other.held("a"))  # nothing is run yet, and no id is as it was
+    other.wait_state(0, "running")
+    done = subprocess.run(
+        ["sh", "-eu", str(saved)], env=other.environ, cwd="/", capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert done.stdout.split() == ["1", "2", "3", "4", "6"]  # 5 is the one with -n
+    assert [(one["ID"], one["State"]) for one in other.jobs()] == [
+        (0, "running"), *((number, "queued") for number in range(1, 7)),
+    ]  # fmt: skip
+    assert [other.ts("-a", str(number)) for number in range(1, 7)] == ["", "", "it's a $label", "second", "", ""]
+    parents = {line.split()[0]: line.split()[3] for line in other.ts().splitlines()[1:] if "&& " in line}
+    assert parents == {"4": "[3]&&", "5": "[3,4]&&", "6": "[5]&&"}
+    assert "\n" not in other.ts("-F", "3")
+    other.release("a")
+    s.release("a")  # the job of the first server that runs, and its copy: both in its folder
+    assert [other.ended(number) for number in range(1, 7)] == [0] * 6
+    ran = [json.loads(line) for line in s.said_in("ran")]
+    assert [str(s.folder), *words] in ran
+    assert Path(other.ts("-o", "6")).name.startswith("own name.") and Path(other.ts("-o", "6") + ".e").exists()
+    assert other.ts("-o", "2").endswith(".gz") and other.run("-o", "5").returncode == 255
+
+    assert [s.ended(number) for number in range(7)] == [0] * 7  # its own queue has not been lost either
+    every = sorted(json.loads(line)[1] for line in s.said_in("ran"))
+    assert every == sorted(["two words", "second", "third", "fourth", "fifth"] * 2)
+
+
+def test_s4_28_s4_1_after_the_end_of_a_server_its_job_goes_on(spooler: Callable[..., Spooler]) -> None:
+    """S4.28, S4.1: -K is complete on return; ids begin at 0 again; what ran goes on, and its ending stays readable."""
+    s = spooler()
+    s.add(*s.held("a", "echo over; exit 6"))
+    s.wait_state(0, "running")
+    s.add("sh", "-c", "echo never >>order")
+    command, server = int(s.ts("-p", "0")), s.pid()
+    output, before = s.ts("-o", "0"), s.server.state_file
+    s.ts("-K")
+    assert not alive(server) and alive(command)
+    assert s.ts() == HEADER.format(0, 1)
+    assert s.add("true") == 0 and s.ended(0) == 0
+    s.release("a")
+    wait_for(lambda: not alive(command), "the job of before ends")
+
+    def show(number: int) -> dict[str, object]:
+        found: dict[str, object] = json.loads(s.gpujob("--state-file", before, "show", str(number), "--json").stdout)
+        return found
+
+    shown = show(0)
+    assert (shown["state"], shown["outcome"], shown["exit_code"], shown["log"]) == ("failed", "exit", 6, output)
+    assert show(1)["state"] == "cancelled" and s.said_in("order") == []
+    assert Path(output).read_text() == "over\n"
+    assert s.states() == {0: "finished"}
+
+
+def test_s4_29_variables_are_set_and_read_back(spooler: Callable[..., Spooler]) -> None:
+    """S4.29: --setenv, --getenv, --unsetenv; a value may hold `=`; it is the server's environment, not that of jobs."""
+    s = spooler(FROM_THE_START="there")
+    assert s.ts("--getenv", "FROM_THE_START") == "there"
+    for value in ("plain", "b=c", "=", "", "two words", "x" * 5000, 'quotes " and $HOME'):
+        assert s.ts("--setenv", f"MINE={value}") == ""
+        assert s.ts("--getenv", "MINE") == value
+    s.ts("--setenv", "MINE=1")
+    assert s.ended(s.add("sh", "-c", '[ -z "$MINE" ]')) == 0
+    s.ts("--unsetenv", "MINE")
+    assert s.ts("--getenv", "MINE") == "" and s.ts("--getenv=NEVER_SET") == ""
+    s.ts("--unsetenv", "NEVER_SET")
+    assert s.run("--setenv", "=x").returncode == 255
+    s.ts("--setenv", "KEPT=over a kill")
+    with contextlib.suppress(ProcessLookupError):
+        s.kill()
+    assert s.ts("--getenv", "KEPT") == "over a kill"
+    assert s.ended(s.add("true")) == 0
+    assert b"KEPT=over a kill" in Path(f"/proc/{s.pid()}/environ").read_bytes().split(b"\0")
