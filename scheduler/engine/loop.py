@@ -442,7 +442,10 @@ class House:
         if job is None:
             self.listener(Said(text, level, kind))
         else:
-            self.listener(Said(text, level, kind, job.id, job.spec.shown_name, job.log))
+            log = (
+                "" if job.spec.gzip and job.runner != "screen" else job.log
+            )  # packed, it is nothing to be shown as it comes
+            self.listener(Said(text, level, kind, job.id, job.spec.shown_name, log))
 
     # -- what happened ------------------------------------------------------------------------------------
 
