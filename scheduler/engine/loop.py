@@ -196,8 +196,9 @@ class House:
             if boot == this_boot:
                 _, _, attempt = holding.key.partition(".")
                 self.runner.watch_leftovers(holding.key, holding.job, int(attempt), holding.processes)
-        # Before the list: a job submitted in between is then met twice, not never. The first of all may yet be number 0.
-        self.last_id = rows.last_id(connection) or -1
+        self.last_id = rows.last_id(
+            connection
+        )  # before the list: a job submitted in between is then met twice, not never
         facts += [Arrived(job) for job in rows.pending(connection)]
         note(self)
         for watched in self.files.values():
@@ -441,7 +442,10 @@ class House:
         if job is None:
             self.listener(Said(text, level, kind))
         else:
-            self.listener(Said(text, level, kind, job.id, job.spec.shown_name, job.log))
+            log = (
+                "" if job.spec.gzip and job.runner != "screen" else job.log
+            )  # packed, it is nothing to be shown as it comes
+            self.listener(Said(text, level, kind, job.id, job.spec.shown_name, log))
 
     # -- what happened ------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class Said:
     text: str
     level: int = logging.INFO
     kind: str = ""
-    job: int = 0
+    job: int = -1  # none
     name: str = ""
     log: str = ""
 

@@ -90,7 +90,7 @@ class Stream:
             self._print_log(log, last=True)
 
     def _take(self, said: Said) -> None:
-        if said.job and said.kind in ("started", "adopted") and said.log and self._follow:
+        if said.job >= 0 and said.kind in ("started", "adopted") and said.log and self._follow:
             self._logs[said.job] = log = _Log(said.job, said.log)
             if said.kind == "adopted":  # what it printed before was shown by the scheduler before us
                 with contextlib.suppress(OSError):

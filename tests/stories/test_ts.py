@@ -83,7 +83,7 @@ def test_s4_7_a_request_that_cannot_be_done_is_255_and_says_so(spooler: Callable
         **{(f"-{one}", "1"): "Job 1 not finished or not running." for one in "opct"},
         ("-r", "0"): "The job 0 cannot be removed: it is running (-k ends it).",
         ("-u", "0"): "The job 0 cannot be urged: it is running.",
-        ("-k", "1"): "Job 1 is not running.",
+        ("-k", "1"): "The job 1 cannot be killed: it is not running.",
         ("-i", "99"): "Job 99 not finished or not running.",
         ("-a", "99"): "The job 99 is not in the queue.",
         ("-s", "x"): "'x' is not the number of a job.",

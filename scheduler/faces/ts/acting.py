@@ -70,8 +70,7 @@ class Acting:
 
     def last(self, _value: str | None) -> int:
         """The number of the job that was added last."""
-        desk = self.spooler.desk
-        print(desk.last_id() if desk.remembered("last_id") else -1)
+        print(self.spooler.desk.last_id())
         return 0
 
     def on_gpus(self, _value: str | None) -> int:
@@ -181,8 +180,10 @@ class Acting:
     def kill(self, value: str | None) -> int:
         """SIGTERM to all processes of a running job."""
         job = self._run(value)
-        if job.state is JobState.PENDING or job.state.ended:
-            raise RequestError(f"Job {job.id} is not running.")
+        if job.state is JobState.PENDING:
+            raise RequestError(f"The job {job.id} cannot be killed: it is not running.")
+        if job.state.ended:
+            return 0  # whoever ends it when it has just ended by itself has what he wanted
         self.spooler.ask("Cancel", job.id)
         return 0
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from scheduler.core.errors import SchedulerError
+from scheduler.desk import Desk
 from scheduler.opening import plain
 from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places, make_private_folder
@@ -135,8 +136,6 @@ class Server:
         """Of servers that -K ended only the newest stay to be looked at, and those of whose jobs some may still run."""
         import shutil
 
-        from scheduler.desk import Desk
-
         for life in lives[:-LIVES_KEPT]:
             home = os.path.join(self.folder, str(life))
             with contextlib.suppress(SchedulerError, OSError):
@@ -172,7 +171,7 @@ class Server:
         # Called from within a job of ours, it must not be taken for one of that job's processes.
         kept = {k: v for k, v in self.environ.items() if not k.startswith("GPUJOB_") or k.startswith("GPUJOB_SET_")}
         self._write_environment(kept)
-        self.places.make()
+        Desk(self.state_file).number_from_zero()
         replace_file(os.path.join(self.folder, "current"), b"%d\n" % number, sync=True)
 
     @contextlib.contextmanager
