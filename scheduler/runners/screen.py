@@ -327,10 +327,21 @@ class ScreenRunner(Watching):
         for pid, exited, code in self._ended_children():
             key = self._servers.pop(pid, None)
             if key is None:
+                self._meet(pid)
                 self._orphan_ended(pid, exited, code)
             elif key in self._sessions:
                 self._sessions[key].over = True
                 self._sessions[key].due = 0.0
+
+    def _meet(self, pid: int) -> None:
+        """A child of ours may be the job of a session that nobody has looked at since it began: its shim was killed."""
+        for key, session in list(self._sessions.items()):
+            with contextlib.suppress(OSError):  # a record that cannot be read names nobody
+                found = record.read(session.attempt.path)
+                if found.process is not None and found.process.pid == pid:
+                    self._started(session, found.process, found.started_at or time.time())
+                    del self._sessions[key]
+                    self._forget(key)
 
     def _how_of_child(self, exited: bool, code: int) -> tuple[str, int]:
         """With its shim killed a job has lost its terminal, too: no success, whatever it makes of that."""

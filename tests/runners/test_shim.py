@@ -25,6 +25,7 @@ from scheduler.runners import shim as shim_file
 from scheduler.runners.processes import boot_id, environment_of, lives, seen
 from tests.bench import ScreenBench, screen_bench
 from tests.screens import Terminal, tell
+from tests.stories.harness import wait_for
 
 HUNG_UP = "its screen session was ended from outside"
 
@@ -288,6 +289,24 @@ def test_shim_killed_the_runner_learns_the_code_itself(
     hold.unlink()
     ended = bench.until(Ended)
     assert (ended.exit_code, ended.signal) == how and ended.note.startswith(HUNG_UP)
+
+
+def test_shim_killed_and_its_job_over_before_the_runner_saw_it_begin(bench: ScreenBench) -> None:
+    """Found by the soak: the job was a child of ours, its code there to be learned, and nobody knew whose it was."""
+    bench.start(1, "/bin/sh", "-c", "trap '' HUP; touch up; while [ ! -e go ]; do sleep 0.02; done; exit 9")
+
+    def leader() -> Any:
+        return record.read(bench.record(1)).process if (bench.folder / "up").exists() else None
+
+    wait_for(leader, "its pid in the record")  # and nobody looks meanwhile
+    process = leader()
+    os.kill(seen(process.pid).parent, signal.SIGKILL)
+    wait_for(lambda: seen(process.pid).parent == os.getpid(), "it is ours")
+    (bench.folder / "go").touch()
+    wait_for(lambda: seen(process.pid).state == "Z", "it has ended")
+    started, ended = bench.until(Started), bench.until(Ended)
+    assert (started.process, ended.exit_code, ended.signal) == (process, 9, None)
+    assert ended.note.startswith(HUNG_UP)
 
 
 def test_hangup_is_told_once_and_to_the_whole_group(bench: ScreenBench) -> None:
