@@ -31,6 +31,8 @@ PASSING = frozenset(
     }
 )
 
+GONE = (errno.ECONNREFUSED, errno.ENOENT, errno.ESRCH, errno.ECONNRESET)  # what a caller's socket says without him
+
 
 def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "") -> NeverRan:
     """The fact for a start that failed with this errno at this stage (one of `record.STAGES`)."""
@@ -45,6 +47,8 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
     text = os.strerror(number) if number else "not started"
     if stage in where:
         text = f"{where[stage]}: {text}"
+    if stage == "caller" and number in GONE:
+        text = "whoever waited for it in the foreground is gone"
     if stage == "log" and number == errno.EEXIST:
         text = "another scheduler that logs into the same folder just took the name of its log"
     lasting = stage in ("", "program", "caller", "gzip") and number not in PASSING
