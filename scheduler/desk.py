@@ -258,6 +258,7 @@ class Desk:
                 seen = [*self._now(rows.in_hand(connection), alive), *rows.first_pending(connection, most_waiting)]
             live = [job for job in seen if not job.state.ended]
             ended = [*(job for job in seen if job.state.ended), *rows.last_ended(connection, LAST_ENDED)]
+            ended.sort(key=lambda job: job.finished_at or 0.0, reverse=True)
             counts = _counts(connection, seen)
             paused = set(rows.paused_gpus(connection))
             queue_paused = bool(rows.meta(connection, "queue_paused"))
@@ -279,7 +280,7 @@ class Desk:
                     state = reading.state
                 views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused, reading))
             return Overview(
-                alive, pid, counts, views, [*live, *ended], _reasons(connection, live),
+                alive, pid, counts, views, [*live, *ended[:LAST_ENDED]], _reasons(connection, live),
                 kept.refused(connection), kept.duplicates(connection), queue_paused, held, since, runner,
                 max(glob.glob(f"{glob.escape(self.places.state_file)}.bad-*"), default=""),
                 json.loads(rows.meta(connection, "trouble") or "[]") if alive else (),
@@ -290,7 +291,13 @@ class Desk:
         with self._reading() as connection:
             if connection is None:
                 return [], {}
-            found = self._now(rows.select(connection, states, most), self.alive())
+            alive = self.alive()
+            if alive or not states:
+                found = self._now(rows.select(connection, states, most), alive)
+            else:  # what ran at last may be in another of these states by now, or in none
+                asked = [*states, *(state.value for state in HOLDING if state.value not in states)]
+                found = [job for job in self._now(rows.select(connection, asked), alive) if job.state.value in states]
+                found = found if most is None else found[max(0, len(found) - most) :]
             waiting = list(rows.live(connection)) if any(j.state is JobState.PENDING for j in found) else []
             return found, _reasons(connection, waiting)
 
