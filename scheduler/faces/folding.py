@@ -9,7 +9,6 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from scheduler.core.launch import is_packed
 from scheduler.faces.unpacking import Unpacker
 from scheduler.opening import plain_or_link
 
@@ -293,12 +292,12 @@ def seek_last_lines(fd: int, most: int, step_back: int = STEP_BACK) -> bool:
     return False
 
 
-def last_lines(path: str, most: int, within: int = 64 * 1024) -> list[str]:
+def last_lines(path: str, most: int, within: int = 64 * 1024, packed: bool = False) -> list[str]:
     """The last lines of a log, without colours and not too long, for a glance. Raises OSError."""
     folder = Folder(longest=2000)
     fd = plain_or_link(path, os.O_RDONLY)
     try:
-        unpack = Unpacker() if is_packed(path) else None
+        unpack = Unpacker() if packed else None
         if unpack is not None:
             if os.fstat(fd).st_size > LARGEST_PACKED:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)

@@ -37,7 +37,13 @@ class Caller:
         finally:
             os.close(folder)
         self._socket.listen()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for that thread: Ctrl-C is for this one
         threading.Thread(target=self._give, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def hold_ctrl_c(self) -> None:
+        """Let it wait for `Interrupts`, or `close`: until then nobody knows what it has to end."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
     @property
     def word(self) -> str:
@@ -60,6 +66,7 @@ class Caller:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         self._socket.close()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 class Interrupts:
@@ -71,6 +78,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         self._before = signal.signal(signal.SIGINT, self._pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -298,6 +298,7 @@ def submit(
 
         caller = Caller(desk, output=no_output)
         spec = replace(spec, caller=caller.word)
+        caller.hold_ctrl_c()
     try:
         job = desk.submit(spec, environment, table)
     except BaseException:

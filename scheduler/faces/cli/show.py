@@ -12,7 +12,7 @@ from typing import Any
 from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job, JobState, Reason
-from scheduler.core.launch import errors_of
+from scheduler.core.launch import errors_of, is_packed
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.units import seconds_of
 from scheduler.desk import SCHEMA, Desk, words_run
@@ -227,7 +227,7 @@ def _tail(path: str, most: int = 5) -> list[str]:
     """The last lines of a failed job's log, and where the rest stands."""
     near = render.safe(render.near(path))
     try:
-        last = last_lines(path, most)
+        last = last_lines(path, most, packed=is_packed(path))
     except OSError as error:
         return terminal.folded(f"  its log cannot be read: {error.strerror}: {near}", 4)
     lines = terminal.folded(f"  last lines of {near}:" if last else f"  its log is empty: {near}", 4)
