@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 
 AT_ONCE = 1 << 20  # of what is unpacked: a few bytes may stand for a gigabyte
+STEP = 512  # so much is lost before a damage
 _MAGIC = b"\x1f\x8b"
 
 
@@ -36,6 +37,10 @@ class Unpacker:
         if self._plain:
             yield data
             return
+        for at in range(0, len(data), STEP):
+            yield from self._unpacked(data[at : at + STEP])
+
+    def _unpacked(self, data: bytes) -> Iterator[bytes]:
         while data and not self.damaged:
             if self._machine.eof:
                 if not data.startswith(_MAGIC[:1]):

@@ -147,9 +147,9 @@ def test_s4_14_a_packed_log_is_shown_as_any_other(scheduler):
     path.write_bytes(whole[: len(whole) // 2])
     cut = s.cli("logs", str(one))
     assert cut.stdout.startswith("line 0\nline 1\n") and "has no end" in cut.stderr
-    path.write_bytes(whole[:200] + b"\xff" * 300 + whole[500:])
+    path.write_bytes(whole[:3000] + b"\xff" * 300 + whole[3300:])
     hurt = s.cli("logs", str(one))
-    assert hurt.stdout.startswith("line 0\nline 1\n") and ("damaged" in hurt.stderr or "has no end" in hurt.stderr)
+    assert hurt.stdout.startswith("line 0\nline 1\n") and "damaged" in hurt.stderr
     path.write_bytes(b"gpujob: cannot start x\n")
     assert s.cli("logs", str(one)).stdout == "gpujob: cannot start x\n"
     path.write_bytes(b"")
@@ -216,7 +216,7 @@ def test_s4_12_s4_27_what_a_job_was_given_is_shown(scheduler):
     )
     shown = s.cli("show", "2").stdout
     for line in (
-        "named GPUs    0-1, whoever else is on them",
+        "named GPUs    0,1 (whoever else is on them)",
         "info          commit 1a2b",
         "on finish     true",
         "mail to       me@x",
@@ -252,7 +252,7 @@ def test_s4_38_limits_are_those_of_the_submitter(scheduler):
     )  # fmt: skip
     number = int(done.stdout)
     s.wait_state(number, "failed")
-    pid = json.loads(s.rows("SELECT detail FROM events WHERE job=? AND kind='running'", number)[0][0])["pid"]
+    pid = json.loads(s.rows("SELECT detail FROM events WHERE job=? AND kind='started'", number)[0][0])["pid"]
     assert s.log(number).split() == ["321", "321", "0", str(pid)]
     assert (s.job(number)["signal"], s.job(number)["command"][0].rsplit("/", 1)[-1]) == (9, "sh")
 
@@ -387,6 +387,7 @@ def test_s4_17_a_caller_that_is_killed(scheduler, foreground):
     one.process.wait()
     one.process.stdin.write(b"still\nread\n")
     one.process.stdin.close()
+    one.process.stdin = None
     s.wait_state(2, "failed")
     assert s.job(2)["exit_code"] == 5 and s.log(2) == "rest\nread\n"
     assert s.cli("retry", "2", code=None).returncode == 0
@@ -634,15 +635,13 @@ def test_s4_13_s4_14_keep_logs_removes_what_is_packed_and_what_is_apart(schedule
     logs = [log_of(s, number) for number in range(1, 5)]
     files = [*logs, *(Path(f"{log}.e") for log in (logs[0], logs[1], logs[3]))]
     assert all(path.exists() for path in files)
-    for path in files:
-        os.utime(path, (1, 1))
     assert s.cli("reset").stdout == "forgot 4 ended jobs\n"
     five = shell(s, "--gzip", "--stderr-apart", text="echo out")
     s.wait_state(five, "done")
     late = log_of(s, five)
-    for path in (late, Path(f"{late}.e")):
-        os.utime(path, (1, 1))
-    (s.folder / "config.yaml").write_text("keep_logs: 1s\n")
+    for path in (*files, late, Path(f"{late}.e")):
+        path.write_bytes(b"x" * 4096)
+    (s.folder / "config.yaml").write_text("keep_logs: 30d 2K\n")
     gone = [logs[0], Path(f"{logs[0]}.e"), logs[1], Path(f"{logs[1]}.e"), late, Path(f"{late}.e")]
     wait_for(lambda: not any(path.exists() for path in gone), f"gone: {[str(p) for p in gone if p.exists()]}")
     assert logs[2].exists() and logs[3].exists() and Path(f"{logs[3]}.e").exists()

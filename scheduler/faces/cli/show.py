@@ -150,7 +150,7 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
         ("need", job.need.in_words()),
         ("slots", job.spec.slots if not job.need.count and job.spec.slots != 1 else ""),
         ("allowed GPUs", "any" if job.allowed is None else gpu_ids_text(job.allowed)),
-        ("named GPUs", f"{gpu_ids_text(job.spec.on)}, whoever else is on them" if job.spec.on else ""),
+        ("named GPUs", f"{gpu_ids_text(job.spec.on)} (whoever else is on them)" if job.spec.on else ""),
         ("GPUs", gpu_ids_text(job.gpus)),
         ("pid", job.process.pid if job.process and job.state.holds_gpus else ""),
         ("session", f"{job.session_name} (gpujob attach {job.id})" if job.session and job.state.holds_gpus else ""),
