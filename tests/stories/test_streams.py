@@ -590,7 +590,7 @@ def test_s4_26_killed_in_the_midst_of_a_call_it_is_never_called_twice(scheduler,
 SENDMAIL = '#!/bin/sh\n{ echo "words: $*"; cat; } > "$MAILS/$$.part"; mv "$MAILS/$$.part" "$MAILS/$$.mail"\n'
 
 
-def test_s4_mail_output_is_sent_at_the_end(scheduler):
+def test_output_is_mailed_at_the_end(scheduler):
     """S4 (-m): by the sendmail of PATH, head and text; packed logs unpacked; nothing in a label can forge a line of the head."""
     s = scheduler(gpus=1)
     (s.folder / "bin").mkdir()
