@@ -461,23 +461,26 @@ def _as_recorded(job: Job, attempts: str) -> Job:
     from scheduler.core.recovery import Record
     from scheduler.runners import record
 
-    if job.spec.retries > job.runs_failed:
-        return job
     try:
         told = record.read(os.path.join(attempts, job.attempt_key))
     except OSError:
         return job  # what cannot be read now says nothing
     if told.kind is not Record.ENDED:
         return job
-    job.exit_code, job.signal = (told.code, None) if told.how == "exit" else (None, told.code % record.BY_SIGNAL)
-    job.outcome = Outcome.EXIT if told.how == "exit" else Outcome.SIGNAL
-    job.state = JobState.DONE if told.how == "exit" and told.code == 0 else JobState.FAILED
-    if job.stop_why == "cancelled":
-        job.state, job.outcome = JobState.CANCELLED, Outcome.CANCELLED
-    elif job.stop_why == "time_limit":
-        job.state, job.outcome = JobState.FAILED, Outcome.TIME_LIMIT
+    code, number, note = record.meaning(told.how, told.code)
+    stopped = job.stop_why if job.state is JobState.STOPPING else ""
+    if stopped == "cancelled":
+        state, outcome = JobState.CANCELLED, Outcome.CANCELLED
+    elif code == 0 and stopped != "time_limit":
+        state, outcome = JobState.DONE, Outcome.EXIT
+    elif job.runs_failed < job.spec.retries:
+        return job  # it will be tried again
+    else:
+        state, outcome = JobState.FAILED, Outcome.EXIT if code is not None else Outcome.SIGNAL
+        outcome = Outcome.TIME_LIMIT if stopped == "time_limit" else outcome
+    job.state, job.outcome, job.exit_code, job.signal = state, outcome, code, number
     job.started_at, job.finished_at = job.started_at or told.started_at, told.ended_at
-    job.notes = (*job.notes, "it ended while no scheduler was running")
+    job.notes = (*job.notes, *([note] if note else ()), "it ended while no scheduler was running")
     return job
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -65,14 +64,7 @@ def not_started(job: int, attempt: int, found: record.Attempt, now: float) -> Ne
 
 def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequence[Process]) -> Ended:
     """The fact for what stands in a record's END field (see `record.py` for ``how`` and ``code``)."""
-    note = ""
-    if how == "hangup":
-        note = "its screen session was ended from outside"
-        how, code = ("exit", code) if code < record.BY_SIGNAL else ("signal", code - record.BY_SIGNAL)
-        if (how, code) == ("exit", 0):  # it took the end of its terminal well: that is no success all the same
-            note += "; the command then ended with exit code 0"
-            how, code = "signal", signal.SIGHUP
-    exit_code, number = (code, None) if how == "exit" else (None, code)
+    exit_code, number, note = record.meaning(how, code)
     return Ended(job, attempt, exit_code, number, at, tuple(left), note=note)
 
 

@@ -704,3 +704,41 @@ def test_s4_28_p6_what_ended_while_no_scheduler_ran_is_read_truly(scheduler):
     s.release("runs")
     s.wait_state(4, "done")
     assert [s.starts(key) for key in keys] == [1, 1, 1, 1, 2] and s.job(5)["exit_code"] == 3
+
+
+def test_s4_28_p6_a_job_that_was_being_stopped_and_one_that_had_another_try(scheduler):
+    """S4.28, P6: read without a scheduler: cancelled, over its time, done although it had retries; the next one says the same."""
+    s = scheduler(gpus=4, kill_grace="600", assign_retry_wait="0.05")
+    deaf = program(
+        s, "deaf.sh", "#!/bin/sh\ntrap '' TERM\ntouch ready-$1\nwhile [ -e hold ]; do sleep 0.02; done\nexit $2\n"
+    )
+    (s.folder / "hold").touch()
+    s.append(
+        f"0,{deaf},,a 0,", f"0,{deaf},,b 0,;time=1s", f"0,{deaf},,c 0,;retries=2", f"0,{deaf},,d 4,;time=1s;retries=1"
+    )
+    s.start()
+    for key in "abcd":
+        wait_for((s.folder / f"ready-{key}").exists, f"{key} runs")
+    s.cli("cancel", "1", code=None)
+    wait_for(lambda: list(s.states().values()) == ["stopping", "stopping", "running", "stopping"], "being stopped")
+    s.kill()
+    (s.folder / "hold").unlink()
+    wanted = [("cancelled", "cancelled", 0), ("failed", "time_limit", 0), ("done", "exit", 0)]
+
+    def told() -> list[tuple[str, str, int]]:
+        return [(job["state"], job["outcome"], job["exit_code"]) for job in (s.job(number) for number in (1, 2, 3))]
+
+    wait_for(lambda: told() == wanted, f"{wanted}, not {told()}")
+    wait_for(
+        lambda: not [p for p in os.listdir("/proc") if p.isdigit() and str(deaf).encode() in words_of(p)], "all ended"
+    )
+    assert s.job(4)["state"] == "stopping", "it will be run again"
+    s.start()
+    wait_for(lambda: s.states()[4] == "failed", "and was")
+    assert told() == wanted and s.job(4)["attempt"] == 2
+
+
+def words_of(pid: str) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
