@@ -391,11 +391,14 @@ def bench(tmp_path: Path) -> Iterator[DirectBench]:
 
 def test_s4_14_b02_a_keeper_killed_with_a_packer_alive(bench: DirectBench) -> None:
     """S4.14, B02: the packer becomes our child: it is taken neither for a job nor for what a job left behind."""
-    hold = bench.folder / "hold"
+    hold, other = bench.folder / "hold", bench.folder / "other"
     hold.touch()
+    other.touch()
+    bench.start(3, "/bin/sh", "-c", f"while [ -e {other} ]; do sleep 0.02; done; exit 13")
+    bench.until(Started, 3)
     wait = f"echo begun; while [ -e {hold} ]; do sleep 0.02; done; echo over; exit 11"
     bench.start(1, "/bin/sh", "-c", wait, streams=Streams(gzip="gzip"))
-    bench.until(Started)
+    bench.until(Started, 1)
     keeper = bench.runner.keeper_pid
     children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
     packer = next(int(pid) for pid in children if b"gzip" in Path(f"/proc/{pid}/cmdline").read_bytes())
@@ -405,6 +408,9 @@ def test_s4_14_b02_a_keeper_killed_with_a_packer_alive(bench: DirectBench) -> No
     bench.start(2, "/bin/sh", "-c", "exit 12")
     ended = bench.until(Ended, 2)
     assert (ended.exit_code, ended.leftovers) == (12, ())
+    other.unlink()
+    ended = bench.until(Ended, 3)
+    assert (ended.exit_code, ended.leftovers) == (13, ()), "it is older than the packer"
     hold.unlink()
     ended = bench.until(Ended, 1)
     assert (ended.exit_code, ended.leftovers) == (11, ())
