@@ -255,6 +255,7 @@ class Desk:
                 seen = [*self._now(rows.in_hand(connection), alive), *rows.first_pending(connection, most_waiting)]
             live = [job for job in seen if not job.state.ended]
             ended = [*(job for job in seen if job.state.ended), *rows.last_ended(connection, LAST_ENDED)]
+            ended.sort(key=lambda job: job.finished_at or 0.0, reverse=True)
             counts = _counts(connection, seen)
             paused = set(rows.paused_gpus(connection))
             queue_paused = bool(rows.meta(connection, "queue_paused"))
@@ -276,7 +277,7 @@ class Desk:
                     state = reading.state
                 views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused, reading))
             return Overview(
-                alive, pid, counts, views, [*live, *ended], _reasons(connection, live),
+                alive, pid, counts, views, [*live, *ended[:LAST_ENDED]], _reasons(connection, live),
                 kept.refused(connection), kept.duplicates(connection), queue_paused, held, since, runner,
                 max(glob.glob(f"{glob.escape(self.places.state_file)}.bad-*"), default=""),
                 json.loads(rows.meta(connection, "trouble") or "[]") if alive else (),
@@ -287,7 +288,13 @@ class Desk:
         with self._reading() as connection:
             if connection is None:
                 return [], {}
-            found = self._now(rows.select(connection, states, most), self.alive())
+            alive = self.alive()
+            if alive or not states:
+                found = self._now(rows.select(connection, states, most), alive)
+            else:  # what ran at last may be in another of these states by now, or in none
+                asked = [*states, *(state.value for state in HOLDING if state.value not in states)]
+                found = [job for job in self._now(rows.select(connection, asked), alive) if job.state.value in states]
+                found = found if most is None else found[max(0, len(found) - most) :]
             waiting = list(rows.live(connection)) if any(j.state is JobState.PENDING for j in found) else []
             return found, _reasons(connection, waiting)
 
@@ -460,23 +467,26 @@ def _as_recorded(job: Job, attempts: str) -> Job:
     from scheduler.core.recovery import Record
     from scheduler.runners import record
 
-    if job.spec.retries > job.runs_failed:
-        return job
     try:
         told = record.read(os.path.join(attempts, job.attempt_key))
     except OSError:
         return job  # what cannot be read now says nothing
     if told.kind is not Record.ENDED:
         return job
-    job.exit_code, job.signal = (told.code, None) if told.how == "exit" else (None, told.code % record.BY_SIGNAL)
-    job.outcome = Outcome.EXIT if told.how == "exit" else Outcome.SIGNAL
-    job.state = JobState.DONE if told.how == "exit" and told.code == 0 else JobState.FAILED
-    if job.stop_why == "cancelled":
-        job.state, job.outcome = JobState.CANCELLED, Outcome.CANCELLED
-    elif job.stop_why == "time_limit":
-        job.state, job.outcome = JobState.FAILED, Outcome.TIME_LIMIT
+    code, number, note = record.meaning(told.how, told.code)
+    stopped = job.stop_why if job.state is JobState.STOPPING else ""
+    if stopped == "cancelled":
+        state, outcome = JobState.CANCELLED, Outcome.CANCELLED
+    elif code == 0 and stopped != "time_limit":
+        state, outcome = JobState.DONE, Outcome.EXIT
+    elif job.runs_failed < job.spec.retries:
+        return job  # it will be tried again
+    else:
+        state, outcome = JobState.FAILED, Outcome.EXIT if code is not None else Outcome.SIGNAL
+        outcome = Outcome.TIME_LIMIT if stopped == "time_limit" else outcome
+    job.state, job.outcome, job.exit_code, job.signal = state, outcome, code, number
     job.started_at, job.finished_at = job.started_at or told.started_at, told.ended_at
-    job.notes = (*job.notes, "it ended while no scheduler was running")
+    job.notes = (*job.notes, *([note] if note else ()), "it ended while no scheduler was running")
     return job
 
 

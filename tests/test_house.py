@@ -62,7 +62,8 @@ MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
     "faces/front.py": ("core.errors", "faces"),
     "faces/cli/show.py": ("core", "desk", "faces"),
     "faces/cli/logs.py": ("core", "desk", "faces"),
-    "faces/folding.py": ("opening",),
+    "faces/folding.py": ("opening", "faces.unpacking"),
+    "faces/unpacking.py": (),
     "store/safely.py": ("crashpoints",),
     "probes/fixed.py": ("core.gpu",),
 }

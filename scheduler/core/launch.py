@@ -174,6 +174,11 @@ def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
     return f"job_{job.id}_{stamp}{again}{f'_{number}' if number > 1 else ''}.log{packed}"
 
 
+def is_packed(log: str) -> bool:
+    """Whether what stands in this log is packed, as its name tells: also of a job that now runs in a terminal."""
+    return log.endswith(".gz")
+
+
 def errors_of(log: str) -> str:
     """Where what goes to stderr is kept, of a job that keeps it apart."""
     return f"{log}.e"

@@ -14,17 +14,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from scheduler.core.job import Job, JobState
+from scheduler.core.launch import is_packed
 from scheduler.core.secrets import without_secrets
+from scheduler.crashpoints import crash_point
 from scheduler.intake.environments import stored_environment
 from scheduler.intake.prefixes import program_in
 from scheduler.opening import plain
 from scheduler.runners import exec_in, mailer
-from scheduler.runners.processes import seen
+from scheduler.runners.processes import own_children, seen
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
 from scheduler.store.places import Places
 
 LARGEST_SAID = 1 << 20  # of what these programs print, kept in `.gpujob/on_finish.log`
+MARKS = ("GPUJOB_ID", "GPUJOB_ATTEMPT")  # of a job that submitted this one: what is called is no process of it
 SENDMAIL = ("/usr/sbin", "/usr/lib", "/usr/bin")
 
 
@@ -50,8 +53,9 @@ class Afterwards:
         self._mine: set[int] = set()
 
     def sessions(self) -> set[int]:
-        """Sessions of the programs that run for this: they belong to no job."""
-        self._mine = {pid for pid in self._mine if (found := seen(pid)) is not None and found.alive}
+        """Sessions of the programs that run for this, and of what they left running: they belong to no job."""
+        if self._mine:
+            self._mine &= {found.session for pid in own_children() if (found := seen(pid)) is not None}
         return set(self._mine)
 
     def step(self) -> bool:
@@ -66,6 +70,7 @@ class Afterwards:
                         rows.begin_call(connection, number, time.time())
                     else:
                         rows.strike_call(connection, number)
+            crash_point("afterwards.begun")
         self.due = False
         for number, begun in wanted:
             job = rows.get(self.db.connection, number)
@@ -83,6 +88,7 @@ class Afterwards:
             if job.spec.mail_to:
                 self._mail(job)
         if wanted:
+            crash_point("afterwards.done")
             with self.db.writing(sync=False) as connection:
                 for number, begun in wanted:
                     if begun is None:
@@ -117,13 +123,14 @@ class Afterwards:
             job.spec.mail_to,
             subject,
             job.log,
-            "packed" * job.spec.gzip,
+            "packed" * is_packed(job.log),
         ]
         self._spawn(job, "mail", sys.executable, words, environ)
 
     def _environment(self, job: Job) -> dict[str, str]:
         own = stored_environment(job.spec.env_file) if job.spec.env_file else None
-        return {**(own or self.environ), **dict(item.split("=", 1) for item in job.spec.variables)}
+        made = {**(own or self.environ), **dict(item.split("=", 1) for item in job.spec.variables)}
+        return {name: value for name, value in made.items() if name not in MARKS}
 
     def _spawn(self, job: Job, what: str, path: str, words: list[str], environ: dict[str, str]) -> None:
         opened = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]

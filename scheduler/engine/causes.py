@@ -9,12 +9,12 @@ from scheduler.core.decide import World
 from scheduler.core.facts import Ended, Fact, NeverRan
 from scheduler.core.failure import failure_in, quiet_failure_in
 from scheduler.core.job import Job
-from scheduler.core.launch import errors_of
+from scheduler.core.launch import errors_of, is_packed
 from scheduler.intake.programs import why_not_started
 from scheduler.opening import tail_of
 
 TAIL_BYTES = 16 * 1024
-MOST_PACKED = 1 << 20  # of a packed log: more would hold up the loop
+MOST_PACKED, MOST_UNPACKED = 1 << 20, 8 << 20  # of a packed log: more would hold up the loop
 
 
 def with_causes(world: World, facts: list[Fact]) -> list[Fact]:
@@ -38,9 +38,10 @@ def _end_of(job: Job) -> str:
     try:
         if job.spec.stderr_apart:
             end = tail_of(errors_of(job.log), TAIL_BYTES)
-        elif job.spec.gzip:
-            packed = tail_of(job.log, MOST_PACKED)
-            end = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed)[-TAIL_BYTES:]
+        elif is_packed(job.log):
+            unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)
+            end = unpack.decompress(tail_of(job.log, MOST_PACKED), MOST_UNPACKED)
+            end = b"" if unpack.unconsumed_tail else end[-TAIL_BYTES:]
         else:
             end = tail_of(job.log, TAIL_BYTES)
         return end.decode("utf-8", "replace")

@@ -296,6 +296,7 @@ class House:
             self.flush_log()
 
     def _tick(self, now: Now) -> None:
+        self._leave_helpers_alone()
         self.heard += with_causes(self.world, self.runner.look())
         batches = self._batches(now)
         if batches:
@@ -455,16 +456,21 @@ class House:
         return min(FRESH_S, interval) if self.telemetry.uncertain else interval
 
     def _read_gpus(self, now: Now) -> list[Fact]:
-        """What the GPUs say, when it is time; a reader's own processes are no job's."""
+        """What the GPUs say, when it is time."""
         if self.eyes is None:
             return []
         found = self.eyes.look(now.mono, self._interval())
-        self.runner.leave_alone(self.eyes.probe.sessions() | self.afterwards.sessions())
+        self._leave_helpers_alone()
         if found is None:
             return []
         if bind_unread(self, found):
             self.open()  # the GPUs have names now: the world is built anew with them
         return [found]
+
+    def _leave_helpers_alone(self) -> None:
+        """The processes of a reader of the GPUs, and what is called at the end of a job, are no job's."""
+        readers = self.eyes.probe.sessions() if self.eyes is not None else set()
+        self.runner.leave_alone(readers | self.afterwards.sessions())
 
     def _batches(self, now: Now) -> list[tuple[Reader, Batch]]:
         self.changed |= self.watcher.changed()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import os
 import re
 import unicodedata
 from functools import lru_cache
 
+from scheduler.faces.unpacking import Unpacker
 from scheduler.opening import plain_or_link
 
 LONGEST = 1 << 20  # characters of a line that are shown
 STEP_BACK = 8 << 20  # the last lines are looked for no further back than this within one line
 CHUNK = 1 << 18
+LARGEST_PACKED = 64 << 20  # for a glance at its last lines a packed log is unpacked from its beginning
 RESET = "\x1b[0m"
 MOST_COLOURS = 16  # in force at once: a job that never takes one back must not make every line longer
 
@@ -289,17 +292,22 @@ def seek_last_lines(fd: int, most: int, step_back: int = STEP_BACK) -> bool:
     return False
 
 
-def last_lines(path: str, most: int, within: int = 64 * 1024) -> list[str]:
+def last_lines(path: str, most: int, within: int = 64 * 1024, packed: bool = False) -> list[str]:
     """The last lines of a log, without colours and not too long, for a glance. Raises OSError."""
     folder = Folder(longest=2000)
     fd = plain_or_link(path, os.O_RDONLY)
     try:
-        if seek_last_lines(fd, most, within):
+        unpack = Unpacker() if packed else None
+        if unpack is not None:
+            if os.fstat(fd).st_size > LARGEST_PACKED:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        elif seek_last_lines(fd, most, within):
             folder.enter()
-        lines = []
+        lines: list[str] = []
         while data := os.read(fd, CHUNK):
-            lines += folder.feed(data)
-            del lines[:-most]
+            for piece in unpack.feed(data) if unpack is not None else (data,):
+                lines += folder.feed(piece)
+                del lines[:-most]
         return (lines + folder.feed(b"", last=True))[-most:]
     finally:
         os.close(fd)

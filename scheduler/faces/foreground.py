@@ -6,13 +6,16 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from types import FrameType
 
-from scheduler.core.errors import SchedulerError
-from scheduler.core.requests import Cancel
+from scheduler.core.errors import NoDaemon, SchedulerError
+from scheduler.core.requests import Cancel, Request
 from scheduler.desk import Desk
+
+EVERY_S = 0.1
 
 
 class Caller:
@@ -22,6 +25,7 @@ class Caller:
     """
 
     def __init__(self, desk: Desk, *, output: bool) -> None:
+        desk.places.make()
         self.path = os.path.join(desk.places.house, f"caller-{os.getpid()}-{os.urandom(4).hex()}")
         self._given = (0, 1, 2) if output else (0,)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -33,7 +37,13 @@ class Caller:
         finally:
             os.close(folder)
         self._socket.listen()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for that thread: Ctrl-C is for this one
         threading.Thread(target=self._give, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def hold_ctrl_c(self) -> None:
+        """Let it wait for `Interrupts`, or `close`: until then nobody knows what it has to end."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
     @property
     def word(self) -> str:
@@ -56,6 +66,7 @@ class Caller:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         self._socket.close()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 class Interrupts:
@@ -67,6 +78,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         self._before = signal.signal(signal.SIGINT, self._pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -80,7 +92,13 @@ class Interrupts:
             os.killpg(job.process.pid, signal.SIGINT)  # it leads a group of its own
             return
         self.cancelled = True
-        self.desk.ask(Cancel((self.number,)))
+        try:
+            if self.desk.alive():
+                self.desk.ask(Cancel((self.number,)))
+            else:
+                carry_out(self.desk, Cancel((self.number,)))
+        except SchedulerError as error:  # one starts or ends this moment: Ctrl-C can be pressed again
+            print(f"gpujob: {error}", file=sys.stderr)
 
 
 def _lives(pid: int, ticks: int) -> bool:
@@ -92,10 +110,30 @@ def _lives(pid: int, ticks: int) -> bool:
     return int(fields[19]) == ticks and fields[0] not in b"ZX"
 
 
+def carry_out(desk: Desk, request: Request) -> None:
+    """What is asked, done without a scheduler."""
+    from scheduler.engine.offline import carry_out as do
+    from scheduler.faces.finding import settings_if_readable
+
+    do(desk.places, settings_if_readable({"state_file": desk.places.state_file}, None).config, request)
+
+
 def stay(desk: Desk, number: int, caller: Caller) -> int:
-    """Wait for a foreground job; its exit code, or 130 if it was given up by Ctrl-C before it ran."""
+    """Wait for a foreground job, whatever becomes of the scheduler: it has our descriptors, or will ask for them.
+
+    Its exit code, or 130 if it was given up by Ctrl-C before it ran.
+    """
     from scheduler.faces.cli.control import wait_for
 
+    said = False
     with contextlib.closing(caller), Interrupts(desk, number) as interrupts:
-        code = wait_for(desk, (number,), None, time.monotonic())
+        while True:
+            try:
+                code = wait_for(desk, (number,), None, time.monotonic())
+                break
+            except NoDaemon:
+                if not said:
+                    print(f"gpujob: no scheduler is running; staying with job {number}", file=sys.stderr)
+                said = True
+                time.sleep(EVERY_S)
     return 130 if interrupts.cancelled else code

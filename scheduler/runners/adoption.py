@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +30,8 @@ PASSING = frozenset(
     }
 )
 
+GONE = (errno.ECONNREFUSED, errno.ENOENT, errno.ESRCH, errno.ECONNRESET)  # what a caller's socket says without him
+
 
 def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "") -> NeverRan:
     """The fact for a start that failed with this errno at this stage (one of `record.STAGES`)."""
@@ -45,6 +46,8 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
     text = os.strerror(number) if number else "not started"
     if stage in where:
         text = f"{where[stage]}: {text}"
+    if stage == "caller" and number in GONE:
+        text = "whoever waited for it in the foreground is gone"
     if stage == "log" and number == errno.EEXIST:
         text = "another scheduler that logs into the same folder just took the name of its log"
     lasting = stage in ("", "program", "caller", "gzip") and number not in PASSING
@@ -61,14 +64,7 @@ def not_started(job: int, attempt: int, found: record.Attempt, now: float) -> Ne
 
 def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequence[Process]) -> Ended:
     """The fact for what stands in a record's END field (see `record.py` for ``how`` and ``code``)."""
-    note = ""
-    if how == "hangup":
-        note = "its screen session was ended from outside"
-        how, code = ("exit", code) if code < record.BY_SIGNAL else ("signal", code - record.BY_SIGNAL)
-        if (how, code) == ("exit", 0):  # it took the end of its terminal well: that is no success all the same
-            note += "; the command then ended with exit code 0"
-            how, code = "signal", signal.SIGHUP
-    exit_code, number = (code, None) if how == "exit" else (None, code)
+    exit_code, number, note = record.meaning(how, code)
     return Ended(job, attempt, exit_code, number, at, tuple(left), note=note)
 
 

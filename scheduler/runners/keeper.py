@@ -342,10 +342,12 @@ class Keeper:
 
     def told_by_caller(self, fd):
         """Which of 0, 1 and 2 it gives, a byte each, and the descriptors."""
+        import _socket
+
         one, start, _ = self.asked[fd]
-        number, given = 0, {}
+        number, given, arrived = 0, {}, []
         try:
-            data, beside, *_ = one.recvmsg(3, 64)
+            data, beside, *_ = one.recvmsg(3, 64, _socket.MSG_CMSG_CLOEXEC)  # else every child of ours gets them
             arrived = [
                 int.from_bytes(held[at : at + 4], sys.byteorder)
                 for _, _, held in beside
@@ -358,6 +360,8 @@ class Keeper:
         except OSError as error:
             number = error.errno or 5
         self.forget_asked(fd)
+        for extra in set(arrived) - set(given.values()):
+            os.close(extra)
         self.begin(start, given, number)
 
     def forget_asked(self, fd):
@@ -378,7 +382,7 @@ class Keeper:
             packer = os.posix_spawn(
                 gzip,
                 ("gzip", "-c"),
-                self.base,
+                {**self.base, "GPUJOB_KEEPER": os.environ.get("GPUJOB_KEEPER", "")},  # no job's, should we be killed
                 file_actions=((os.POSIX_SPAWN_DUP2, out, 0), (os.POSIX_SPAWN_DUP2, log_fd, 1)),
                 # No session of its own: should we be killed, one that leads a session is taken for a job.
                 setsigmask=(),

@@ -19,6 +19,7 @@ import errno
 import json
 import os
 import re
+import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,18 @@ def end_line(how: str, code: int, at_ns: int) -> bytes:
     """The END field."""
     body = f"{how} {code} at {at_ns}".encode()
     return (body + b" sum %d" % checksum(body)).ljust(END_SIZE - 1) + b"\n"
+
+
+def meaning(how: str, code: int) -> tuple[int | None, int | None, str]:
+    """Exit code, signal, and what is to be said of it, by what stands in the END field."""
+    note = ""
+    if how == "hangup":
+        note = "its screen session was ended from outside"
+        how, code = ("exit", code) if code < BY_SIGNAL else ("signal", code - BY_SIGNAL)
+        if (how, code) == ("exit", 0):  # it took the end of its terminal well: that is no success all the same
+            note += "; the command then ended with exit code 0"
+            how, code = "signal", int(signal.SIGHUP)
+    return (code, None, note) if how == "exit" else (None, code, note)
 
 
 def read(path: str) -> Attempt:

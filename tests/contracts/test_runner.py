@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from scheduler.core.facts import Ended, Gone, Lost, NeverRan, Started, Unclaimed
 from scheduler.core.job import JobState
+from scheduler.core.launch import Streams
 from scheduler.runners import record
 from scheduler.runners.processes import boot_id, lives
 from tests.bench import Bench, direct_bench, screen_bench
@@ -205,3 +207,18 @@ def test_the_log_is_whole_when_the_ending_is_told(bench: Bench) -> None:
     for number in range(1, 9):
         bench.until(Ended, number)
         assert bench.text(number).endswith("\nLAST\n") and len(bench.text(number)) == 1_000_006
+
+
+def test_s4_13_s4_14_streams_of_its_own_where_the_runner_has_them(bench: Bench) -> None:
+    """S4.13, S4.14: errors apart, a packed log; in a terminal, which is one stream, all stands in the log. Its code is true."""
+    errors = str(bench.folder / "logs" / "1.1.log.e")
+    bench.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 7", streams=Streams(errors=errors))
+    assert bench.until(Ended, 1).exit_code == 7
+    bench.start(2, "/bin/sh", "-c", "echo out; exit 8", streams=Streams(gzip="gzip"))
+    assert bench.until(Ended, 2).exit_code == 8
+    if bench.name == "screen":
+        assert bench.text(1) == "out\nerr\n" and not os.path.exists(errors)
+        assert bench.text(2) == "out\n"
+    else:
+        assert bench.text(1) == "out\n" and Path(errors).read_text() == "err\n"
+        assert gzip.decompress(bench.raw(2)) == b"out\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import marshal
 import os
+import re
 import resource
 import signal
 import socket
@@ -24,30 +25,37 @@ from scheduler.runners import record
 from scheduler.runners.processes import boot_id
 
 LIMIT_S = 30.0
+Streams = tuple[str, str, tuple[int, int, str] | None]  # errors, packer, caller
 
 
 class Desk:
     """The daemon's end of a keeper's socket."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **constants: int) -> None:
+        """``constants``: of the keeper's own, where a test cannot wait so long."""
         self.folder = folder
+        text = Path(keeper_file.__file__).read_text()
+        for name, value in constants.items():
+            text, found = re.subn(rf"^{name} = \S+", f"{name} = {value}", text, flags=re.M)
+            assert found == 1, name
+        (folder / "keeper.py").write_text(text)
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(LIMIT_S)
         os.set_inheritable(theirs.fileno(), True)
         with (folder / "keeper.err").open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", keeper_file.__file__, str(theirs.fileno()), boot_id(), "1024"],
+                [sys.executable, "-I", "-S", str(folder / "keeper.py"), str(theirs.fileno()), boot_id(), "1024"],
                 pass_fds=[theirs.fileno()],
                 stderr=errors,
                 start_new_session=True,
             )
         theirs.close()
 
-    def start(self, number: int, *argv: str) -> tuple[object, ...]:
+    def start(self, number: int, *argv: str, streams: Streams = ("", "", None)) -> tuple[object, ...]:
         job = Job(id=number, spec=JobSpec(arguments=argv), need=Need(1, 1000), attempt=1)
         log = str(self.folder / f"{number}.log")
         return ("start", f"{number}.1", str(self.folder / f"{number}.1"), record.blank(job, boot_id()), log,
-                str(self.folder), None, argv, "", {"GPUJOB_ID": str(number)})  # fmt: skip
+                str(self.folder), None, argv, "", {"GPUJOB_ID": str(number)}, streams)  # fmt: skip
 
     def send(self, *messages: tuple[object, ...]) -> None:
         self.socket.send(marshal.dumps(list(messages)))
@@ -62,8 +70,9 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
+def desk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Desk]:
+    """With constants of its own if the test names some (``indirect``)."""
+    made = Desk(tmp_path, **getattr(request, "param", {}))
     yield made
     made.socket.close()
     try:

@@ -38,6 +38,7 @@ KEEPER = (
 SHIM = tuple(name.replace("keeper", "shim") for name in KEEPER)
 RECOVER = ("recover.built", "recover.noted", "recover.aside", "recover.placed")
 PRUNE = ("prune.selected", "prune.deleted")  # test_retention.py
+AFTERWARDS = ("afterwards.begun", "afterwards.done")  # test_streams.py
 SINGLE = ("screen.created", "add.written", "migrate.step")
 # What every start passes, whatever it finds.
 AT_EACH_START = ("adopt.committed", "store.committed", "state.renamed", "store.before_commit")
@@ -52,10 +53,12 @@ def test_a21_every_crash_point_has_a_story() -> None:
     for path in (ROOT / "scheduler").rglob("*.py"):
         for call in re.findall(r"crash_point\(([^)]*)\)", path.read_text()):
             found |= set(re.findall(r'"([a-z_]+\.[a-z_]+)"', call))
-    told = {*DAEMON, *ADOPTING, *FENCE, *KEEPER, *SHIM, *RECOVER, *PRUNE, *SINGLE}
+    told = {*DAEMON, *ADOPTING, *FENCE, *KEEPER, *SHIM, *RECOVER, *PRUNE, *AFTERWARDS, *SINGLE}
     assert found == told
     retention = (ROOT / "tests" / "stories" / "test_retention.py").read_text()
     assert all(f'"{name}"' in retention for name in PRUNE)
+    streams = (ROOT / "tests" / "stories" / "test_streams.py").read_text()
+    assert all(f'"{name}"' in streams for name in AFTERWARDS)
 
 
 class Lives:

@@ -124,15 +124,23 @@ def test_reset_forgets_what_has_ended_and_runs_nothing_twice(scheduler):
     other.rename(s.jobs_file)
     s.cli("resume", "0")
     s.wait_ended(1)
-    stays = "forgot 0 ended jobs; job 4 stays, being the newest: ids are not given out twice\n"
-    assert s.cli("reset", "--yes").stdout == stays
+    assert s.cli("reset", "--yes").stdout == "forgot 1 ended job\n" and s.states() == {}
     s.stop()
     s.start()
     s.append(s.line("j1"))
-    s.wait_ended(2)
-    assert s.states() == {4: "done", 5: "done"} and s.starts("j1") == 2 and s.starts("j2") == s.starts("j3") == 1
+    s.wait_ended(1)
+    assert s.states() == {5: "done"} and s.starts("j1") == 2 and s.starts("j2") == s.starts("j3") == 1
     s.stop()
-    assert s.cli("reset").stdout.startswith("forgot 1 ended job; job 5 stays")
+    assert s.cli("reset").stdout == "forgot 1 ended job\n"
+    assert s.cli("reset").stdout == "forgot 0 ended jobs\n", "nothing is left"
+    assert int(s.cli("submit", "--", "true").stdout) == 6, "no id is given out twice, with or without a scheduler"
+    s.start()
+    s.wait_state(6, "done")
+    s.kill()
+    assert s.cli("reset").stdout == "forgot 1 ended job\n"
+    s.start()
+    s.append(s.line("last"))
+    s.wait_state(7, "done")
 
 
 def test_without_a_scheduler_its_settings_hold_all_the_same(scheduler):

@@ -295,13 +295,15 @@ def test_p5_who_waits_counts_a_forgotten_job_by_what_was_seen(scheduler, capsys)
     assert wait_for_jobs(desk, (1, 2), 60, time.monotonic()) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "job 1 (job.py) failed" in said and s.states().keys() == {2, 3}
-    s.cli("submit", "--cpu", "--", "true")
+    s.hold("d")
+    s.cli("submit", "--cpu", "--", "python3", str(s.script), str(s.folder), "d", "0", "0")
     log = s.rows("SELECT log FROM jobs WHERE id=3")[0][0]
 
     def end_and_forget() -> None:
         s.release("c")
         s.wait_state(3, "done")
         desk.reset()
+        s.release("d")
 
     desk.once = [end_and_forget]
     with pytest.raises(NotFound) as told:

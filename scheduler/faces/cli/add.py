@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from scheduler.core.config import Config
@@ -283,12 +284,6 @@ def submit(
         _check_program(command, folder, environment.get("PATH", os.defpath))
     if launch:
         script, command = os.path.normpath(os.path.join(folder, command[0])), command[1:]
-    caller = None
-    if foreground:
-        from scheduler.faces.foreground import Caller, stay
-
-        caller = Caller(desk, output=no_output)
-        values["caller"] = caller.word
     spec = JobSpec(
         source="submit", script=script, arguments=tuple(command), priority=level, cwd=folder, conda_env=conda, umask=mask,
         allowed=named_gpus(values, parse_gpu_ids(allowed)), limits=limits_here(), **values,
@@ -297,7 +292,19 @@ def submit(
     table = (
         ModelTable() if spec.gpus else model_table_for(desk, config)
     )  # one that cannot be read matters only where it is asked
-    job = desk.submit(spec, environment, table)
+    caller = None
+    if foreground:
+        from scheduler.faces.foreground import Caller, stay
+
+        caller = Caller(desk, output=no_output)
+        spec = replace(spec, caller=caller.word)
+        caller.hold_ctrl_c()
+    try:
+        job = desk.submit(spec, environment, table)
+    except BaseException:
+        if caller is not None:
+            caller.close()
+        raise
     try:
         print(job.id, flush=True)
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""`logs`: what jobs wrote, as a terminal would show it, or byte for byte."""
+"""`logs`: what jobs wrote, as a terminal would show it, unpacked where it is packed; or byte for byte."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from collections.abc import Sequence
 
 from scheduler.core.errors import NoDaemon, NotFound, SchedulerError, UsageError
 from scheduler.core.job import Event, Job, JobState, Process
-from scheduler.core.launch import logs_of
+from scheduler.core.launch import is_packed, logs_of
 from scheduler.desk import Desk
 from scheduler.faces import render, terminal
 from scheduler.faces.finding import state_file_for
 from scheduler.faces.folding import CHUNK, RESET, Folder, clipped, seek_last_lines, without_colours
+from scheduler.faces.unpacking import Unpacker
 
 EVERY_S = 0.1
 MATCH = "\x1b[1;31m"
@@ -145,7 +146,7 @@ def _print_log(path: str, printer: Printer, most: int | None) -> None:
     fd = _open(path)
     try:
         end = os.fstat(fd).st_size  # a job that writes faster than we print must not keep us for ever
-        printer.begin(fd, most)
+        printer.begin(fd, most, is_packed(path))
         at = os.lseek(fd, 0, os.SEEK_CUR)
         while at < end and (data := os.read(fd, min(CHUNK, end - at))):
             at += len(data)
@@ -165,7 +166,8 @@ class Printer:
         self.redraws = self.terminal and pattern is None and os.environ.get("TERM", "dumb") != "dumb"
         self.matched = False
         self._folder = Folder(self.terminal)
-        self._last: deque[str] | None = None  # the last matching lines, until all are read
+        self._unpack: Unpacker | None = None  # of a packed log
+        self._last: deque[str] | None = None  # the last lines, of those that match, until all are read
         self._drawn = ""  # the unfinished line, as it stands on the terminal
         self._header = ""
         self._any = False
@@ -176,13 +178,16 @@ class Printer:
         """Begin another job; its header is printed with its first line, or at its end."""
         self._header = header
 
-    def begin(self, fd: int, most: int | None) -> None:
-        """Begin a log, at its last ``most`` lines."""
+    def begin(self, fd: int, most: int | None, packed: bool) -> None:
+        """Begin a log, at its last ``most`` lines. Raises UsageError where these cannot be told."""
+        self._unpack = Unpacker() if packed and not self.raw else None
         if most is None:
             return
+        if self.raw and packed:
+            raise UsageError("-n counts lines, and --raw gives a packed log as it is", do="leave one of them out")
         if self.raw:
             seek_last_lines(fd, most, sys.maxsize)
-        elif self.pattern is not None:
+        elif self.pattern is not None or packed:
             self._last = deque(maxlen=most)
         elif seek_last_lines(fd, most):
             self._folder.enter()
@@ -192,17 +197,26 @@ class Printer:
         if self.raw:
             self._print_header()
             sys.stdout.buffer.write(data)
-        else:
+        elif self._unpack is None:
             self._take(self._folder.feed(data))
+        else:
+            for piece in self._unpack.feed(data):
+                self._take(self._folder.feed(piece))
 
     def caught_up(self) -> None:
-        """All that was there is read: print the last matching lines; what comes is printed as it comes."""
+        """All that was there is read: print its last lines; what comes is printed as it comes."""
         if self._last is not None:
             lines, self._last = list(self._last), None
             self._print(lines)
 
     def end(self) -> None:
         """The log ends here: so does its last line."""
+        if self._unpack is not None:
+            if self._unpack.damaged:
+                self.say("the packed log is damaged: what stands behind the damage cannot be shown")
+            elif not self._unpack.has_end:
+                self.say("the packed log has no end: its job still writes, or what packed it was killed")
+            self._unpack = Unpacker()
         if not self.raw:
             self._take(self._folder.feed(b"", last=True))
             if self._folder.cut_any:
@@ -250,10 +264,10 @@ class Printer:
             search = self.pattern.search
             lines = [line for line in lines if search(without_colours(line))]
             self.matched = self.matched or bool(lines)
-            if self._last is not None:
-                self._last.extend(lines)
-                return
-        self._print(lines)
+        if self._last is not None:
+            self._last.extend(lines)
+        else:
+            self._print(lines)
 
     def _print(self, lines: list[str]) -> None:
         if not lines:
@@ -398,7 +412,7 @@ class _Following:
                 self.printer.say(f"{error}; following goes on when there is one")
             return False
         self.ever_read = True
-        self.printer.begin(self.fd, most)
+        self.printer.begin(self.fd, most, is_packed(self.path))
         return True
 
     def _read_on(self) -> None:

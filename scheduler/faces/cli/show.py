@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import Any
 from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job, JobState, Reason
+from scheduler.core.launch import errors_of, is_packed
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.units import seconds_of
 from scheduler.desk import SCHEMA, Desk, words_run
@@ -146,7 +148,9 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
         ("from", job.spec.origin or job.spec.source),
         ("priority", job.priority),
         ("need", job.need.in_words()),
+        ("slots", job.spec.slots if not job.need.count and job.spec.slots != 1 else ""),
         ("allowed GPUs", "any" if job.allowed is None else gpu_ids_text(job.allowed)),
+        ("named GPUs", f"{gpu_ids_text(job.spec.on)} (whoever else is on them)" if job.spec.on else ""),
         ("GPUs", gpu_ids_text(job.gpus)),
         ("pid", job.process.pid if job.process and job.state.holds_gpus else ""),
         ("session", f"{job.session_name} (gpujob attach {job.id})" if job.session and job.state.holds_gpus else ""),
@@ -156,6 +160,10 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
         ("finished", (render.utc(job.finished_at) or "") if job.state.ended else ""),
         ("ran", render.run_time(job, time.time()) if job.started_at else ""),
         ("log", job.log),
+        ("errors", errors_of(job.log) if job.spec.stderr_apart and job.log and job.runner != "screen" else ""),
+        ("on finish", job.spec.on_finish),
+        ("mail to", job.spec.mail_to),
+        *(("info", line) for line in job.spec.info.splitlines()),
         ("failure", f"{job.failure.line}" if job.failure else ""),
         ("hint", job.failure.hint if job.failure else ""),
         *(("note", note) for note in job.notes),
@@ -195,7 +203,7 @@ def why(job: str, *, state_file: str | None = None, config: str | None = None) -
         for note in found.notes:
             lines += terminal.folded(f"  {render.safe(without_secrets(note))}", 4)
         if found.state.ended and not found.succeeded and found.log:
-            lines += _tail(found.log)
+            lines += _tail(_telling(found))
         print("\n".join(lines))
     return 0
 
@@ -209,11 +217,17 @@ def _looked_at(desk: Desk, number: int, until: float) -> tuple[Job, Reason | Non
         time.sleep(0.02)
 
 
+def _telling(job: Job) -> str:
+    """Which of its files tells more of why it failed: what went to stderr, where that is kept apart."""
+    errors = errors_of(job.log)
+    return errors if job.spec.stderr_apart and os.path.exists(errors) and os.path.getsize(errors) else job.log
+
+
 def _tail(path: str, most: int = 5) -> list[str]:
     """The last lines of a failed job's log, and where the rest stands."""
     near = render.safe(render.near(path))
     try:
-        last = last_lines(path, most)
+        last = last_lines(path, most, packed=is_packed(path))
     except OSError as error:
         return terminal.folded(f"  its log cannot be read: {error.strerror}: {near}", 4)
     lines = terminal.folded(f"  last lines of {near}:" if last else f"  its log is empty: {near}", 4)

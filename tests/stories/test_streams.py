@@ -1,0 +1,744 @@
+"""Where jobs read and write, and what is done at their end: as options of `submit` and as keys of a jobs line."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import pty
+import resource
+import shlex
+import signal
+import socket
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.runners import exec_in
+from tests.stories.harness import Scheduler, alive, wait_for
+from tests.stories.people import ROOT_ONLY, User
+from tests.stories.test_logs import Talker, viewing
+
+TALK = "#!/bin/sh\necho out; echo err >&2; exit ${1:-0}\n"
+NOTIFY = '#!/bin/sh\nprintf "%s|" "$#" "$@" "$MINE" >> "$CALLS"; echo >> "$CALLS"; echo notified\n'
+
+
+def program(s: Scheduler, name: str, text: str) -> Path:
+    path = s.folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def shell(s: Scheduler, *options: str, text: str) -> int:
+    """Submit a shell text without GPUs: its id."""
+    return int(s.cli("submit", "--cpu", *options, "--", "sh", "-c", text).stdout)
+
+
+def log_of(s: Scheduler, number: int) -> Path:
+    return Path(s.rows("SELECT log FROM jobs WHERE id=?", number)[0][0])
+
+
+class Foreground:
+    """`gpujob submit -f` under way."""
+
+    def __init__(self, s: Scheduler, *words: str, **how: Any) -> None:
+        how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
+        self.s = s
+        self.process = subprocess.Popen(
+            [*s.command, "submit", "-f", *words], cwd=s.folder, env=s.environ, start_new_session=True, **how
+        )
+
+    def ended(self) -> tuple[int, str, str]:
+        """Exit code and what it said."""
+        out, error = self.process.communicate(timeout=60)
+        assert b"Traceback" not in (error or b""), error
+        return self.process.returncode, (out or b"").decode(), (error or b"").decode()
+
+
+@pytest.fixture
+def foreground() -> Iterator[Callable[..., Foreground]]:
+    """Makes them; none is left."""
+    made: list[Foreground] = []
+
+    def make(s: Scheduler, *words: str, **how: Any) -> Foreground:
+        made.append(Foreground(s, *words, **how))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.process.kill()
+        one.process.communicate()
+
+
+# -- what is kept of the output ------------------------------------------------------------------------------
+
+
+def test_s4_13_s4_14_s4_15_s4_16_outputs_of_submits_and_of_lines(scheduler):
+    """S4.13, S4.14, S4.15, S4.16: no output, errors apart, packed, a log folder and name; the same by keys of a line."""
+    s = scheduler(gpus=1)
+    talk = program(s, "talk.sh", TALK)
+    s.start()
+    other = s.folder / "logs2"
+    cpu = ("submit", "--cpu")
+    s.cli(*cpu, "--no-output", "--", str(talk), "3")
+    s.cli(*cpu, "--stderr-apart", "--", str(talk))
+    s.cli(*cpu, "--gzip", "--", str(talk))
+    s.cli(*cpu, "--gzip", "--stderr-apart", "--log-dir", "logs2", "--log-name", "run", "--", str(talk))
+    s.wait_ended(4)
+    s.append(
+        f"0,{talk},,3,;gpus=0;output=none",
+        f"0,{talk},,0 a,;gpus=0;stderr=apart",
+        f"0,{talk},,0 b,;gpus=0;gzip=yes",
+        f"0,{talk},,0 c,;gpus=0;gzip=yes;stderr=apart;log_dir=logs2;log_name=run",
+    )
+    s.wait_ended(8)
+    assert [row[0] for row in s.rows("SELECT exit_code FROM jobs ORDER BY id")] == [3, 0, 0, 0] * 2, s.said()
+    for first in (1, 5):
+        assert s.job(first)["log"] is None
+        assert "has no log" in s.cli("logs", str(first), code=1).stderr
+        apart, packed, named = (log_of(s, first + n) for n in (1, 2, 3))
+        assert apart.read_text() == "out\n" and Path(f"{apart}.e").read_text() == "err\n"
+        assert packed.name.endswith(".log.gz") and gzip.decompress(packed.read_bytes()) == b"out\nerr\n"
+        assert named.parent == other and named.name.startswith("run.") and len(named.name) == len("run.XXXXXX.gz")
+        assert gzip.decompress(named.read_bytes()) == b"out\n" and Path(f"{named}.e").read_text() == "err\n"
+        assert {path.stat().st_mode & 0o777 for path in (apart, packed, named, Path(f"{named}.e"))} == {0o600}
+        assert f"errors        {apart}.e" in s.cli("show", str(first + 1)).stdout
+        assert s.cli("logs", str(first + 2)).stdout == "out\nerr\n" and s.cli("logs", str(first + 3)).stdout == "out\n"
+    assert len(list(other.iterdir())) == 4
+    s.append(f"0,{talk},,9,;gpus=0;output=some", f"0,{talk},,9,;gpus=0;log_name=a/b")
+    wait_for(lambda: len(s.status()["refused"]) == 2, "both are refused")
+    assert "known: log, none" in s.status()["refused"][0]["reason"]
+    assert "--log-name" in s.cli(*cpu, "--log-name", "a/b", "--", "true", code=2).stderr
+
+
+LINES = "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done; printf '10%%\\r99%%\\n'; exit ${1:-0}"
+
+
+def test_s4_14_a_packed_log_is_shown_as_any_other(scheduler):
+    """S4.14, S3.20: whole, its last lines, those that match; --raw gives its bytes; damaged or cut, what is left of it."""
+    s = scheduler(gpus=1)
+    s.start()
+    one = shell(s, "--gzip", text=LINES)
+    s.wait_state(one, "done")
+    path = log_of(s, one)
+    assert s.cli("logs", str(one)).stdout.splitlines() == [*(f"line {n}" for n in range(3000)), "99%"]
+    assert s.cli("logs", str(one), "-n", "2").stdout == "line 2999\n99%\n"
+    assert s.cli("logs", str(one), "-n", "0").stdout == ""
+    assert s.cli("logs", str(one), "--grep", "^line 29.7$", "-n", "2").stdout == "line 2987\nline 2997\n"
+    assert s.cli("logs", str(one), "--grep", "nothing such", code=1).stdout == ""
+    assert s.cli("logs", str(one), "-f", "-n", "1").stdout == "99%\n"
+    raw = subprocess.run(
+        [*s.command, "logs", str(one), "--raw"], cwd=s.folder, env=s.environ, capture_output=True, check=True
+    )
+    assert raw.stdout == path.read_bytes() and not raw.stderr
+    assert "--raw gives a packed log as it is" in s.cli("logs", str(one), "--raw", "-n", "1", code=2).stderr
+    two = shell(s, text="echo plain")
+    s.wait_state(two, "done")
+    assert s.cli("logs", f"{one}-{two}", "-n", "1").stdout == (
+        f"==> job {one} (sh), done <==\n99%\n\n==> job {two} (sh), done <==\nplain\n"
+    )
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    cut = s.cli("logs", str(one))
+    assert cut.stdout.startswith("line 0\nline 1\n") and "has no end" in cut.stderr
+    path.write_bytes(whole[:3000] + b"\xff" * 300 + whole[3300:])
+    hurt = s.cli("logs", str(one))
+    assert hurt.stdout.startswith("line 0\nline 1\n") and "damaged" in hurt.stderr
+    path.write_bytes(b"gpujob: cannot start x\n")
+    assert s.cli("logs", str(one)).stdout == "gpujob: cannot start x\n"
+    path.write_bytes(b"")
+    assert s.cli("logs", str(one)).stdout == ""
+
+
+def test_s4_14_a_packed_log_is_followed_to_the_end_of_its_job(scheduler):
+    """S4.14, S4.37: while it is written what the packer has passed on, at the end all of it; said while it has no end."""
+    s = scheduler(gpus=1)
+    s.start()
+    talker = Talker(s, "--gzip")
+    talker.say("first\n")
+    s.wait_state(talker.id, "running")
+    wait_for(lambda: talker.log.exists(), "its log")
+    with viewing(s, str(talker.id), "-f") as viewer:
+        talker.say("second\n")
+        talker.exit(0)
+        assert viewer.end() == "first\nsecond\n" and not viewer.said()
+
+
+def test_s4_13_s4_14_why_a_job_failed_is_found_in_a_packed_log_and_beside_it(scheduler):
+    """S4.13, S4.14, S17: the cause stands in `.e`, or packed; a log that unpacks to gigabytes does not hold the daemon up."""
+    s = scheduler(gpus=1)
+    s.start()
+    out_of_memory = "echo 'torch.OutOfMemoryError: CUDA out of memory.'"
+    packed = shell(s, "--gzip", text=f"echo begun; {out_of_memory}; exit 1")
+    apart = shell(s, "--stderr-apart", text=f"echo out; {out_of_memory} >&2; exit 1")
+    both = shell(s, "--stderr-apart", "--gzip", text=f"echo out; {out_of_memory} >&2; exit 1")
+    quiet = shell(s, "--stderr-apart", text="echo only out; exit 1")
+    huge = shell(s, "--gzip", text="head -c 40000000 /dev/zero; exit 1")
+    s.wait_ended(5)
+    assert [s.job(n)["failure"] and s.job(n)["failure"]["class"] for n in (packed, apart, both, quiet)][:3] == [
+        "oom"
+    ] * 3
+    assert "CUDA out of memory" in s.cli("why", str(packed)).stdout and "begun" in s.cli("why", str(packed)).stdout
+    for number in (apart, both):
+        told = s.cli("why", str(number)).stdout
+        assert "CUDA out of memory" in told and ".e" in told
+    assert "only out" in s.cli("why", str(quiet)).stdout
+    assert s.job(huge)["exit_code"] == 1 and s.cli("why", str(huge)).stdout
+
+
+def test_s4_12_s4_27_what_a_job_was_given_is_shown(scheduler):
+    """S4.12, S4.15, S4.27: info, the program at the end, slots, named GPUs in `show`; variables of `env` reach it and are shown nowhere."""
+    s = scheduler(gpus=2, cpu_slots=4)
+    s.hold("busy")
+    s.append(s.line("busy", gpus="1"))
+    s.start()
+    s.wait_state(1, "running")
+    s.cli(
+        "submit",
+        "--on",
+        "0,1",
+        "--info",
+        "commit 1a2b",
+        "--on-finish",
+        "true",
+        "--mail",
+        "me@x",
+        "--",
+        "sh",
+        "-c",
+        "echo $GPUJOB_GPUS",
+    )
+    shown = s.cli("show", "2").stdout
+    for line in (
+        "named GPUs    0,1 (whoever else is on them)",
+        "info          commit 1a2b",
+        "on finish     true",
+        "mail to       me@x",
+    ):
+        assert line in shown, shown
+    s.wait_state(2, "done")
+    assert s.log(2) == "0,1\n", "it did not wait for room"
+    three = shell(s, "--slots", "3", "--info-command", "echo one; echo two >&2", text="true")
+    shown = s.cli("show", str(three)).stdout
+    assert "slots         3" in shown and "info          one\ninfo          two\n" in shown
+    talk = program(s, "env.sh", '#!/bin/sh\necho "$A $B"\n')
+    s.append(f"""0,{talk},,,;gpus=0;slots=2;info="by hand";env="A=1 B='x y'" """.strip(), f"0,{talk},,on,;on=0")
+    s.wait_state(4, "done")
+    assert s.log(4) == "1 x y\n"
+    shown = s.cli("show", "4").stdout
+    assert "info          by hand" in shown and "slots         2" in shown and "x y" not in shown
+    s.wait_state(5, "done")
+    assert s.job(5)["gpus"] == [0]
+    assert s.cli("submit", "--cpu", "--slots", "5", "--", "true", code=3).stderr.count("\n") == 1
+    assert s.cli("submit", "--on", "7", "--", "true", code=None).returncode == 3
+    s.release("busy")
+
+
+def test_s4_38_limits_are_those_of_the_submitter(scheduler):
+    """S4.38: `ulimit -n` and `-c` of the shell that submits; pid, code and signals are the command's own."""
+    s = scheduler(gpus=1)
+    s.start()
+    words = " ".join(map(shlex.quote, [*s.command, "submit", "--cpu", "--"]))
+    text = "ulimit -n; ulimit -Hn; ulimit -c; echo $$; kill -9 $$"
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -c 0; ulimit -n 321; exec {words} sh -c {shlex.quote(text)}"],
+        cwd=s.folder, env=s.environ, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    number = int(done.stdout)
+    s.wait_state(number, "failed")
+    pid = json.loads(s.rows("SELECT detail FROM events WHERE job=? AND kind='started'", number)[0][0])["pid"]
+    assert s.log(number).split() == ["321", "321", "0", str(pid)]
+    assert (s.job(number)["signal"], s.job(number)["command"][0].rsplit("/", 1)[-1]) == (9, "sh")
+
+
+@ROOT_ONLY
+def test_s4_38_no_limit_is_raised_beyond_the_schedulers(users: tuple[User, User], tmp_path: Path) -> None:
+    """S4.38: as a user without root's rights the job gets as much of the wish as there is."""
+    me, _ = users
+    out = tmp_path / "out"
+    out.touch(mode=0o666)
+    out.chmod(0o666)
+    target = os.open(out, os.O_WRONLY)
+
+    def run() -> int:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 256))
+        os.dup2(target, 1)
+        wish = f"{resource.RLIMIT_NOFILE}:1024:4096,{resource.RLIMIT_CORE}:0:0"
+        exec_in.main("/", wish, "/bin/sh", "sh", "-c", "ulimit -n; ulimit -Hn; ulimit -c; pwd")
+        return 98
+
+    try:
+        assert me.do(run) == 0
+    finally:
+        os.close(target)
+    assert out.read_text().split() == ["256", "256", "0", "/"]
+
+
+# -- in the foreground ---------------------------------------------------------------------------------------
+
+
+def test_s4_17_stdin_is_the_callers_pipe_file_socket_or_terminal(scheduler, foreground, tmp_path):
+    """S4.17: a pipe, a file whose position both share, a socket, a terminal; background jobs see the end at once."""
+    s = scheduler(gpus=1)
+    s.start()
+    one = foreground(s, "--cpu", "--", "sh", "-c", "read a; echo got $a; exit 7", stdin=subprocess.PIPE)
+    one.process.stdin.write(b"piped\nmore\n")
+    one.process.stdin.flush()
+    assert one.ended()[:2] == (7, "1\n") and s.log(1) == "got piped\n"
+    (tmp_path / "lines").write_text("first\nsecond\nthird\n")
+    with (tmp_path / "lines").open("rb", buffering=0) as lines:
+        lines.readline()
+        assert foreground(s, "--cpu", "--", "head", "-c", "7", stdin=lines).ended()[0] == 0
+        assert s.log(2) == "second\n" and lines.read() == b"third\n"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        one = foreground(s, "--cpu", "--no-output", "--", "cat", stdin=theirs, stdout=theirs)
+        theirs.close()
+        ours.sendall(b"through a socket\n")
+        ours.shutdown(socket.SHUT_WR)
+        got = b""
+        while piece := ours.recv(4096):
+            got += piece
+        assert one.ended()[0] == 0 and got == b"3\nthrough a socket\n"
+    master, slave = pty.openpty()
+    with contextlib.ExitStack() as closing:
+        closing.callback(os.close, master)
+        one = foreground(
+            s,
+            "--cpu",
+            "--no-output",
+            "--",
+            "sh",
+            "-c",
+            "tty; read a; echo got $a",
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+        )
+        name = os.ttyname(slave)
+        os.close(slave)
+        os.write(master, b"typed\n")
+        shown = b""
+
+        def seen() -> bool:
+            nonlocal shown
+            with contextlib.suppress(OSError):  # the other end is closed
+                shown += os.read(master, 4096)
+            return b"got typed" in shown
+
+        wait_for(seen, "what it answered")
+        assert one.process.wait(60) == 0 and name.encode() in shown
+    assert shell(s, text="cat; echo end") == 5
+    s.wait_state(5, "done")
+    assert s.log(5) == "end\n"
+    house = s.folder / ".gpujob"
+    assert not [path for path in house.iterdir() if path.name.startswith("caller-")]
+
+
+def test_s4_17_ctrl_c_goes_to_the_job_or_takes_it_back(scheduler, foreground):
+    """S4.17: a running one gets it as from its terminal, and its code is the caller's; a waiting one is cancelled, 130."""
+    s = scheduler(gpus=1)
+    s.start()
+    text = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.05; done"
+    one = foreground(s, "--cpu", "--", "sh", "-c", text)
+    s.wait_state(1, "running")
+    wait_for(lambda: "ready" in s.log(1), "it runs")
+    os.killpg(one.process.pid, signal.SIGINT)
+    assert one.ended()[0] == 9 and s.log(1) == "ready\ncaught\n"
+    s.cli("queue", "pause")
+    one = foreground(s, "--cpu", "--", "touch", "ran")
+    wait_for(lambda: s.states().get(2) == "pending", "it waits")
+    os.killpg(one.process.pid, signal.SIGINT)
+    assert one.ended()[0] == 130 and s.states()[2] == "cancelled"
+    s.stop()
+    one = foreground(s, "--cpu", "--", "touch", "ran")
+    wait_for(lambda: s.states().get(3) == "pending", "it waits without a scheduler")
+    os.killpg(one.process.pid, signal.SIGINT)
+    code, _, error = one.ended()
+    assert code == 130 and s.states()[3] == "cancelled", error
+    s.start()
+    s.cli("queue", "resume")
+    assert not (s.folder / "ran").exists() and not list((s.folder / ".gpujob").glob("caller-*"))
+
+
+def test_s4_17_a_caller_that_is_killed(scheduler, foreground):
+    """S4.17: while it waits: the job is not run, and says why; while it runs: it goes on, with the right code."""
+    s = scheduler(gpus=1)
+    s.start()
+    s.cli("queue", "pause")
+    one = foreground(s, "--cpu", "--", "touch", "ran")
+    wait_for(lambda: s.states().get(1) == "pending", "it waits")
+    one.process.kill()
+    one.process.wait()
+    s.cli("queue", "resume")
+    s.wait_state(1, "failed")
+    told = s.cli("why", "1").stdout
+    assert "could not start" in told and "whoever waited for it in the foreground is gone" in told, told
+    assert not (s.folder / "ran").exists()
+    one = foreground(s, "--cpu", "--", "sh", "-c", "read a; echo rest; cat; exit 5", stdin=subprocess.PIPE)
+    s.wait_state(2, "running")
+    one.process.kill()
+    one.process.wait()
+    one.process.stdin.write(b"still\nread\n")
+    one.process.stdin.close()
+    one.process.stdin = None
+    s.wait_state(2, "failed")
+    assert s.job(2)["exit_code"] == 5 and s.log(2) == "rest\nread\n"
+    assert s.cli("retry", "2", code=None).returncode == 0
+    wait_for(lambda: s.job(2)["outcome"] == "could_not_start", "nobody gives it a stdin again")
+
+
+def test_s4_17_s4_28_a_scheduler_killed_under_a_foreground_job(scheduler, foreground):
+    """S4.17, S4.28, P6: while it waits the caller stays, and the next scheduler runs it; while it runs nothing is noticed."""
+    s = scheduler(gpus=1)
+    s.start()
+    s.cli("queue", "pause")
+    one = foreground(s, "--cpu", "--", "sh", "-c", "read a; echo got $a; exit 6", stdin=subprocess.PIPE)
+    wait_for(lambda: s.states().get(1) == "pending", "it waits")
+    s.kill()
+    s.start()
+    s.cli("queue", "resume")
+    s.wait_state(1, "running")
+    s.kill()
+    one.process.stdin.write(b"late\n")
+    one.process.stdin.close()
+    one.process.stdin = None
+    code, out, error = one.ended()
+    assert (code, out) == (6, "1\n") and s.log(1) == "got late\n", error
+    assert error.count("no scheduler is running; staying with job 1") == 1, error
+    assert s.job(1)["state"] == "failed" and s.states()[1] == "running", "nobody has taken note of it yet"
+    s.start()
+    s.wait_state(1, "failed")
+    assert s.job(1)["exit_code"] == 6
+
+
+def test_s4_17_the_first_command_in_a_folder_may_be_a_foreground_job(scheduler, foreground):
+    """S4.17: it waits for a scheduler; where nothing was queued, no socket is left."""
+    s = scheduler(gpus=1)
+    one = foreground(s, "--cpu", "--", "sh", "-c", "exit 4")
+    wait_for(lambda: s.states().get(1) == "pending", "queued")
+    s.start()
+    assert one.ended()[0] == 4
+    refused = foreground(s, "--gpus", "9", "--", "true").ended()
+    assert refused[0] == 3 and refused[2].count("\n") == 1
+    assert not list((s.folder / ".gpujob").glob("caller-*"))
+
+
+def test_s4_16_s4_17_in_a_terminal_session_these_wishes_have_no_effect_and_it_is_said(screens):
+    """S4.16, S4.17: screen mode: the log is kept, plain and in one; a note on the job names each wish."""
+    s = screens(gpus=1)
+    s.start()
+    number = shell(s, "--no-output", "--stderr-apart", "--gzip", text="echo out; echo err >&2")
+    s.wait_state(number, "done")
+    path = log_of(s, number)
+    assert path.name.endswith(".log") and path.read_bytes().split() == [b"out", b"err"]
+    notes = " ".join(s.job(number)["notes"])
+    assert all(wish in notes for wish in ("output=none", "stderr=apart", "gzip=yes")) and "has no effect" in notes
+    assert s.cli("logs", str(number)).stdout == "out\nerr\n" and "errors " not in s.cli("show", str(number)).stdout
+
+
+# -- at the end ----------------------------------------------------------------------------------------------
+
+
+def calls(s: Scheduler) -> list[list[str]]:
+    """What NOTIFY was called with: number of words, id, error level, log, command, $MINE."""
+    path = s.folder / "calls"
+    return [line.split("|")[:-1] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def notifying(scheduler: Callable[..., Scheduler], **settings: Any) -> Scheduler:
+    s = scheduler(gpus=1, **settings)
+    program(s, "notify.sh", NOTIFY)
+    s.environ["CALLS"] = str(s.folder / "calls")
+    return s
+
+
+def test_s4_26_a_program_is_called_once_at_the_end_of_each_job(scheduler):
+    """S4.26: id, error level, log, command, always four; by its path, by PATH, of a line; not for what never began."""
+    s = notifying(scheduler, assign_retry_wait="0.05")
+    talk = program(s, "talk.sh", TALK)
+    s.start()
+    notify = str(s.folder / "notify.sh")
+    one = shell(s, "--on-finish", notify, "--env", "MINE=x y", text="exit 0")
+    two = shell(
+        s,
+        "--on-finish",
+        "notify.sh",
+        "--no-output",
+        "--env",
+        f"PATH={s.folder}:{os.environ['PATH']}",
+        text="kill -9 $$",
+    )
+    three = shell(s, "--on-finish", "./notify.sh", "--retries", "2", text="exit 3")
+    s.wait_ended(3)
+    wait_for(lambda: len(calls(s)) == 3, "three calls")
+    s.append(f"0,{talk},,4,;gpus=0;on_finish={notify}")
+    s.wait_state(4, "failed")
+    wait_for(lambda: len(calls(s)) == 4, "four calls")
+    told = {int(call[1]): call for call in calls(s)}
+    assert told[one] == ["4", "1", "0", str(log_of(s, one)), told[one][4], "x y"] and told[one][4].endswith(
+        "sh -c 'exit 0'"
+    )
+    assert told[two][:4] == ["4", "2", "-1", ""]
+    assert told[three][:4] == ["4", "3", "3", str(log_of(s, three))] and "_a3" in told[three][3], (
+        "after the last attempt"
+    )
+    assert told[4][:4] == ["4", "4", "4", str(log_of(s, 4))] and told[4][4] == f"{talk} 4"
+    s.cli("queue", "pause")
+    five = shell(s, "--on-finish", notify, text="true")
+    s.cli("cancel", str(five))
+    s.cli("queue", "resume")
+    six = shell(s, "--on-finish", notify, "--after-ok", "4", text="true")
+    s.wait_state(six, "skipped")
+    seven = shell(s, "--on-finish", notify, text="exit 7")
+    wait_for(lambda: str(seven) in [call[1] for call in calls(s)], "the next")
+    assert sorted(int(call[1]) for call in calls(s)) == [1, 2, 3, 4, seven]
+    assert (s.folder / ".gpujob" / "on_finish.log").read_text().count("notified") == 5
+    assert s.rows("SELECT count(*) FROM calls") == [(0,)]
+    s.cli("retry", str(seven))
+    wait_for(lambda: [call[1] for call in calls(s)].count(str(seven)) == 2, "another end, another call")
+
+
+def test_s4_26_a_program_that_is_missing_fails_or_hangs_holds_up_nothing(scheduler):
+    """S4.26, P8: said, each in its place; GPUs are free, jobs run, the scheduler ends; nothing of it is a job's process."""
+    s = notifying(scheduler)
+    hang = program(s, "hang.sh", "#!/bin/sh\necho $$ > hangs; (trap '' TERM; exec sleep 600) & wait\n")
+    fails = program(s, "fails.sh", "#!/bin/sh\necho went wrong >&2; exit 3\n")
+    broken = program(s, "broken.sh", "#!/no/such/interpreter\n")
+    s.start()
+    s.hold("beside")
+    s.append(s.line("beside") + ";gpus=0.5")
+    s.wait_state(1, "running")
+    for name in ("no-such-program", str(s.folder / "not-there"), str(fails), str(broken), str(hang)):
+        s.cli("submit", "--gpus", "0.5", "--on-finish", name, "--", "true")
+    for number in range(2, 7):
+        s.wait_state(number, "done")
+    wait_for(lambda: (s.folder / "hangs").exists(), "the one that hangs")
+    hanging = int(wait_for(lambda: (s.folder / "hangs").read_text(), "its number"))
+    said = wait_for(lambda: "no program 'no-such-program'" in s.said() and s.said(), "the missing one is named")
+    log = s.folder / ".gpujob" / "on_finish.log"
+    for text in ("not-there: No such file", "went wrong", "broken.sh: No such file"):
+        wait_for(lambda text=text: text in log.read_text(), f"{text} in {log.read_text()} {said}")
+    s.release("beside")
+    s.wait_state(1, "done")
+    assert s.job(1)["notes"] == []
+    wait_for(lambda: s.status()["gpus"][0]["allocated"] == 0, "the GPU is free")
+    s.cli("submit", "--gpus", "1", "--wait", "--", "true")
+    assert alive(hanging) and s.stop() == 0
+    for pid in (hanging, *(int(name) for name in os.listdir("/proc") if name.isdigit())):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[3] == str(hanging):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_s4_26_called_once_also_when_the_scheduler_was_down_or_killed(scheduler):
+    """S4.26, P1: ended while none ran; killed right after the ending was recorded, or right after it was told."""
+    s = notifying(scheduler)
+    notify = str(s.folder / "notify.sh")
+    s.start()
+    s.hold("a")
+    s.cli("submit", "--cpu", "--on-finish", notify, "--", "python3", str(s.script), str(s.folder), "a", "5", "0")
+    wait_for(lambda: s.starts("a"), "it runs")
+    s.kill()
+    s.release("a")
+    wait_for(lambda: s.job(1)["state"] == "failed", "it ended while nobody looked")
+    assert calls(s) == []
+    s.start()
+    wait_for(lambda: len(calls(s)) == 1, "called at the next start")
+    assert calls(s)[0][1:3] == ["1", "5"]
+    s.stop()
+    for number, point in enumerate(("finish.committed", "finish.told"), 2):
+        s.start(GPUJOB_CRASH_AT=point)
+        shell(s, "--on-finish", notify, text=f"exit {number}")
+        assert s.process.wait(60) == -signal.SIGKILL
+        assert len(calls(s)) == number - 1
+        s.start()
+        wait_for(lambda number=number: len(calls(s)) == number, "called in the next life")
+        assert calls(s)[-1][1:3] == [str(number), str(number)]
+        s.stop()
+    s.start()
+    number = shell(s, "--on-finish", notify, text="true")
+    wait_for(lambda: len(calls(s)) == 4, "the next")
+    assert [call[1] for call in calls(s)] == ["1", "2", "3", str(number)]
+
+
+@pytest.mark.parametrize("point", ["afterwards.begun", "afterwards.done"])
+def test_s4_26_killed_in_the_midst_of_a_call_it_is_never_called_twice(scheduler, point):
+    """S4.26, P1: whether it was done nobody can know: that is said, and the next job's call is made."""
+    s = notifying(scheduler)
+    notify = str(s.folder / "notify.sh")
+    for life in range(1, 3):
+        s.start(GPUJOB_CRASH_AT=point)
+        shell(s, "--on-finish", notify, text="true")
+        assert s.process.wait(60) == -signal.SIGKILL
+        s.start()
+        wait_for(lambda life=life: s.said().count("whether it was done is not known") == life, "it is said")
+        s.stop()
+    s.start()
+    number = shell(s, "--on-finish", notify, text="true")
+    wait_for(lambda: str(number) in [call[1] for call in calls(s)], "the next")
+    made = [call[1] for call in calls(s)]
+    assert made == ([str(number)] if point == "afterwards.begun" else ["1", "2", str(number)])
+
+
+SENDMAIL = '#!/bin/sh\n{ echo "words: $*"; cat; } > "$MAILS/$$.part"; mv "$MAILS/$$.part" "$MAILS/$$.mail"\n'
+
+
+def test_output_is_mailed_at_the_end(scheduler):
+    """S4 (-m): by the sendmail of PATH, head and text; packed logs unpacked; nothing in a label can forge a line of the head."""
+    s = scheduler(gpus=1)
+    (s.folder / "bin").mkdir()
+    (s.folder / "mails").mkdir()
+    program(s, "bin/sendmail", SENDMAIL)
+    s.environ.update(MAILS=str(s.folder / "mails"), PATH=f"{s.folder}/bin:{s.environ.get('PATH', os.defpath)}")
+    talk = program(s, "talk.sh", TALK)
+    s.start()
+    shell(s, "--mail", "me@example.org", "--label", "café", text="echo the output; exit 3")
+    shell(s, "--mail", "-Xme", "--gzip", text="echo packed output")
+    shell(s, "--mail", "me", "--no-output", text="echo nowhere")
+    s.append(f"0,{talk},,,;gpus=0;mail=you@example.org")
+
+    def mails() -> dict[str, str]:
+        found = [path.read_text() for path in (s.folder / "mails").glob("*.mail")]
+        return {text.split("\n", 1)[0]: text for text in found}
+
+    wait_for(lambda: len(mails()) == 4, "four mails")
+    first = mails()["words: -oi -- me@example.org"]
+    head, _, body = first.partition("\n\n")
+    assert "To: me@example.org\n" in head and "Subject: =?utf-8?B?" in head and body == "the output\n"
+    packed = mails()["words: -oi -- -Xme"]
+    assert packed.endswith("\n\npacked output\n") and "ended with 0" in packed
+    assert mails()["words: -oi -- me"].endswith("\n\n")
+    assert mails()["words: -oi -- you@example.org"].endswith("\n\nout\nerr\n")
+
+
+def test_s4_13_s4_14_keep_logs_removes_what_is_packed_and_what_is_apart(scheduler):
+    """S4.13, S4.14, S8: `.gz` and `.e` go with their job, also when it was forgotten; what has a name or folder of its own stays."""
+    s = scheduler(gpus=1)
+    (s.folder / "config.yaml").write_text("{}\n")
+    s.start()
+    options = (
+        ("--gzip", "--stderr-apart"),
+        ("--stderr-apart",),
+        ("--log-name", "mine", "--gzip"),
+        ("--log-dir", "else", "--stderr-apart"),
+    )
+    for chosen in options:
+        shell(s, *chosen, text="echo out; echo err >&2")
+    s.wait_ended(4)
+    logs = [log_of(s, number) for number in range(1, 5)]
+    files = [*logs, *(Path(f"{log}.e") for log in (logs[0], logs[1], logs[3]))]
+    assert all(path.exists() for path in files)
+    assert s.cli("reset").stdout == "forgot 4 ended jobs\n"
+    five = shell(s, "--gzip", "--stderr-apart", text="echo out")
+    s.wait_state(five, "done")
+    late = log_of(s, five)
+    for path in (*files, late, Path(f"{late}.e")):
+        path.write_bytes(b"x" * 4096)
+    (s.folder / "config.yaml").write_text("keep_logs: 30d 2K\n")
+    gone = [logs[0], Path(f"{logs[0]}.e"), logs[1], Path(f"{logs[1]}.e"), late, Path(f"{late}.e")]
+    wait_for(lambda: not any(path.exists() for path in gone), f"gone: {[str(p) for p in gone if p.exists()]}")
+    assert logs[2].exists() and logs[3].exists() and Path(f"{logs[3]}.e").exists()
+
+
+# -- without a scheduler -------------------------------------------------------------------------------------
+
+
+def test_s4_28_p6_what_ended_while_no_scheduler_ran_is_read_truly(scheduler):
+    """S4.28, P6: status, jobs, show, wait, JSON and counts say how it ended, and the next scheduler records the same.
+
+    What will be run again is left as it was.
+    """
+    s = scheduler(gpus=5, assign_retry_wait="0.05")
+    keys = {"good": 0, "bad": 7, "shot": "s15", "runs": 0, "again": 3}
+    for key in keys:
+        s.hold(key)
+    s.append(*(s.line(key, code) + ";retries=1" * (key == "again") for key, code in keys.items()))
+    s.start()
+    wait_for(lambda: all(s.starts(key) for key in keys), "they run")
+    s.append(s.line("waits", gpus="0"))
+    wait_for(lambda: s.states().get(6) == "pending" and set(s.states().values()) == {"pending", "running"}, "recorded")
+    before = s.states()
+    s.kill()
+    for key in ("good", "bad", "shot", "again"):
+        s.release(key)
+    ended = {1: ("done", 0, None), 2: ("failed", 7, None), 3: ("failed", None, 15)}
+
+    def told(number: int) -> tuple[str, int | None, int | None]:
+        job = s.job(number)
+        return job["state"], job["exit_code"], job["signal"]
+
+    for number, how in ended.items():
+        wait_for(lambda number=number, how=how: told(number) == how, f"job {number}: {how}, not {told(number)}")
+    assert s.states() == before, "nobody has taken note of it"
+    shown = s.cli("show", "2").stdout
+    assert "exit 7" in shown and "it ended while no scheduler was running" in shown
+    states = {1: "done", 2: "failed", 3: "failed", 4: "running", 5: "running", 6: "pending"}
+    status = s.status()
+    assert {job["id"]: job["state"] for job in status["jobs"]} == states
+    listed = json.loads(s.cli("jobs", "--json").stdout)["jobs"]
+    assert {job["id"]: job["state"] for job in listed} == states
+    assert {state: number for state, number in status["counts"].items() if number} == dict(Counter(states.values()))
+    assert "1 pending, 2 running, 1 done, 2 failed" in s.cli("status").stdout
+    assert {job for gpu in status["gpus"] for job in gpu["jobs"]} == {4, 5}
+    assert sum(gpu["allocated"] for gpu in status["gpus"]) == 2
+
+    def chosen(*words: str) -> list[int]:
+        return [job["id"] for job in json.loads(s.cli("jobs", "--json", *words).stdout)["jobs"]]
+
+    assert chosen("--state", "running") == [4, 5] and chosen("--state", "done,failed") == [1, 2, 3]
+    assert chosen("--state", "failed", "-n", "1") == [3] and chosen("--state", "done,running", "-n", "2") == [4, 5]
+    assert chosen("--state", "pending") == [6]
+    assert [s.cli("wait", str(number), code=None).returncode for number in ended] == [0, 7, 143]
+    assert "have not ended" in s.cli("wait", "4", code=5).stderr
+    assert s.cli("logs", "2", "-f").returncode == 0
+    s.start()
+    wait_for(lambda: s.states()[6] == "done" and s.states()[5] == "failed", "all goes on")
+    assert {number: told(number) for number in ended} == ended
+    s.release("runs")
+    s.wait_state(4, "done")
+    assert [s.starts(key) for key in keys] == [1, 1, 1, 1, 2] and s.job(5)["exit_code"] == 3
+
+
+def test_s4_28_p6_a_job_that_was_being_stopped_and_one_that_had_another_try(scheduler):
+    """S4.28, P6: read without a scheduler: cancelled, over its time, done although it had retries; the next one says the same."""
+    s = scheduler(gpus=4, kill_grace="600", assign_retry_wait="0.05")
+    deaf = program(
+        s, "deaf.sh", "#!/bin/sh\ntrap '' TERM\ntouch ready-$1\nwhile [ -e hold ]; do sleep 0.02; done\nexit $2\n"
+    )
+    (s.folder / "hold").touch()
+    s.append(
+        f"0,{deaf},,a 0,", f"0,{deaf},,b 0,;time=1s", f"0,{deaf},,c 0,;retries=2", f"0,{deaf},,d 4,;time=1s;retries=1"
+    )
+    s.start()
+    for key in "abcd":
+        wait_for((s.folder / f"ready-{key}").exists, f"{key} runs")
+    s.cli("cancel", "1", code=None)
+    wait_for(lambda: list(s.states().values()) == ["stopping", "stopping", "running", "stopping"], "being stopped")
+    s.kill()
+    (s.folder / "hold").unlink()
+    wanted = [("cancelled", "cancelled", 0), ("failed", "time_limit", 0), ("done", "exit", 0)]
+
+    def told() -> list[tuple[str, str, int]]:
+        return [(job["state"], job["outcome"], job["exit_code"]) for job in (s.job(number) for number in (1, 2, 3))]
+
+    wait_for(lambda: told() == wanted, f"{wanted}, not {told()}")
+    wait_for(
+        lambda: not [p for p in os.listdir("/proc") if p.isdigit() and str(deaf).encode() in words_of(p)], "all ended"
+    )
+    assert s.job(4)["state"] == "stopping", "it will be run again"
+    s.start()
+    wait_for(lambda: s.states()[4] == "failed", "and was")
+    assert told() == wanted and s.job(4)["attempt"] == 2
+
+
+def words_of(pid: str) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
