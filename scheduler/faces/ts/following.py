@@ -7,12 +7,13 @@ import os
 import stat
 import sys
 import time
-import zlib
 from typing import TYPE_CHECKING
 
 from scheduler.core.job import Job
+from scheduler.core.launch import is_packed
 from scheduler.faces.folding import CHUNK, seek_last_lines
 from scheduler.faces.ts.main import ERROR, RequestError, code_of
+from scheduler.faces.unpacking import Unpacker
 from scheduler.opening import plain_or_link
 
 if TYPE_CHECKING:
@@ -28,20 +29,20 @@ def follow(spooler: Spooler, job: Job, most: int | None) -> int:
     except OSError as error:
         raise RequestError(f"{job.log}: {error.strerror}") from None
     with contextlib.closing(os.fdopen(fd, "rb", buffering=0)):
-        unpack = zlib.decompressobj(zlib.MAX_WBITS | 16) if job.spec.gzip else None
+        unpack = Unpacker() if is_packed(job.log) else None
         if most is not None and unpack is None:
             seek_last_lines(fd, most, sys.maxsize)
-        kept = b""
         skipping = most is not None and unpack is not None
+        kept = b""
         while True:
             now = spooler.desk.known([job.id]).get(job.id)
             over = now is None or now.state.ended
             while data := os.read(fd, CHUNK):
-                data = unpack.decompress(data) if unpack is not None else data
-                if skipping:
-                    kept = _last_lines(kept + data, most or 0)
-                else:
-                    _write(data)
+                for piece in unpack.feed(data) if unpack is not None else (data,):
+                    if skipping:
+                        kept = _last_lines(kept + piece, most or 0)
+                    else:
+                        _write(piece)
             if skipping:
                 _write(kept)
                 skipping = False
