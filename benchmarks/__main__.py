@@ -19,6 +19,7 @@ from benchmarks.living import cli, edit, idle, paste
 from benchmarks.plan import Plan
 from benchmarks.programs import NoCompiler
 from benchmarks.sessions import readings, screen
+from benchmarks.spooling import spool
 from benchmarks.starting import burst, gap, start
 
 CASES: dict[str, Callable[[Plan], Report]] = {
@@ -33,6 +34,7 @@ CASES: dict[str, Callable[[Plan], Report]] = {
     "decide": decide_case,
     "screen": screen,
     "readings": readings,
+    "ts": spool,
 }
 
 

@@ -150,13 +150,12 @@ class Desk:
         environment: Mapping[str, str] | None,
         table: ModelTable,
         *,
-        from_zero: bool = False,
         forgiving: bool = False,
         most: int | None = None,
     ) -> Job:
         """Queue a job, never deduplicated. ``environment``: the whole one it runs in, kept in a private file.
 
-        ``from_zero``: the first job of this scheduler gets the number 0. ``forgiving``: jobs that are not there yet are not
+        ``forgiving``: jobs that are not there yet are not
         waited for, and of those that are there no more only those that had to end well. ``most``: so many may wait or run.
         Raises Refused when it can never run, NotFound for an unknown job in ``after``, QueueFull, StoreTrouble.
         """
@@ -170,8 +169,6 @@ class Desk:
             with database.writing() as connection:
                 if environment is not None and not os.path.exists(spec.env_file):
                     self._keep_environment(environment)  # its last job was forgotten meanwhile
-                if from_zero:
-                    rows.number_from_zero(connection)
                 if most is not None and rows.unfinished(connection) >= most:
                     raise QueueFull(f"{most} jobs wait or run already, and no more may", do="wait until one has ended")
                 if forgiving:
@@ -425,6 +422,15 @@ class Desk:
                 hidden = {*json.loads(rows.meta(connection, HIDDEN) or "[]"), *jobs} - set(free)
                 rows.set_meta(connection, HIDDEN, json.dumps(sorted(hidden)))
             database.ring()
+        finally:
+            database.close()
+
+    def number_from_zero(self) -> None:
+        """Let the first job be number 0: said before the first scheduler runs on it."""
+        database = Database(self.places)
+        try:
+            with database.writing() as connection:
+                rows.number_from_zero(connection)
         finally:
             database.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scheduler.core.editing import edit
@@ -247,6 +248,9 @@ def _requeue(turn: Turn, job: Job, unless_done: bool) -> str:
     job.start_failures = job.runs_failed = job.oom_retries = 0
     job.not_before = job.failure = None
     job.order = job.id
+    if job.spec.caller:  # whoever waited for it in the foreground has gone on
+        job.spec = replace(job.spec, caller="")
+        turn.plan.respecs[job.id] = job
     turn.changed(job, "requeued", before=before, attempt=job.attempt, log=job.log)
     turn.enqueue(job)
     if job.state is not JobState.PENDING:

@@ -19,7 +19,8 @@ from tests.soak.writers_killers import Given, Pens
 MEDDLING = (
     "state", "state", "gpu", "queue", "cancel", "cancel", "cancel", "editor", "editor", "disk", "broken", "logs",
 )  # fmt: skip
-LARGE = 1 << 20
+LARGE = 1 << 16
+LEAST_FREE = 0.5  # of the disk: when the jobs' logs have left no more, the large ones go
 
 
 class Meddler:
@@ -44,6 +45,9 @@ class Meddler:
             if self.hangs and time.monotonic() - began > self.hangs[0]:
                 self.hangs.pop(0)
                 self.hang()
+            disk = os.statvfs(self.world.disk)
+            if disk.f_bavail < LEAST_FREE * disk.f_blocks:
+                self.logs()
             what = self.dice.choice(MEDDLING)
             if what != "disk" or self.world.mounted:
                 getattr(self, what)()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -136,6 +137,22 @@ class Scheduler:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+
+    def freeze(self) -> None:
+        """SIGSTOP, at a moment at which it does not keep everybody out of the store."""
+
+        def frozen() -> bool:
+            os.kill(self.pid, signal.SIGSTOP)
+            wait_for(lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
+            with (self.folder / ".gpujob" / "store.lock").open("rb") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    os.kill(self.pid, signal.SIGCONT)
+                    return False
+            return True
+
+        wait_for(frozen, "stopped between two transactions")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Tell it to end; its exit code."""

@@ -153,7 +153,7 @@ class Spooler:
         with contextlib.suppress(AssertionError, OSError):
             if server.exists():
                 self.run("-T")
-        for life in server.folder and Path(server.folder).glob("*/gpu_scheduler_state.json") or ():
+        for life in Path(server.folder).glob("*/gpu_scheduler_state.json"):
             mark = b"GPUJOB_STATE_FILE=" + os.fsencode(life)
             _kill_marked(mark)
         self.run("-K")

@@ -158,7 +158,7 @@ def test_c06_refilled_beyond_the_old_end_between_two_looks(pouring):
     s = pouring.s
     pouring.pour(pouring.good("a"))
     pouring.rest()
-    os.kill(s.pid, signal.SIGSTOP)
+    s.freeze()
     s.jobs_file.write_text("")
     pouring.pour(*(pouring.good(f"b{n}") for n in range(5)), pouring.good("a"))
     os.kill(s.pid, signal.SIGCONT)

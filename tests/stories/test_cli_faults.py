@@ -417,19 +417,7 @@ def test_k05_the_scheduler_does_not_mind_a_client_that_dies(scheduler):
     """K05 for the command line: asked and killed before the answer was taken; the next one is answered."""
     s = scheduler(gpus=2)
     s.start()
-
-    def stopped() -> bool:
-        """While it holds the store's lock it would keep everybody out."""
-        os.kill(s.pid, signal.SIGSTOP)
-        with (s.folder / ".gpujob" / "store.lock").open("rb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.kill(s.pid, signal.SIGCONT)
-                return False
-        return True
-
-    wait_for(stopped, "it stands still outside the store")
+    s.freeze()
     asking = [subprocess.Popen([sys.executable, "-m", "scheduler", "pause", "1"], cwd=s.folder, env=s.environ,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(3)]  # fmt: skip
     wait_for(lambda: s.rows("SELECT count(*) FROM requests") == [(3,)], "three requests")

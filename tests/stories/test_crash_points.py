@@ -444,7 +444,7 @@ def test_a04_a_verb_whose_daemon_is_killed_before_it_answers(scheduler):
     s.append(s.line("a"))
     s.start()
     s.wait_state(1, "running")
-    os.kill(s.pid, signal.SIGSTOP)  # it has the request before it, and does not get to it
+    s.freeze()  # it has the request before it, and does not get to it
     words = {"cwd": s.folder, "env": s.environ, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     asked = [subprocess.Popen([*s.command, *verb], **words) for verb in (("cancel", "1"), ("queue", "pause"))]
     wait_for(lambda: s.rows("SELECT count(*) FROM requests WHERE code IS NULL") == [(2,)], "they have asked")

@@ -121,7 +121,7 @@ def test_h07_two_schedulers_of_one_machine_warn_of_each_other(scheduler, tmp_pat
     assert (
         told in two.said() and "GPUs 0,1; they do not know of each other's bookings, so give each its own" in two.said()
     )
-    assert told in (two.folder / "gpu_scheduler.log").read_text()
+    wait_for(lambda: told in (two.folder / "gpu_scheduler.log").read_text(), "the log, written after the terminal")
 
 
 def test_h09_a_folder_that_another_machine_made_is_refused(scheduler):

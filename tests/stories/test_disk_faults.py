@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -145,8 +146,8 @@ def test_e08_no_room_to_take_an_attempt_back_at_the_start(scheduler, disk):
     """E08, P3: killed before a start was sent; the next daemon has no room for that record: one line, and no defect."""
     s = scheduler(gpus=1)
     s.append(s.line("a", 3))
-    s.start(GPUJOB_CRASH_AT="start.committed")
-    s.process.wait()
+    s.start(GPUJOB_CRASH_AT="start.committed", ready=False)
+    assert s.process.wait(60) == -signal.SIGKILL
     records = Disk(s.folder / ".gpujob" / "attempts")
     if not records.mount("size=8k"):
         pytest.skip("no file system can be mounted here")

@@ -284,6 +284,9 @@ def test_doctor_as_another_user_and_with_files_of_root(ill: Scheduler) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
 def test_h17_what_root_does_to_another_users_scheduler_is_done_as_that_user(ill: Scheduler) -> None:
     """H17: start, recover and kill by root would end it and then be refused; his own files are his, and stay so."""
+    lists = ill.folder.with_name(f"{ill.folder.name}-run")  # root's list of schedulers, which must not be that user's
+    lists.mkdir(0o700)
+    ill.environ["XDG_RUNTIME_DIR"] = str(lists)
     ill.append(ill.line("a"))
     for path in (ill.folder, *ill.folder.iterdir()):
         os.chown(path, 65534, -1)

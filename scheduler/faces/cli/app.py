@@ -286,6 +286,18 @@ def submit(
     raise typer.Exit(code)
 
 
+@app.command(
+    "ts",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
+)
+def ts(ctx: typer.Context) -> None:
+    """The command line of GPU Task Spooler: gpujob ts -h; also by a link of the name ts or tsp."""
+    from scheduler.faces.ts.main import run as spool
+
+    raise typer.Exit(spool(ctx.args))
+
+
 @app.command("status")
 def status(
     json: Json = False,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from scheduler.core.errors import SchedulerError
 from scheduler.core.job import Job, JobState
-from scheduler.core.requests import Cancel, First, Swap
 from scheduler.core.secrets import without_secrets
 from scheduler.faces.terminal import safe
 from scheduler.faces.ts import listing
@@ -162,7 +161,7 @@ class Acting:
         """Take a job out of the queue, or forget a finished one."""
         job = self.spooler.added_last(value, "The job cannot be removed: there is none.")
         if job.state is JobState.PENDING:
-            self.spooler.ask(Cancel((job.id,)))
+            self.spooler.ask("Cancel", job.id)
             now = self.spooler.desk.known([job.id]).get(job.id)
             if now is not None and not now.state.ended:  # it was started in that very moment, and is being ended now
                 return 0
@@ -176,7 +175,7 @@ class Acting:
         job = self._run(value)
         if job.state is JobState.PENDING or job.state.ended:
             raise RequestError(f"Job {job.id} is not running.")
-        self.spooler.ask(Cancel((job.id,)))
+        self.spooler.ask("Cancel", job.id)
         return 0
 
     def kill_all(self, _value: str | None) -> int:
@@ -184,7 +183,7 @@ class Acting:
         live, _ = self.spooler.jobs()
         running = tuple(job.id for job in live if job.state is not JobState.PENDING)
         if running:
-            self.spooler.ask(Cancel(running))
+            self.spooler.ask("Cancel", *running)
         return 0
 
     def urgent(self, value: str | None) -> int:
@@ -192,7 +191,7 @@ class Acting:
         job = self.spooler.added_last(value, "The job cannot be urged: there is none.")
         if job.state is not JobState.PENDING:
             raise RequestError(f"The job {job.id} cannot be urged: it is {listing.state_of(job)}.")
-        self.spooler.ask(First((job.id,)))
+        self.spooler.ask("First", job.id)
         return 0
 
     def swap(self, value: str | None) -> int:
@@ -205,7 +204,7 @@ class Acting:
             job = self.spooler.find(number)
             if job is None or job.state is not JobState.PENDING:
                 raise RequestError(f"The jobs {pair[0]} and {pair[1]} cannot be swapped: job {number} is not waiting.")
-        self.spooler.ask(Swap(pair))
+        self.spooler.ask("Swap", *pair)
         return 0
 
     # -- the server ---------------------------------------------------------------------------------------

@@ -152,10 +152,12 @@ class Spooler:
             time.sleep(pause)
             pause = min(LONGEST_WAIT_S, pause * 1.3)
 
-    def ask(self, request: object) -> str:
-        """Have the scheduler do something; what it says. Raises RequestError if it cannot be done."""
+    def ask(self, what: str, *jobs: int) -> str:
+        """Have the scheduler do something (of `core/requests.py`) with jobs; what it says. Raises RequestError if it cannot."""
+        from scheduler.core import requests  # here: looking and queueing ask for nothing, and are to be quick
+
         self.server.ready()
-        answer = self.desk.ask(request, ANSWER_S)  # type: ignore[arg-type]
+        answer = self.desk.ask(getattr(requests, what)(jobs), ANSWER_S)
         if answer.code:
             raise RequestError("; ".join(answer.lines))
         return "; ".join(answer.lines)

@@ -59,7 +59,7 @@ def _submit(spooler: Spooler, desk: Desk, spec: JobSpec, *, wait: bool) -> Job |
     most = spooler.server.most_jobs()
     while True:
         try:
-            return desk.submit(spec, spooler.environ, ModelTable(), from_zero=True, forgiving=True, most=most)
+            return desk.submit(spec, spooler.environ, ModelTable(), forgiving=True, most=most)
         except QueueFull as error:
             if not wait:
                 print(f"Error: The queue is full: {error.what}.", file=sys.stderr)

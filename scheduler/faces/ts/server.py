@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from scheduler.core.errors import SchedulerError
+from scheduler.desk import Desk
 from scheduler.opening import plain
 from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places, make_private_folder
@@ -43,16 +44,28 @@ def temporary(environ: Mapping[str, str]) -> str:
 
 
 def folder_of(environ: Mapping[str, str]) -> str:
-    """The private folder of the server that is meant."""
+    """The private folder of the server that is meant; one that is there already stays the one."""
     path = socket_of(environ)
-    above = os.path.dirname(path)
-    with contextlib.suppress(OSError):
-        status = os.stat(above)
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
-            return f"{path}.gpujob"
-    state = environ.get("XDG_STATE_HOME") or os.path.join(_home(environ), ".local", "state")
+    beside, apart = f"{path}.gpujob", _apart(environ, path)
+    if _is_ours(beside, 0o077) or (not os.path.isdir(apart) and _is_ours(os.path.dirname(path), 0o022)):
+        return beside
+    return apart
+
+
+def _is_ours(folder: str, not_allowed: int) -> bool:
+    """Whether it is a folder of this user's on which others have none of these rights."""
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & not_allowed
+
+
+def _apart(environ: Mapping[str, str], path: str) -> str:
+    """A folder for this socket's name where nobody else can take it."""
     import hashlib
 
+    state = environ.get("XDG_STATE_HOME") or os.path.join(_home(environ), ".local", "state")
     short = hashlib.blake2b(os.fsencode(path), digest_size=6).hexdigest()
     name = "".join(char if char.isalnum() or char in "._-" else "_" for char in os.path.basename(path))[:40]
     return os.path.join(os.path.abspath(state), "gpujob", "ts", f"{name}-{short}")
@@ -123,8 +136,6 @@ class Server:
         """Of servers that -K ended only the newest stay to be looked at, and those of whose jobs some may still run."""
         import shutil
 
-        from scheduler.desk import Desk
-
         for life in lives[:-LIVES_KEPT]:
             home = os.path.join(self.folder, str(life))
             with contextlib.suppress(SchedulerError, OSError):
@@ -157,8 +168,10 @@ class Server:
         if visible:
             settings["gpu_ids"] = f'"{visible}"'
         self._write_settings(settings)
-        self._write_environment(dict(self.environ))
-        self.places.make()
+        # Called from within a job of ours, it must not be taken for one of that job's processes.
+        kept = {k: v for k, v in self.environ.items() if not k.startswith("GPUJOB_") or k.startswith("GPUJOB_SET_")}
+        self._write_environment(kept)
+        Desk(self.state_file).number_from_zero()
         replace_file(os.path.join(self.folder, "current"), b"%d\n" % number, sync=True)
 
     @contextlib.contextmanager
