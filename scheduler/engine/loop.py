@@ -196,8 +196,9 @@ class House:
             if boot == this_boot:
                 _, _, attempt = holding.key.partition(".")
                 self.runner.watch_leftovers(holding.key, holding.job, int(attempt), holding.processes)
-        # Before the list: a job submitted in between is then met twice, not never.
-        self.last_id = rows.newest_id(connection)
+        self.last_id = rows.last_id(
+            connection
+        )  # before the list: a job submitted in between is then met twice, not never
         facts += [Arrived(job) for job in rows.pending(connection)]
         note(self)
         for watched in self.files.values():

@@ -208,11 +208,6 @@ def last_id(connection: sqlite3.Connection) -> int:
     return int(connection.execute(LAST_ID).fetchone()[0])
 
 
-def newest_id(connection: sqlite3.Connection) -> int:
-    """The highest id of a job that is there; -1 if there is none: the first one may be number 0."""
-    return int(connection.execute("SELECT coalesce(max(id), -1) FROM jobs").fetchone()[0])
-
-
 def keep_last_id(connection: sqlite3.Connection, last: int) -> None:
     """Let the next job get the id after ``last``, whatever is left of those before it."""
     set_meta(connection, "last_id", str(last))
