@@ -309,6 +309,7 @@ class Server:
                     settings["gpu_ids"] = f'"{visible}"'
                 self._write_settings(settings)
                 self._stop(signal.SIGINT)
+                Desk(self.state_file).note("settings", "")  # until the next one has looked which GPUs it has
                 self._start()
 
     # -- ending -------------------------------------------------------------------------------------------
