@@ -155,8 +155,8 @@ class Desk:
     ) -> Job:
         """Queue a job, never deduplicated. ``environment``: the whole one it runs in, kept in a private file.
 
-        ``forgiving``: jobs that are not there yet are not
-        waited for, and of those that are there no more only those that had to end well. ``most``: so many may wait or run.
+        ``forgiving``: jobs that are not there yet are not waited for, and of those that are there no more only those that
+        had to end well. ``most``: so many may wait or run.
         Raises Refused when it can never run, NotFound for an unknown job in ``after``, QueueFull, StoreTrouble.
         """
         if spec.arguments:

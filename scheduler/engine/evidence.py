@@ -127,7 +127,7 @@ def put_together(
             out.unreadable.append(row["id"] if isinstance(row["id"], int) else 0)
     last = max((last, *out.jobs))
     high = proof.high(places)
-    if high > last:
+    if high > max(0, last):  # it says 0 also where nothing was given out
         out.stale = f"job {high} was given out, the last one it knows is {last}"
     living = alive(places.state_file)
     _take_records(out, places, whole, last)

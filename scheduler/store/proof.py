@@ -88,7 +88,7 @@ def check_not_older(connection: sqlite3.Connection, places: Places, given: int, 
 def _older(connection: sqlite3.Connection, places: Places, given: int, records: bool) -> str:
     """What happened that the store does not know of; empty when it knows everything."""
     last = connection.execute(LAST_ID).fetchone()[0]
-    if given > last:
+    if given > max(0, last):  # the note says 0 also where nothing was given out
         return f"job {given} was given out, the last one it knows is {last}"
     for job, attempt in sorted(_begun(connection, places, last) if records else ()):
         known = connection.execute("SELECT attempt FROM jobs WHERE id=?", (job,)).fetchone()

@@ -103,23 +103,23 @@ class Acting:
 
     def state(self, value: str | None) -> int:
         """The state of a job."""
-        print(listing.state_of(self.spooler.added_last(value, "The last job was not found: there is none.")))
+        print(listing.state_of(self.spooler.added_last(value, "stated")))
         return 0
 
     def label(self, value: str | None) -> int:
         """The label of a job."""
-        job = self.spooler.added_last(value, "The last job was not found: there is none.")
+        job = self.spooler.added_last(value, "shown")
         print(safe(without_secrets(job.spec.label)))
         return 0
 
     def command(self, value: str | None) -> int:
         """The whole command of a job."""
-        job = self.spooler.added_last(value, "The last job was not found: there is none.")
+        job = self.spooler.added_last(value, "shown")
         print(safe(listing.command_of(job)))
         return 0
 
     def _run(self, value: str | None) -> Job:
-        return self.spooler.run_last(value, "No job is running, and none has finished.")
+        return self.spooler.run_last(value, "shown")
 
     def _log(self, job: Job) -> str:
         if job.spec.output == "none":
@@ -132,7 +132,7 @@ class Acting:
 
     def wait(self, value: str | None) -> int:
         """Wait for a job's end."""
-        return self.spooler.wait(self.spooler.added_last(value, "The last job was not found: there is none.").id)
+        return self.spooler.wait(self.spooler.added_last(value, "waited").id)
 
     def tail(self, value: str | None) -> int:
         """The last lines of the output, and what comes."""
@@ -159,7 +159,7 @@ class Acting:
 
     def remove(self, value: str | None) -> int:
         """Take a job out of the queue, or forget a finished one."""
-        job = self.spooler.added_last(value, "The job cannot be removed: there is none.")
+        job = self.spooler.added_last(value, "removed")
         if job.state is JobState.PENDING:
             self.spooler.ask("Cancel", job.id)
             now = self.spooler.desk.known([job.id]).get(job.id)
@@ -172,9 +172,11 @@ class Acting:
 
     def kill(self, value: str | None) -> int:
         """SIGTERM to all processes of a running job."""
-        job = self._run(value)
-        if job.state is JobState.PENDING or job.state.ended:
-            raise RequestError(f"Job {job.id} is not running.")
+        job = self.spooler.run_last(value, "killed")
+        if job.state is JobState.PENDING:
+            raise RequestError(f"The job {job.id} cannot be killed: it is not running.")
+        if job.state.ended:
+            return 0  # whoever ends it when it has just ended by itself has what he wanted
         self.spooler.ask("Cancel", job.id)
         return 0
 
@@ -188,7 +190,7 @@ class Acting:
 
     def urgent(self, value: str | None) -> int:
         """Put a waiting job before the others."""
-        job = self.spooler.added_last(value, "The job cannot be urged: there is none.")
+        job = self.spooler.added_last(value, "urged")
         if job.state is not JobState.PENDING:
             raise RequestError(f"The job {job.id} cannot be urged: it is {listing.state_of(job)}.")
         self.spooler.ask("First", job.id)

@@ -112,30 +112,30 @@ class Spooler:
         live, ended = self.jobs()
         return next((job for job in (*live, *ended) if job.id == number), None)
 
-    def added_last(self, value: str | None, otherwise: str) -> Job:
-        """The job that is named, else the last of the queue, else the one that ended last. Raises RequestError."""
-        return self._chosen(value, otherwise, lambda live, ended: (live or ended)[-1])
+    def added_last(self, value: str | None, done: str) -> Job:
+        """The job that is named, else the last of the queue, else the one that ended last. Raises RequestError: it cannot be ``done``."""
+        return self._chosen(value, done, lambda live, ended: (live or ended)[-1])
 
-    def run_last(self, value: str | None, otherwise: str) -> Job:
+    def run_last(self, value: str | None, done: str) -> Job:
         """The job that is named, else the first that runs, else the one that ended last. Raises RequestError."""
 
         def pick(live: list[Job], ended: list[Job]) -> Job:
             running = [job for job in live if job.state is not JobState.PENDING]
             return running[0] if running else ended[-1]
 
-        return self._chosen(value, otherwise, pick)
+        return self._chosen(value, done, pick)
 
-    def _chosen(self, value: str | None, otherwise: str, pick: Callable[[list[Job], list[Job]], Job]) -> Job:
+    def _chosen(self, value: str | None, done: str, pick: Callable[[list[Job], list[Job]], Job]) -> Job:
         live, ended = self.jobs()
         if value is None:
             try:
                 return pick(live, ended)
             except IndexError:
-                raise RequestError(otherwise) from None
+                raise RequestError(f"The last job cannot be {done}: there is none.") from None
         number = number_of(value)
         found = next((job for job in (*live, *ended) if job.id == number), None)
         if found is None:
-            raise RequestError(f"The job {number} is not in the queue.")
+            raise RequestError(f"The job {number} cannot be {done}: it is not in the queue.")
         return found
 
     def wait(self, number: int) -> int:
