@@ -383,6 +383,16 @@ def test_no_slot_is_kept_for_what_there_are_too_few_slots_for() -> None:
     assert fleet.find(of_slots(2)) == ()
 
 
+def test_no_gpu_is_kept_with_one_that_no_waiting_brings_back() -> None:
+    """S4.36: the other GPU of two stands idle for nobody while the first is gone or unhealthy."""
+    fleet = a_fleet(3, free={2: 0})
+    fleet.telemetry.blocked_mask = fleet.telemetry.lasting_mask = 0b001
+    fleet.reserve(5, a_kind("3"))
+    assert fleet.reserved == [] and fleet.find(a_kind("1")) == (1,)
+    fleet.reserve(5, a_kind("2"))
+    assert [mask for _, mask, _ in fleet.reserved] == [0b110]
+
+
 @pytest.mark.parametrize(
     ("waits", "given", "gpus", "competes"),
     [
