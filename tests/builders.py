@@ -37,14 +37,24 @@ def a_spec(**changes: Any) -> JobSpec:
 
 
 def a_job(id: int = 1, need: str = "1", **changes: Any) -> Job:
-    """A waiting job. Fields of the spec and of the job by name; ``allowed`` and ``priority`` go into both."""
+    """A waiting job. Fields of the spec and of the job by name; ``allowed`` and ``priority`` go into both.
+
+    ``on`` and ``slots`` make its need one of the two other forms.
+    """
+    if changes.get("on"):
+        changes.setdefault("allowed", changes["on"])
     spec = a_spec(**{name: value for name, value in changes.items() if name in SPEC_FIELDS})
     unknown = set(changes) - SPEC_FIELDS - JOB_FIELDS
     assert not unknown, f"no such field: {unknown}"
     own = {name: value for name, value in changes.items() if name in JOB_FIELDS}
     own.setdefault("order", id)
     own.setdefault("submitted_at", T0)
-    return Job(id, spec, Need.parse(need), **own)
+    wanted = Need.parse(need)
+    if spec.on:
+        wanted = Need(len(spec.on), 0)
+    elif not wanted.count:
+        wanted = Need.of_slots(spec.slots)
+    return Job(id, spec, wanted, **own)
 
 
 def a_gpu(index: int = 0, **changes: Any) -> Gpu:
@@ -159,15 +169,21 @@ def a_world(
 
 
 def check_ledger(world: World) -> None:
-    """What is free is what nobody holds, and no GPU holds more than 1000 parts; bookings that cannot be count nothing."""
+    """What is free is what nobody holds, and no GPU holds more than 1000 parts; bookings that cannot be count nothing.
+
+    GPUs are claimed by just those jobs that named them, and are on them.
+    """
     free = dict.fromkeys(world.fleet.gpus, WHOLE)
     slots = world.fleet.cpu_slots
+    claims: dict[int, int] = {}
     live = [job for job in world.live.values() if job.attempt_key not in world.unbooked]
     for holder in (*live, *(held for held in world.holdings.values() if held.key not in world.unbooked)):
-        if holder.need.count == 0:
-            slots -= 1
+        slots -= holder.need.slots
         for gpu in holder.gpus:
             free[gpu] -= holder.need.parts
+            if holder.need.by_name:
+                claims[gpu] = claims.get(gpu, 0) + 1
     assert world.fleet.free == free
     assert all(0 <= parts <= WHOLE for parts in free.values())
     assert world.fleet.cpu_free == slots
+    assert world.fleet.claims == claims

@@ -571,6 +571,8 @@ class Turn:
                     for other, waits_as in passed_over:
                         if world.fleet.competes(waits_as, kind.need, gpus):
                             world.queue.overtake(other)
+                            if world.queue.overtaken(other) == world.policy.max_overtakes:  # from this very start on
+                                world.fleet.reserve(other, waits_as)
             elif world.policy.max_overtakes:
                 passed_over.append((job_id, kind))
                 if world.queue.overtaken(job_id) >= world.policy.max_overtakes:

@@ -10,7 +10,7 @@ Two things stand beside the ledger: *claims* of jobs that named their GPUs (nobo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from scheduler.core.gpu import WHOLE, Gpu, Need, decimal_text, gpu_ids_text, ids_of, mask_of
 from scheduler.core.job import Reason
@@ -35,7 +35,7 @@ class Fleet:
         self.telemetry = Telemetry()
         self.cpu_slots = self.cpu_free = cpu_slots
         self.claims: dict[int, int] = {}  # GPU → how many jobs that named it run there
-        self.reserved: list[tuple[int, int]] = []  # job, and the mask of the GPUs that it is waited for on
+        self.reserved: list[tuple[int, int, JobClass]] = []  # job, the mask of the GPUs kept for it, its class
         self.slots_reserved = 0  # the job (+ 1) that the next free slots are kept for; 0: none
         self.free: dict[int, int] = dict.fromkeys(self.gpus, WHOLE)
         self.memory_free: dict[int, int] = {i: g.memory_mib for i, g in self.gpus.items() if g.memory_mib is not None}
@@ -62,10 +62,20 @@ class Fleet:
     @property
     def kept_mask(self) -> int:
         """GPUs that are kept from others: claimed by name, or reserved."""
+        return self._kept_from(None)
+
+    def _kept_from(self, kind: JobClass | None) -> int:
+        """The same for a job of this kind: what is reserved for itself, or for those behind it, is not kept from it."""
         kept = mask_of(self.claims)
-        for _, mask in self.reserved:
+        for _, mask in self._reserved_before(kind):
             kept |= mask
         return kept
+
+    def _reserved_before(self, kind: JobClass | None) -> Iterator[tuple[int, int]]:
+        for job, mask, waits_as in self.reserved:
+            if waits_as == kind:
+                return
+            yield job, mask
 
     def resize(self, cpu_slots: int) -> None:
         """From now on there are so many slots for jobs without GPUs; those that run keep theirs."""
@@ -199,12 +209,16 @@ class Fleet:
     # -- for whom others wait -----------------------------------------------------------------------------
 
     def reserve(self, job: int, kind: JobClass) -> None:
-        """Until `open_to_all`, keep what ``job`` lacks from those behind it: the GPUs that are nearest to holding it."""
+        """Until `open_to_all`, keep what ``job`` lacks from those behind it: the GPUs that are nearest to holding it.
+
+        Nothing stands idle for a job that cannot start however long one waits: not with these GPUs paused or gone, these slots.
+        """
         need = kind.need
         if need.count == 0:
-            self.slots_reserved = self.slots_reserved or job + 1
+            if need.slots <= self.cpu_slots:
+                self.slots_reserved = self.slots_reserved or job + 1
             return
-        allowed = self.allowed_mask(kind.allowed) & ~self.paused_mask
+        allowed = self.allowed_mask(kind.allowed) & ~self.paused_mask & ~self.telemetry.lasting_mask
         usable = self.usable_mask & allowed
         best: list[tuple[bool, int, int]] = []
         for mask in self._server_mask.values():
@@ -212,7 +226,7 @@ class Fleet:
             if len(here) == need.count and (not best or _lacks(here, need) < _lacks(best, need)):
                 best = here
         if best:
-            self.reserved.append((job, mask_of(i for _, _, i in best)))
+            self.reserved.append((job, mask_of(i for _, _, i in best), kind))
 
     def open_to_all(self) -> None:
         """Forget all reservations."""
@@ -280,10 +294,10 @@ class Fleet:
                     "paused", f"GPU {paused_ones}, which it named, {'is' if paused_ones.isdecimal() else 'are'} paused"
                 )
             return Reason("no-room", "it is started in a moment")
-        forbidden = self._forbidden(need, usable, kind.vram_mib) or self._kept(need, usable)
+        forbidden = self._forbidden(need, usable, kind.vram_mib) or self._kept(kind, usable)
         if forbidden is not None:
             return forbidden
-        usable = usable & self.usable_mask or usable
+        usable = usable & ~self.telemetry.blocked_mask & ~self._kept_from(kind) or usable
         if kind.allowed is not None:
             elsewhere = self.find(JobClass(need, None, kind.vram_mib))
             if elsewhere is not None:
@@ -321,14 +335,15 @@ class Fleet:
         are = "is" if free == 1 else "are"
         return Reason("no-room", f"needs {need.slots} slots; {free} of {self.cpu_slots} {are} free")
 
-    def _kept(self, need: Need, usable: int) -> Reason | None:
+    def _kept(self, kind: JobClass, usable: int) -> Reason | None:
         """Why GPUs with room are kept from a job, where that is what it waits for."""
+        need, kept = kind.need, self._kept_from(kind)
         fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
         most = max((fitting & mask).bit_count() for mask in self._server_mask.values())
-        left = max((fitting & mask & ~self.kept_mask).bit_count() for mask in self._server_mask.values())
+        left = max((fitting & mask & ~kept).bit_count() for mask in self._server_mask.values())
         if most < need.count or left >= need.count:
             return None
-        for job, mask in self.reserved:
+        for job, mask in self._reserved_before(kind):
             if mask & fitting:
                 ids = gpu_ids_text(ids_of(mask & fitting))
                 return Reason(

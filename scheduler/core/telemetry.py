@@ -131,6 +131,7 @@ class Telemetry:
     trouble: str = ""
     took_s: float = 0.0  # from asking to hearing, last time
     blocked_mask: int = 0
+    lasting_mask: int = 0  # of the blocked ones those that no waiting mends
     whole_blocked_mask: int = 0
     tight_mask: int = 0
     next_look: float | None = None  # the ``mono`` time at which a GPU becomes stale, or the patience for memory ends
@@ -370,12 +371,14 @@ class Telemetry:
 
     def judge(self, now: Now) -> None:
         """Say anew what each GPU may be given, as of now."""
-        self.blocked_mask = self.whole_blocked_mask = self.tight_mask = 0
+        self.blocked_mask = self.lasting_mask = self.whole_blocked_mask = self.tight_mask = 0
         due = []
         for index, card in self.cards.items():
             card.verdict = self._verdict(card, now)
             if card.verdict.code:
                 self.blocked_mask |= 1 << index
+                if card.verdict.code not in PASSING:
+                    self.lasting_mask |= 1 << index
             if card.whole_blocked:
                 self.whole_blocked_mask |= 1 << index
             if card.excess or card.excess_mib:

@@ -145,13 +145,13 @@ def _split(text: str) -> tuple[list[_Field], _Field | None, list[tuple[str, str]
         if position >= len(text):
             return fields, None, options
         position += 1  # the comma
-    if options and re.search(r"\d$", options[-1][1]) and options[-1][0] in ("after", "after_ok", "on"):
+    if options and re.search(r"\d$", options[-1][1]) and options[-1][0] in ("after", "after_ok", "on", "env"):
         tail = text[position:].split(";", 1)[0]
         if re.fullmatch(r"\s*\d[\d,\s-]*", tail) and text[position - 2] != '"':
             key, value = options[-1]
-            more = "GPUs" if key == "on" else "jobs"
+            more = {"on": "more GPUs", "env": "more of the value"}.get(key, "more jobs")
             raise UsageError(
-                f";{key}={value},{tail} can be read as more {more} or as a GPU list",
+                f";{key}={value},{tail} can be read as {more} or as a GPU list",
                 do=f'write ;{key}="{value},{tail.strip()}" for {more}, or put the GPU list before ;{key}=',
             )
     if position < len(text) and text[position:].lstrip().startswith('"'):
@@ -413,13 +413,13 @@ def _apart(text: str) -> bool:
 
 def _log_name(text: str) -> str:
     if not text or "/" in text or text in (".", "..") or _CONTROL.search(text) or len(os.fsencode(text)) > 200:
-        raise UsageError("a log's name is 1 to 200 bytes without / or control characters")
+        raise UsageError("a log's name is 1 to 200 bytes without / or control characters", do="write a plain file name")
     return text
 
 
 def _one_line(text: str) -> str:
     if not text or _CONTROL.search(text):
-        raise UsageError("a text without control characters is needed")
+        raise UsageError("a text without control characters is needed", do="write one line of text")
     return text
 
 

@@ -19,6 +19,7 @@ class SlowFleet:
     cpu_free: int = 1 << 30
     paused: set[int] = field(default_factory=set)
     free: dict[int, int] = field(default_factory=dict)
+    claims: list[int] = field(default_factory=list)  # a GPU once for each job that named it
     memory: dict[int, int] = field(default_factory=dict)
     telemetry: Telemetry = field(default_factory=Telemetry)
     now: Now = field(default_factory=lambda: Now(0.0, 0.0))
@@ -38,6 +39,7 @@ class SlowFleet:
         free = self.free[gpu.index]
         may = (
             gpu.index not in self.paused
+            and gpu.index not in self.claims
             and not self.telemetry.forbids(gpu.index, kind.need.parts, free, kind.vram_mib).code
         )
         may = may and self.telemetry.fresh([gpu.index], self.now)  # all are read together
@@ -46,7 +48,11 @@ class SlowFleet:
     def find(self, kind: JobClass) -> tuple[int, ...] | None:
         count = kind.need.count
         if count == 0:
-            return () if self.cpu_free > 0 else None
+            return () if self.cpu_free >= kind.need.slots else None
+        if kind.need.by_name:
+            named = kind.allowed or ()
+            there = [gpu.index for gpu in self.gpus if gpu.index in named and gpu.index not in self.paused]
+            return tuple(sorted(there)) if len(there) == len(named) else None
         fitting = [gpu for gpu in self.gpus if self.fits(gpu, kind)]
         if count == 1:
             best = min(
@@ -65,9 +71,10 @@ class SlowFleet:
 
     def change(self, need: Need, gpus: Iterable[int], vram_mib: int, sign: int) -> None:
         """Book (sign -1) or give back (+1)."""
-        if need.count == 0:
-            self.cpu_free += sign
-        for i in gpus:
+        self.cpu_free += sign * need.slots
+        for i in gpus if need.by_name else ():
+            self.claims.append(i) if sign < 0 else self.claims.remove(i)
+        for i in () if need.by_name else gpus:
             self.free[i] += sign * need.parts
             assert 0 <= self.free[i] <= WHOLE
             if i in self.memory:

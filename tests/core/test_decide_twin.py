@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,8 @@ from tests.builders import OOM, Play, a_job, quick, some_gpus
 from tests.core.slow_twin import SlowFleet, SlowScheduler
 
 NEEDS = ("0", "0.1", "0.25", "0.3334", "0.5", "0.7", "1", "1.5", "2", "4", "8", "2x0.5", "3x0.25")
-SLOTS = 2
+SLOTS = 3
+OTHER_FORMS: dict[str, dict[str, Any]] = {"2 slots": {"slots": 2}, "GPU 0 by name": {"on": (0,)}}
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Step:
     allowed: tuple[int, ...] | None = None
     vram_mib: int = 0
     pick: int = 0
+    on: tuple[int, ...] = ()
+    slots: int = 1
 
 
 ALLOWED = st.one_of(
@@ -45,12 +49,27 @@ ARRIVE = st.builds(
     st.sampled_from([0, 0, 0, 6_000, 20_000]),
     st.integers(0, 99),
 )
+BY_NAME = st.builds(
+    Step,
+    st.just("arrive"),
+    priority=st.integers(-1, 2),
+    pick=st.integers(0, 99),
+    on=st.sets(st.integers(0, 9), min_size=1, max_size=3).map(lambda ids: tuple(sorted(ids))),
+)
+SLOTTED = st.builds(
+    Step,
+    st.just("arrive"),
+    st.just("0"),
+    st.integers(-1, 2),
+    pick=st.integers(0, 99),
+    slots=st.integers(1, SLOTS + 1),
+)
 OTHER = st.builds(
     Step,
     st.sampled_from(["end", "end", "end", "fail", "pause", "resume", "queue", "cancel"]),
     pick=st.integers(0, 99),
 )
-TURN = st.lists(st.one_of(ARRIVE, ARRIVE, OTHER), min_size=1, max_size=5)
+TURN = st.lists(st.one_of(ARRIVE, ARRIVE, ARRIVE, BY_NAME, SLOTTED, OTHER, OTHER), min_size=1, max_size=5)
 SERVERS = st.lists(st.integers(1, 8), min_size=1, max_size=3)
 
 
@@ -76,9 +95,11 @@ class Both:
             self.last_id + 1,
             step.need,
             priority=step.priority,
-            allowed=step.allowed,
+            allowed=step.on or step.allowed,
             vram_mib=step.vram_mib or None,
             order=step.pick,
+            on=step.on,
+            slots=step.slots,
         )
         if self.play.world.fleet.can_ever_hold(class_of(job)):
             return []  # refused at the door
@@ -131,17 +152,22 @@ class Both:
     def check(self) -> None:
         play, fleet = self.play, self.play.world.fleet
         assert fleet.free == self.twin.fleet.free
+        assert sorted(fleet.claims) == sorted(set(self.twin.fleet.claims))
+        assert 0 <= fleet.cpu_free == self.twin.fleet.cpu_free, "slots are over-booked"
         assert set(play.world.live) == set(self.twin.running)
         assert play.world.waiting() == len(self.twin.waiting)
         parts = dict.fromkeys(fleet.free, 0)
         on: dict[int, list[Job]] = {gpu: [] for gpu in fleet.free}
         for job in play.world.live.values():
             assert len(set(job.gpus)) == job.need.count
-            assert len({fleet.gpus[gpu].server for gpu in job.gpus}) <= 1, "a wide job spans servers"
+            servers = {fleet.gpus[gpu].server for gpu in job.gpus}
+            assert len(servers) <= 1 or job.need.by_name, "a wide job spans servers"
+            assert not job.need.by_name or job.gpus == job.spec.on
             assert job.allowed is None or set(job.gpus) <= set(job.allowed) or not job.gpus
             for gpu in job.gpus:
                 parts[gpu] += job.need.parts
-                on[gpu].append(job)
+                if not job.need.by_name:
+                    on[gpu].append(job)
         assert all(taken <= WHOLE for taken in parts.values()), "more than 1000 parts of a GPU"
         for jobs in on.values():
             assert len(jobs) <= 1 or all(job.need.parts < WHOLE for job in jobs), "a whole-GPU job is not alone"
@@ -195,6 +221,7 @@ def test_every_accepted_job_starts_once_and_emptying_the_machine_gives_the_start
     assert play.world.waiting() == 0 and not play.world.live and not play.world.holdings
     fleet, fresh = play.world.fleet, Fleet(both.gpus, SLOTS)
     assert (fleet.free, fleet.memory_free, fleet.cpu_free) == (fresh.free, fresh.memory_free, fresh.cpu_free)
+    assert fleet.claims == {}
     for job in play.rows.values():
         assert fleet.find(class_of(job)) == fresh.find(class_of(job))
 
@@ -237,7 +264,7 @@ WILD = st.tuples(
         "arrive began ended failed oom never_ran lasting lost unclaimed gone cancel requeue pause resume wait left".split()
     ),
     st.integers(1, 8),
-    st.sampled_from(NEEDS),
+    st.sampled_from((*NEEDS, *OTHER_FORMS)),
 )
 
 
@@ -246,7 +273,8 @@ def a_fact(play: Play, what: str, number: int, need: str) -> Fact | None:
     if what == "arrive":
         parents = (number - 1,) if number % 3 == 0 else ()
         limit = 20.0 if number % 2 else None
-        job = a_job(number, need, retries=number % 2, after_ok=parents, time_limit_s=limit)
+        form = OTHER_FORMS.get(need, {})
+        job = a_job(number, "0" if form else need, retries=number % 2, after_ok=parents, time_limit_s=limit, **form)
         known = number in play.rows or play.world.fleet.can_ever_hold(class_of(job))
         return None if known else Arrived(job)
     if what in ("pause", "resume"):

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.core.job import JobState
 from scheduler.core.queue import Order
-from scheduler.core.requests import Edit, First, Hold, Release, Requeue, Swap
+from scheduler.core.requests import Edit, First, Hold, PauseQueue, Release, Requeue, Swap
 from tests.builders import Play, a_job, a_world
 
 S = JobState
@@ -126,6 +126,22 @@ def test_an_edit_that_could_never_run_changes_nothing() -> None:
     code, said = line(play, Edit((2,), {"allowed": [7]}))
     assert code == 3 and "GPU 7 is not managed here" in said
     assert play.job(2).spec.edited == () and play.job(2).allowed is None and starts_next(play) == 2
+
+
+@pytest.mark.parametrize("changes", [{"allowed": [0]}, {"gpus": "0.5"}, {"allowed": None}, {"gpus": "", "label": "x"}])
+def test_the_gpus_of_a_job_that_named_them_cannot_be_edited(changes: dict[str, object]) -> None:
+    """S4.31: what it named is its command's business; label and priority are not."""
+    play = a_world(2)
+    play.ask(PauseQueue(True))
+    play.arrive(a_job(1, on=(0, 1)))
+    code, said = line(play, Edit((1,), changes, ((1, 500),)))
+    assert (code, said) == (3, "job 1 named its GPUs itself (0,1); cancel it and submit it anew")
+    assert play.job(1).allowed == (0, 1) and play.job(1).need.by_name and play.job(1).spec.label == ""
+    assert line(play, Edit((1,), {"label": "mine", "priority": 3})) == (
+        0, "job 1: label none -> mine, priority 0 -> 3",
+    )  # fmt: skip
+    play.ask(PauseQueue(False))
+    assert play.started == [1] and play.job(1).gpus == (0, 1)
 
 
 def test_an_edit_of_nothing_new_says_so() -> None:

@@ -190,6 +190,35 @@ def test_a_need_in_words(need: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("need", "slots", "by_name", "total", "text", "words"),
+    [
+        (Need(1, 500), 0, False, 500, "0.5", "0.5 of one GPU"),
+        (Need(2, 1000), 0, False, 2000, "2", "2 whole GPUs of one server"),
+        (Need(3, 250), 0, False, 750, "3x0.25", "0.25 of each of 3 GPUs of one server"),
+        (Need(0, 0), 1, False, 0, "0", "no GPU"),
+        (Need.of_slots(0), 1, False, 0, "0", "no GPU"),
+        (Need.of_slots(1), 1, False, 0, "0", "no GPU"),
+        (Need.of_slots(3), 3, False, 0, "3 slots", "no GPU and 3 slots"),
+        (Need(1, 0), 0, True, 0, "1 by name", "1 GPU by name"),
+        (Need(3, 0), 0, True, 0, "3 by name", "3 GPUs by name"),
+    ],
+)
+def test_the_three_forms_of_a_need(need: Need, slots: int, by_name: bool, total: int, text: str, words: str) -> None:
+    """S4.19 S4.31: shares of GPUs, slots without GPUs, GPUs that the job names."""
+    assert (need.slots, need.by_name, need.total) == (slots, by_name, total)
+    assert (str(need), need.in_words()) == (text, words)
+
+
+@quick
+@given(st.integers(0, 64), st.integers(0, WHOLE))
+def test_a_need_has_just_one_form(count: int, parts: int) -> None:
+    need = Need(count, parts)
+    assert [need.total > 0, need.slots > 0, need.by_name].count(True) == 1
+    assert need.slots == 0 or Need.of_slots(need.slots) == need or (count, parts) == (0, 1)
+    assert str(need) and need.in_words()
+
+
+@pytest.mark.parametrize(
     ("parts", "text"), [(0, "0"), (1, "0.001"), (100, "0.1"), (334, "0.334"), (1000, "1"), (1500, "1.5"), (10000, "10")]
 )
 def test_parts_as_the_shortest_decimal_text(parts: int, text: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.job import JobSpec
-from scheduler.core.launch import CUDA_MODES, Found, Launch, launch_of, log_name, with_cuda
+from scheduler.core.launch import CUDA_MODES, Found, Launch, Streams, launch_of, log_name, with_cuda
 from tests.builders import a_job, quick
 
 PYTHON = Found("/usr/bin/python")
@@ -168,6 +168,78 @@ def test_a_job_is_not_changed_by_its_launch() -> None:
 )  # fmt: skip
 def test_each_attempt_has_a_log_of_its_own(attempt: int, name: str) -> None:
     assert log_name(a_job(12, attempt=attempt), "20261121_030405") == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "job_12_S.log"),
+        ({"gzip": True}, "job_12_S.log.gz"),
+        ({"log_name": "ts-out"}, "ts-out.abc123"),
+        ({"log_name": "ts-out", "gzip": True}, "ts-out.abc123.gz"),
+        ({"log_name": "a b", "attempt": 3}, "a b.abc123"),
+        ({"stderr_apart": True}, "job_12_S.log"),
+    ],
+)
+def test_a_job_may_name_its_log_itself(changes: dict[str, Any], name: str) -> None:
+    """S4.14 S4.15: some letters follow that make the name new; what is packed says so."""
+    assert log_name(a_job(12, **changes), "S", letters="abc123") == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "streams"),
+    [
+        ({}, Streams()),
+        ({"stderr_apart": True}, Streams(errors="/logs/12.log.e")),
+        ({"gzip": True}, Streams(gzip="gzip")),
+        ({"gzip": True, "stderr_apart": True}, Streams(errors="/logs/12.log.e", gzip="gzip")),
+        ({"caller": "77 1234 /run/a b/socket"}, Streams(caller=(77, 1234, "/run/a b/socket"))),
+        ({"gzip": True, "stderr_apart": True, "log": ""}, Streams()),
+    ],
+)
+def test_where_a_job_reads_and_writes(changes: dict[str, Any], streams: Streams) -> None:
+    """S4.13 S4.14 S4.17: without a log there is nothing to pack or to keep apart."""
+    job = a_job(12, **{"log": "/logs/12.log", **changes})
+    assert launch_of(job, PYTHON, mode="physical", state_file="/s", cwd="/").streams == streams
+
+
+def test_variables_of_a_job_are_laid_below_those_of_the_environment_and_ours() -> None:
+    """Contract 3: ;env=A=1 sets a variable; GPUs and the environment stay ours."""
+    given = ("A=1", "B=x=y", "C=", "CUDA_VISIBLE_DEVICES=7", "GPUJOB_ID=0", "CONDA_PREFIX=/mine", "VIRTUAL_ENV=/mine")
+    found = Found("/opt/e/bin/python", environment={"CONDA_PREFIX": "/opt/e", "VIRTUAL_ENV": None})
+    environment = launched(found=found, variables=given).environment
+    assert (environment["A"], environment["B"], environment["C"]) == ("1", "x=y", "")
+    assert (environment["CUDA_VISIBLE_DEVICES"], environment["GPUJOB_ID"]) == ("4,6", "12")
+    assert (environment["CONDA_PREFIX"], environment["VIRTUAL_ENV"]) == ("/opt/e", None)
+
+
+@pytest.mark.parametrize(
+    ("source", "on", "mode", "visible"),
+    [
+        ("ts", (), "physical", "-1"),
+        ("ts", (), "unset", "-1"),
+        ("ts", (4, 6), "physical", "4,6"),
+        ("ts", (4, 6), "unset", None),
+        ("submit", (), "physical", ""),
+        ("line", (), "unset", ""),
+        ("commands", (), "physical", ""),
+    ],
+)
+def test_what_a_job_without_gpus_sees_is_as_its_source_is_used_to(
+    source: str, on: tuple[int, ...], mode: str, visible: str | None
+) -> None:
+    """S4.30: -1 with `ts`, else nothing."""
+    launch = launched(mode, need="2" if on else "0", on=on, source=source)
+    assert launch.environment["CUDA_VISIBLE_DEVICES"] == visible
+
+
+def test_gpus_that_a_job_named_are_shown_to_it_and_no_share_is_promised() -> None:
+    """S4.31"""
+    job = a_job(12, on=(0, 3), source="ts", arguments=("train",), script="", log="/logs/12.log", attempt=1)
+    job.gpus = (0, 3)
+    environment = launch_of(job, Found("/bin/train"), mode="physical", state_file="/s", cwd="/").environment
+    assert (environment["CUDA_VISIBLE_DEVICES"], environment["GPUJOB_GPUS"]) == ("0,3", "0,3")
+    assert environment["GPUJOB_SHARE"] == "0"
 
 
 def test_i06_cuda_goes_by_the_numbers_of_the_driver_our_marks_by_ours() -> None:

@@ -69,6 +69,35 @@ def test_the_jobs_own_wish_wins_over_its_model() -> None:
     assert need_of(spec, TABLE) == (Need(2, 250), ())
 
 
+@pytest.mark.parametrize(
+    ("changes", "need", "notes"),
+    [
+        ({"on": (0,)}, Need(1, 0), ()),
+        ({"on": (1, 3), "arguments": ("--llm", "odd")}, Need(2, 0), ()),  # whatever its model needs
+        ({"on": (0, 1, 2), "allowed": (0, 1, 2)}, Need(3, 0), ()),
+        ({"gpus": "0"}, Need(0, 0), ()),
+        ({"gpus": "0", "slots": 1}, Need(0, 0), ()),
+        ({"gpus": "0", "slots": 3}, Need(0, 3), ()),
+        ({"gpus": "0.5", "slots": 3}, Need(1, 500), ("slots=3 has no effect: it needs 0.5 of one GPU",)),
+        ({"slots": 2}, Need(1, 700), ("slots=2 has no effect: it needs 0.7 of one GPU",)),
+        (
+            {"slots": 2, "arguments": ("--llm=odd",)}, Need(2, 1000),
+            ("need 1.5 -> 2 whole GPUs", "slots=2 has no effect: it needs 2 whole GPUs of one server"),
+        ),
+    ],
+)  # fmt: skip
+def test_gpus_by_name_and_slots_are_needs_of_their_own(
+    changes: dict[str, Any], need: Need, notes: tuple[str, ...]
+) -> None:
+    """S4.19 S4.31"""
+    assert need_of(a_spec(**changes), TABLE) == (need, notes)
+
+
+def test_slots_count_where_the_table_says_no_gpu() -> None:
+    """S4.19"""
+    assert need_of(a_spec(slots=4), ModelTable("0")) == (Need(0, 4), ())
+
+
 def test_an_unknown_model_is_said_with_the_nearest_name() -> None:
     _, notes = need_of(a_spec(arguments=("--llm", "qwen2.5-3b-instr")), TABLE)
     assert notes == (

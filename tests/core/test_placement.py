@@ -154,6 +154,263 @@ def test_a_card_of_unknown_size_takes_any_declared_memory() -> None:
     assert a_fleet(1).find(a_kind("0.5", vram_mib=10**6)) == (0,)
 
 
+# -- slots, and GPUs that a job names ----------------------------------------------------------------------
+
+
+def of_slots(slots: int) -> JobClass:
+    return JobClass(Need.of_slots(slots))
+
+
+def by_name(*gpus: int) -> JobClass:
+    return JobClass(Need(len(gpus), 0), gpus)
+
+
+@pytest.mark.parametrize(
+    ("slots", "used", "wanted", "fits", "code", "sentence"),
+    [
+        (4, 0, 4, True, "", ""),
+        (4, 3, 1, True, "", ""),
+        (4, 3, 2, False, "no-room", "needs 2 slots; 1 of 4 is free"),
+        (4, 4, 1, False, "no-room", "all 4 slots for jobs without a GPU are in use"),
+        (4, 2, 3, False, "no-room", "needs 3 slots; 2 of 4 are free"),
+        (4, 0, 5, False, "never", "needs 5 slots, and there are only 4"),
+        (1, 0, 2, False, "never", "needs 2 slots, and there are only 1"),
+    ],
+)
+def test_a_job_without_gpus_takes_its_slots(
+    slots: int, used: int, wanted: int, fits: bool, code: str, sentence: str
+) -> None:
+    """S4.19"""
+    fleet = a_fleet(1, slots=slots)
+    for _ in range(used):
+        fleet.take(of_slots(1).need, ())
+    assert (fleet.find(of_slots(wanted)) == ()) == fits
+    if not fits:
+        reason = fleet.why_not(of_slots(wanted))
+        assert (reason.code, reason.sentence) == (code, sentence)
+
+
+def test_fewer_slots_take_nothing_from_who_has_some() -> None:
+    """S4.19: -S lowered while jobs run."""
+    fleet = a_fleet(1, slots=4)
+    for _ in range(3):
+        fleet.take(of_slots(1).need, ())
+    fleet.resize(2)
+    assert (fleet.cpu_slots, fleet.cpu_free) == (2, -1)
+    assert fleet.find(of_slots(1)) is None
+    assert fleet.why_not(of_slots(2)).sentence == "needs 2 slots; 0 of 2 are free"
+    assert fleet.why_not(of_slots(3)).code == "never"
+    fleet.give_back(of_slots(1).need, ())
+    assert fleet.find(of_slots(1)) is None, "two run, and two may"
+    fleet.give_back(of_slots(1).need, ())
+    assert fleet.find(of_slots(1)) == ()
+    fleet.resize(5)
+    assert fleet.find(of_slots(4)) == () and fleet.can_ever_hold(of_slots(5)) == ""
+
+
+@quick
+@given(st.lists(st.tuples(st.sampled_from(["take", "take", "give", "resize"]), st.integers(1, 6)), max_size=60))
+def test_slots_are_over_booked_only_where_their_number_was_lowered(steps: list[tuple[str, int]]) -> None:
+    """S4.19"""
+    fleet, running = a_fleet(1, slots=4), []
+    slots = 4
+    for what, number in steps:
+        before = sum(running)
+        if what == "take":
+            found = fleet.find(of_slots(number))
+            assert (found == ()) == (before + number <= slots)
+            assert found is not None or fleet.why_not(of_slots(number)).sentence
+            if found is not None:
+                fleet.take(of_slots(number).need, found)
+                running.append(number)
+        elif what == "give" and running:
+            fleet.give_back(of_slots(running.pop(number % len(running))).need, ())
+        elif what == "resize":
+            fleet.resize(number)
+            slots = number
+        assert fleet.cpu_free == slots - sum(running)
+        assert sum(running) <= max(slots, before), "more run than may"
+    for number in running:
+        fleet.give_back(of_slots(number).need, ())
+    assert fleet.cpu_free == fleet.cpu_slots == slots
+
+
+@pytest.mark.parametrize(
+    ("free", "paused", "named", "code"),
+    [
+        ({}, (), (0,), ""),
+        ({}, (), (0, 3), ""),
+        ({0: 0, 3: 0}, (), (0, 3), ""),  # whoever else is on them
+        ({}, (1,), (0, 3), ""),
+        ({}, (3,), (0, 3), "paused"),
+        ({}, (0, 3), (0, 3), "paused"),
+        ({}, (), (0, 4), "never"),
+        ({}, (), (9,), "never"),
+    ],
+)
+def test_a_job_gets_the_gpus_that_it_names_whoever_is_on_them(
+    free: dict[int, int], paused: tuple[int, ...], named: tuple[int, ...], code: str
+) -> None:
+    """S4.31: only a pause, or a GPU that is not there, keeps it from them."""
+    fleet = a_fleet(2, 2, free=free, paused=paused)
+    assert fleet.find(by_name(*named)) == (None if code else named)
+    if code:
+        assert fleet.why_not(by_name(*named)).code == code
+    else:
+        fleet.take(Need(len(named), 0), named)
+        assert fleet.find(by_name(*named)) == named, "also when another such job is there already"
+
+
+def test_a_paused_gpu_that_was_named_is_told_by_its_number() -> None:
+    """S4.31"""
+    sentence = a_fleet(3, paused=(2,)).why_not(by_name(0, 2)).sentence
+    assert sentence == "GPU 2, which it named, is paused"
+    assert a_fleet(3, paused=(0, 2)).why_not(by_name(0, 2)).code == "paused"
+
+
+def test_nobody_else_is_put_on_a_claimed_gpu_until_the_last_claim_has_ended() -> None:
+    """S4.32"""
+    fleet = a_fleet(2)
+    for _ in range(2):
+        fleet.take(Need(1, 0), (0,))
+    assert fleet.free == {0: WHOLE, 1: WHOLE}, "nothing of it is booked"
+    assert fleet.find(a_kind("0.1")) == (1,) and fleet.find(a_kind("0.1", (0,))) is None
+    assert fleet.find(a_kind("2")) is None and fleet.find(by_name(0, 1)) == (0, 1)
+    for kind in (a_kind("2"), a_kind("0.1", (0,))):
+        reason = fleet.why_not(kind)
+        assert (reason.code, reason.sentence) == ("claimed", "GPU 0 is in use by a job that named it")
+    fleet.give_back(Need(1, 0), (0,))
+    assert fleet.find(a_kind("2")) is None, "the other one is still there"
+    fleet.give_back(Need(1, 0), (0,))
+    assert fleet.find(a_kind("2")) == (0, 1) and fleet.claims == {}
+
+
+def test_a_claim_on_several_gpus_is_told_of_all_that_matter() -> None:
+    """S4.32"""
+    fleet = a_fleet(3)
+    fleet.take(Need(2, 0), (0, 2))
+    assert fleet.why_not(a_kind("2")).sentence == "GPU 0,2 are in use by a job that named them"
+    assert fleet.why_not(a_kind("2", (0, 1))).sentence == "GPU 0 is in use by a job that named it"
+    full = a_fleet(2, free={1: 0})
+    full.take(Need(1, 0), (0,))
+    assert full.why_not(a_kind("2")).code == "no-wide-room", "without the claim there would be no room either"
+
+
+# -- for whom others wait ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("servers", "free", "paused", "claimed", "kind", "kept"),
+    [
+        # the GPUs that lack the least
+        ((4,), {0: 0, 1: 300, 2: 600, 3: 0}, (), (), a_kind("1"), (2,)),
+        ((4,), {0: 0, 1: 300, 2: 600, 3: 0}, (), (), a_kind("2"), (1, 2)),
+        ((4,), {0: 0, 1: 0, 2: 0, 3: 0}, (), (), a_kind("2"), (0, 1)),
+        ((4,), {0: 0, 1: 300, 2: 600, 3: 0}, (), (), a_kind("2", (0, 1, 3)), (0, 1)),
+        ((4,), {0: 0, 1: 300, 2: 600, 3: 0}, (2,), (), a_kind("1"), (1,)),
+        ((4,), {0: 0, 1: 300, 2: 0, 3: 0}, (), (1,), a_kind("1"), (0,)),  # a claimed one only if it has to be
+        ((2,), {0: 0}, (), (0,), a_kind("2"), (0, 1)),
+        # of the server that lacks the least
+        ((2, 2), {0: 0, 1: 0, 2: 500, 3: 500}, (), (), a_kind("2"), (2, 3)),
+        ((2, 2), {0: 0, 2: 400, 3: 400}, (), (), a_kind("2"), (0, 1)),  # one that is free counts more than two halves
+        ((1, 3), {1: 0, 2: 0, 3: 0}, (), (), a_kind("2"), (1, 2)),
+        ((4,), {0: 200, 1: 300, 2: 100}, (3,), (), a_kind("2x0.4"), (0, 1)),
+        # nothing is kept for what cannot be held
+        ((2, 2), {0: 0, 2: 0}, (), (), a_kind("3"), ()),
+        ((2,), {0: 0}, (1,), (), a_kind("2"), ()),
+        ((2,), {0: 0}, (), (), a_kind("1", (7,)), ()),
+    ],
+)
+def test_what_is_kept_for_a_job_that_was_overtaken_too_often(
+    servers: tuple[int, ...], free: dict[int, int], paused: tuple[int, ...], claimed: tuple[int, ...], kind: JobClass,
+    kept: tuple[int, ...],
+) -> None:  # fmt: skip
+    """S4.36"""
+    fleet = a_fleet(*servers, free=free, paused=paused)
+    for gpu in claimed:
+        fleet.take(Need(1, 0), (gpu,))
+    fleet.reserve(5, kind)
+    assert [mask for _, mask, _ in fleet.reserved] == ([mask_of(kept)] if kept else [])
+    assert not set(fleet.find(a_kind("0.001")) or ()) & set(kept)
+    fleet.open_to_all()
+    assert fleet.kept_mask == mask_of(claimed)
+
+
+def test_two_that_were_overtaken_too_often_are_kept_different_gpus() -> None:
+    """S4.36"""
+    fleet = a_fleet(4, free=dict.fromkeys(range(4), 500))
+    fleet.reserve(5, a_kind("2"))
+    fleet.reserve(6, a_kind("1"))
+    assert [mask for _, mask, _ in fleet.reserved] == [0b0011, 0b0100]
+    assert fleet.find(a_kind("0.5")) == (3,)
+    reason = fleet.why_not(a_kind("0.5", (0, 1)))
+    assert (reason.code, reason.sentence) == ("reserved", "GPU 0,1 are kept for job 5, overtaken too often")
+    assert fleet.why_not(a_kind("0.5", (2,))).sentence == "GPU 2 is kept for job 6, overtaken too often"
+    assert fleet.find(by_name(0, 1)) == (0, 1), "who names them waits for nobody"
+
+
+def test_the_job_that_gpus_are_kept_for_is_told_why_it_waits_itself() -> None:
+    """S4.36: not that they are kept for it."""
+    fleet = a_fleet(2)
+    fleet.take(Need(1, 0), (0,))
+    wide = a_kind("2")
+    fleet.reserve(5, wide)
+    assert (fleet.why_not(wide).code, fleet.why_not(a_kind("0.5", (1,))).code) == ("claimed", "reserved")
+
+
+def test_slots_are_kept_for_the_first_that_was_overtaken_too_often() -> None:
+    """S4.36, of jobs without GPUs"""
+    fleet = a_fleet(1, slots=4)
+    fleet.take(of_slots(2).need, ())
+    fleet.reserve(0, of_slots(3))  # also number 0 is a job
+    fleet.reserve(6, of_slots(4))
+    assert fleet.find(of_slots(1)) is None
+    reason = fleet.why_not(of_slots(1))
+    assert (reason.code, reason.sentence) == (
+        "reserved", "the next free slots are kept for job 0, overtaken too often",
+    )  # fmt: skip
+    assert fleet.why_not(of_slots(3)).sentence == "needs 3 slots; 2 of 4 are free"
+    assert fleet.find(a_kind("1")) == (0,), "GPUs are another matter"
+    fleet.open_to_all()
+    assert fleet.find(of_slots(1)) == ()
+
+
+def test_no_slot_is_kept_for_what_there_are_too_few_slots_for() -> None:
+    """S4.36: -S was lowered under it."""
+    fleet = a_fleet(1, slots=4)
+    fleet.resize(2)
+    fleet.reserve(5, of_slots(3))
+    assert fleet.find(of_slots(2)) == ()
+
+
+def test_no_gpu_is_kept_with_one_that_no_waiting_brings_back() -> None:
+    """S4.36: the other GPU of two stands idle for nobody while the first is gone or unhealthy."""
+    fleet = a_fleet(3, free={2: 0})
+    fleet.telemetry.blocked_mask = fleet.telemetry.lasting_mask = 0b001
+    fleet.reserve(5, a_kind("3"))
+    assert fleet.reserved == [] and fleet.find(a_kind("1")) == (1,)
+    fleet.reserve(5, a_kind("2"))
+    assert [mask for _, mask, _ in fleet.reserved] == [0b110]
+
+
+@pytest.mark.parametrize(
+    ("waits", "given", "gpus", "competes"),
+    [
+        (a_kind("2"), Need(1, 500), (0,), True),
+        (a_kind("2", (2, 3)), Need(1, 500), (0,), False),
+        (a_kind("2", (2, 3)), Need(2, 1000), (1, 2), True),
+        (a_kind("2"), Need(1, 0), (0,), True),  # by name
+        (a_kind("2"), Need(0, 0), (), False),
+        (a_kind("0"), Need(0, 0), (), True),
+        (of_slots(3), Need(0, 2), (), True),
+        (of_slots(3), Need(1, 1000), (0,), False),
+    ],
+)
+def test_who_takes_what_another_waits_for(waits: JobClass, given: Need, gpus: tuple[int, ...], competes: bool) -> None:
+    """S4.36"""
+    assert a_fleet(4).competes(waits, given, gpus) == competes
+
+
 # -- why not -----------------------------------------------------------------------------------------------
 
 
@@ -249,6 +506,11 @@ def test_the_reason_of_a_wide_job_that_lacks_memory_speaks_of_memory() -> None:
         ((2,), a_kind("1", (2,)), "GPU 2 is not managed here (managed: 0,1)"),
         ((2,), a_kind("1", (1, 2)), "GPU 2 is not managed here"),
         ((), a_kind("1", (0,)), "GPU 0 is not managed here (managed: none)"),
+        ((2, 2), by_name(1, 2), ""),  # who names GPUs may name those of two servers
+        ((2,), by_name(0, 7), "GPU 7 is not managed here (managed: 0,1)"),
+        ((), by_name(0), "GPU 0 is not managed here (managed: none)"),
+        ((2,), of_slots(8), ""),
+        ((2,), of_slots(9), "needs 9 slots, and there are only 8"),
     ],
 )
 def test_what_can_never_run_is_known_at_once(servers: tuple[int, ...], kind: JobClass, says: str) -> None:
@@ -304,6 +566,12 @@ def machines(draw: st.DrawFn) -> list[tuple[int, int | None]]:
 
 @st.composite
 def kinds(draw: st.DrawFn) -> JobClass:
+    form = draw(st.sampled_from(["shares"] * 4 + ["slots", "by name"]))
+    if form == "slots":
+        return JobClass(Need.of_slots(draw(st.integers(1, 4))))
+    if form == "by name":
+        named = draw(st.sets(st.integers(0, 11), min_size=1, max_size=3))
+        return JobClass(Need(len(named), 0), tuple(sorted(named)))
     allowed = draw(st.one_of(st.none(), st.sets(st.integers(0, 11), min_size=1, max_size=6)))
     return a_kind(
         draw(st.sampled_from(NEEDS)),
@@ -331,6 +599,7 @@ def test_find_is_what_scanning_all_gpus_finds(
         found = fleet.find(kind)
         assert found == twin.find(kind)
         if found is not None:
+            assert kind.need.by_name or not set(found) & set(fleet.claims), "put on a GPU that others named"
             fleet.take(kind.need, found, kind.vram_mib)
             twin.change(kind.need, found, kind.vram_mib, -1)
             booked.append((kind, found))
@@ -338,10 +607,12 @@ def test_find_is_what_scanning_all_gpus_finds(
         else:
             assert fleet.why_not(kind).sentence
         assert fleet.free == twin.free and fleet.memory_free == twin.memory
+        assert set(fleet.claims) == set(twin.claims) and 0 <= fleet.cpu_free == twin.cpu_free
     for old, where in booked:
         fleet.give_back(old.need, where, old.vram_mib)
     fleet.paused_mask = 0
     fresh = Fleet(gpus, 2)
+    assert not fleet.claims
     assert (fleet.free, fleet.memory_free, fleet.cpu_free) == (fresh.free, fresh.memory_free, fresh.cpu_free)
     for kind, _ in steps:
         assert fleet.find(kind) == fresh.find(kind)

@@ -129,6 +129,23 @@ def test_a_job_that_is_not_there_cannot_be_dropped() -> None:
     assert queue.classes() == []
 
 
+def test_how_often_a_job_was_overtaken_is_counted_since_it_took_its_place() -> None:
+    """S4.36"""
+    queue = Queue()
+    queue.push(1, WIDE, (0, 1))
+    queue.push(2, WIDE, (0, 2))
+    assert queue.overtaken(1) == 0
+    for _ in range(3):
+        queue.overtake(1)
+    queue.overtake(2)
+    assert (queue.overtaken(1), queue.overtaken(2)) == (3, 1)
+    queue.push(1, HALF, (0, 1))  # it waits elsewhere now: its count begins anew
+    assert (queue.overtaken(1), queue.overtaken(2)) == (0, 1)
+    queue.drop(2)
+    queue.push(2, WIDE, (0, 2))
+    assert queue.overtaken(2) == 0
+
+
 STEP = st.tuples(st.integers(0, 12), st.sampled_from(KINDS), st.integers(-1, 1), st.integers(0, 3), st.integers(0, 3))
 
 

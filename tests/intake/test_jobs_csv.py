@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from scheduler.core.errors import Refused, SchedulerError, UsageError
-from scheduler.core.gpu import gpu_ids_text, parse_gpu_ids
+from scheduler.core.gpu import Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
-from scheduler.core.llm import model_in
+from scheduler.core.llm import ModelTable, model_in, need_of
 from scheduler.core.words import LONGEST_WORD, check_words
 from scheduler.intake import commands
 from scheduler.intake.jobs_csv import (
@@ -371,6 +371,14 @@ def test_no_line_ever_runs_with_an_argument_dropped_or_a_gpu_list_misread(argume
         (";cwd=/data/x", "cwd", "/data/x"), (";cwd=~/x", "cwd", "/home/u/x"), (";cwd=x/../y", "cwd", "/jobs/y"),
         (";gpus=2", "gpus", "2"), (";gpus=2x0.5", "gpus", "2x0.5"), (";cuda=local", "cuda", "local"),
         (" ; label = base ", "label", "base"), (";LABEL=base", "label", "base"),
+        (";slots=3", "slots", 3), (";slots=1", "slots", 1), (";env=A=a", "variables", ("A=a",)),
+        (";env=A=1 B=x=y C=", "variables", ("A=1", "B=x=y", "C=")), (""";env="A='two words' B=1,2;3\"""", "variables", ("A=two words", "B=1,2;3")),
+        (";output=none", "output", "none"), (";output=log", "output", "log"), (";stderr=apart", "stderr_apart", True),
+        (";stderr=log", "stderr_apart", False), (";gzip=yes", "gzip", True), (";gzip=no", "gzip", False),
+        (";log_dir=/logs/x", "log_dir", "/logs/x"), (";log_dir=x/../y", "log_dir", "/jobs/y"), (";log_dir=~/l", "log_dir", "/home/u/l"),
+        (";log_name=run 1.x", "log_name", "run 1.x"), (";log_name=é", "log_name", "é"), (";on_finish=/bin/tell", "on_finish", "/bin/tell"),
+        (";on_finish=notify", "on_finish", "notify"), (";mail=me@x.org", "mail_to", "me@x.org"), (";info=by hand", "info", "by hand"),
+        (';info="a;b=c,d"', "info", "a;b=c,d"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("place", ["after the arguments", "before the list", "after the list", "empty fields"])
@@ -386,6 +394,57 @@ def test_options_stand_after_any_field_from_the_fourth_on(options: str, field: s
     assert getattr(spec, field) == value
     assert spec.arguments == (() if place == "empty fields" else ("--x", "1"))
     assert spec.allowed == ((0, 1, 2, 3) if ",0-3" in line else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [("0", (0,)), ('"0,3"', (0, 3)), ("0+3", (0, 3)), ('"0-2"', (0, 1, 2)), ('"3,0"', (0, 3)), ('" 1 "', (1,)), ("2+2", (2,))],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "where", ["0,/a.py,,--x 1{}", "0,/a.py,,{}", "0,/a.py,,--x 1{},", "0,/a.py,,--x 1,{}", "0,/a.py,,--x 1{};label=z"]
+)
+def test_a_job_may_name_its_gpus(text: str, ids: tuple[int, ...], where: str) -> None:
+    """Contract 3, S4.31: those, and no others, are allowed."""
+    spec = spec_of(where.format(f";on={text}"), FOUR)
+    assert spec.on == spec.allowed == ids
+    assert need_of(spec, ModelTable())[0] == Need(len(ids), 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "says", "do"),
+    [
+        ("0,/a.py,,x;on=0,3", "can be read as more GPUs or as a GPU list", ';on="0,3" for more GPUs'),
+        ("0,/a.py,,x;on=0,1-3", "can be read as more GPUs or as a GPU list", ';on="0,1-3" for more GPUs'),
+        ("0,/a.py,,x;on=0, 3 ", "can be read as more GPUs or as a GPU list", ';on="0,3" for more GPUs'),
+        ("0,/a.py,,x;on=0,3;label=z", "can be read as more GPUs or as a GPU list", ';on="0,3" for more GPUs'),
+        ("0,/a.py,,x;label=z;on=0,0", "can be read as more GPUs or as a GPU list", "or put the GPU list before ;on="),
+        ('0,/a.py,,x;on="0,3",1', "on= names GPU 0,3, but GPU 1 is allowed", "leave one of them out"),
+        ("0,/a.py,,x,1;on=0", "on= names GPU 0, but GPU 1 is allowed", "leave one of them out"),
+        ("0,/a.py,,x,0-3;on=0", "on= names GPU 0, but GPU 0-3 is allowed", "leave one of them out"),
+        ("0,/a.py,,x;on=0;gpus=1", "on= names the GPUs, gpus= says how much of one is needed", "leave one of them out"),
+        ("0,/a.py,,x;on=7", "GPU 7 is not managed here", "managed: 0-3"),
+        ("0,/a.py,,x;on=0+7", "GPU 7 is not managed here", "managed: 0-3"),
+        ("0,/a.py,,x;on=", ";on=: no GPU is named", "write 0 or 0,3"),
+        ("0,/a.py,,x;on=a", ";on=: 'a' is not a GPU list", "write 2 or 0,2"),
+        ("0,/a.py,,x;on=3-1", ";on=: the GPU range 3-1 runs backwards", "1-3"),
+        ("0,/a.py,,x;on=1;on=1", ";on= stands twice", "write it once"),
+        (
+            "0,/a.py,,x;env=A=1,2",
+            "can be read as more of the value or as a GPU list",
+            ';env="A=1,2" for more of the value',
+        ),
+    ],
+)
+def test_gpus_that_are_named_in_two_ways_or_none_cost_the_line(line: str, says: str, do: str) -> None:
+    """Contract 3: no line ever runs with a GPU list misread."""
+    error = error_of(line, FOUR)
+    assert says in error.what and do in error.do
+
+
+def test_the_same_gpus_named_twice_are_clear() -> None:
+    """Contract 3"""
+    assert spec_of('0,/a.py,,x,0,3;on="0,3"', FOUR).on == (0, 3)
+    assert spec_of('0,/a.py,,x;on="0,3",0,3', FOUR).on == (0, 3)
 
 
 def test_all_options_together() -> None:
@@ -437,6 +496,10 @@ def test_an_unknown_key_like_no_other_lists_all() -> None:
         "after=a", "after=", "after=1.5", "after=-1", "after_ok=x", "vram=lots", "vram=-1", "vram=", "time=soon", "time=",
         "time=-5", "time=1h30", "retries=-1", "retries=1.5", "retries=", "retries=9999999", "gpus=", "gpus=a", "gpus=-1",
         "gpus=2x1.5", "gpus=nan", "gpus=inf", "gpus=1e9", "cuda=gpu", "cuda=", "label=a;label=b",
+        "slots=0", "slots=-1", "slots=", "slots=a", "slots=1.5", "slots=9999999", "slots=2;slots=3", "env=A", "env==1",
+        "env=A=1 B", "env=A='1", "output=", "output=file", "output=NONE", "stderr=", "stderr=yes", "gzip=", "gzip=1",
+        "gzip=true", "log_name=", "log_name=a/b", "log_name=..", "log_name=.", f"log_name={'x' * 201}",
+        f"log_name={'é' * 101}", "log_name=a\tb\x1b", "on_finish=", "on_finish=a\x1bb", "mail=", "mail=a\x07",
     ],
 )  # fmt: skip
 def test_a_bad_value_names_its_key_and_what_would_be_right(option: str) -> None:
@@ -719,7 +782,8 @@ def _label(text: str) -> str:
 PIECES = st.sampled_from(
     [
         "0", "1", "-1", ",", ",", ",", ",", '"', "'", "\\", ";", "=", ";label=", ";after=", ";after_ok=", ";vram=", ";time=",
-        ";retries=", ";cwd=", ";gpus=", ";cuda=", ";x=", "a.py", "/a.py", "~", "~/", "#", " ", "\t", "\r", "-", "--", "0-3",
+        ";retries=", ";cwd=", ";gpus=", ";cuda=", ";x=", ";on=", ";slots=", ";env=", "A=1", ";output=", "none",
+        ";stderr=apart", ";gzip=yes", ";log_dir=", ";log_name=", ";on_finish=", ";mail=", ";info=", "a.py", "/a.py", "~", "~/", "#", " ", "\t", "\r", "-", "--", "0-3",
         "2x0.5", "18G", "4h", "1:2", "local", "\x1b", "é", "٣", "²", "\u2028", "\ud7ff", "1e9", "nan", "inf", "\0",
     ]
 )  # fmt: skip

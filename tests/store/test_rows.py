@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from scheduler.core.requests import Cancel, Pause, PauseQueue, Request, Requeue,
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
 from scheduler.store.database import Database
+from scheduler.store.forgetting import forget
 from scheduler.store.places import Places
 
 MODEST = settings(
@@ -65,6 +67,23 @@ SPECS = st.builds(
     env_file=TEXT,
     umask=st.none() | st.integers(0, 0o777),
     origin=TEXT,
+    on=st.just(()) | IDS,
+    slots=st.integers(1, 999999),
+    launch=st.sampled_from(["python", "torchrun"]),
+    limits=st.lists(st.tuples(st.integers(0, 15), st.integers(-1, 2**62), st.integers(-1, 2**62)), max_size=3).map(
+        tuple
+    ),
+    variables=st.lists(ANY_TEXT.map("A={}".format), max_size=3).map(tuple),
+    output=st.sampled_from(["log", "none"]),
+    log_dir=ANY_TEXT,
+    log_name=ANY_TEXT,
+    stderr_apart=st.booleans(),
+    gzip=st.booleans(),
+    caller=st.sampled_from(["", "1 2 /run/a b"]),
+    on_finish=ANY_TEXT,
+    mail_to=TEXT,
+    info=ANY_TEXT,
+    edited=st.lists(st.sampled_from(["label", "gpus"]), max_size=2).map(tuple),
 )
 TIMES = st.floats(0, 4e9)
 CHANGES: dict[str, st.SearchStrategy[Any]] = {
@@ -102,6 +121,11 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
 
 
 # -- jobs -------------------------------------------------------------------------------------------------
+
+
+def test_every_field_of_a_wish_is_tried_below() -> None:
+    """The strategy above stays whole."""
+    assert set(SPECS.wrapped_strategy.kwargs) == {f.name for f in fields(JobSpec)}  # type: ignore[attr-defined]
 
 
 @given(
@@ -377,3 +401,104 @@ def test_refusals_are_read_back_and_gathered_anew_with_their_file(database: Data
     with database.writing() as connection:
         kept.start_recount(connection, "f")
     assert kept.refused(database.connection) == [other]
+
+
+# -- numbers of jobs --------------------------------------------------------------------------------------
+
+
+def a_new_job(connection: sqlite3.Connection) -> int:
+    return rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), 1.0).id
+
+
+def ended(connection: sqlite3.Connection, *jobs: int) -> None:
+    connection.executemany("UPDATE jobs SET state='done', finished_at=id+1 WHERE id=?", [(job,) for job in jobs])
+
+
+def test_jobs_are_numbered_from_one_or_where_that_is_wanted_from_zero(tmp_path: Path) -> None:
+    """S4.3: only a scheduler that has had no job yet can begin with number 0."""
+    for number, (zero, first) in enumerate(((False, 1), (True, 0))):
+        database = Database(Places(str(tmp_path / f"{number}.json")))
+        with database.writing() as connection:
+            assert rows.last_id(connection) == 0
+            if zero:
+                rows.number_from_zero(connection)
+                assert rows.last_id(connection) == -1
+                rows.number_from_zero(connection)
+            assert [a_new_job(connection) for _ in range(3)] == [first, first + 1, first + 2]
+            rows.number_from_zero(connection)
+            assert a_new_job(connection) == first + 3, "too late"
+            assert rows.get(connection, first).order == first  # type: ignore[union-attr]
+        database.close()
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_the_number_of_a_forgotten_job_is_not_given_out_again(database: Database, zero: bool) -> None:
+    """S4.3 P4: also that of the newest one, and when none is left."""
+    with database.writing() as connection:
+        if zero:
+            rows.number_from_zero(connection)
+        first = a_new_job(connection)
+        assert first == (0 if zero else 1)
+        ended(connection, first)
+        forget(connection, [first])
+        assert rows.get(connection, first) is None and rows.last_id(connection) == first
+        assert [a_new_job(connection) for _ in range(3)] == [first + 1, first + 2, first + 3]
+        ended(connection, first + 1, first + 3)
+        forget(connection, [first + 1, first + 3])
+        assert rows.last_id(connection) == first + 3
+        forget(connection, [77])  # never given out
+        assert a_new_job(connection) == first + 4
+        rows.number_from_zero(connection)
+        assert a_new_job(connection) == first + 5
+
+
+@given(st.booleans(), st.lists(st.integers(-1, 5), max_size=30))
+@MODEST
+def test_no_number_is_ever_given_out_twice(database: Database, zero: bool, steps: list[int]) -> None:
+    """S4.3 P4: -1 is a new job, else one of those that are left is forgotten."""
+    with database.writing(sync=False) as connection:
+        connection.execute("DELETE FROM jobs")
+        connection.execute("DELETE FROM meta WHERE key='last_id'")
+        if zero:
+            rows.number_from_zero(connection)
+        given_out: list[int] = []
+        left: list[int] = []
+        for step in steps:
+            if step < 0 or not left:
+                given_out.append(a_new_job(connection))
+                left.append(given_out[-1])
+            else:
+                gone = left.pop(step % len(left))
+                ended(connection, gone)
+                forget(connection, [gone])
+            assert rows.last_id(connection) == given_out[-1]
+        assert given_out == list(range(0 if zero else 1, (0 if zero else 1) + len(given_out)))
+
+
+# -- what is to be done at the end of a job ---------------------------------------------------------------
+
+
+def test_what_is_to_be_done_at_the_end_of_jobs_is_written_down_begun_and_struck_off(database: Database) -> None:
+    """S4.26: once, also over a restart in between."""
+    with database.writing() as connection:
+        rows.note_calls(connection, [7, 3])
+        assert rows.calls(connection) == [(3, None), (7, None)]
+        rows.begin_call(connection, 3, 12.5)
+        rows.note_calls(connection, [5])
+        assert rows.calls(connection) == [(3, 12.5), (5, None), (7, None)]
+        rows.note_calls(connection, [3])  # run again, and ended again: to be done again
+        assert rows.calls(connection) == [(3, None), (5, None), (7, None)]
+        rows.strike_call(connection, 3)
+        rows.strike_call(connection, 99)
+        rows.begin_call(connection, 99, 1.0)
+        assert rows.calls(connection) == [(5, None), (7, None)]
+
+
+def test_how_many_jobs_wait_or_run(database: Database) -> None:
+    """S4.18: what -B goes by."""
+    with database.writing() as connection:
+        assert rows.unfinished(connection) == 0
+        made = [a_new_job(connection) for _ in range(4)]
+        assert rows.unfinished(connection) == 4
+        ended(connection, *made[:3])
+        assert rows.unfinished(connection) == 1

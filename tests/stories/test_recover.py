@@ -533,3 +533,39 @@ def test_e02_a_forgotten_job_stays_forgotten(scheduler):
     s.wait_state(3, "done")
     assert s.states() == {2: "done", 3: "done"}
     nothing_twice(s)
+
+
+@pytest.mark.parametrize("kind", ["none", "e01_text", "e03_gone", "e03_half"])
+def test_p4_the_number_of_the_newest_job_forgotten_is_not_given_out_again(scheduler, kind):
+    """P4 E01 E03: neither by the same store after `reset`, nor by one that `recover` built anew."""
+    s = scheduler(gpus=1)
+    s.append(s.line("a"), s.line("b"), s.line("c"))
+    s.start()
+    s.wait_ended(3)
+    assert "3 " in s.cli("reset").stdout and s.states() == {}
+    s.stop()
+    if kind != "none":
+        DAMAGES[kind](store_of(s))
+        recovers(s)
+    s.start()
+    assert s.cli("submit", "--", "true").stdout.split()[0] == "4"
+    nothing_twice(s)
+
+
+@pytest.mark.parametrize("kind", ["e01_text", "e03_gone"])
+def test_s4_3_numbers_of_ts_are_not_given_out_again_after_a_rebuild(spooler, kind):
+    """S4.3 E01 E03: only -K begins with 0 again."""
+    s = spooler()
+    for number in range(3):
+        assert s.add("true") == number
+        s.ts("-w", str(number))
+    s.ts("-C")
+    assert s.add("true") == 3
+    s.ts("-w", "3")
+    s.ts("-r", "3")
+    s.kill()
+    DAMAGES[kind](Path(s.server.places.store))
+    assert "gpujob recover" in s.run("true").stderr
+    s.gpujob("recover", code=None)
+    assert s.add("true") == 4
+    assert s.ts("-w", "4") == ""

@@ -164,9 +164,9 @@ class Server:
         saved = self.environ.get("TS_SAVELIST", "")
         if saved:
             settings["save_list"] = json_text(os.path.abspath(saved))
-        visible = self.environ.get("TS_VISIBLE_DEVICES", "").strip()
+        visible = _gpu_list(self.environ.get("TS_VISIBLE_DEVICES", ""))
         if visible:
-            settings["gpu_ids"] = f'"{_gpu_list(visible)}"'
+            settings["gpu_ids"] = f'"{visible}"'
         self._write_settings(settings)
         # Called from within a job of ours, it must not be taken for one of that job's processes.
         kept = {k: v for k, v in self.environ.items() if not k.startswith("GPUJOB_") or k.startswith("GPUJOB_SET_")}
@@ -304,10 +304,12 @@ class Server:
             settings: dict[str, Any] = self.settings()
             if name == "TS_VISIBLE_DEVICES":
                 settings.pop("gpu_ids", None)
-                if value:
-                    settings["gpu_ids"] = f'"{_gpu_list(value)}"'
+                visible = _gpu_list(value or "")
+                if visible:
+                    settings["gpu_ids"] = f'"{visible}"'
                 self._write_settings(settings)
                 self._stop(signal.SIGINT)
+                Desk(self.state_file).note("settings", "")  # until the next one has looked which GPUs it has
                 self._start()
 
     # -- ending -------------------------------------------------------------------------------------------
@@ -374,7 +376,13 @@ def json_text(text: str) -> str:
 
 
 def _gpu_list(text: str) -> str:
-    return "".join(char for char in text if char.isdigit() or char in ",-")
+    """The GPUs that are named, as the setting is written; empty if there are none: what names no GPU limits nothing."""
+    from scheduler.core.gpu import gpu_ids_text, parse_gpu_ids
+
+    try:
+        return gpu_ids_text(parse_gpu_ids(text) or ())
+    except SchedulerError:
+        return ""
 
 
 def _tolerance(percent: int) -> str:

@@ -1,0 +1,249 @@
+"""Who was overtaken too often comes before those behind it; who names its GPUs waits for nobody; slots are slots."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from scheduler.core.decide import Plan
+from scheduler.core.gpu import Need
+from scheduler.core.job import Job, JobState
+from scheduler.core.job_class import class_of
+from scheduler.core.requests import Edit, Hold, Pause, PauseQueue, Release, Resume
+from tests.builders import Play, a_job, a_world, quick
+
+S = JobState
+
+
+def started(plan: Plan) -> list[int]:
+    return [job.id for job in plan.starts]
+
+
+def full(k: int, wide: Job, *servers: int, cpu_slots: int = 1 << 30, first: Job | None = None) -> Play:
+    """Job 1 runs, and ``wide`` (job 2) waits for what it has."""
+    play = a_world(*(servers or (2,)), cpu_slots=cpu_slots, max_overtakes=k)
+    play.run(first or a_job(1))
+    assert started(play.arrive(wide)) == []
+    return play
+
+
+def stream(play: Play, count: int, first: int = 10, **wish: object) -> list[int]:
+    """Later jobs, one after another: the next comes when the one before has ended. Those that were started."""
+    before = len(play.started)
+    need = str(wish.pop("need", "1"))
+    for number in range(first, first + count):
+        running = sorted(set(play.world.live) - {1})
+        play.arrive(a_job(number, need, **wish))
+        play.tell(*(play.ended(job) for job in running))
+    return play.started[before:]
+
+
+# -- overtaking --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 10])
+def test_s4_36_a_wide_job_is_overtaken_so_often_and_then_gets_what_falls_free(k: int) -> None:
+    """S4.36: a two-GPU job is not starved by one-GPU jobs."""
+    play = full(k, a_job(2, "2"))
+    assert stream(play, 20) == list(range(10, 10 + k))
+    assert play.reason(10 + k) == "reserved" and play.reason(2) == "no-wide-room"
+    assert "job 2" in play.world.class_reasons()[class_of(play.job(10 + k)).key].sentence
+    assert started(play.tell(play.ended(1))) == [2]
+    assert started(play.tell(play.ended(2))) == [10 + k, 11 + k]
+
+
+def test_s4_36_without_a_limit_it_may_be_overtaken_without_end() -> None:
+    """The default of `gpujob start`: nothing stands idle."""
+    assert len(stream(full(0, a_job(2, "2")), 40)) == 40
+
+
+def test_s4_36_of_many_that_start_at_once_no_more_pass_than_may() -> None:
+    """S4.36"""
+    play = full(3, a_job(2, "6"), 6)
+    assert started(play.arrive(*(a_job(n) for n in range(3, 12)))) == [3, 4, 5]
+    assert started(play.tell(*(play.ended(n) for n in (1, 3, 4)))) == []
+    assert started(play.tell(play.ended(5))) == [2]
+
+
+def test_s4_36_half_a_gpu_can_be_waited_for_as_well() -> None:
+    """S4.36: shares that leave just too little."""
+    play = full(2, a_job(2, "0.7"), 1, first=a_job(1, "0.5"))
+    assert stream(play, 9, need="0.5") == [10, 11]
+    assert started(play.tell(play.ended(1))) == [2]
+
+
+def test_s4_36_slots_are_waited_for_as_well() -> None:
+    """S4.36 S4.19: a job of two slots between jobs of one."""
+    play = full(2, a_job(2, "0", slots=2), cpu_slots=2, first=a_job(1, "0"))
+    assert stream(play, 9, need="0") == [10, 11]
+    assert play.reason(12) == "reserved" and play.reason(2) == "no-room"
+    assert started(play.arrive(a_job(50))) == [50], "GPUs are another matter"
+    assert started(play.tell(play.ended(1))) == [2]
+
+
+def test_s4_19_a_job_of_many_slots_does_not_hold_up_those_of_few() -> None:
+    """S4.19: it is passed over, and the bound is that of max_overtakes alone."""
+    play = full(0, a_job(2, "0", slots=3), cpu_slots=3, first=a_job(1, "0"))
+    assert started(play.arrive(a_job(3, "0"), a_job(4, "0"), a_job(5, "0"))) == [3, 4]
+    play.tell(play.ended(1), play.ended(3))
+    assert play.started[-1] == 5 and play.world.fleet.cpu_free == 1
+
+
+def test_s4_36_who_takes_other_gpus_overtakes_nobody() -> None:
+    """S4.36"""
+    play = full(1, a_job(2, "2", allowed=(0, 1)), 4, first=a_job(1, allowed=(0,)))
+    assert len(stream(play, 9, allowed=(2, 3))) == 9
+    assert len(stream(play, 9, first=30, need="0")) == 9
+    assert play.world.queue.overtaken(2) == 0
+    assert stream(play, 3, first=50, allowed=(1,)) == [50]
+
+
+def test_s4_36_who_stands_before_it_overtakes_nobody() -> None:
+    """S4.36: more urgent ones, however late they came."""
+    play = full(1, a_job(2, "2"))
+    assert len(stream(play, 9, priority=-1)) == 9
+    assert play.world.queue.overtaken(2) == 0
+
+
+def test_s4_36_the_count_begins_anew_with_a_new_place() -> None:
+    """Held or edited, it has not waited for what it wants now."""
+    for ask in ((Hold((2,)), Release((2,))), (Edit((2,), {"label": "x"}),)):
+        play = full(2, a_job(2, "2"))
+        assert stream(play, 5) == [10, 11]
+        for request in ask:
+            play.ask(request)
+        assert play.world.queue.overtaken(2) <= 1
+
+
+def test_s4_36_a_pause_of_what_it_waits_for_keeps_nothing_from_the_others() -> None:
+    """S4.36: nothing stands idle for a job that cannot run however long one waits."""
+    play = full(1, a_job(2, "2"))
+    assert stream(play, 5) == [10]
+    play.ask(Pause((0,)))
+    assert len(stream(play, 3, first=20)) == 3
+    play.ask(Resume((0,)))
+    play.tell(*(play.ended(job) for job in list(play.world.live)))
+    assert play.state(2) is S.STARTING
+
+
+def test_s4_36_fewer_slots_than_it_needs_hold_up_nobody_else() -> None:
+    """S4.36 S4.19: -S lowered under a job that waits for more."""
+    play = full(1, a_job(2, "0", slots=3), cpu_slots=3, first=a_job(1, "0"))
+    assert stream(play, 3, need="0") == [10]
+    play.world.fleet.resize(2)
+    assert len(stream(play, 9, first=20, need="0")) == 9
+    assert play.reason(2) == "never"
+    play.world.fleet.resize(3)
+    play.tell(*(play.ended(job) for job in list(play.world.live)))
+    assert play.state(2) is S.STARTING
+
+
+LATER = st.lists(st.sampled_from(["0.25", "0.5", "0.6", "1", "2", "2x0.5"]), min_size=1, max_size=4)
+
+
+@settings(quick, max_examples=60)
+@given(
+    st.sampled_from([(1,), (2,), (3,), (4,), (2, 2), (3, 1), (1, 1, 2)]),
+    st.sampled_from(["0.75", "1", "2", "3", "4", "2x0.75", "3x0.5"]),
+    st.integers(1, 4),
+    LATER,
+    st.lists(st.integers(0, 99), min_size=1, max_size=20),
+)
+def test_s4_36_whoever_waits_starts_in_the_end_however_many_come_later(
+    servers: tuple[int, ...], need: str, k: int, later: list[str], picks: list[int]
+) -> None:
+    """S4.36: later ones come without end; each that runs ends once, in any order."""
+    play = a_world(*servers, max_overtakes=k)
+    last = 0
+
+    def some(count: int) -> list[Job]:
+        nonlocal last
+        made = []
+        for _ in range(count):
+            last += 1
+            job = a_job(last, later[last % len(later)])
+            if not play.world.fleet.can_ever_hold(class_of(job)):
+                made.append(job)
+        return made
+
+    play.arrive(*some(8))
+    last += 1
+    wide = a_job(last, need)
+    assume(not play.world.fleet.can_ever_hold(class_of(wide)))
+    play.arrive(wide)
+    of_all = len(servers) == 1 and wide.need.count == servers[0]
+    rounds = 0
+    while play.state(wide.id) is S.PENDING:
+        rounds += 1
+        assert rounds <= 40, f"starved; {later} pass it for ever"
+        going = sorted(play.world.live)
+        while going and play.state(wide.id) is S.PENDING:
+            pick = picks[(rounds + len(going)) % len(picks)]
+            play.tell(play.ended(going.pop(pick % len(going))))
+            play.arrive(*some(6))
+    passed = [job for job in play.started if job > wide.id]
+    assert not of_all or len(passed) <= k, "more have taken what it waits for than may"
+
+
+# -- by name -----------------------------------------------------------------------------------------------
+
+
+def test_s4_31_who_names_its_gpus_starts_at_once_whoever_is_there_or_waits_for_them() -> None:
+    """S4.31: also where all is booked, and where it is kept for another."""
+    play = full(1, a_job(2, "2"))
+    assert stream(play, 3) == [10]
+    assert play.reason(11) == "reserved"
+    assert started(play.arrive(a_job(30, on=(0, 1), priority=9), a_job(31, on=(1,)))) == [31, 30]
+    assert play.world.fleet.claims == {0: 1, 1: 2}
+    assert started(play.tell(play.ended(1))) == []
+    assert play.reason(2) == "claimed" and play.reason(11) == "reserved"
+
+
+def test_s4_32_a_shared_gpu_stays_claimed_until_both_have_ended() -> None:
+    """S4.32"""
+    play = a_world(1)
+    play.run(a_job(1, on=(0,)), a_job(2, on=(0,)))
+    assert started(play.arrive(a_job(3, "0.1"))) == [] and play.reason(3) == "claimed"
+    assert started(play.tell(play.ended(1))) == []
+    assert started(play.tell(play.ended(2))) == [3] and play.world.fleet.claims == {}
+
+
+def test_s4_31_only_a_pause_keeps_it_waiting() -> None:
+    """S4.31: a pause of the queue or of what it named."""
+    play = a_world(2)
+    play.ask(Pause((1,)))
+    assert started(play.arrive(a_job(1, on=(0, 1)), a_job(2, on=(0,)))) == [2]
+    assert play.reason(1) == "paused"
+    assert started(play.ask(Resume((1,)))) == [1]
+    play.ask(PauseQueue(True))
+    assert started(play.arrive(a_job(3, on=(0,)))) == []
+    assert started(play.ask(PauseQueue(False))) == [3]
+
+
+def test_s4_32_claims_are_taken_up_after_a_restart() -> None:
+    """S4.32 P1: the world is built anew from the rows."""
+    play = a_world(2)
+    play.run(a_job(1, on=(0, 1)), a_job(2, on=(0,)))
+    again = a_world(2)
+    again.rows = play.rows
+    for job in (1, 2):
+        again.world.adopt(play.job(job), again.now)
+    assert again.world.fleet.claims == {0: 2, 1: 1}
+    assert started(again.arrive(a_job(3))) == []
+    assert started(again.tell(again.ended(1))) == [3] and again.job(3).gpus == (1,)
+    again.tell(again.ended(2), again.ended(3))
+    assert again.world.fleet.claims == {} and again.world.fleet.free == {0: 1000, 1: 1000}
+
+
+def test_s4_31_what_a_job_by_name_leaves_behind_keeps_its_claim() -> None:
+    """S4.32: its processes are still on the GPU."""
+    from scheduler.core.facts import Gone
+    from scheduler.core.job import Process
+
+    play = a_world(1)
+    play.run(a_job(1, on=(0,)))
+    play.tell(play.ended(1, leftovers=(Process(5, 5),)))
+    assert play.state(1) is S.DONE and play.world.holdings["1.1"].need == Need(1, 0)
+    assert started(play.arrive(a_job(2))) == [] and play.reason(2) == "claimed"
+    assert started(play.tell(Gone("1.1"))) == [2]
