@@ -390,8 +390,9 @@ def test_s4_17_a_caller_that_is_killed(scheduler, foreground):
     one.process.stdin = None
     s.wait_state(2, "failed")
     assert s.job(2)["exit_code"] == 5 and s.log(2) == "rest\nread\n"
-    assert s.cli("retry", "2", code=None).returncode == 0
-    wait_for(lambda: s.job(2)["outcome"] == "could_not_start", "nobody gives it a stdin again")
+    s.cli("retry", "2")
+    wait_for(lambda: s.job(2)["attempt"] == 2 and s.job(2)["state"] == "failed", "run again")
+    assert s.job(2)["exit_code"] == 5 and s.log(2) == "rest\n", "its caller has gone on: there is nothing to be read"
 
 
 def test_s4_17_s4_28_a_scheduler_killed_under_a_foreground_job(scheduler, foreground):
