@@ -16,7 +16,7 @@ _HINT = re.compile(
 
 def is_secret(name: str, value: str = "") -> bool:
     """Whether what this option, variable or key is given is to be hidden."""
-    from scheduler.core import secret_shapes as shapes
+    from scheduler.core import masking as shapes
 
     if not shapes.SECRET_NAME.search(name) or shapes.HARMLESS_NAME.search(name):
         return False
@@ -27,7 +27,7 @@ def without_secrets(text: str) -> str:
     """A text (a line, a shell command, a sentence) with ``***`` where a secret stands."""
     if not _HINT.search(text):
         return text
-    from scheduler.core import secret_shapes as shapes  # compiled only where a text may hold one
+    from scheduler.core import masking as shapes  # compiled only where a text may hold one
 
     text = shapes.PRIVATE_KEY.sub(rf"\1{HIDDEN}", text)
     for pattern in (shapes.QUOTED, shapes.HEADER, shapes.ASSIGNED, shapes.OPTION, shapes.BEARER):
@@ -50,7 +50,7 @@ def words_without_secrets(words: Iterable[str]) -> tuple[str, ...]:
     words = tuple(words)
     if not any(map(_HINT.search, words)):
         return words
-    from scheduler.core import secret_shapes as shapes
+    from scheduler.core import masking as shapes
 
     out: list[str] = []
     asks = ""  # the option before, if what follows it is to be hidden

@@ -73,15 +73,22 @@ def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]])
     if not job.spec.limits or "/" not in launch.argv[0]:
         return launch
     theirs = {which: (soft, hard) for which, soft, hard in job.spec.limits}
-    no_limit = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    differing = {
-        which: theirs.get(which, no_limit) for which, ours in limits.items() if theirs.get(which, no_limit) != ours
-    }
+    differing = {}
+    for which, (our_soft, our_hard) in limits.items():
+        soft, hard = theirs.get(which, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        hard = _lower(hard, our_hard)  # nobody gets more than we have
+        if (_lower(soft, hard), hard) != (our_soft, our_hard):
+            differing[which] = (_lower(soft, hard), hard)
     if not differing:
         return launch
     text = ",".join(f"{which}:{soft}:{hard}" for which, (soft, hard) in differing.items())
     into = (sys.executable, "-I", "-S", exec_in.__file__, "-", text, launch.argv[0])
     return replace(launch, argv=(*into, *launch.argv))
+
+
+def _lower(one: int, other: int) -> int:
+    """The lower of two limits."""
+    return max(one, other) if resource.RLIM_INFINITY in (one, other) else min(one, other)
 
 
 def _free_log(job: Job, log_dir: str, stamp: str) -> str:

@@ -13,21 +13,31 @@ def main(folder, limits, program, *words):
     if folder != "-":
         os.chdir(folder)
     for which, soft, hard in (map(int, item.split(":")) for item in limits.split(",") if item != "-"):
-        highest = resource.getrlimit(which)[1]
-        if highest != resource.RLIM_INFINITY and os.geteuid():  # only root may go beyond
-            hard = highest if hard == resource.RLIM_INFINITY else min(hard, highest)
-        if hard != resource.RLIM_INFINITY:
-            soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
         try:
-            resource.setrlimit(which, (soft, hard))
+            highest = resource.getrlimit(which)[1]
+            hard = lower(hard, highest)
+            resource.setrlimit(which, (lower(soft, hard), hard))
         except (OSError, ValueError) as error:
-            print(f"gpujob: limit {which} cannot be set to {soft}: {error}", file=sys.stderr)
+            say(f"limit {which} cannot be set to {soft}: {error}")
     os.execv(program, words)
+
+
+def lower(one, other):
+    """The lower of two limits, of which -1 is none."""
+    return max(one, other) if -1 in (one, other) else min(one, other)
+
+
+def say(text):
+    """Into the log; a full disk keeps nobody from being started."""
+    try:
+        os.write(2, f"gpujob: {text}\n".encode(errors="replace"))
+    except OSError:
+        return
 
 
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except OSError as error:
-        print(f"gpujob: cannot start {sys.argv[3]}: {error.strerror}", file=sys.stderr)
+        say(f"cannot start {sys.argv[3]}: {error.strerror}")
         sys.exit(127)

@@ -300,8 +300,8 @@ def test_s4_4_s4_23_the_list_and_the_details_speak_of_gpus(graphics: Callable[..
     assert [row[column] for row in (rows[two], rows[one], rows[named], rows[cpu])] == ["2", "1", "1", "0"]
     assert {job["ID"]: job["GPUs"] for job in g.s.jobs()} == {two: 2, one: 1, named: 1, cpu: 0}
     fields = {int(line.split("\t")[0]): line.split("\t") for line in g.s.ts("-M", "tab").splitlines()}
-    assert {job: row[5] for job, row in fields.items()} == {two: "2", one: "1", named: "1", cpu: "0"}
-    assert {len(row) for row in fields.values()} == {7}
+    assert {job: row[6] for job, row in fields.items()} == {two: "2", one: "1", named: "1", cpu: "0"}
+    assert {len(row) for row in fields.values()} == {10}
     for job, required, ids in ((two, 2, "0,1"), (one, 1, "-1"), (named, 1, "1"), (cpu, 0, "-1")):
         told = g.s.ts("-i", str(job)).splitlines()
         assert f"GPUs required: {required}" in told and f"GPU IDs: {ids}" in told and "Slots required: 1" in told
