@@ -173,9 +173,8 @@ class Desk:
                     raise QueueFull(f"{most} jobs wait or run already, and no more may", do="wait until one has ended")
                 if forgiving:
                     spec = _without_strangers(connection, spec)
-                for parent in (*spec.after, *spec.after_ok) if not forgiving else ():
-                    if rows.get(connection, parent) is None:
-                        raise NotFound(f"there is no job {parent} to wait for", do="see gpujob jobs")
+                else:
+                    _check_parents(connection, spec)
                 gpus = rows.gpus(connection)
                 job = rows.insert(connection, spec, need, "", notes, time.time())
                 if job.need != Need(0, 0):
@@ -506,6 +505,12 @@ def _without_strangers(connection: sqlite3.Connection, spec: JobSpec) -> JobSpec
     last = rows.last_id(connection)
     after = tuple(parent for parent in spec.after if parent <= last and rows.get(connection, parent) is not None)
     return replace(spec, after=after, after_ok=tuple(parent for parent in spec.after_ok if parent <= last))
+
+
+def _check_parents(connection: sqlite3.Connection, spec: JobSpec) -> None:
+    for parent in (*spec.after, *spec.after_ok):
+        if rows.get(connection, parent) is None:
+            raise NotFound(f"there is no job {parent} to wait for", do="see gpujob jobs")
 
 
 def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -> None:

@@ -13,6 +13,9 @@ import pytest
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# `python` in a job means the one that is tested, and none that is found by a shim of pyenv's: ten shells for each job.
+os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH") or os.defpath))
+
 # A shell that starts the tests in the background has Ctrl-C ignored for them, and so for every child.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

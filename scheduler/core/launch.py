@@ -165,9 +165,9 @@ def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
     """``job_<id>_<stamp>.log``; attempts after the first add ``_a2``. ``stamp`` is YYYYmmdd_HHMMSS, local time.
 
     ``number``: the first, second, … choice; another scheduler that logs to this folder may have taken the name.
-    A job that names its log itself gets ``<name>.<letters>``. What is packed ends in ``.gz``.
+    A job that names its log itself gets ``<name>.<letters>``. What is packed ends in ``.gz``: in screen mode nothing is.
     """
-    packed = ".gz" if job.spec.gzip else ""
+    packed = ".gz" if job.spec.gzip and job.runner != "screen" else ""
     if job.spec.log_name:
         return f"{job.spec.log_name}.{letters}{packed}"
     again = f"_a{job.attempt}" if job.attempt > 1 else ""

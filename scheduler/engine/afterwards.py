@@ -28,6 +28,7 @@ from scheduler.store.places import Places
 
 LARGEST_SAID = 1 << 20  # of what these programs print, kept in `.gpujob/on_finish.log`
 MARKS = ("GPUJOB_ID", "GPUJOB_ATTEMPT")  # of a job that submitted this one: what is called is no process of it
+KILLED = "the scheduler was killed while it did what was wanted at the end: whether it was done is not known"
 SENDMAIL = ("/usr/sbin", "/usr/lib", "/usr/bin")
 
 
@@ -58,42 +59,36 @@ class Afterwards:
             self._mine &= {found.session for pid in own_children() if (found := seen(pid)) is not None}
         return set(self._mine)
 
-    def step(self) -> bool:
-        """Do what is to be done; True if there was something. Raises StoreTrouble before anything is done."""
+    def step(self) -> None:
+        """Do what is to be done. Raises StoreTrouble before anything is done."""
         if not self.due:
-            return False
+            return
         wanted = rows.calls(self.db.connection)
+        fresh = [number for number, begun in wanted if begun is None]
+        unsure = [number for number, begun in wanted if begun is not None]
         if wanted:
             with self.db.writing() as connection:
-                for number, begun in wanted:
-                    if begun is None:
-                        rows.begin_call(connection, number, time.time())
-                    else:
-                        rows.strike_call(connection, number)
+                for number in fresh:
+                    rows.begin_call(connection, number, time.time())
+                rows.strike_calls(connection, unsure)
             crash_point("afterwards.begun")
         self.due = False
-        for number, begun in wanted:
-            job = rows.get(self.db.connection, number)
-            if job is None:
-                continue
-            if begun is not None:
-                self.say(
-                    "the scheduler was killed while it did what was wanted at the end: whether it was done is not known",
-                    30,
-                    job,
-                )
-                continue
+        for job in self._jobs(unsure):
+            self.say(KILLED, 30, job)
+        for job in self._jobs(fresh):
             if job.spec.on_finish:
                 self._call(job)
             if job.spec.mail_to:
                 self._mail(job)
-        if wanted:
+        if fresh:
             crash_point("afterwards.done")
             with self.db.writing(sync=False) as connection:
-                for number, begun in wanted:
-                    if begun is None:
-                        rows.strike_call(connection, number)
-        return bool(wanted)
+                rows.strike_calls(connection, fresh)
+
+    def _jobs(self, numbers: Iterable[int]) -> list[Job]:
+        """Those that were not forgotten meanwhile."""
+        found = (rows.get(self.db.connection, number) for number in numbers)
+        return [job for job in found if job is not None]
 
     def _call(self, job: Job) -> None:
         environ = self._environment(job)

@@ -76,9 +76,10 @@ def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]])
     differing = {}
     for which, (our_soft, our_hard) in limits.items():
         soft, hard = theirs.get(which, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        hard = _lower(hard, our_hard)  # nobody gets more than we have
-        if (_lower(soft, hard), hard) != (our_soft, our_hard):
-            differing[which] = (_lower(soft, hard), hard)
+        hard = exec_in.lower(hard, our_hard)  # nobody gets more than we have
+        soft = exec_in.lower(soft, hard)
+        if (soft, hard) != (our_soft, our_hard):
+            differing[which] = (soft, hard)
     if not differing:
         return launch
     text = ",".join(f"{which}:{soft}:{hard}" for which, (soft, hard) in differing.items())
@@ -86,24 +87,17 @@ def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]])
     return replace(launch, argv=(*into, *launch.argv))
 
 
-def _lower(one: int, other: int) -> int:
-    """The lower of two limits."""
-    return max(one, other) if resource.RLIM_INFINITY in (one, other) else min(one, other)
-
-
 def _free_log(job: Job, log_dir: str, stamp: str) -> str:
     """A log that is not there yet: another scheduler may keep its own in this folder.
 
     Whoever makes it does so exclusively: of two that look in the same moment one is refused, and starts again.
     """
-    screen = job.runner == "screen"
-    if job.spec.output == "none" and not screen:
+    if job.spec.output == "none" and job.runner != "screen":
         return ""
     folder = job.spec.log_dir or log_dir
-    shown = replace(job, spec=replace(job.spec, gzip=False)) if screen and job.spec.gzip else job
     number = 1
     while True:
-        path = os.path.join(folder, log_name(shown, stamp, number, "".join(random.choices(_LETTERS, k=6))))
+        path = os.path.join(folder, log_name(job, stamp, number, "".join(random.choices(_LETTERS, k=6))))
         if not (os.path.lexists(path) or (job.spec.stderr_apart and os.path.lexists(errors_of(path)))):
             return path
         number += 1

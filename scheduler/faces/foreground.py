@@ -12,8 +12,9 @@ import time
 from types import FrameType
 
 from scheduler.core.errors import NoDaemon, SchedulerError
-from scheduler.core.requests import Cancel, Request
+from scheduler.core.requests import Cancel
 from scheduler.desk import Desk
+from scheduler.proc import ticks_of
 
 EVERY_S = 0.1
 
@@ -48,9 +49,7 @@ class Caller:
     @property
     def word(self) -> str:
         """What JobSpec.caller says of it."""
-        with open("/proc/self/stat", "rb") as stream:
-            ticks = int(stream.read().rsplit(b")", 1)[1].split()[19])
-        return f"{os.getpid()} {ticks} {self.path}"
+        return f"{os.getpid()} {ticks_of(os.getpid())} {self.path}"
 
     def _give(self) -> None:
         while True:
@@ -88,34 +87,16 @@ class Interrupts:
         job = self.desk.known([self.number]).get(self.number)
         if job is None or job.state.ended:
             return
-        if job.process is not None and _lives(job.process.pid, job.process.ticks):
+        if job.process is not None and ticks_of(job.process.pid) == job.process.ticks:
             os.killpg(job.process.pid, signal.SIGINT)  # it leads a group of its own
             return
+        from scheduler.faces.cli.control import do
+
         self.cancelled = True
         try:
-            if self.desk.alive():
-                self.desk.ask(Cancel((self.number,)))
-            else:
-                carry_out(self.desk, Cancel((self.number,)))
+            do(self.desk, Cancel((self.number,)))
         except SchedulerError as error:  # one starts or ends this moment: Ctrl-C can be pressed again
             print(f"gpujob: {error}", file=sys.stderr)
-
-
-def _lives(pid: int, ticks: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:
-            fields = stream.read().rsplit(b")", 1)[1].split()
-    except OSError:
-        return False
-    return int(fields[19]) == ticks and fields[0] not in b"ZX"
-
-
-def carry_out(desk: Desk, request: Request) -> None:
-    """What is asked, done without a scheduler."""
-    from scheduler.engine.offline import carry_out as do
-    from scheduler.faces.finding import settings_if_readable
-
-    do(desk.places, settings_if_readable({"state_file": desk.places.state_file}, None).config, request)
 
 
 def stay(desk: Desk, number: int, caller: Caller) -> int:

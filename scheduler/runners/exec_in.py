@@ -22,7 +22,7 @@ def main(folder, limits, program, *words):
     os.execv(program, words)
 
 
-def lower(one, other):
+def lower(one: int, other: int) -> int:
     """The lower of two limits, of which -1 is none."""
     return max(one, other) if -1 in (one, other) else min(one, other)
 

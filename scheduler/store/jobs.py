@@ -439,9 +439,9 @@ def begin_call(connection: sqlite3.Connection, job: int, now: float) -> None:
     connection.execute("UPDATE calls SET begun=? WHERE job=?", (now, job))
 
 
-def strike_call(connection: sqlite3.Connection, job: int) -> None:
-    """It was done."""
-    connection.execute("DELETE FROM calls WHERE job=?", (job,))
+def strike_calls(connection: sqlite3.Connection, jobs: Iterable[int]) -> None:
+    """It was done, or is not to be done any more."""
+    connection.executemany("DELETE FROM calls WHERE job=?", [(job,) for job in jobs])
 
 
 def class_reasons(connection: sqlite3.Connection) -> dict[str, Reason]:

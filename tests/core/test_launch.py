@@ -175,6 +175,7 @@ def test_each_attempt_has_a_log_of_its_own(attempt: int, name: str) -> None:
     [
         ({}, "job_12_S.log"),
         ({"gzip": True}, "job_12_S.log.gz"),
+        ({"gzip": True, "runner": "screen"}, "job_12_S.log"),
         ({"log_name": "ts-out"}, "ts-out.abc123"),
         ({"log_name": "ts-out", "gzip": True}, "ts-out.abc123.gz"),
         ({"log_name": "a b", "attempt": 3}, "a b.abc123"),

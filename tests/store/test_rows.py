@@ -488,8 +488,7 @@ def test_what_is_to_be_done_at_the_end_of_jobs_is_written_down_begun_and_struck_
         assert rows.calls(connection) == [(3, 12.5), (5, None), (7, None)]
         rows.note_calls(connection, [3])  # run again, and ended again: to be done again
         assert rows.calls(connection) == [(3, None), (5, None), (7, None)]
-        rows.strike_call(connection, 3)
-        rows.strike_call(connection, 99)
+        rows.strike_calls(connection, [3, 99])
         rows.begin_call(connection, 99, 1.0)
         assert rows.calls(connection) == [(5, None), (7, None)]
 

@@ -11,8 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scheduler.desk import Desk
+from scheduler.faces.ts.listing import state_of
 from scheduler.faces.ts.server import Server
 from scheduler.store.office import holder
+from tests.stories import warm
 from tests.stories.harness import ROOT, alive, wait_for
 
 PROGRAM = f"""#!{sys.executable}
@@ -68,11 +71,7 @@ class Spooler:
 
     def run(self, *words: str, stdin: str | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
         """`ts WORDS` to its end, whatever comes of it."""
-        given = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
-        done = subprocess.run(
-            [str(self.bin / "ts"), *words], env={**self.environ, **environ}, cwd=self.folder, capture_output=True, text=True,
-            timeout=60, check=False, **given,
-        )  # fmt: skip
+        done = warm.run(("ts", *words), self.folder, {**self.environ, **environ}, stdin or "", 60)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
@@ -103,15 +102,7 @@ class Spooler:
     def gpujob(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """`gpujob WORDS` for the same scheduler."""
         environ = {**self.environ, "GPUJOB_STATE_FILE": self.server.state_file}
-        done = subprocess.run(
-            [str(self.program), *words],
-            env=environ,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = warm.run(words, self.folder, environ, "", 60)
         assert code is None or done.returncode == code, (
             f"gpujob {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         )
@@ -130,7 +121,12 @@ class Spooler:
 
     def wait_state(self, number: int, *states: str) -> None:
         """Until the job is in one of these states."""
-        wait_for(lambda: self.states().get(number) in states, f"job {number} {' or '.join(states)}")
+
+        def found() -> bool:
+            job = Desk(self.server.state_file).known([number]).get(number)
+            return job is not None and state_of(job) in states
+
+        wait_for(found, f"job {number} {' or '.join(states)}")
 
     def ended(self, number: int) -> int:
         """Wait for a job's end by -w: its code."""

@@ -84,8 +84,7 @@ def test_s4_7_a_request_that_cannot_be_done_is_255_and_says_so(spooler: Callable
         ("-r", "0"): "The job 0 cannot be removed: it is running (-k ends it).",
         ("-u", "0"): "The job 0 cannot be urged: it is running.",
         ("-k", "1"): "The job 1 cannot be killed: it is not running.",
-        ("-i", "99"): "Job 99 not finished or not running.",
-        ("-a", "99"): "The job 99 is not in the queue.",
+        ("-i", "x"): "'x' is not the number of a job.",
         ("-s", "x"): "'x' is not the number of a job.",
         ("-o", "2"): "The output is not stored.",
         ("-c", "2"): "The output is not stored.",
@@ -102,9 +101,16 @@ def test_s4_7_a_request_that_cannot_be_done_is_255_and_says_so(spooler: Callable
         ("-S", "0"): "You should set at minimum 1 slot.",
         ("-U", "12"): "Wrong <id-id> for -U.",
         ("-M", "xml"): "Invalid argument for option M: xml.",
+        ("-mn", "true"): "For e-mail, you should store the output.",
     }.items():
         done = s.run(*words)
         assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (255, "", said), words
+    told = {
+        "-i": "Job 99 not finished or not running.",
+        **dict.fromkeys(("-a", "-F"), "The job 99 is not in the queue."),
+    }
+    for option, said in told.items():  # as in the original: told, and no error
+        assert s.ts(option, "99") == said
     assert s.states() == {0: "running", 1: "queued", 2: "queued"}
 
 

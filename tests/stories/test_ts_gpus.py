@@ -38,8 +38,15 @@ class Graphics:
         self.gates: dict[int, Path] = {}
 
     def use(self, card: str, mib: int) -> None:
-        """So much memory of the GPU is in use, by whom is not told."""
+        """So much memory of the GPU is in use, by whom is not told; a server that runs has seen it."""
         self.driver.gpu(f"GPU-{card}", used=IDLE + mib)
+
+        def seen() -> bool:
+            said = json.loads(self.s.gpujob("status", "--json").stdout)
+            return any(gpu["memory_used"] == (IDLE + mib) << 20 for gpu in said["gpus"] if gpu["uuid"] == f"GPU-{card}")
+
+        if self.s.server.alive():
+            wait_for(seen, f"{mib} MiB on {card} to be seen")
 
     def hold(self, *options: str, code: int = 0) -> int:
         """Queue a job that says which GPUs it sees and runs until it is released; its id."""

@@ -26,6 +26,7 @@ import json, os, select, signal, socket, sys, tempfile, traceback
 from scheduler.faces import front
 import scheduler.engine.examining, scheduler.engine.offline
 import scheduler.faces.cli.app, scheduler.faces.cli.config, scheduler.faces.cli.doctor, scheduler.faces.cli.logs
+import scheduler.faces.ts.acting, scheduler.faces.ts.queueing
 
 
 def run(words, folder, environ, files):
@@ -93,7 +94,7 @@ class _Warm:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _SERVER, str(listener.fileno())],
                 # not the marks by which a test ends what it has started: this one outlives it
-                env={k: v for k, v in environ.items() if k != "SCREENDIR"}, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env={k: v for k, v in environ.items() if k not in ("SCREENDIR", "TS_SOCKET")}, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],
             )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -60,29 +61,25 @@ def _say_failed(ended: Sequence[Job]) -> None:
         print(f"gpujob: and {len(failed) - MOST_NAMED} more", file=sys.stderr)
 
 
-def _ask(found: str, config: str | None, request: Request) -> int:
-    """Through the daemon, or without one."""
-    desk = Desk(found)
-    answer = None if desk.alive() else _without_daemon(desk, config, request)
-    if answer is None:
-        answer = desk.ask(request)
-        if isinstance(request, (Pause, Resume, PauseQueue)) and not answer.code:
-            _until_shown(found, request)
-    return _show(answer)
-
-
-def _without_daemon(desk: Desk, config: str | None, request: Request) -> Answer | None:
-    """Done by ourselves; None when a daemon has started meanwhile: then it is to be asked."""
+def do(desk: Desk, request: Request, config: str | None = None) -> tuple[Answer, bool]:
+    """What was asked, by the daemon or without one: the answer, and whether one runs. Raises SchedulerError."""
     from scheduler.engine.offline import carry_out
     from scheduler.store.office import Taken
 
-    settings = settings_if_readable({"state_file": desk.places.state_file}, config)
-    try:
-        answer = carry_out(desk.places, settings.config, request)
-    except Taken:
-        return None
-    print("gpujob: no scheduler is running", file=sys.stderr)
-    return answer
+    if not desk.alive():
+        settings = settings_if_readable({"state_file": desk.places.state_file}, config)
+        with contextlib.suppress(Taken):  # a daemon has started meanwhile: then it is to be asked
+            return carry_out(desk.places, settings.config, request), False
+    return desk.ask(request), True
+
+
+def _ask(found: str, config: str | None, request: Request) -> int:
+    answer, by_daemon = do(Desk(found), request, config)
+    if not by_daemon:
+        print("gpujob: no scheduler is running", file=sys.stderr)
+    elif isinstance(request, (Pause, Resume, PauseQueue)) and not answer.code:
+        _until_shown(found, request)
+    return _show(answer)
 
 
 def _until_shown(state_file: str, request: Pause | Resume | PauseQueue) -> None:

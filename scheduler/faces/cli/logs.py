@@ -20,6 +20,7 @@ from scheduler.faces import render, terminal
 from scheduler.faces.finding import state_file_for
 from scheduler.faces.folding import CHUNK, RESET, Folder, clipped, seek_last_lines, without_colours
 from scheduler.faces.unpacking import Unpacker
+from scheduler.proc import ticks_of
 
 EVERY_S = 0.1
 MATCH = "\x1b[1;31m"
@@ -431,9 +432,4 @@ class _Following:
 
 def _lives(process: Process) -> bool:
     """Whether the very process still runs; without a scheduler nobody else would tell."""
-    try:
-        with open(f"/proc/{process.pid}/stat", "rb") as stream:
-            words = stream.read().rpartition(b")")[2].split()
-    except OSError:
-        return False
-    return words[0] not in (b"Z", b"X") and int(words[19]) == process.ticks
+    return ticks_of(process.pid) == process.ticks

@@ -90,16 +90,12 @@ def header(busy: int, slots: int, gpus: bool) -> str:
 
 def row(job: Job, gpus: bool, width: int) -> str:
     """One line of the list. ``width``: of the terminal, 0 if there is none."""
-    count = f"{_gpus_asked(job):<5} " if gpus else ""
+    count = f"{job.need.count:<5} " if gpus else ""
     line = f"{job.id:<4} {state_of(job):<10} {shortened(safe(output_of(job)), 20):<20} {level_of(job):<8} {time_text(seconds_of(job)):<6} {count}"
     label = f"[{safe(shortened(without_secrets(job.spec.label), MOST_LABEL))}]" if job.spec.label else ""
     before = f"{parents_of(job)}{label}"
     room = max(SHORTEST, width - len(line) - len(before) - 1)
     return f"{line}{before}{safe(shortened(command_of(job), room))}"
-
-
-def _gpus_asked(job: Job) -> int:
-    return job.need.count
 
 
 def terminal_width() -> int:
@@ -124,7 +120,7 @@ def as_json(jobs: Sequence[Job], gpus: bool) -> str:
             "Output": file_of(job),
             "E-Level": job.error_level if ended else None,
             "Time_ms": None if seconds is None else round(seconds * 1000, 3),
-            **({"GPUs": _gpus_asked(job)} if gpus else {}),
+            **({"GPUs": job.need.count} if gpus else {}),
             "Command": command_of(job),
         }
         objects.append(json.dumps(one, ensure_ascii=False))
@@ -142,7 +138,7 @@ def as_tabs(jobs: Sequence[Job], gpus: bool) -> list[str]:
     for job in jobs:
         taken = time_text(seconds_of(job)).strip()
         cells = [str(job.id), state_of(job), output_of(job), level_of(job), taken[:-1], taken[-1:]]
-        cells += [str(_gpus_asked(job))] if gpus else []
+        cells += [str(job.need.count)] if gpus else []
         cells += [parents_of(job).strip(), without_secrets(job.spec.label), command_of(job)]
         lines.append("\t".join(safe("".join(_ESCAPES.get(char, char) for char in cell)) for cell in cells))
     return lines
@@ -163,7 +159,7 @@ def details(job: Job, gpus: bool, now: float) -> list[str]:
     lines.append(f"Command: {parents_of(job)}{command_of(job)}")
     lines.append(f"Slots required: {job.need.slots or 1}")
     if gpus:
-        lines.append(f"GPUs required: {_gpus_asked(job)}")
+        lines.append(f"GPUs required: {job.need.count}")
         lines.append(f"GPU IDs: {','.join(map(str, job.gpus)) or '-1'}")
     if job.spec.stderr_apart and job.log:
         lines.append(f"Errors: {job.log}.e")

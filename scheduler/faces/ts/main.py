@@ -17,13 +17,18 @@ from scheduler.faces.ts.words import Mistake, Typed, read
 
 ERROR = 255
 FULL = 2
-WAIT_S = 0.05
+ONLY_TELLING = "iaF"  # of a job that is not there these say so on stdout and end with 0, as in the original
+FIRST_WAIT_S = 0.01
 LONGEST_WAIT_S = 0.25
 ANSWER_S = 20.0
 
 
 class RequestError(Exception):
     """What cannot be done, in the original's words."""
+
+
+class NoSuchJob(RequestError):
+    """The job that is named is not in the list."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -61,25 +66,26 @@ class Spooler:
             print(f"Task Spooler, as gpujob {__version__} does it")
             return 0
         if action == "K":
-            return self._end()
+            self.server.retire()
+            return 0
         self.server.begin()
         if action == "add":
             from scheduler.faces.ts.queueing import queue
 
             return queue(self, typed)
-        return self._act(action)(typed.value)
+        try:
+            return self._act(action)(typed.value)
+        except NoSuchJob as error:
+            if action not in ONLY_TELLING:
+                raise
+            print(safe(str(error)))
+            return 0
 
     def _act(self, action: str) -> Callable[[str | None], int]:
         from scheduler.faces.ts import acting
 
         found: Callable[[str | None], int] = getattr(acting.Acting(self), acting.NAMES[action])
         return found
-
-    def _end(self) -> int:
-        from scheduler.faces.ts.ending import cancel_waiting
-
-        self.server.retire(cancel_waiting)
-        return 0
 
     @property
     def desk(self) -> Desk:
@@ -112,7 +118,7 @@ class Spooler:
     def added_last(self, value: str | None, none: str, unknown: str) -> Job:
         """The job that is named, else the last of the queue, else the one that ended last.
 
-        Raises RequestError: ``none`` where no job is named, ``unknown`` with the number of the one that is.
+        Raises RequestError with ``none`` where no job is named, NoSuchJob with ``unknown`` and the number of the one that is.
         """
         return self._chosen(value, none, unknown, lambda live, ended: (live or ended)[-1])
 
@@ -126,21 +132,20 @@ class Spooler:
         return self._chosen(value, none, unknown, pick)
 
     def _chosen(self, value: str | None, none: str, unknown: str, pick: Callable[[list[Job], list[Job]], Job]) -> Job:
-        live, ended = self.jobs()
         if value is None:
             try:
-                return pick(live, ended)
+                return pick(*self.jobs())
             except IndexError:
                 raise RequestError(none) from None
         number = number_of(value)
-        found = next((job for job in (*live, *ended) if job.id == number), None)
+        found = self.find(number)
         if found is None:
-            raise RequestError(unknown.format(number))
+            raise NoSuchJob(unknown.format(number))
         return found
 
     def wait(self, number: int) -> int:
         """Wait until a job has ended: its code. One that is removed meanwhile counts as one that failed."""
-        pause = WAIT_S / 5
+        pause = FIRST_WAIT_S
         while True:
             job = self.desk.known([number]).get(number)
             if job is None:

@@ -9,13 +9,15 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from scheduler.core.errors import Refused
+from scheduler.core.errors import Refused, SchedulerError
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import Job, JobSpec
 from scheduler.core.llm import ModelTable
 from scheduler.desk import Desk, QueueFull
 from scheduler.faces.handing import limits_here, said_by
 from scheduler.faces.ts.main import FULL, RequestError, number_of, user_name
+from scheduler.faces.ts.server import READY_S
+from scheduler.faces.ts.words import Mistake
 
 if TYPE_CHECKING:
     from scheduler.faces.foreground import Caller
@@ -74,6 +76,8 @@ def _spec(spooler: Spooler, typed: Typed) -> JobSpec:
     options, environ = typed.options, spooler.environ
     if not typed.command or not typed.command[0]:
         raise RequestError("The command is empty.")
+    if "m" in options and "n" in options:
+        raise Mistake("For e-mail, you should store the output.")
     mask = os.umask(0)
     os.umask(mask)
     gpus, on = _gpus(options)
@@ -115,7 +119,7 @@ def _gpus(options: dict[str, str]) -> tuple[str, tuple[int, ...]]:
     if "g" in options:
         try:
             named = parse_gpu_ids(options["g"])
-        except Exception:  # noqa: BLE001  every kind of mistake in it is the same to the user
+        except SchedulerError:
             named = None
         if named is None:
             raise RequestError(f"-g takes GPU ids such as 0,3, not {options['g']!r}.")
@@ -138,7 +142,7 @@ def _ids(text: str | None) -> tuple[int, ...]:
 
 def _until_noted(desk: Desk) -> None:
     """A server that has just begun has not looked at its GPUs yet."""
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + READY_S
     while not desk.remembered("settings") and time.monotonic() < end:
         time.sleep(0.005)
 

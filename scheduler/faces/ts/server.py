@@ -21,6 +21,7 @@ from typing import Any
 from scheduler.core.errors import SchedulerError
 from scheduler.desk import Desk
 from scheduler.opening import plain
+from scheduler.proc import ticks_of
 from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places, make_private_folder
 from scheduler.store.safely import replace_file
@@ -148,26 +149,23 @@ class Server:
         make_private_folder(self.home)
         slots = _number(self.environ, "TS_SLOTS", 1)
         settings: dict[str, Any] = {
-            "jobs_file": '""',
+            "jobs_file": "",
             "cpu_slots": slots,
             "keep_finished": _number(self.environ, "TS_MAXFINISHED", 1000),
-            "without_gpus": "true",
+            "without_gpus": True,
             "max_overtakes": 10,
             "kill_grace": KILL_GRACE,
             "load_threshold": 1,
             "mem_threshold": 1,
             "whole_gpu_tolerance": _tolerance(FREE_PERCENT),
         }
-        connections = _number(self.environ, "TS_MAXCONN", 0)
-        if connections:
-            settings["# TS_MAXCONN"] = connections  # nothing that the scheduler itself goes by
         saved = self.environ.get("TS_SAVELIST", "")
         if saved:
-            settings["save_list"] = json_text(os.path.abspath(saved))
+            settings["save_list"] = os.path.abspath(saved)
         visible = _gpu_list(self.environ.get("TS_VISIBLE_DEVICES", ""))
         if visible:
-            settings["gpu_ids"] = f'"{visible}"'
-        self._write_settings(settings)
+            settings["gpu_ids"] = visible
+        self._write_settings(_as_text(settings))
         # Called from within a job of ours, it must not be taken for one of that job's processes.
         kept = {k: v for k, v in self.environ.items() if not k.startswith("GPUJOB_") or k.startswith("GPUJOB_SET_")}
         self._write_environment(kept)
@@ -209,7 +207,7 @@ class Server:
                     os.chdir(before)
         finally:
             os.close(said)
-        replace_file(self._started, b"%d %d\n" % (pid, _ticks(pid)), sync=False)
+        replace_file(self._started, b"%d %d\n" % (pid, ticks_of(pid)), sync=False)
 
     @property
     def _started(self) -> str:
@@ -219,7 +217,7 @@ class Server:
         """Whether somebody has started the scheduler, and it lives, if perhaps not in office yet."""
         with contextlib.suppress(OSError, ValueError), open(self._started, opener=plain) as stream:
             pid, ticks = map(int, stream.read(60).split())
-            return ticks > 0 and _ticks(pid) == ticks
+            return ticks > 0 and ticks_of(pid) == ticks
         return False
 
     def ready(self) -> None:
@@ -244,21 +242,21 @@ class Server:
         return os.path.join(self.home, "config.yaml")
 
     def settings(self) -> dict[str, str]:
-        """The settings of this life, as they are written down."""
+        """The settings of this life, as they are written down (`core/config.py: written`)."""
         found = {}
         with open(self._config, encoding="utf-8", opener=plain) as stream:
             for line in stream:
                 key, colon, value = line.partition(":")
-                if colon and (not line.startswith("#") or line.startswith("# TS_")):
+                if colon and not line.startswith("#"):
                     found[key.strip()] = value.strip()
         return found
 
     def set(self, **changes: Any) -> None:
         """Change settings of this life: the scheduler reads them anew."""
         with self._locked():
-            self._write_settings({**self.settings(), **changes})
+            self._write_settings({**self.settings(), **_as_text(changes)})
 
-    def _write_settings(self, settings: Mapping[str, Any]) -> None:
+    def _write_settings(self, settings: Mapping[str, str]) -> None:
         head = "# Settings of this ts server: written by ts (-S, --set_gpu_free_perc, …), read by its scheduler.\n"
         text = head + "".join(f"{key}: {value}\n" for key, value in settings.items())
         replace_file(
@@ -271,8 +269,8 @@ class Server:
 
     def most_jobs(self) -> int | None:
         """How many jobs may wait and run, as TS_MAXCONN of the server says it; None: any number."""
-        text = self.settings().get("# TS_MAXCONN", "")
-        return max(1, int(text) - AFTER_CONN) if text else None
+        connections = _number(self.server_environment(), "TS_MAXCONN", 0)
+        return max(1, connections - AFTER_CONN) if connections else None
 
     def free_percent(self) -> int:
         """How much of a GPU's memory has to be free, in percent."""
@@ -301,13 +299,11 @@ class Server:
             if value is not None:
                 environ[name] = value
             self._write_environment(environ)
-            settings: dict[str, Any] = self.settings()
             if name == "TS_VISIBLE_DEVICES":
+                settings = self.settings()
                 settings.pop("gpu_ids", None)
                 visible = _gpu_list(value or "")
-                if visible:
-                    settings["gpu_ids"] = f'"{visible}"'
-                self._write_settings(settings)
+                self._write_settings({**settings, **_as_text({"gpu_ids": visible} if visible else {})})
                 self._stop(signal.SIGINT)
                 Desk(self.state_file).note("settings", "")  # until the next one has looked which GPUs it has
                 self._start()
@@ -328,7 +324,7 @@ class Server:
             if time.monotonic() >= end:
                 raise SchedulerError(f"the server (pid {told.get('pid', 'unknown')}) does not end", where=self.home)
 
-    def retire(self, cancel_waiting: Any) -> None:
+    def retire(self) -> None:
         """-K: end the scheduler, cancel what waits, and let the next call begin another life."""
         if not self.exists():
             return
@@ -337,8 +333,17 @@ class Server:
             if not self.life:
                 return
             self._stop(signal.SIGINT)
-            cancel_waiting(self.state_file)
+            self._cancel_waiting()
             replace_file(os.path.join(self.folder, "current"), b"0\n", sync=True)
+
+    def _cancel_waiting(self) -> None:
+        from scheduler.core.requests import Cancel
+        from scheduler.faces.cli.control import do
+
+        desk = Desk(self.state_file)
+        waiting, _ = desk.jobs(("pending",))
+        if waiting:
+            do(desk, Cancel(tuple(job.id for job in waiting)), self._config)
 
 
 def _is_running(told: Mapping[str, Any]) -> bool:
@@ -346,20 +351,10 @@ def _is_running(told: Mapping[str, Any]) -> bool:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
             boot = stream.read().strip()
-        ticks = _ticks(int(told["pid"]))
+        ticks = ticks_of(int(told["pid"]))
     except (OSError, ValueError, KeyError):
         return False
     return ticks > 0 and ticks == told.get("ticks") and boot == told.get("boot")
-
-
-def _ticks(pid: int) -> int:
-    """The start time of a process that lives, 0 if none does."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:
-            fields = stream.read().rsplit(b")", 1)[1].split()
-    except (OSError, IndexError):
-        return 0
-    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
@@ -368,11 +363,11 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 10**9 else default
 
 
-def json_text(text: str) -> str:
-    """A text in quotes, which YAML reads as JSON does."""
-    import json
+def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
+    """As they are written in a config file."""
+    from scheduler.core.config import written  # here: most calls change none
 
-    return json.dumps(text, ensure_ascii=True)
+    return {key: written(value) for key, value in settings.items()}
 
 
 def _gpu_list(text: str) -> str:
@@ -385,5 +380,5 @@ def _gpu_list(text: str) -> str:
         return ""
 
 
-def _tolerance(percent: int) -> str:
-    return f"{1 - percent / 100:.4g}"
+def _tolerance(percent: int) -> float:
+    return round(1 - percent / 100, 4)

@@ -71,17 +71,8 @@ def _short(typed: Typed, letters: str, words: Sequence[str], position: int) -> i
         takes = SHORT.get(letter)
         if takes is None:
             raise Mistake(f"Wrong option {letter}.")
-        if takes == NONE:
-            _take(typed, letter, None)
-            continue
-        if letters:
-            _take(typed, letter, letters)
-            return position
-        if position < len(words):
-            _take(typed, letter, words[position])
-            return position + 1
-        if takes == NEEDED:
-            raise Mistake(f"Option {letter} missing argument.")
+        if takes != NONE:
+            return _value(typed, letter, takes, letters or None, letter, words, position)
         _take(typed, letter, None)
     return position
 
@@ -94,24 +85,25 @@ def _long(typed: Typed, text: str, words: Sequence[str], position: int) -> int:
             raise Mistake(f"Wrong option --{name}." if not near else f"Option --{name} is ambiguous.")
         name = near[0]
     what, takes = LONG[name]
-    if equals:
-        if takes == NONE:
-            raise Mistake(f"Option --{name} takes no argument.")
-        _take(typed, what, value)
-        return position
-    if takes != NONE and position < len(words):
-        _take(typed, what, words[position])
-        return position + 1
-    if takes == NEEDED:
-        raise Mistake(f"Option --{name} missing argument.")
-    _take(typed, what, None)
+    if equals and takes == NONE:
+        raise Mistake(f"Option --{name} takes no argument.")
+    return _value(typed, what, takes, value if equals else None, f"--{name}", words, position)
+
+
+def _value(
+    typed: Typed, what: str, takes: str, given: str | None, shown: str, words: Sequence[str], position: int
+) -> int:
+    """Take an option with its value: ``given`` with it, else the next word; where the word after that stands."""
+    if given is None and takes != NONE and position < len(words):
+        given, position = words[position], position + 1
+    if given is None and takes == NEEDED:
+        raise Mistake(f"Option {shown} missing argument.")
+    _take(typed, what, given)
     return position
 
 
 def _take(typed: Typed, what: str, value: str | None) -> None:
     if what in ACTIONS:
         typed.action, typed.value = what, value  # of several the last one counts, as in the original
-    elif what == "l":
-        typed.action = "l"
     else:
         typed.options[what] = value or ""
