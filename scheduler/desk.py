@@ -9,16 +9,12 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
 
 from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, UsageError, did_you_mean
-from scheduler.core.gpu import WHOLE, Gpu, Need
-from scheduler.core.job import HOLDING, Event, Job, JobSpec, JobState, Outcome, Reason
-from scheduler.core.job_class import class_of, reason_with_place
-from scheduler.core.llm import ModelTable, need_of
+from scheduler.core.gpu import Gpu, Need
+from scheduler.core.job import HOLDING, Event, Job, JobSpec, JobState, Reason
 from scheduler.core.secrets import without_secrets
-from scheduler.core.words import check_words
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database, NothingYet, open_for_reading, trouble
 from scheduler.store.office import daemon_alive, holder
@@ -26,49 +22,20 @@ from scheduler.store.places import Places
 from scheduler.store.proof import check_begun
 from scheduler.store.safely import sync_folder
 
-if TYPE_CHECKING:  # what only some verbs need is imported where it is needed: calls in loops are to be quick
-    from scheduler.core.marks import Refusal
+# What only some verbs need is imported where it is needed, and `typing` by nobody on this path: calls in loops are to be quick.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from scheduler.core.llm import ModelTable
     from scheduler.core.requests import Answer, Request
-    from scheduler.store.readings import LastReading
+    from scheduler.overview import Overview
 
 ANSWER_S = 5.0
-LAST_ENDED = 100
 MOST_LABELS = 10_000
 STATES = tuple(state.value for state in JobState)
 SCHEMA = 1
 HIDDEN = "hidden"  # in `meta`
-
-
-@dataclass(frozen=True, slots=True)
-class GpuView:
-    """A GPU as status shows it."""
-
-    gpu: Gpu
-    state: str
-    allocated: float
-    jobs: tuple[int, ...]
-    paused: bool
-    reading: LastReading | None = None  # None: declared, or no scheduler is running
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """Everything `status` shows, read in one go."""
-
-    alive: bool
-    pid: int | None
-    counts: Mapping[str, int]
-    gpus: Sequence[GpuView]
-    jobs: Sequence[Job]  # all live ones, then the last ended
-    reasons: Mapping[int, Reason]
-    refused: Sequence[Refusal]
-    repeated: int
-    queue_paused: bool
-    held: Mapping[int, str]  # GPU → by what processes it is still held
-    started_at: float | None = None  # of the daemon that runs
-    runner: str = ""  # direct or screen, as that daemon runs its jobs
-    set_aside: str = ""  # what somebody saved last that was no state file, if it is still there
-    trouble: Sequence[str] = ()  # what holds it up: files that are not read, a stopped keeper; each with what mends it
 
 
 class QueueFull(SchedulerError):
@@ -159,6 +126,9 @@ class Desk:
         had to end well. ``most``: so many may wait or run.
         Raises Refused when it can never run, NotFound for an unknown job in ``after``, QueueFull, StoreTrouble.
         """
+        from scheduler.core.llm import need_of
+        from scheduler.core.words import check_words
+
         if spec.arguments:
             check_words(spec.arguments)
         need, notes = need_of(spec, table)
@@ -230,57 +200,20 @@ class Desk:
         found = list(jobs)
         if alive or not any(job.state in HOLDING for job in found):
             return found
-        return [_as_recorded(job, self.places.attempts) if job.state in HOLDING else job for job in found]
+        from scheduler.overview import as_recorded
+
+        return as_recorded(found, self.places.attempts)
 
     def overview(self, most_waiting: int | None = None) -> Overview:
         """What there is now: GPUs, live jobs with their reasons, the last ended, refused lines.
 
         ``most_waiting``: only that many of the waiting jobs, those that come first.
         """
-        import glob
-
-        from scheduler.store import marks as kept
-        from scheduler.store.readings import readings as last_readings
+        from scheduler.overview import overview_of
 
         alive = self.alive()
-        told = holder(self.places) if alive else {}
-        pid, since, runner = told.get("pid"), _moment(told.get("started_at")), str(told.get("runner") or "")
         with self._reading() as connection:
-            if connection is None:
-                return Overview(alive, pid, {s.value: 0 for s in JobState}, [], [], {}, [], 0, False, {}, since, runner)
-            if most_waiting is None:
-                seen = self._now(rows.live(connection), alive)
-            else:
-                seen = [*self._now(rows.in_hand(connection), alive), *rows.first_pending(connection, most_waiting)]
-            live = [job for job in seen if not job.state.ended]
-            ended = [*(job for job in seen if job.state.ended), *rows.last_ended(connection, LAST_ENDED)]
-            ended.sort(key=lambda job: job.finished_at or 0.0, reverse=True)
-            counts = _counts(connection, seen)
-            paused = set(rows.paused_gpus(connection))
-            queue_paused = bool(rows.meta(connection, "queue_paused"))
-            held = {
-                gpu: f"processes {', '.join(str(p.pid) for p in holding.processes)} of job {holding.job}"
-                for holding, _ in rows.holdings(connection)
-                for gpu in holding.gpus
-            }
-            booked = _booked(connection, live)
-            read = last_readings(connection) if alive else {}
-            views = []
-            for gpu in rows.gpus(connection):
-                parts, on_it = booked.get(gpu.index, (0, ()))
-                reading = read.get(gpu.index)
-                state = "BUSY" if parts else "AVAILABLE"
-                if gpu.index in paused:
-                    state = "PAUSED"
-                elif reading is not None and reading.state:
-                    state = reading.state
-                views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused, reading))
-            return Overview(
-                alive, pid, counts, views, [*live, *ended[:LAST_ENDED]], _reasons(connection, live),
-                kept.refused(connection), kept.duplicates(connection), queue_paused, held, since, runner,
-                max(glob.glob(f"{glob.escape(self.places.state_file)}.bad-*"), default=""),
-                json.loads(rows.meta(connection, "trouble") or "[]") if alive else (),
-            )  # fmt: skip
+            return overview_of(connection, self.places, alive, most_waiting)
 
     def jobs(self, states: Sequence[str] = (), most: int | None = None) -> tuple[list[Job], dict[int, Reason]]:
         """All jobs (or those in these states, or the newest of them), by id, and why each waiting one waits."""
@@ -294,8 +227,9 @@ class Desk:
                 asked = [*states, *(state.value for state in HOLDING if state.value not in states)]
                 found = [job for job in self._now(rows.select(connection, asked), alive) if job.state.value in states]
                 found = found if most is None else found[max(0, len(found) - most) :]
-            waiting = list(rows.live(connection)) if any(j.state is JobState.PENDING for j in found) else []
-            return found, _reasons(connection, waiting)
+            if not any(job.state is JobState.PENDING for job in found):
+                return found, {}
+            return found, _reasons_of(connection)
 
     def job(self, job_id: int) -> tuple[Job, Reason | None, list[Event]]:
         """One job, why it waits, and its story. Raises NotFound."""
@@ -306,7 +240,7 @@ class Desk:
             job = self._now([job], self.alive())[0]
             reason = None
             if job.state is JobState.PENDING:
-                reason = _reasons(connection, list(rows.live(connection))).get(job_id)
+                reason = _reasons_of(connection).get(job_id)
             return job, reason, rows.events_of(connection, job_id)
 
     def newest(self, states: Iterable[JobState], prefix: str, most: int) -> tuple[list[Job], dict[str, list[int]]]:
@@ -461,44 +395,10 @@ class Desk:
             database.close()
 
 
-def _as_recorded(job: Job, attempts: str) -> Job:
-    """A job that was running at last, with the ending that its attempt's record tells; as it was if there is none."""
-    from scheduler.core.recovery import Record
-    from scheduler.runners import record
+def _reasons_of(connection: sqlite3.Connection) -> dict[int, Reason]:
+    from scheduler.overview import reasons_of
 
-    try:
-        told = record.read(os.path.join(attempts, job.attempt_key))
-    except OSError:
-        return job  # what cannot be read now says nothing
-    if told.kind is not Record.ENDED:
-        return job
-    code, number, note = record.meaning(told.how, told.code)
-    stopped = job.stop_why if job.state is JobState.STOPPING else ""
-    if stopped == "cancelled":
-        state, outcome = JobState.CANCELLED, Outcome.CANCELLED
-    elif code == 0 and stopped != "time_limit":
-        state, outcome = JobState.DONE, Outcome.EXIT
-    elif job.runs_failed < job.spec.retries:
-        return job  # it will be tried again
-    else:
-        state, outcome = JobState.FAILED, Outcome.EXIT if code is not None else Outcome.SIGNAL
-        outcome = Outcome.TIME_LIMIT if stopped == "time_limit" else outcome
-    job.state, job.outcome, job.exit_code, job.signal = state, outcome, code, number
-    job.started_at, job.finished_at = job.started_at or told.started_at, told.ended_at
-    job.notes = (*job.notes, *([note] if note else ()), "it ended while no scheduler was running")
-    return job
-
-
-def _counts(connection: sqlite3.Connection, seen: Iterable[Job]) -> dict[str, int]:
-    """How many jobs are in each state; ``seen``: live rows, some of which have ended all the same."""
-    counts = rows.counts(connection)
-    for job in seen:
-        if job.state.ended:
-            before = rows.get(connection, job.id)
-            if before is not None:
-                counts[before.state.value] -= 1
-                counts[job.state.value] += 1
-    return counts
+    return reasons_of(connection, list(rows.live(connection)))
 
 
 def _without_strangers(connection: sqlite3.Connection, spec: JobSpec) -> JobSpec:
@@ -515,6 +415,7 @@ def _check_parents(connection: sqlite3.Connection, spec: JobSpec) -> None:
 
 def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -> None:
     """Raises Refused when the GPUs and slots that the last daemon knew could never hold the job."""
+    from scheduler.core.job_class import class_of
     from scheduler.core.placement import Fleet
 
     if gpus or rows.meta(connection, "settings"):
@@ -528,53 +429,3 @@ def _cpu_slots(connection: sqlite3.Connection) -> int:
     noted = rows.meta(connection, "settings")
     slots = json.loads(noted).get("cpu_slots", [None])[0] if noted else None
     return int(slots) if slots is not None else (os.cpu_count() or 1 if noted else 1 << 30)
-
-
-def _moment(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e11 else None
-
-
-def _booked(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, tuple[int, tuple[int, ...]]]:
-    booked: dict[int, tuple[int, tuple[int, ...]]] = {}
-    shares = [(job.gpus, job.need.parts, job.id) for job in live if job.state.holds_gpus]
-    shares += [(holding.gpus, holding.need.parts, holding.job) for holding, _ in rows.holdings(connection)]
-    for gpus, parts, job_id in shares:
-        for gpu in gpus:
-            taken, jobs = booked.get(gpu, (0, ()))
-            booked[gpu] = (taken + parts, (*jobs, job_id))
-    return booked
-
-
-def _reasons(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, Reason]:
-    """Why each waiting job waits: its own reason, else that of its class with its place in it."""
-    classes = rows.class_reasons(connection)
-    before: dict[str, int] = {}
-    reasons: dict[int, Reason] = {}
-    waiting = [job for job in live if job.state is JobState.PENDING]
-    for job in sorted(waiting, key=lambda job: job.turn):
-        if job.reason_code:
-            reasons[job.id] = Reason(job.reason_code, without_secrets(job.reason))
-            continue
-        key = class_of(job).key
-        reason = classes.get(key) or Reason("new", "it has not been looked at yet")
-        reasons[job.id] = reason_with_place(reason, before.get(key, 0))
-        before[key] = before.get(key, 0) + 1
-    return reasons
-
-
-def words_run(job: Job) -> list[str]:
-    """The command of a job as it is run: with its `--cuda`, once it has GPUs."""
-    spec = job.spec
-    if job.argv:
-        return list(job.argv)
-    if not spec.is_script:
-        return list(spec.arguments)
-    if not spec.script.endswith(".py"):
-        return [spec.script, *spec.arguments]
-    from scheduler.core.launch import LAUNCHERS, script_words, with_cuda
-
-    arguments = spec.arguments
-    if job.gpus and spec.cuda != "none":
-        ids = range(len(job.gpus)) if spec.cuda == "local" else job.gpus
-        arguments = with_cuda(arguments, ",".join(map(str, ids)), add=LAUNCHERS[spec.launch].adds_cuda)
-    return list(script_words(spec, "python", arguments, len(job.gpus) or job.need.count))

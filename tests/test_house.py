@@ -26,7 +26,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "probes": ("core", "probes", "crashpoints"),
     "store": ("core", "store", "crashpoints", "opening"),
     "runners": ("core", "runners", "crashpoints", "opening"),
-    "desk": ("core", "intake", "store", "runners.record"),  # the last: what has ended while nobody took note of it
+    "desk": ("core", "intake", "overview", "store"),
+    "overview": ("core", "overview", "runners.record", "store"),  # records: what ended while nobody took note of it
     "engine": ("core", "intake", "probes", "store", "runners", "crashpoints", "opening", "engine"),
     "faces": (
         "",  # where the package lies
@@ -37,6 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "faces",
         "intake",
         "opening",
+        "overview",
         "probes",
         "proc",
         "store.office",
@@ -57,12 +59,12 @@ MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
     "runners/mailer.py": (),
     "probes/reader.py": (),
     "runners/activate.py": (),
-    "faces/render.py": ("core", "desk", "faces.terminal"),
+    "faces/render.py": ("core", "desk", "faces.terminal", "overview"),
     "faces/terminal.py": (),
     "faces/stream.py": ("engine.telling", "faces.folding", "faces.terminal", "opening"),
     "faces/finding.py": ("core", "faces.terminal", "intake.settings", "store.office", "store.places"),
     "faces/front.py": ("core.errors", "faces"),
-    "faces/cli/show.py": ("core", "desk", "faces"),
+    "faces/cli/show.py": ("core", "desk", "faces", "overview"),
     "faces/cli/logs.py": ("core", "desk", "faces", "proc"),
     "faces/folding.py": ("opening", "faces.unpacking"),
     "faces/unpacking.py": (),
@@ -71,7 +73,7 @@ MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 # Libraries and powers that belong to some rooms only.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "sqlite3": ("store", "desk", "engine"),
+    "sqlite3": ("store", "desk", "overview", "engine"),
     "subprocess": ("probes", "runners", "faces/cli", "faces/handing.py"),
     "typer": ("faces/cli",),
     "rich": ("faces",),

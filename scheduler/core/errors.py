@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 LONGEST_GUESSED = 200
 LONGEST_SHOWN = 40
-_PLAIN = re.compile(r"[\w.+%-]+", re.ASCII)
+_PLAIN = r"[\w.+%-]+"  # compiled when it is needed: most calls say nothing
 
 
 class SchedulerError(Exception):
@@ -142,4 +146,4 @@ def said(value: Any) -> str:
         return "a mapping"
     text = value if isinstance(value, str) else repr(value)
     text = text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
-    return repr(text) if isinstance(value, str) and not _PLAIN.fullmatch(text) else text
+    return repr(text) if isinstance(value, str) and not re.fullmatch(_PLAIN, text, re.ASCII) else text

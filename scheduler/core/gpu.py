@@ -13,11 +13,18 @@ WHOLE = 1000  # parts of one GPU
 HIGHEST_GPU_ID = 4095  # keeps `0-999999999` from eating memory
 
 
+def _is_plain(text: str) -> bool:
+    """Whether it is a whole number as most are written."""
+    return text.isascii() and text.isdigit() and len(text) < 4
+
+
 def parts_of(text: str) -> int:
     """Thousandths of a GPU in a decimal text, rounded up (``0.3334`` → 334).
 
     Raises UsageError when the text is no number and Refused when it is below 0.
     """
+    if _is_plain(text):
+        return int(text) * WHOLE
     from decimal import ROUND_CEILING, Decimal, InvalidOperation, localcontext  # here: it costs verbs that need none
 
     try:
@@ -118,6 +125,8 @@ class Need:
 @functools.lru_cache(maxsize=1024)
 def rounding_note(text: str) -> str:
     """What to say when a need such as 1.5 was rounded up to whole GPUs, else an empty text."""
+    if _is_plain(text):
+        return ""
     from decimal import Decimal, InvalidOperation
 
     try:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import enum
 import shlex
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from scheduler.core.gpu import Need
 from scheduler.core.secrets import without_secrets, words_without_secrets
+
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 TICKS_A_SECOND = 100  # of processes' start times, as Linux shows them to programs everywhere
 _SHELL = frozenset(" \t\n\"'\\|&;<>()$`*?")  # a word with one of these is shown quoted

@@ -8,7 +8,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 FLAG = "flag"
 OFF = "off"

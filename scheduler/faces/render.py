@@ -12,9 +12,10 @@ from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import ENDED, Job, JobState, Outcome, Reason
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.units import mib_text, span_text
-from scheduler.desk import SCHEMA, GpuView, Overview, words_run
+from scheduler.desk import SCHEMA
 from scheduler.faces import terminal
 from scheduler.faces.terminal import safe as safe
+from scheduler.overview import GpuView, Overview, words_run
 
 MOST_WAITING = 20
 MOST_ENDED = 10

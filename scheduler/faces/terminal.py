@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 ELLIPSIS = "…"
 _PLAINLY = {"…": "...", "·": "-", "–": "-", "—": "-", "×": "x", "→": "->", "’": "'", "‘": "'", "“": '"', "”": '"', "≥": ">=", "≤": "<="}  # fmt: skip
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNSAFE = r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 _ZERO_WIDTH = frozenset("\u200b\u200c\u200d\u2060\ufeff")
 GREEN, RED, YELLOW, CYAN = "32", "31", "33", "36"
 _COLOURS = {
@@ -75,7 +75,10 @@ def shown(text: str) -> str:
 
 def safe(text: object) -> str:
     """Text that cannot play the terminal, in its characters: what controls, breaks or turns lines is made visible."""
-    return shown(_UNSAFE.sub(lambda found: f"\\x{ord(found.group()):02x}", str(text)))
+    plain = str(text)
+    if plain.isascii() and plain.isprintable():
+        return plain
+    return shown(re.sub(_UNSAFE, lambda found: f"\\x{ord(found.group()):02x}", plain))
 
 
 def width() -> int | None:

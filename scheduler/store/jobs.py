@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 from scheduler.core.errors import Damaged, SchedulerError, UsageError
 from scheduler.core.gpu import Gpu, Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import HOLDING, Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process, Reason
 from scheduler.store.proof import LAST_ID
 
-if TYPE_CHECKING:  # most who look at jobs ask for nothing
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
     from scheduler.core.requests import Answer, Request
 
 _COLUMNS = (

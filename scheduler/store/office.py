@@ -10,17 +10,21 @@ import os
 import re
 import stat
 import time
-from typing import Any
 
 from scheduler.core.errors import SchedulerError
 from scheduler.opening import plain
 from scheduler.store.places import Places
 from scheduler.store.safely import replace_file
 
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 OLD_S = 60.0
-_ASIDE = re.compile(r"\..+\.new-(\d+)")  # as `safely.replace_file` names it
-_PACKET = re.compile(r"packet-(\d+)-\d+")  # as `runners/direct.py` does
-_CALLER = re.compile(r"caller-(\d+)-[0-9a-f]+")  # as `faces/foreground.py` does
+_ASIDE = r"\..+\.new-(\d+)"  # as `safely.replace_file` names it
+_PACKET = r"packet-(\d+)-\d+"  # as `runners/direct.py` does
+_CALLER = r"caller-(\d+)-[0-9a-f]+"  # as `faces/foreground.py` does
 TAKING_S = 1.0  # at most this long after it got the lock, a daemon has said who it is
 _HELD = (errno.EAGAIN, errno.EACCES)  # how the kernel says that another has the lock
 
@@ -96,11 +100,11 @@ class Office:
     def _tidy(self) -> None:
         """Remove what those left half-written who were killed before us; a packet, once its keeper has had time to read it."""
         for entry in os.scandir(self.places.house):
-            found = _ASIDE.fullmatch(entry.name) or _PACKET.fullmatch(entry.name) or _CALLER.fullmatch(entry.name)
+            found = next(filter(None, (re.fullmatch(kind, entry.name) for kind in (_ASIDE, _PACKET, _CALLER))), None)
             if found is None or os.path.exists(f"/proc/{found[1]}"):
                 continue
             with contextlib.suppress(FileNotFoundError):
-                if found.re is not _PACKET or time.time() - entry.stat(follow_symlinks=False).st_mtime > OLD_S:
+                if found.re.pattern != _PACKET or time.time() - entry.stat(follow_symlinks=False).st_mtime > OLD_S:
                     os.unlink(entry.path)
 
     def _taken(self) -> Taken:

@@ -17,7 +17,7 @@ LAST_ID = (
     "SELECT max(coalesce((SELECT max(id) FROM jobs), -1),"
     " coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key='last_id'), 0))"
 )
-_RECORD = re.compile(r"(\d{1,18})\.(\d{1,18})")
+_RECORD = r"(\d{1,18})\.(\d{1,18})"
 
 
 def high(places: Places) -> int:
@@ -40,7 +40,7 @@ def newest_attempts(places: Places) -> dict[int, int]:
     newest: dict[int, int] = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(places.attempts) as entries:
         for entry in entries:
-            found = _RECORD.fullmatch(entry.name)
+            found = re.fullmatch(_RECORD, entry.name)
             if found:
                 job = int(found[1])
                 newest[job] = max(newest.get(job, 0), int(found[2]))
@@ -110,6 +110,6 @@ def _begun(connection: sqlite3.Connection, places: Places, last: int) -> Iterato
     for name in names:
         if name[-2:] == ".1" and name not in never_ran and name[:-2].isdecimal() and int(name[:-2]) <= last:
             continue
-        found = _RECORD.fullmatch(name)
+        found = re.fullmatch(_RECORD, name)
         if found:
             yield int(found[1]), int(found[2])

@@ -15,8 +15,8 @@ from scheduler.core.gpu import Gpu, Need
 from scheduler.core.job import Failure, Job, JobSpec, JobState, Outcome, Process, Reason
 from scheduler.core.marks import Refusal
 from scheduler.core.units import mib_of, seconds_of, span_text
-from scheduler.desk import GpuView, Overview
 from scheduler.faces import render
+from scheduler.overview import GpuView, Overview
 
 MODEST = settings(deadline=None, derandomize=True, max_examples=150, database=None)
 TEXT = st.text(max_size=12) | st.sampled_from(

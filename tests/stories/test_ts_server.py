@@ -241,6 +241,31 @@ def test_s4_2_calls_return_while_jobs_run_and_the_server_is_busy(spooler: Callab
     assert s.ended(4) == 0
 
 
+HEAVY = frozenset(
+    "typer click rich yaml watchdog filelock psutil pynvml asyncio logging subprocess ctypes decimal typing multiprocessing"
+    " argparse tempfile shutil socket threading email urllib http glob scheduler.engine scheduler.overview".split()
+)
+
+
+@pytest.mark.parametrize(
+    "words", [("true",), ("-l",), ("-s", "0"), ("-i", "0"), ("-q",), ("-o", "0"), ("-U", "1-2")], ids=" ".join
+)
+def test_s4_2_a_call_that_does_not_wait_imports_little(spooler: Callable[..., Spooler], words: tuple[str, ...]) -> None:
+    """S4.2: most of the time of a call goes into imports, so a heavy one on this path is a mistake (docs/performance.md)."""
+    s = spooler()
+    s.add("true")
+    assert s.ended(0) == 0
+    s.add(*s.held("a"))
+    s.ts("-n", "true")
+    s.ts("-n", "true")
+    done = s.popen(*words, environ={"PYTHONPROFILEIMPORTTIME": "1"})
+    said = done.communicate(timeout=60)[1]
+    imported = {line.rpartition("|")[2].strip() for line in said.splitlines()}
+    assert "scheduler.faces.ts.main" in imported, said
+    assert not {name for name in imported for heavy in HEAVY if name == heavy or name.startswith(f"{heavy}.")}
+    s.release("a")
+
+
 def test_s4_18_s4_25_a_full_queue(spooler: Callable[..., Spooler]) -> None:
     """S4.18, S4.25: TS_MAXCONN=7 is room for one job: -B ends with 2 and leaves nothing, others wait; a waiting client
     that is killed harms nobody (bug 4).
@@ -450,3 +475,15 @@ def test_s4_29_variables_are_set_and_read_back(spooler: Callable[..., Spooler]) 
     assert s.ts("--getenv", "KEPT") == "over a kill"
     assert s.ended(s.add("true")) == 0
     assert b"KEPT=over a kill" in Path(f"/proc/{s.pid()}/environ").read_bytes().split(b"\0")
+
+
+def test_s4_1_the_end_of_a_server_that_is_about_to_begin(spooler: Callable[..., Spooler]) -> None:
+    """S4.1: -K right after the first call, which has started a server and not waited for it: none is left, and no job."""
+    s = spooler()
+    for _ in range(3):
+        assert s.add("sleep", "600") == 0
+        life = Path(s.server.home)
+        s.ts("-K")
+        pid = int((life / "started").read_text().split()[0])
+        assert not alive(pid), "a server that nobody would ever end"
+        assert s.states() == {}

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from scheduler.core.errors import NoGpuData, SchedulerError
 from scheduler.core.job import Job
-from scheduler.desk import Desk, Overview
+from scheduler.desk import Desk
 from scheduler.faces import render
+from scheduler.overview import Overview
 from scheduler.probes.nvidia import NvidiaProbe
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from scheduler.core.job import Job, JobState, Reason
 from scheduler.core.launch import errors_of, is_packed
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.units import seconds_of
-from scheduler.desk import SCHEMA, Desk, words_run
+from scheduler.desk import SCHEMA, Desk
 from scheduler.faces import render, terminal
 from scheduler.faces.finding import state_file_for
 from scheduler.faces.folding import last_lines
+from scheduler.overview import words_run
 
 LOOK_S = 0.5
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 from scheduler.core.errors import SchedulerError
 from scheduler.core.job import Job, JobState
@@ -14,6 +13,8 @@ from scheduler.faces.ts import listing
 from scheduler.faces.ts.main import RequestError, number_of
 from scheduler.faces.ts.words import Mistake
 
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from scheduler.faces.ts.main import Spooler
 

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from scheduler.core.errors import Refused, SchedulerError
 from scheduler.core.gpu import parse_gpu_ids
@@ -19,6 +18,8 @@ from scheduler.faces.ts.main import FULL, RequestError, number_of, user_name
 from scheduler.faces.ts.server import READY_S
 from scheduler.faces.ts.words import Mistake
 
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from scheduler.faces.foreground import Caller
     from scheduler.faces.ts.main import Spooler

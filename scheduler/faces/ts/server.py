@@ -16,7 +16,6 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from scheduler.core.errors import SchedulerError
 from scheduler.desk import Desk
@@ -25,6 +24,11 @@ from scheduler.proc import ticks_of
 from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places, make_private_folder
 from scheduler.store.safely import replace_file
+
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 STATE_FILE = "gpu_scheduler_state.json"
 READY_S = 20.0
@@ -47,10 +51,11 @@ def temporary(environ: Mapping[str, str]) -> str:
 def folder_of(environ: Mapping[str, str]) -> str:
     """The private folder of the server that is meant; one that is there already stays the one."""
     path = socket_of(environ)
-    beside, apart = f"{path}.gpujob", _apart(environ, path)
-    if _is_ours(beside, 0o077) or (not os.path.isdir(apart) and _is_ours(os.path.dirname(path), 0o022)):
+    beside = f"{path}.gpujob"
+    if _is_ours(beside, 0o077):
         return beside
-    return apart
+    apart = _apart(environ, path)
+    return beside if not os.path.isdir(apart) and _is_ours(os.path.dirname(path), 0o022) else apart
 
 
 def _is_ours(folder: str, not_allowed: int) -> bool:
@@ -215,10 +220,14 @@ class Server:
 
     def _starting(self) -> bool:
         """Whether somebody has started the scheduler, and it lives, if perhaps not in office yet."""
+        return bool(self._started_pid())
+
+    def _started_pid(self) -> int:
+        """Of the scheduler that was started last, 0 if it lives no more."""
         with contextlib.suppress(OSError, ValueError), open(self._started, opener=plain) as stream:
             pid, ticks = map(int, stream.read(60).split())
-            return ticks > 0 and ticks_of(pid) == ticks
-        return False
+            return pid if ticks > 0 and ticks_of(pid) == ticks else 0
+        return 0
 
     def ready(self) -> None:
         """Wait until the scheduler works. Raises SchedulerError with what kept it from that."""
@@ -311,18 +320,22 @@ class Server:
     # -- ending -------------------------------------------------------------------------------------------
 
     def _stop(self, number: int) -> None:
-        """End the scheduler, whose jobs go on, and wait until it has ended."""
+        """End the scheduler, whose jobs go on, and wait until it has ended; one not in office yet has done nothing."""
         end = time.monotonic() + READY_S
-        while daemon_alive(self.places):
-            told = holder(self.places)
-            if told and _is_running(told):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(told["pid"]), number)
+        while daemon_alive(self.places) or self._starting():
+            told = holder(self.places) if daemon_alive(self.places) else {}
+            pid = int(told["pid"]) if _is_running(told) else 0
+            about_to_begin = 0 if told else self._started_pid()
+            with contextlib.suppress(ProcessLookupError):
+                if pid:
+                    os.kill(pid, number)
+                elif about_to_begin:
+                    os.kill(about_to_begin, signal.SIGKILL)
             until = min(end, time.monotonic() + 5.0)
-            while daemon_alive(self.places) and time.monotonic() < until:
+            while (daemon_alive(self.places) or self._starting()) and time.monotonic() < until:
                 time.sleep(0.005)
             if time.monotonic() >= end:
-                raise SchedulerError(f"the server (pid {told.get('pid', 'unknown')}) does not end", where=self.home)
+                raise SchedulerError(f"the server (pid {pid or about_to_begin}) does not end", where=self.home)
 
     def retire(self) -> None:
         """-K: end the scheduler, cancel what waits, and let the next call begin another life."""
