@@ -77,7 +77,10 @@ class Graphics:
             seen.update(json.loads(self.s.gpujob("show", str(job), "--json").stdout))
             return seen["reason_code"] == code and text in seen["reason"]
 
-        wait_for(so, f"job {job} to wait with {code} {text}: {seen}")
+        try:
+            wait_for(so, f"job {job} to wait with {code} {text}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {seen}") from None
         assert self.s.ts("-s", str(job)) == "allocating"
 
     def refused(self, *words: str) -> str:

@@ -361,6 +361,16 @@ def test_s4_37_following_the_output(spooler: Callable[..., Spooler]) -> None:
     assert s.run("-c").returncode == 4
 
 
+def test_s4_37_an_output_that_is_named_is_there(spooler: Callable[..., Spooler]) -> None:
+    """S4.37: `ts cmd; cat $(ts -o)` in the very moment of its start: as soon as it has a name, there is a file."""
+    s = spooler()
+    for number in range(12):
+        s.add("echo", str(number))
+        named = wait_for(lambda n=number: (done := s.run("-o", str(n))).returncode == 0 and done, "its name")
+        assert Path(named.stdout.strip()).exists()
+        assert s.run("-c", str(number)).stdout == f"{number}\n"
+
+
 def test_s4_17_ctrl_c_in_front_of_a_job_goes_to_the_job(spooler: Callable[..., Spooler]) -> None:
     """S4.17: a job in the foreground ends by Ctrl-C as any program does."""
     s = spooler()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TAIL = 10
 APPLIED_S = 10.0
+MADE_S = 2.0
 NOT_RUN = "Job {} not finished or not running."
 
 NAMES = {
@@ -134,6 +135,9 @@ class Acting:
             raise RequestError("The output is not stored.")
         if not job.log or job.state is JobState.PENDING:
             raise RequestError(NOT_RUN.format(job.id))
+        end = time.monotonic() + MADE_S
+        while job.state is JobState.STARTING and not os.path.lexists(job.log) and time.monotonic() < end:
+            time.sleep(0.005)  # for `cat $(ts -o)`, and -c: the file is made a moment after its name is known
         return job.log
 
     # -- waiting ------------------------------------------------------------------------------------------
