@@ -1,4 +1,4 @@
-"""What a caller may ask of a scheduler: one method each, with or without a daemon."""
+"""What a caller may ask of a scheduler: one method each; requests need one that runs (without: `engine/offline.py`)."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ class Desk:
         had to end well. ``most``: so many may wait or run.
         Raises Refused when it can never run, NotFound for an unknown job in ``after``, QueueFull, StoreTrouble.
         """
+        from scheduler.core.command_limits import check_words
         from scheduler.core.llm import need_of
-        from scheduler.core.words import check_words
 
         if spec.arguments:
             check_words(spec.arguments)

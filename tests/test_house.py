@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # Tighter than the room: files that know less than their neighbours.
 MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
     "runners/keeper.py": (),
-    "runners/exec_in.py": (),
+    "runners/exec_within.py": (),
     "runners/mailer.py": (),
     "probes/reader.py": (),
     "runners/activate.py": (),

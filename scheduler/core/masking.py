@@ -1,4 +1,7 @@
-"""What passwords, tokens and keys look like, and what only looks like one; compiled when a text may hold one."""
+"""What passwords, tokens and keys look like, and what only looks like one; compiled when a text may hold one.
+
+A pattern is tried only on texts that `secrets._HINT` finds: a new one needs its beginning there.
+"""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from scheduler.core.job import Job, JobState
 from scheduler.core.launch import is_packed
 from scheduler.core.secrets import without_secrets
 from scheduler.crashpoints import crash_point
+from scheduler.intake.environment_places import program_in
 from scheduler.intake.environments import stored_environment
-from scheduler.intake.prefixes import program_in
 from scheduler.opening import plain
-from scheduler.runners import exec_in, mailer
+from scheduler.runners import exec_within, mailer
 from scheduler.runners.processes import own_children, seen
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
@@ -135,7 +135,7 @@ class Afterwards:
             actions = [(os.POSIX_SPAWN_DUP2, opened[0], 0), *((os.POSIX_SPAWN_DUP2, opened[1], fd) for fd in (1, 2))]
             folder = job.spec.cwd if os.path.isdir(job.spec.cwd) else self.folder
             # posix_spawn itself cannot change the folder.
-            argv = [sys.executable, "-I", "-S", exec_in.__file__, folder, "-", path, *words]
+            argv = [sys.executable, "-I", "-S", exec_within.__file__, folder, "-", path, *words]
             pid = os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True, setsigmask=())
             self._mine.add(pid)
         except OSError as error:

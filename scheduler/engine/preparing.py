@@ -18,7 +18,7 @@ from scheduler.core.job import Job
 from scheduler.core.launch import Launch, errors_of, launch_of, log_name
 from scheduler.core.session import session_name
 from scheduler.intake.environments import Missing, names_devices
-from scheduler.runners import exec_in
+from scheduler.runners import exec_within
 from scheduler.runners.processes import boot_id
 
 if TYPE_CHECKING:
@@ -76,14 +76,14 @@ def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]])
     differing = {}
     for which, (our_soft, our_hard) in limits.items():
         soft, hard = theirs.get(which, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        hard = exec_in.lower(hard, our_hard)  # nobody gets more than we have
-        soft = exec_in.lower(soft, hard)
+        hard = exec_within.lower(hard, our_hard)  # nobody gets more than we have
+        soft = exec_within.lower(soft, hard)
         if (soft, hard) != (our_soft, our_hard):
             differing[which] = (soft, hard)
     if not differing:
         return launch
     text = ",".join(f"{which}:{soft}:{hard}" for which, (soft, hard) in differing.items())
-    into = (sys.executable, "-I", "-S", exec_in.__file__, "-", text, launch.argv[0])
+    into = (sys.executable, "-I", "-S", exec_within.__file__, "-", text, launch.argv[0])
     return replace(launch, argv=(*into, *launch.argv))
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from scheduler.core.command_limits import LONGEST_WORD
 from scheduler.core.errors import UsageError
 from scheduler.core.job import JobSpec
-from scheduler.core.words import LONGEST_WORD
 from scheduler.intake.jobs_csv import Door, Parsed
 
 

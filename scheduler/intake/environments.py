@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from scheduler.core.errors import word
 from scheduler.core.job import Job
 from scheduler.core.launch import Found
+from scheduler.intake.environment_places import Missing, Prefix, Prefixes, Remembered, program_in
 from scheduler.intake.files import read_plain
-from scheduler.intake.prefixes import Missing, Prefix, Prefixes, Remembered, program_in
 from scheduler.intake.programs import described, folder_trouble, script_trouble
 
 __all__ = ["ACTIVATION", "Environments", "Missing", "names_devices", "stored_environment"]

@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler.core.command_limits import check_words
 from scheduler.core.errors import Refused, SchedulerError, UsageError, nearest
 from scheduler.core.gpu import Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
 from scheduler.core.launch import CUDA_MODES, LAUNCHERS
 from scheduler.core.units import mib_of, seconds_of
-from scheduler.core.words import check_words
 
 LONGEST_LINE = 1 << 20
 LONGEST_SHOWN = 1000  # characters of a spelling that would be right

@@ -6,8 +6,8 @@ import os
 import re
 import stat
 
+from scheduler.intake.environment_places import Remembered
 from scheduler.intake.files import read_plain
-from scheduler.intake.prefixes import Remembered
 
 _CFG_VERSION = re.compile(r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", re.M)
 _META = re.compile(r"python-(3\.\d+\.\d+)-[^-]+\.json")

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
+from scheduler.core.command_limits import LONGEST_WORD, check_words
 from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
 from scheduler.core.llm import ModelTable, model_in, need_of
-from scheduler.core.words import LONGEST_WORD, check_words
 from scheduler.intake import commands
 from scheduler.intake.jobs_csv import (
     FORMAT,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.intake.prefixes import Remembered
+from scheduler.intake.environment_places import Remembered
 from scheduler.intake.programs import described, folder_trouble, script_trouble, version_of, why_not_started
 from tests.prefixes import conda_prefix, executable
 

@@ -22,7 +22,7 @@ import pytest
 
 from scheduler.core.facts import Ended, NeverRan, Started
 from scheduler.core.launch import Streams
-from scheduler.runners import exec_in
+from scheduler.runners import exec_within
 from scheduler.runners.processes import seen
 from tests.bench import DirectBench, direct_bench
 from tests.runners.test_keeper import LIMIT_S, Desk, desk  # noqa: F401  a fixture
@@ -430,7 +430,7 @@ def test_s4_17_a_caller_that_is_gone_is_said_in_words(bench: DirectBench) -> Non
 
 def test_a_program_is_begun_though_what_is_to_be_said_finds_no_room() -> None:
     """Found by the soak: a limit that cannot be set, a full disk, and the job was never begun (exit code 120)."""
-    words = [sys.executable, "-I", "-S", exec_in.__file__, "-", "99:1:1", "/bin/sh", "sh", "-c", "exit 7"]
+    words = [sys.executable, "-I", "-S", exec_within.__file__, "-", "99:1:1", "/bin/sh", "sh", "-c", "exit 7"]
     with open("/dev/full", "wb") as full:
         assert subprocess.run(words, stderr=full, check=False).returncode == 7
         words[6] = "/no/such/program"

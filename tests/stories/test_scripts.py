@@ -7,7 +7,7 @@ import json
 import re
 import sys
 
-from scheduler.core.words import LONGEST_COMMAND, LONGEST_WORD
+from scheduler.core.command_limits import LONGEST_COMMAND, LONGEST_WORD
 from tests.prefixes import executable, site_packages, venv_prefix
 from tests.stories.harness import wait_for
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from scheduler.core.command_limits import LONGEST_WORD
 from scheduler.core.config import Config
 from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import parse_gpu_ids
@@ -18,11 +19,11 @@ from scheduler.core.job import JobSpec
 from scheduler.core.job_class import JobClass
 from scheduler.core.llm import ModelTable, need_of
 from scheduler.core.placement import Fleet
-from scheduler.core.words import LONGEST_WORD
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
 from scheduler.faces.handing import limits_here, said_by
 from scheduler.faces.terminal import safe
+from scheduler.intake.environment_places import program_in
 from scheduler.intake.files import FileTrouble, check_owner, check_places, check_private, places_of
 from scheduler.intake.jobs_csv import (
     OPTION_KEYS,
@@ -34,7 +35,6 @@ from scheduler.intake.jobs_csv import (
     read_options,
     write_line,
 )
-from scheduler.intake.prefixes import program_in
 from scheduler.intake.settings import model_table
 from scheduler.probes.fixed import declared
 from scheduler.store.places import check_not_for_another

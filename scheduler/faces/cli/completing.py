@@ -173,7 +173,7 @@ def need(desk: Desk, incomplete: str) -> Found:
 
 def environment(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Names of conda environments, found by the files they leave; a folder is the shell's to complete."""
-    from scheduler.intake.prefixes import Prefixes, Remembered
+    from scheduler.intake.environment_places import Prefixes, Remembered
 
     names = Prefixes(os.environ, Remembered()).names(os.environ)
     return [(name, "") for name in names if name.startswith(incomplete) and _PLAIN.issuperset(name)]

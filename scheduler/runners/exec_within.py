@@ -1,4 +1,4 @@
-"""Becomes another program, in a folder and within limits: ``python -I -S exec_in.py FOLDER LIMITS PROGRAM WORDS…``.
+"""Becomes another program, in a folder and within limits: ``python -I -S exec_within.py FOLDER LIMITS PROGRAM WORDS…``.
 
 LIMITS: ``which:soft:hard`` joined by commas, as `resource.setrlimit` takes them, or ``-``. FOLDER: a path, or ``-``. WORDS
 begin with the program's own name. pid, session and descriptors stay what they are.

@@ -12,8 +12,8 @@ import pytest
 from scheduler.core.gpu import Need
 from scheduler.core.job import Job, JobSpec
 from scheduler.core.launch import Found
+from scheduler.intake.environment_places import Prefix, Remembered
 from scheduler.intake.environments import ACTIVATION, Environments, Missing
-from scheduler.intake.prefixes import Prefix, Remembered
 from tests.prefixes import activation, conda_prefix, conda_sh, executable, venv_prefix
 
 LAUNCHER = ("python", "activate.py")
@@ -331,7 +331,7 @@ def test_what_was_read_is_read_again_when_it_was_changed_replaced_or_removed(tmp
 def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, files, reads = tmp_path / "f", Remembered(), []
     path.write_text("x")
-    monkeypatch.setattr("scheduler.intake.prefixes.CLOCK_TICK_NS", -1)
+    monkeypatch.setattr("scheduler.intake.environment_places.CLOCK_TICK_NS", -1)
     for _ in range(3):
         files.of(str(path), reads.append, None)
     assert len(reads) == 1
