@@ -421,7 +421,7 @@ def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -
     if gpus or rows.meta(connection, "settings"):
         never = Fleet(gpus, _cpu_slots(connection)).can_ever_hold(class_of(job))
         if never:
-            raise Refused(never, do="ask for less, or allow other GPUs")
+            raise Refused(never, do="ask for less, or allow other GPUs" if job.need.count else "ask for less")
 
 
 def _cpu_slots(connection: sqlite3.Connection) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from scheduler.core.errors import UsageError
 from scheduler.core.gpu import decimal_text
 from scheduler.core.job import Event, Job, JobSpec
 
 CUDA_MODES = ("physical", "local", "unset", "auto", "none")
+LONGEST_NAME = 200  # bytes of a log's name, to which letters and endings are added
 CONDA_MODES = ("auto", "direct", "activate", "run")
 
 
@@ -159,6 +161,20 @@ def with_cuda(arguments: Sequence[str], ids: str, *, add: bool = True) -> tuple[
     if add and not seen:
         out += ["--cuda", ids]
     return (*out, *arguments[end:])
+
+
+def check_log_name(name: str) -> None:
+    """Raises UsageError where no log can have this name."""
+    length = len(name.encode("utf-8", "surrogateescape"))
+    if (
+        "/" in name
+        or name in (".", "..")
+        or any(char < " " or char == "\x7f" for char in name)
+        or not 0 < length <= LONGEST_NAME
+    ):
+        raise UsageError(
+            f"a log's name is 1 to {LONGEST_NAME} bytes without / or control characters", do="write a plain file name"
+        )
 
 
 def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:

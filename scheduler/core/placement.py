@@ -264,7 +264,7 @@ class Fleet:
             asked = need.in_words()
             if kind.allowed is not None:
                 return f"needs {asked}, but only {gpu_ids_text(kind.allowed)} are allowed"
-            return f"needs {asked}, but a server here has only {fitting}"
+            return f"needs {asked}, but {f'a server here has only {fitting}' if fitting else 'there is none here'}"
         if kind.vram_mib:
             large = mask_of(i for i, g in self.gpus.items() if g.memory_mib is None or g.memory_mib >= kind.vram_mib)
             fitting = max(((allowed & large & mask).bit_count() for mask in self._server_mask.values()), default=0)
@@ -330,7 +330,12 @@ class Fleet:
                 "reserved", f"the next free slots are kept for job {self.slots_reserved - 1}, overtaken too often"
             )
         if need.slots == 1:
-            return Reason("no-room", f"all {self.cpu_slots} slots for jobs without a GPU are in use")
+            text = (
+                "the slot for jobs without a GPU is"
+                if self.cpu_slots == 1
+                else f"all {self.cpu_slots} slots for jobs without a GPU are"
+            )
+            return Reason("no-room", f"{text} in use")
         free = max(0, self.cpu_free)
         are = "is" if free == 1 else "are"
         return Reason("no-room", f"needs {need.slots} slots; {free} of {self.cpu_slots} {are} free")

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from scheduler.core.job import Job, JobState
+from scheduler.core.job import Event, Job, JobState
 from scheduler.core.launch import is_packed
 from scheduler.core.secrets import without_secrets
 from scheduler.crashpoints import crash_point
@@ -52,6 +52,7 @@ class Afterwards:
         self.db, self.places, self.environ, self.folder, self.say = db, places, environ, folder, say
         self.due = True  # at the start there may be some of the daemon before
         self._mine: set[int] = set()
+        self._events: list[Event] = []
 
     def sessions(self) -> set[int]:
         """Sessions of the programs that run for this, and of what they left running: they belong to no job."""
@@ -73,17 +74,24 @@ class Afterwards:
                 rows.strike_calls(connection, unsure)
             crash_point("afterwards.begun")
         self.due = False
+        self._events.clear()
         for job in self._jobs(unsure):
-            self.say(KILLED, 30, job)
+            self._warn(job, KILLED)
         for job in self._jobs(fresh):
             if job.spec.on_finish:
                 self._call(job)
             if job.spec.mail_to:
                 self._mail(job)
-        if fresh:
+        if wanted:
             crash_point("afterwards.done")
             with self.db.writing(sync=False) as connection:
                 rows.strike_calls(connection, fresh)
+                rows.write_events(connection, self._events)
+
+    def _warn(self, job: Job, text: str) -> None:
+        """In the log, and in the job's story: who asked for it looks there."""
+        self.say(f"job {job.id} ({job.spec.shown_name}): {text}", 30, job)
+        self._events.append(Event(job.id, time.time(), "afterwards", {"why": text}))
 
     def _jobs(self, numbers: Iterable[int]) -> list[Job]:
         """Those that were not forgotten meanwhile."""
@@ -95,7 +103,9 @@ class Afterwards:
         program = job.spec.on_finish
         path = program if "/" in program else program_in(environ.get("PATH") or os.defpath, program)
         if not path:
-            self.say(f"on_finish: no program {program!r} in PATH", 30, job)
+            beside = os.path.join(job.spec.cwd, program)
+            do = f"; write ./{program} for the one in its folder" if os.path.isfile(beside) else ""
+            self._warn(job, f"on_finish: no program {program!r} in PATH{do}")
             return
         words = [program, str(job.id), str(job.error_level), job.log, command_text(job)]
         self._spawn(job, "on_finish", path, words, environ)
@@ -104,8 +114,8 @@ class Afterwards:
         environ = self._environment(job)
         sendmail = program_in(os.pathsep.join((environ.get("PATH") or os.defpath, *SENDMAIL)), "sendmail")
         if not sendmail:
-            self.say(
-                "mail: there is no sendmail here; install a mail program (Debian: apt-get install msmtp-mta)", 30, job
+            self._warn(
+                job, "mail: there is no sendmail here; install a mail program (Debian: apt-get install msmtp-mta)"
             )
             return
         subject = f"gpujob: job {job.id} ({without_secrets(job.spec.label) or job.spec.shown_words()}) ended with {job.error_level}"
@@ -139,7 +149,7 @@ class Afterwards:
             pid = os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True, setsigmask=())
             self._mine.add(pid)
         except OSError as error:
-            self.say(f"{what}: {path}: {error.strerror}", 30, job)
+            self._warn(job, f"{what}: {path}: {error.strerror}")
         finally:
             for fd in opened:
                 os.close(fd)

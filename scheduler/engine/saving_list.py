@@ -57,7 +57,9 @@ def _words(job: Job, known: set[int]) -> str:
         waits_for = [parent for parent in parents if parent in known]  # others have ended as they had to
         if waits_for:
             words += [option, ",".join(f'"$job{parent}"' for parent in waits_for)]
-    words.append(shlex.join(_command(job)))
+    command = _command(job)
+    words += ["--"] if command[0].startswith("-") else []
+    words.append(shlex.join(command))
     line = " ".join(words)
     return (
         f'{line} && job{job.id}=$("$TS" -q)'

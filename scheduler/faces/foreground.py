@@ -12,11 +12,13 @@ import time
 from types import FrameType
 
 from scheduler.core.errors import NoDaemon, SchedulerError
+from scheduler.core.job import Job, JobState
 from scheduler.core.requests import Cancel
 from scheduler.desk import Desk
 from scheduler.proc import ticks_of
 
 EVERY_S = 0.1
+BEGUN_S = 2.0
 
 
 class Caller:
@@ -46,6 +48,10 @@ class Caller:
         """Let it wait for `Interrupts`, or `close`: until then nobody knows what it has to end."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
+    def let_ctrl_c(self) -> None:
+        """Ctrl-C ends us again: there is no job yet."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
     @property
     def word(self) -> str:
         """What JobSpec.caller says of it."""
@@ -65,7 +71,7 @@ class Caller:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         self._socket.close()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        self.let_ctrl_c()
 
 
 class Interrupts:
@@ -83,8 +89,17 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
+    def _begun(self) -> Job | None:
+        """The job; one that is being started this moment once it has a process."""
+        end = time.monotonic() + BEGUN_S
+        while True:
+            job = self.desk.known([self.number]).get(self.number)
+            if job is None or job.state is not JobState.STARTING or time.monotonic() >= end:
+                return job
+            time.sleep(0.005)
+
     def _pass_on(self, _number: int, _frame: FrameType | None) -> None:
-        job = self.desk.known([self.number]).get(self.number)
+        job = self._begun()
         if job is None or job.state.ended:
             return
         if job.process is not None and ticks_of(job.process.pid) == job.process.ticks:
@@ -114,7 +129,10 @@ def stay(desk: Desk, number: int, caller: Caller) -> int:
                 break
             except NoDaemon:
                 if not said:
-                    print(f"gpujob: no scheduler is running; staying with job {number}", file=sys.stderr)
+                    said_once = (
+                        f"gpujob: no scheduler is running; staying with job {number} until one is started: gpujob start"
+                    )
+                    print(said_once, file=sys.stderr)
                 said = True
                 time.sleep(EVERY_S)
     return 130 if interrupts.cancelled else code

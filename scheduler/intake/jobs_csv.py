@@ -13,7 +13,7 @@ from scheduler.core.command_limits import check_words
 from scheduler.core.errors import Refused, SchedulerError, UsageError, nearest
 from scheduler.core.gpu import Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
-from scheduler.core.launch import CUDA_MODES, LAUNCHERS
+from scheduler.core.launch import CUDA_MODES, LAUNCHERS, check_log_name
 from scheduler.core.units import mib_of, seconds_of
 
 LONGEST_LINE = 1 << 20
@@ -412,8 +412,7 @@ def _apart(text: str) -> bool:
 
 
 def _log_name(text: str) -> str:
-    if not text or "/" in text or text in (".", "..") or _CONTROL.search(text) or len(os.fsencode(text)) > 200:
-        raise UsageError("a log's name is 1 to 200 bytes without / or control characters", do="write a plain file name")
+    check_log_name(text)
     return text
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 
+from scheduler.core.errors import said
 from scheduler.intake.environment_places import Remembered
 from scheduler.intake.files import read_plain
 
@@ -91,7 +92,7 @@ def folder_trouble(folder: str) -> str:
 def why_not_started(program: str) -> str:
     """What is wrong with a program that the kernel refused, so that somebody can mend it; empty if nothing is seen."""
     if "/" not in program:
-        return f"there is no program {program} in PATH"
+        return f"there is no program {said(program)} in PATH"
     try:
         mode = os.stat(program).st_mode
     except FileNotFoundError:

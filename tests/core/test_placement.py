@@ -500,7 +500,7 @@ def test_the_reason_of_a_wide_job_that_lacks_memory_speaks_of_memory() -> None:
         ((), a_kind("0", (7,)), ""),
         ((2,), a_kind("3"), "a server here has only 2"),
         ((2, 2), a_kind("3"), "a server here has only 2"),
-        ((), a_kind("1"), "a server here has only 0"),
+        ((), a_kind("1"), "there is none here"),
         ((4,), a_kind("2", (1,)), "only 1 are allowed"),
         ((2, 2), a_kind("2", (1, 2)), "only 1,2 are allowed"),
         ((2,), a_kind("1", (2,)), "GPU 2 is not managed here (managed: 0,1)"),

@@ -523,6 +523,7 @@ def test_s4_26_a_program_that_is_missing_fails_or_hangs_holds_up_nothing(schedul
     wait_for(lambda: (s.folder / "hangs").exists(), "the one that hangs")
     hanging = int(wait_for(lambda: (s.folder / "hangs").read_text(), "its number"))
     said = wait_for(lambda: "no program 'no-such-program'" in s.said() and s.said(), "the missing one is named")
+    wait_for(lambda: "no program 'no-such-program' in PATH" in s.cli("show", "2").stdout, "its story tells it, too")
     log = s.folder / ".gpujob" / "on_finish.log"
     for text in ("not-there: No such file", "went wrong", "broken.sh: No such file"):
         wait_for(lambda text=text: text in log.read_text(), f"{text} in {log.read_text()} {said}")

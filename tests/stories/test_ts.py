@@ -65,6 +65,9 @@ def test_s4_4_s4_5_the_list_and_the_states(spooler: Callable[..., Spooler]) -> N
         assert sum(word in known for word in line.split()) == (0 if line == lines[0] else 1)
 
 
+LOG_NAME = "a log's name is 1 to 200 bytes without / or control characters; write a plain file name"
+
+
 def test_s4_7_a_request_that_cannot_be_done_is_255_and_says_so(spooler: Callable[..., Spooler]) -> None:
     """S4.7: 255 and `Error in the request: ` on stderr for jobs that are not there or in another state; nothing is harmed."""
     s = spooler()
@@ -89,7 +92,8 @@ def test_s4_7_a_request_that_cannot_be_done_is_255_and_says_so(spooler: Callable
         ("-o", "2"): "The output is not stored.",
         ("-c", "2"): "The output is not stored.",
         ("-D", "0,x", "true"): "'x' is not the number of a job.",
-        ("-O", "a/b", "true"): "-O takes the name of a file, without a path, not 'a/b'.",
+        **{("-O", name, "true"): LOG_NAME for name in ("a/b", "..", "", "a\nb", "x" * 201)},
+        ("--set_logdir", ""): "--set_logdir takes a folder.",
         ("--set_logdir", "/nowhere"): "/nowhere: no such folder, or none that can be written.",
     }
     for words, said in expected.items():
@@ -98,7 +102,7 @@ def test_s4_7_a_request_that_cannot_be_done_is_255_and_says_so(spooler: Callable
     for words, said in {
         ("-Z",): "Wrong option Z.",
         ("-D",): "Option D missing argument.",
-        ("-S", "0"): "You should set at minimum 1 slot.",
+        **{("-S", slots): "You should set at minimum 1 slot." for slots in ("0", "-1", "x", "9" * 30)},
         ("-U", "12"): "Wrong <id-id> for -U.",
         ("-M", "xml"): "Invalid argument for option M: xml.",
         ("-mn", "true"): "For e-mail, you should store the output.",
@@ -205,6 +209,15 @@ def test_s4_23_json_is_what_jq_reads(spooler: Callable[..., Spooler]) -> None:
     if jq := shutil.which("jq"):
         read = subprocess.run([jq, "-r", ".[].ID"], input=text, capture_output=True, text=True, check=True)
         assert read.stdout.split() == ["1", "3", "0", "2"]
+
+
+def test_s4_23_json_is_json_in_every_locale(spooler: Callable[..., Spooler]) -> None:
+    """S4.23: characters that stdout cannot have are written as JSON writes them."""
+    s = spooler()
+    s.ts("-n", "echo", "ünï", "🎉", "\n")
+    for encoding in ("ascii", "latin-1", "utf-8"):
+        asked = s.popen("-M", "json", environ={"PYTHONIOENCODING": encoding}, text=False)
+        assert json.loads(asked.communicate(timeout=60)[0].decode(encoding))[0]["Command"].startswith("echo ünï 🎉 ")
 
 
 def test_s4_24_each_row_between_tabs_has_the_same_fields(spooler: Callable[..., Spooler]) -> None:

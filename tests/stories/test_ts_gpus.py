@@ -214,13 +214,23 @@ def test_s4_34_which_gpus_may_be_used_at_the_start_and_changed_later(graphics: C
     assert g.sees(all_three) == "0,1,2"
 
 
+def test_s4_34_which_of_declared_gpus_may_be_used(spooler: Callable[..., Spooler]) -> None:
+    """S4.34: TS_VISIBLE_DEVICES counts also where GPUS are only said to be there."""
+    s = spooler(GPUJOB_SET_GPUS="2", TS_VISIBLE_DEVICES="1")
+    sees = ("-G", "1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    for number, visible in enumerate(("1", "0")):
+        s.ts("--setenv", f"TS_VISIBLE_DEVICES={visible}")
+        assert "needs 2 whole GPUs" in s.run("-G", "2", "true").stderr
+        assert s.add(*sees) == number and s.ended(number) == 0 and s.output(number) == f"{visible}\n"
+
+
 @pytest.mark.parametrize("how", ["no driver", "a driver that fails"])
 def test_s4_35_without_gpus_jobs_without_gpus_run(graphics: Callable[..., Graphics], how: str) -> None:
     """S4.35 (bug 10): -G and -g are refused with the reason, at the first call as at any other."""
     g = graphics("" if how == "no driver" else "ab")
     if how != "no driver":
         g.driver.error("nvmlInitWithFlags", MISMATCH)
-    assert "needs one whole GPU, but a server here has only 0" in g.refused("-G", "1", "true")
+    assert "needs one whole GPU, but there is none here" in g.refused("-G", "1", "true")
     assert "GPU 0 is not managed here (managed: none)" in g.refused("-g", "0", "true")
     job = g.hold()
     assert job == 0, "what was refused has no number"

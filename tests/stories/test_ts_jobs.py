@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import signal
@@ -369,6 +370,26 @@ def test_s4_37_an_output_that_is_named_is_there(spooler: Callable[..., Spooler])
         named = wait_for(lambda n=number: (done := s.run("-o", str(n))).returncode == 0 and done, "its name")
         assert Path(named.stdout.strip()).exists()
         assert s.run("-c", str(number)).stdout == f"{number}\n"
+
+
+def test_s4_17_ctrl_c_while_the_number_cannot_be_printed(spooler: Callable[..., Spooler]) -> None:
+    """S4.17: from the moment it is queued Ctrl-C is the job's, also before its number is printed."""
+    s = spooler()
+    out, full = os.pipe()
+    os.set_blocking(full, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(full, bytes(4096))
+    os.set_blocking(full, True)
+    caller = s.popen("-f", "sh", "-c", "trap 'exit 33' INT; touch ready; while :; do sleep 0.05; done", stdout=full)
+    os.close(full)
+    wait_for((s.folder / "ready").exists, "the job runs")
+    s.wait_state(0, "running")
+    os.kill(caller.pid, signal.SIGINT)
+    s.wait_state(0, "finished")
+    with open(out, "rb") as stream:
+        assert stream.read().endswith(b"\x000\n")
+    assert caller.communicate(timeout=60)[1] == "" and caller.returncode == 33
 
 
 def test_s4_17_ctrl_c_in_front_of_a_job_goes_to_the_job(spooler: Callable[..., Spooler]) -> None:

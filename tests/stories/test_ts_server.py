@@ -291,6 +291,89 @@ def test_s4_18_s4_25_a_full_queue(spooler: Callable[..., Spooler]) -> None:
     assert s.add("-B", "true") == 2
 
 
+def test_s4_18_who_waits_for_room_when_the_server_is_ended(spooler: Callable[..., Spooler]) -> None:
+    """S4.18, S4.1: it is told so, and begins no other server."""
+    s = spooler(TS_MAXCONN="7")
+    s.add(*s.held("a"))
+    waiting = [s.popen("true"), s.popen("-f", "true")]
+    for one in waiting:
+        wait_for(lambda pid=one.pid: _sleeps(pid), "a client that waits for room")  # type: ignore[misc]
+    s.ts("-K")
+    for one in waiting:
+        said = "Error in the request: The server was ended while this job waited for room in its queue.\n"
+        assert one.communicate(timeout=60) == ("", said) and one.returncode == 255
+    assert not s.server.exists()
+
+
+def test_s4_6_s4_1_who_waits_for_a_job_when_the_server_is_ended(spooler: Callable[..., Spooler]) -> None:
+    """S4.6, S4.1: what runs goes on, and whoever stays with it gets its code, not that of a later job of its number; what
+    was queued is given up. None of them begins another server.
+    """
+    s = spooler()
+    stays = s.popen("-f", *s.held("a", "echo out; exit 3"))
+    s.wait_state(0, "running")
+    waits, follows, queued = s.popen("-w", "0"), s.popen("-c", "0"), s.popen("-f", "true")
+    wait_for(lambda: len(s.states()) == 2, "the second is queued")
+    for one in (waits, follows, queued):
+        wait_for(lambda pid=one.pid: _sleeps(pid), "it waits")  # type: ignore[misc]
+    server = s.pid()
+    s.ts("-K")
+    assert queued.communicate(timeout=60) == ("1\n", "") and queued.returncode == 255
+    assert not alive(server) and not s.server.exists()
+    assert s.add("sh", "-c", "exit 44") == 0 and s.ended(0) == 44
+    assert [one.poll() for one in (stays, waits, follows)] == [None] * 3
+    s.release("a")
+    assert [(*one.communicate(timeout=60), one.returncode) for one in (stays, waits, follows)] == [
+        ("0\n", "", 3), ("", "", 3), ("out\n", "", 3),
+    ]  # fmt: skip
+    assert s.run("-f", "sh", "-c", "ts -K; exit 11").returncode == 11
+
+
+def test_s4_6_who_waits_for_a_job_that_nobody_saw_end(spooler: Callable[..., Spooler]) -> None:
+    """S4.6: after -K its keeper was killed, and then it ended: 255, and no waiting for ever."""
+    s = spooler()
+    s.add(*s.held("a", "exit 3"))
+    s.wait_state(0, "running")
+    waits, pid = s.popen("-w", "0"), int(s.ts("-p", "0"))
+    wait_for(lambda: _sleeps(waits.pid), "it waits")
+    keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    s.ts("-K")
+    os.kill(keeper, signal.SIGKILL)
+    wait_for(lambda: not alive(keeper), "the keeper is gone")
+    s.release("a")
+    assert waits.communicate(timeout=60) == ("", "") and waits.returncode == 255
+
+
+def test_s4_7_what_cannot_be_named_written_or_entered(spooler: Callable[..., Spooler]) -> None:
+    """S4.7: a socket's name that is no UTF-8, a working folder that is gone, an output that is full: 255 and one line."""
+    s = spooler()
+    asked = s.popen("true", environ={"TS_SOCKET": os.fsdecode(os.fsencode(s.folder) + b"/no \xff")})
+    out, err = asked.communicate(timeout=60)
+    assert (out, asked.returncode, err.count("\n")) == ("", 255, 1)
+    assert err.startswith("Error in the request: ") and "UTF-8" in err
+    script = "mkdir gone; cd gone; rmdir ../gone; ts -l; echo $?; ts true; echo $?; ts -f true; echo $?"
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=s.folder, env=s.environ, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[1:] == ["0", "255", "255"]
+    assert done.stderr.splitlines() == ["Error in the request: The folder you are in: No such file or directory."] * 2
+    for number, (words, code, said) in enumerate(
+        (
+            (("true",), 255, "Job 0 is queued, but its number cannot be printed: No space left on device\n"),
+            (
+                ("-f", "sh", "-c", "exit 3"),
+                3,
+                "Job 1 is queued, but its number cannot be printed: No space left on device\n",
+            ),
+            (("-l",), 255, "Error in the request: No space left on device\n"),
+        )
+    ):
+        with open("/dev/full", "w") as full:
+            asked = s.popen(*words, stdout=full)
+            assert (asked.communicate(timeout=60)[1], asked.returncode) == (said, code)
+        assert s.ended(min(number, 1)) == (0, 3, 3)[number]
+
+
 def _sleeps(pid: int) -> bool:
     """Whether a process waits for nothing but time (clock_nanosleep, pselect6 or select of the usual machines)."""
     return Path(f"/proc/{pid}/syscall").read_text().split()[0] in ("230", "115", "270", "72", "23")
@@ -428,6 +511,19 @@ def test_s4_28_the_saved_list_queues_all_anew(spooler: Callable[..., Spooler], t
     assert [s.ended(number) for number in range(7)] == [0] * 7  # its own queue has not been lost either
     every = sorted(json.loads(line)[1] for line in s.said_in("ran"))
     assert every == sorted(["two words", "second", "third", "fourth", "fifth"] * 2)
+
+
+def test_s4_28_the_saved_list_knows_commands_that_look_like_options(
+    spooler: Callable[..., Spooler], tmp_path: Path
+) -> None:
+    """S4.28: `ts -- -odd` stays the command `-odd`."""
+    saved = tmp_path / "saved.sh"
+    s = spooler(TS_SAVELIST=str(saved))
+    s.add(*s.held("a"))
+    s.wait_state(0, "running")
+    s.add("-E", "--", "-odd", "-x")
+    s.kill(signal.SIGTERM)
+    assert '$("$TS" -E -- -odd -x)' in saved.read_text()
 
 
 def test_s4_28_s4_1_after_the_end_of_a_server_its_job_goes_on(spooler: Callable[..., Spooler]) -> None:

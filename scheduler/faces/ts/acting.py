@@ -228,7 +228,7 @@ class Acting:
         if value is None:
             print(self.server.slots())
             return 0
-        number = number_of(value) if value.isdigit() else 0
+        number = int(value) if value.isascii() and value.isdigit() and len(value) <= 9 else 0
         if number < 1:
             raise Mistake("You should set at minimum 1 slot.")
         self.server.set(cpu_slots=number)
@@ -267,7 +267,9 @@ class Acting:
 
     def set_logdir(self, value: str | None) -> int:
         """Keep it elsewhere from now on."""
-        path = os.path.abspath(os.path.expanduser(value or ""))
+        if not value:
+            raise RequestError("--set_logdir takes a folder.")
+        path = os.path.abspath(os.path.expanduser(value))
         if not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
             raise RequestError(f"{path}: no such folder, or none that can be written.")
         self.spooler.desk.note("ts_logdir", path)

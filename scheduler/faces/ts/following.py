@@ -35,7 +35,7 @@ def follow(spooler: Spooler, job: Job, most: int | None) -> int:
         skipping = most is not None and unpack is not None
         kept = b""
         while True:
-            now = spooler.desk.known([job.id]).get(job.id)
+            now = spooler.under_way(job.id)
             over = now is None or now.state.ended
             while data := os.read(fd, CHUNK):
                 for piece in unpack.feed(data) if unpack is not None else (data,):
@@ -48,8 +48,6 @@ def follow(spooler: Spooler, job: Job, most: int | None) -> int:
                 skipping = False
             if over:
                 return code_of(now) if now is not None else ERROR
-            if not spooler.server.alive():
-                spooler.server.begin()
             time.sleep(EVERY_S)
             if stat.S_ISREG(os.fstat(fd).st_mode) and os.fstat(fd).st_size < os.lseek(fd, 0, os.SEEK_CUR):
                 os.lseek(fd, 0, os.SEEK_SET)  # it was cut

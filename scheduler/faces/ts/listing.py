@@ -111,6 +111,7 @@ def as_json(jobs: Sequence[Job], gpus: bool) -> str:
     import json
 
     objects = []
+    in_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"  # else JSON has its own way to write them
     for job in jobs:
         ended = job.state.ended and job.state is not JobState.SKIPPED
         seconds = seconds_of(job)
@@ -123,7 +124,7 @@ def as_json(jobs: Sequence[Job], gpus: bool) -> str:
             **({"GPUs": job.need.count} if gpus else {}),
             "Command": command_of(job),
         }
-        objects.append(json.dumps(one, ensure_ascii=False))
+        objects.append(json.dumps(one, ensure_ascii=not in_utf8))
     return f"[{','.join(objects)}]"
 
 
@@ -149,6 +150,7 @@ def details(job: Job, gpus: bool, now: float) -> list[str]:
     lines = ["Environment:", *job.spec.info.rstrip("\n").split("\n")] if job.spec.info else []
     if job.state is JobState.SKIPPED:
         lines.append("Exit status: skipped")
+        lines += [f"Why: {note}" for note in job.notes]
     elif job.state.ended:
         if job.exit_code is not None:
             lines.append(f"Exit status: died with exit code {job.exit_code}")

@@ -14,6 +14,7 @@ from scheduler.desk import Desk
 from scheduler.faces.terminal import safe
 from scheduler.faces.ts.server import Server, temporary
 from scheduler.faces.ts.words import Mistake, Typed, read
+from scheduler.proc import ticks_of
 
 ERROR = 255
 FULL = 2
@@ -21,6 +22,7 @@ ONLY_TELLING = "iaF"  # of a job that is not there these say so on stdout and en
 FIRST_WAIT_S = 0.01
 LONGEST_WAIT_S = 0.25
 ANSWER_S = 20.0
+RECORDED_S = 8.0  # so long at most a keeper waits with an ending, for a packed log to be whole
 
 
 class RequestError(Exception):
@@ -35,14 +37,27 @@ def run(words: Sequence[str]) -> int:
     """Do what was typed; the exit code."""
     environ = dict(os.environ)
     try:
-        return Spooler(environ).do(read(words))
+        code = Spooler(environ).do(read(words))
+        sys.stdout.flush()
+        return code
     except Mistake as error:
         print(f"{safe(str(error))}\nTry ts -h", file=sys.stderr)
     except RequestError as error:
         print(f"Error in the request: {safe(str(error))}", file=sys.stderr)
     except SchedulerError as error:
         print(f"Error in the request: {safe(' '.join(error.lines))}", file=sys.stderr)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        about = f"{error.filename}: " if error.filename else ""
+        print(f"Error in the request: {safe(f'{about}{error.strerror}')}", file=sys.stderr)
+        give_up_stdout()
     return ERROR
+
+
+def give_up_stdout() -> None:
+    """After it could not be written: else what was not written is tried again, and complained of, at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 class Spooler:
@@ -147,15 +162,36 @@ class Spooler:
         """Wait until a job has ended: its code. One that is removed meanwhile counts as one that failed."""
         pause = FIRST_WAIT_S
         while True:
-            job = self.desk.known([number]).get(number)
+            job = self.under_way(number)
             if job is None:
                 return ERROR
             if job.state.ended:
                 return code_of(job)
-            if not self.server.alive():
-                self.server.begin()  # it was killed: another one takes the jobs over
             time.sleep(pause)
             pause = min(LONGEST_WAIT_S, pause * 1.3)
+
+    def under_way(self, number: int) -> Job | None:
+        """The job as it is now, of a server that goes on: one that was killed is started again, and takes its jobs over.
+
+        Of one that -K has ended, jobs that ran go on, and their records tell how they end; None if the job is there no
+        more, or nobody will ever know.
+        """
+        goes_on = self.server.go_on()  # before the look: what -K leaves is settled by then
+        job = self.desk.known([number]).get(number)
+        if goes_on or job is None or job.state.ended:
+            return job
+        runs = job.process is not None and ticks_of(job.process.pid) == job.process.ticks
+        return job if runs else self._settled(number)
+
+    def _settled(self, number: int) -> Job | None:
+        """A job of a server that was ended, whose process lives no more: its keeper may be writing how it ended."""
+        end = time.monotonic() + RECORDED_S
+        while time.monotonic() < end:
+            job = self.desk.known([number]).get(number)
+            if job is None or job.state.ended:
+                return job
+            time.sleep(FIRST_WAIT_S)
+        return None
 
     def ask(self, what: str, *jobs: int) -> str:
         """Have the scheduler do something (of `core/requests.py`) with jobs; what it says. Raises RequestError if it cannot."""

@@ -14,7 +14,7 @@ from scheduler.core.job import Job, JobSpec
 from scheduler.core.llm import ModelTable
 from scheduler.desk import Desk, QueueFull
 from scheduler.faces.handing import limits_here, said_by
-from scheduler.faces.ts.main import FULL, RequestError, number_of, user_name
+from scheduler.faces.ts.main import ERROR, FULL, RequestError, give_up_stdout, number_of, user_name
 from scheduler.faces.ts.server import READY_S
 from scheduler.faces.ts.words import Mistake
 
@@ -44,31 +44,47 @@ def queue(spooler: Spooler, typed: Typed) -> int:
         caller = Caller(desk, output="n" in options)
         spec = replace(spec, caller=caller.word)
     try:
-        job = _submit(spooler, desk, spec, wait="B" not in options)
+        job = _submit(spooler, desk, spec, caller, wait="B" not in options)
         if job is None:
             return FULL
-        if "n" not in options:
-            print(job.id, flush=True)
         if caller is None:
-            return 0
-        return _stay(spooler, desk, job, forget="n" in options)
+            return 0 if "n" in options or _tell(job) else ERROR
+        return _stay(spooler, desk, job, unseen="n" in options)
     finally:
         if caller is not None:
             caller.close()
 
 
-def _submit(spooler: Spooler, desk: Desk, spec: JobSpec, *, wait: bool) -> Job | None:
-    """The job; None if there is no room and nobody waits for it."""
+def _tell(job: Job) -> bool:
+    """Print its number; False, with the reason on stderr, if that cannot be: the job is queued all the same."""
+    try:
+        print(job.id, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"Job {job.id} is queued, but its number cannot be printed: {error.strerror}", file=sys.stderr)
+        give_up_stdout()
+        return False
+    return True
+
+
+def _submit(spooler: Spooler, desk: Desk, spec: JobSpec, caller: Caller | None, *, wait: bool) -> Job | None:
+    """The job; None if there is no room and nobody waits for it. Of a job with a caller Ctrl-C waits until `_stay`."""
     most = spooler.server.most_jobs()
     while True:
+        if caller is not None:
+            caller.hold_ctrl_c()
         try:
             return desk.submit(spec, spooler.environ, ModelTable(), forgiving=True, most=most)
         except QueueFull as error:
             if not wait:
                 print(f"Error, queue full: {error.what}", file=sys.stderr)
                 return None
+            if caller is not None:
+                caller.let_ctrl_c()
             time.sleep(ROOM_S)
-            spooler.server.begin()
+            if not spooler.server.go_on():
+                raise RequestError("The server was ended while this job waited for room in its queue.") from None
         except Refused as error:
             raise RequestError(f"The job can never run: {error.what}") from None
 
@@ -88,12 +104,14 @@ def _spec(spooler: Spooler, typed: Typed) -> JobSpec:
         after = (*after, last) if last >= 0 else after
     label = "".join(char for char in options.get("L", "") if char.isprintable())[:MOST_LABEL]
     name = options.get("O", "ts-out")
-    if not name or "/" in name or name in (".", ".."):
-        raise RequestError(f"-O takes the name of a file, without a path, not {name!r}.")
+    if "O" in options:
+        from scheduler.core.launch import check_log_name
+
+        check_log_name(name)
     return JobSpec(
         source="ts",
         arguments=tuple(typed.command),
-        cwd=os.getcwd(),
+        cwd=_here(),
         umask=mask,
         limits=limits_here(),
         variables=("PYTHONUNBUFFERED=1",),
@@ -113,6 +131,13 @@ def _spec(spooler: Spooler, typed: Typed) -> JobSpec:
         mail_to=(environ.get("TS_MAILTO") or user_name()) if "m" in options else "",
         info=said_by(environ["TS_ENV"]) if environ.get("TS_ENV") else "",
     )
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise RequestError(f"The folder you are in: {error.strerror}.") from None
 
 
 def _gpus(options: dict[str, str]) -> tuple[str, tuple[int, ...]]:
@@ -148,13 +173,15 @@ def _until_noted(desk: Desk) -> None:
         time.sleep(0.005)
 
 
-def _stay(spooler: Spooler, desk: Desk, job: Job, *, forget: bool) -> int:
-    """-f: wait for the end; Ctrl-C goes to the job."""
+def _stay(spooler: Spooler, desk: Desk, job: Job, *, unseen: bool) -> int:
+    """-f: wait for the end; Ctrl-C goes to the job. ``unseen``: with -n, whose number is not told and which leaves no entry."""
     from scheduler.faces.foreground import Interrupts
 
-    with Interrupts(desk, job.id):
+    with Interrupts(desk, job.id) as interrupts:
+        if not unseen:
+            _tell(job)
         code = spooler.wait(job.id)
-    if forget:
+    if unseen or interrupts.cancelled:
         with contextlib.suppress(OSError):
             desk.forget([job.id])
     return code

@@ -87,6 +87,12 @@ class Server:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
         self.folder = folder_of(environ)
+        try:
+            self.folder.encode()
+        except UnicodeEncodeError:
+            raise SchedulerError(
+                "its folder's name is not UTF-8", where=ascii(self.folder), do="set another TS_SOCKET"
+            ) from None
         self.life = self._current()
 
     def _current(self) -> int:
@@ -134,6 +140,17 @@ class Server:
             if not (self.alive() or self._starting()):
                 self._start()
 
+    def go_on(self) -> bool:
+        """Have a scheduler of this life again if it was killed; False if -K has ended this life. Raises SchedulerError."""
+        if self.alive() or self._starting():
+            return True
+        with self._locked():
+            if self._current() != self.life:
+                return False
+            if not (self.alive() or self._starting()):
+                self._start()
+            return True
+
     def _lives(self) -> list[int]:
         """All lives of which something is left."""
         return sorted(int(name) for name in os.listdir(self.folder) if name.isascii() and name.isdigit())
@@ -167,9 +184,6 @@ class Server:
         saved = self.environ.get("TS_SAVELIST", "")
         if saved:
             settings["save_list"] = os.path.abspath(saved)
-        visible = _gpu_list(self.environ.get("TS_VISIBLE_DEVICES", ""))
-        if visible:
-            settings["gpu_ids"] = visible
         self._write_settings(_as_text(settings))
         # Called from within a job of ours, it must not be taken for one of that job's processes.
         kept = {k: v for k, v in self.environ.items() if not k.startswith("GPUJOB_") or k.startswith("GPUJOB_SET_")}
@@ -193,6 +207,9 @@ class Server:
 
         program = os.path.join(os.path.dirname(os.path.abspath(scheduler.__file__)), "__main__.py")
         words = [sys.executable, program, "start", "--state-file", self.state_file, "--config", self._config]
+        environ = self.server_environment()
+        visible = _gpu_list(environ.get("TS_VISIBLE_DEVICES", ""))
+        words += ["--gpu-ids", visible] if visible else []
         said = plain(os.path.join(self.home, "start.err"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             os.set_blocking(said, True)
@@ -201,15 +218,13 @@ class Server:
                 (os.POSIX_SPAWN_DUP2, 0, 1),
                 (os.POSIX_SPAWN_DUP2, said, 2),
             ]
-            before = os.getcwd()
+            before = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             os.chdir(self.home)  # its working folder; it must not hold ours
             try:
-                pid = os.posix_spawn(
-                    sys.executable, words, self.server_environment(), setsid=True, file_actions=actions
-                )
+                pid = os.posix_spawn(sys.executable, words, environ, setsid=True, file_actions=actions)
             finally:
-                with contextlib.suppress(OSError):
-                    os.chdir(before)
+                os.fchdir(before)
+                os.close(before)
         finally:
             os.close(said)
         replace_file(self._started, b"%d %d\n" % (pid, ticks_of(pid)), sync=False)
@@ -309,10 +324,6 @@ class Server:
                 environ[name] = value
             self._write_environment(environ)
             if name == "TS_VISIBLE_DEVICES":
-                settings = self.settings()
-                settings.pop("gpu_ids", None)
-                visible = _gpu_list(value or "")
-                self._write_settings({**settings, **_as_text({"gpu_ids": visible} if visible else {})})
                 self._stop(signal.SIGINT)
                 Desk(self.state_file).note("settings", "")  # until the next one has looked which GPUs it has
                 self._start()
