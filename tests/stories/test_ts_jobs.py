@@ -363,10 +363,12 @@ def test_s4_37_following_the_output(spooler: Callable[..., Spooler]) -> None:
 
 
 def test_s4_37_an_output_that_is_named_is_there(spooler: Callable[..., Spooler]) -> None:
-    """S4.37: `ts cmd; cat $(ts -o)` in the very moment of its start: as soon as it has a name, there is a file."""
+    """S4.37: `ts cmd; cat $(ts -o)` in the very moment of its start: as soon as it has a name, there is a file, and a pid."""
     s = spooler()
     for number in range(12):
         s.add("echo", str(number))
+        wait_for(lambda n=number: s.ts("-s", str(n)) != "queued", "its start")
+        assert int(s.ts("-p", str(number)))
         named = wait_for(lambda n=number: (done := s.run("-o", str(n))).returncode == 0 and done, "its name")
         assert Path(named.stdout.strip()).exists()
         assert s.run("-c", str(number)).stdout == f"{number}\n"

@@ -295,12 +295,13 @@ def test_s4_18_who_waits_for_room_when_the_server_is_ended(spooler: Callable[...
     """S4.18, S4.1: it is told so, and begins no other server."""
     s = spooler(TS_MAXCONN="7")
     s.add(*s.held("a"))
+    s.wait_state(0, "running")
     waiting = [s.popen("true"), s.popen("-f", "true")]
     for one in waiting:
         wait_for(lambda pid=one.pid: _sleeps(pid), "a client that waits for room")  # type: ignore[misc]
     s.ts("-K")
     for one in waiting:
-        said = "Error in the request: The server was ended while this job waited for room in its queue.\n"
+        said = "Error in the request: The server was ended (-K) before the job was in its queue.\n"
         assert one.communicate(timeout=60) == ("", said) and one.returncode == 255
     assert not s.server.exists()
 

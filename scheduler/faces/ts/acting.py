@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TAIL = 10
 APPLIED_S = 10.0
-MADE_S = 2.0
+BEGUN_S = 2.0
 NOT_RUN = "Job {} not finished or not running."
 
 NAMES = {
@@ -123,7 +123,13 @@ class Acting:
         return 0
 
     def _run(self, value: str | None) -> Job:
-        return self.spooler.run_last(value, "The last job has not finished or is not running.", NOT_RUN)
+        """The one meant; one that is being started this moment as it is when it has its pid and its output file."""
+        job = self.spooler.run_last(value, "The last job has not finished or is not running.", NOT_RUN)
+        end = time.monotonic() + BEGUN_S
+        while job.state is JobState.STARTING and time.monotonic() < end:
+            time.sleep(0.005)
+            job = self.spooler.desk.known([job.id]).get(job.id, job)
+        return job
 
     def _added(self, value: str | None, done: str) -> Job:
         return self.spooler.added_last(value, f"The last job cannot be {done}.", f"The job {{}} cannot be {done}.")
@@ -135,9 +141,6 @@ class Acting:
             raise RequestError("The output is not stored.")
         if not job.log or job.state is JobState.PENDING:
             raise RequestError(NOT_RUN.format(job.id))
-        end = time.monotonic() + MADE_S
-        while job.state is JobState.STARTING and not os.path.lexists(job.log) and time.monotonic() < end:
-            time.sleep(0.005)  # for `cat $(ts -o)`, and -c: the file is made a moment after its name is known
         return job.log
 
     # -- waiting ------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ROOM_S = 0.1
 MOST_LABEL = 200
+ENDED = "The server was ended (-K) before the job was in its queue."
 
 
 def queue(spooler: Spooler, typed: Typed) -> int:
@@ -75,7 +76,7 @@ def _submit(spooler: Spooler, desk: Desk, spec: JobSpec, caller: Caller | None, 
         if caller is not None:
             caller.hold_ctrl_c()
         try:
-            return desk.submit(spec, spooler.environ, ModelTable(), forgiving=True, most=most)
+            job = desk.submit(spec, spooler.environ, ModelTable(), forgiving=True, most=most)
         except QueueFull as error:
             if not wait:
                 print(f"Error, queue full: {error.what}", file=sys.stderr)
@@ -84,9 +85,13 @@ def _submit(spooler: Spooler, desk: Desk, spec: JobSpec, caller: Caller | None, 
                 caller.let_ctrl_c()
             time.sleep(ROOM_S)
             if not spooler.server.go_on():
-                raise RequestError("The server was ended while this job waited for room in its queue.") from None
+                raise RequestError(ENDED) from None
+            continue
         except Refused as error:
             raise RequestError(f"The job can never run: {error.what}") from None
+        if spooler.server.was_ended():
+            raise RequestError(ENDED)
+        return job
 
 
 def _spec(spooler: Spooler, typed: Typed) -> JobSpec:

@@ -145,11 +145,15 @@ class Server:
         if self.alive() or self._starting():
             return True
         with self._locked():
-            if self._current() != self.life:
+            if self.was_ended():
                 return False
             if not (self.alive() or self._starting()):
                 self._start()
             return True
+
+    def was_ended(self) -> bool:
+        """Whether -K has ended this life."""
+        return self._current() != self.life
 
     def _lives(self) -> list[int]:
         """All lives of which something is left."""
@@ -357,8 +361,8 @@ class Server:
             if not self.life:
                 return
             self._stop(signal.SIGINT)
-            self._cancel_waiting()
             replace_file(os.path.join(self.folder, "current"), b"0\n", sync=True)
+            self._cancel_waiting()  # last: who has queued a job looks afterwards whether this life goes on
 
     def _cancel_waiting(self) -> None:
         from scheduler.core.requests import Cancel
