@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Union
+from typing import Any
 
 from scheduler.core.errors import UsageError
 
@@ -104,7 +104,7 @@ class Answer:
 
 
 JobRequest = (Cancel, Requeue, Hold, Release, First, Swap, Edit)
-Request = Union[Cancel, Requeue, Hold, Release, First, Swap, Edit, Pause, Resume, PauseQueue, StateEdited]
+Request = Cancel | Requeue | Hold | Release | First | Swap | Edit | Pause | Resume | PauseQueue | StateEdited
 KINDS: dict[str, type[Any]] = {cls.__name__.lower(): cls for cls in (*JobRequest, Pause, Resume, PauseQueue)}
 
 

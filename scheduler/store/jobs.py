@@ -306,7 +306,11 @@ def ask(connection: sqlite3.Connection, request: Request, now: float) -> int:
     """Write a request down; returns its row."""
     from scheduler.core.requests import to_row
 
-    kind, arguments = to_row(request)
+    return ask_for(connection, *to_row(request), now)
+
+
+def ask_for(connection: sqlite3.Connection, kind: str, arguments: Mapping[str, Any], now: float) -> int:
+    """The same of what `core/requests.py: to_row` has made, or would make."""
     row = connection.execute(
         "INSERT INTO requests (kind, arguments, made_at) VALUES (?,?,?)", (kind, json.dumps(arguments), now)
     ).lastrowid
@@ -342,8 +346,14 @@ def answer_of(connection: sqlite3.Connection, row: int) -> Answer | None:
     """The answer to a request, once there is one."""
     from scheduler.core.requests import Answer
 
+    found = answered(connection, row)
+    return Answer(row, *found) if found else None
+
+
+def answered(connection: sqlite3.Connection, row: int) -> tuple[int, tuple[str, ...]] | None:
+    """Code and lines of the answer to a request, once there is one."""
     found = connection.execute("SELECT code, lines FROM requests WHERE id=? AND code IS NOT NULL", (row,)).fetchone()
-    return Answer(row, found[0], tuple(json.loads(found[1]))) if found else None
+    return (found[0], tuple(json.loads(found[1]))) if found else None
 
 
 def paused_gpus(connection: sqlite3.Connection) -> tuple[int, ...]:

@@ -243,12 +243,15 @@ def test_s4_2_calls_return_while_jobs_run_and_the_server_is_busy(spooler: Callab
 
 HEAVY = frozenset(
     "typer click rich yaml watchdog filelock psutil pynvml asyncio logging subprocess ctypes decimal typing multiprocessing"
-    " argparse tempfile shutil socket threading email urllib http glob scheduler.engine scheduler.overview".split()
+    " argparse tempfile shutil socket threading email urllib http glob scheduler.engine"
+    " scheduler.overview scheduler.core.requests".split()
 )
 
 
 @pytest.mark.parametrize(
-    "words", [("true",), ("-l",), ("-s", "0"), ("-i", "0"), ("-q",), ("-o", "0"), ("-U", "1-2")], ids=" ".join
+    "words",
+    [("true",), ("-l",), ("-s", "0"), ("-i", "0"), ("-q",), ("-o", "0"), ("-U", "1-2"), ("-r", "1")],
+    ids=" ".join,
 )
 def test_s4_2_a_call_that_does_not_wait_imports_little(spooler: Callable[..., Spooler], words: tuple[str, ...]) -> None:
     """S4.2: most of the time of a call goes into imports, so a heavy one on this path is a mistake (docs/performance.md)."""

@@ -176,7 +176,7 @@ class Acting:
         """Take a job out of the queue, or forget a finished one."""
         job = self._added(value, "removed")
         if job.state is JobState.PENDING:
-            self.spooler.ask("Cancel", job.id)
+            self.spooler.ask("cancel", job.id)
             now = self.spooler.desk.known([job.id]).get(job.id)
             if now is not None and not now.state.ended:  # it was started in that very moment, and is being ended now
                 return 0
@@ -192,7 +192,7 @@ class Acting:
             raise RequestError(f"The job {job.id} cannot be killed: it is not running.")
         if job.state.ended:
             return 0  # whoever ends it when it has just ended by itself has what he wanted
-        self.spooler.ask("Cancel", job.id)
+        self.spooler.ask("cancel", job.id)
         return 0
 
     def kill_all(self, _value: str | None) -> int:
@@ -200,7 +200,7 @@ class Acting:
         live, _ = self.spooler.jobs()
         running = tuple(job.id for job in live if job.state is not JobState.PENDING)
         if running:
-            self.spooler.ask("Cancel", *running)
+            self.spooler.ask("cancel", *running)
         return 0
 
     def urgent(self, value: str | None) -> int:
@@ -208,7 +208,7 @@ class Acting:
         job = self._added(value, "urged")
         if job.state is not JobState.PENDING:
             raise RequestError(f"The job {job.id} cannot be urged: it is {listing.state_of(job)}.")
-        self.spooler.ask("First", job.id)
+        self.spooler.ask("first", job.id)
         return 0
 
     def swap(self, value: str | None) -> int:
@@ -221,7 +221,7 @@ class Acting:
             job = self.spooler.find(number)
             if job is None or job.state is not JobState.PENDING:
                 raise RequestError(f"The jobs {pair[0]} and {pair[1]} cannot be swapped: job {number} is not waiting.")
-        self.spooler.ask("Swap", *pair)
+        self.spooler.ask("swap", *pair)
         return 0
 
     # -- the server ---------------------------------------------------------------------------------------

@@ -194,14 +194,15 @@ class Spooler:
         return None
 
     def ask(self, what: str, *jobs: int) -> str:
-        """Have the scheduler do something (of `core/requests.py`) with jobs; what it says. Raises RequestError if it cannot."""
-        from scheduler.core import requests  # here: looking and queueing ask for nothing, and are to be quick
+        """Have the scheduler do something (``what``: in `core/requests.py: KINDS`) with jobs; what it says.
 
+        Raises RequestError if it cannot.
+        """
         self.server.ready()
-        answer = self.desk.ask(getattr(requests, what)(jobs), ANSWER_S)
-        if answer.code:
-            raise RequestError("; ".join(answer.lines))
-        return "; ".join(answer.lines)
+        code, lines = self.desk.ask_for(what, {"jobs": jobs}, ANSWER_S)
+        if code:
+            raise RequestError("; ".join(lines))
+        return "; ".join(lines)
 
     def log_folder(self) -> str:
         """Where the output of new jobs is kept."""
