@@ -85,7 +85,11 @@ def swap_file(path: str, data: bytes, there: bool) -> int:
             out = _replace_plainly(aside, path, there)
         else:
             if there:
-                out = os.open(aside, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    out = _open_file(aside, path)
+                except OSError:
+                    _renameat2()(aside, path, _EXCHANGE)  # what cannot be read, and what is no file, stays there
+                    raise
         crash_point("state.renamed")
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -93,12 +97,21 @@ def swap_file(path: str, data: bytes, there: bool) -> int:
     return out
 
 
+def _open_file(path: str, shown: str) -> int:
+    """A descriptor of what stands at ``path``. Raises OSError, also where it is no plain file, and names it ``shown``."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a plain file", shown)
+    return fd
+
+
 def _replace_plainly(aside: str, path: str, there: bool) -> int:
     """Where two names cannot be exchanged (NFS and others): as near to it as a rename comes."""
     if not there:
         os.link(aside, path, follow_symlinks=False)
         return -1
-    out = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    out = _open_file(path, path)
     try:
         os.rename(aside, path)
     except BaseException:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.store.safely import append_line, replace_file
+from scheduler.store.safely import append_line, replace_file, swap_file
 
 
 def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
@@ -203,3 +203,22 @@ def test_many_that_append_long_lines_at_once_never_mix(tmp_path: Path) -> None:
         thread.join()
     lines = [line for line in Path(path).read_text().split("\n") if line]
     assert sorted(lines) == sorted(who * 20_000 for who in "abcd" for _ in range(50))
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
+def test_what_is_no_file_is_never_exchanged_for_one(tmp_path: Path, kind: str) -> None:
+    """Put there in the moment between a look and the exchange: it stays, with what is in it, and nothing is left beside it."""
+    path = tmp_path / "state.json"
+    if kind == "folder":
+        path.mkdir()
+        (path / "kept").write_text("kept")
+    elif kind == "link":
+        (tmp_path / "elsewhere").write_text("kept")
+        path.symlink_to("elsewhere")
+    else:
+        os.mkfifo(path)
+    before = path.lstat().st_ino
+    with pytest.raises(OSError, match=r"not a plain file|symbolic links"):
+        swap_file(str(path), b"ours\n", there=True)
+    assert path.lstat().st_ino == before
+    assert {one.name for one in tmp_path.iterdir()} <= {"state.json", "elsewhere"}

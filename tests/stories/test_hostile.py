@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -80,8 +81,15 @@ def test_odd_files_in_place_of_ours(scheduler):
     state.unlink()
     (s.folder / "llm_config.json").unlink()
     s.start()
-    state.unlink(missing_ok=True)
-    state.mkdir()
+
+    def a_folder_stands_there() -> bool:
+        """Whoever paints in the moment between the two puts a file there."""
+        state.unlink(missing_ok=True)
+        with contextlib.suppress(FileExistsError):
+            state.mkdir()
+        return state.is_dir()
+
+    wait_for(a_folder_stands_there, "a folder in place of the state file")
     s.append(s.line("b"))
     s.wait_ended(2)
     assert s.stop() == 0 and "cannot be read: not a plain file" in s.said()
