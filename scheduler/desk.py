@@ -18,7 +18,7 @@ from scheduler.core.secrets import without_secrets
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database, NothingYet, open_for_reading, trouble
 from scheduler.store.office import daemon_alive, holder
-from scheduler.store.places import Places
+from scheduler.store.places import Places, digest
 from scheduler.store.proof import check_begun
 from scheduler.store.safely import sync_folder
 
@@ -163,10 +163,8 @@ class Desk:
         return job
 
     def _keep_environment(self, environment: Mapping[str, str]) -> str:
-        import hashlib
-
         data = b"\0".join(os.fsencode(f"{name}={value}") for name, value in sorted(environment.items()))
-        path = os.path.join(self.places.environments, hashlib.blake2b(data, digest_size=16).hexdigest())
+        path = os.path.join(self.places.environments, digest(data, 16))
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except FileExistsError:

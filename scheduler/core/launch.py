@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.core.errors import UsageError
 from scheduler.core.gpu import decimal_text
-from scheduler.core.job import Event, Job, JobSpec
+from scheduler.core.job import Job, JobSpec
+from scheduler.core.log_names import errors_of
 
 CUDA_MODES = ("physical", "local", "unset", "auto", "none")
-LONGEST_NAME = 200  # bytes of a log's name, to which letters and endings are added
 CONDA_MODES = ("auto", "direct", "activate", "run")
 
 
@@ -161,52 +160,3 @@ def with_cuda(arguments: Sequence[str], ids: str, *, add: bool = True) -> tuple[
     if add and not seen:
         out += ["--cuda", ids]
     return (*out, *arguments[end:])
-
-
-def check_log_name(name: str) -> None:
-    """Raises UsageError where no log can have this name."""
-    length = len(name.encode("utf-8", "surrogateescape"))
-    if (
-        "/" in name
-        or name in (".", "..")
-        or any(char < " " or char == "\x7f" for char in name)
-        or not 0 < length <= LONGEST_NAME
-    ):
-        raise UsageError(
-            f"a log's name is 1 to {LONGEST_NAME} bytes without / or control characters", do="write a plain file name"
-        )
-
-
-def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
-    """``job_<id>_<stamp>.log``; attempts after the first add ``_a2``. ``stamp`` is YYYYmmdd_HHMMSS, local time.
-
-    ``number``: the first, second, … choice; another scheduler that logs to this folder may have taken the name.
-    A job that names its log itself gets ``<name>.<letters>``. What is packed ends in ``.gz``: in screen mode nothing is.
-    """
-    packed = ".gz" if job.spec.gzip and job.runner != "screen" else ""
-    if job.spec.log_name:
-        return f"{job.spec.log_name}.{letters}{packed}"
-    again = f"_a{job.attempt}" if job.attempt > 1 else ""
-    return f"job_{job.id}_{stamp}{again}{f'_{number}' if number > 1 else ''}.log{packed}"
-
-
-def is_packed(log: str) -> bool:
-    """Whether what stands in this log is packed, as its name tells: also of a job that now runs in a terminal."""
-    return log.endswith(".gz")
-
-
-def errors_of(log: str) -> str:
-    """Where what goes to stderr is kept, of a job that keeps it apart."""
-    return f"{log}.e"
-
-
-def logs_of(job: Job, events: Iterable[Event]) -> dict[int, str]:
-    """Attempt → its log, as far as job and story tell: each attempt has one of its own."""
-    found = {
-        int(event.detail["attempt"]): str(event.detail["log"])
-        for event in events
-        if event.detail.get("log") and event.detail.get("attempt")
-    }
-    if job.log:
-        found[job.attempt] = job.log
-    return found

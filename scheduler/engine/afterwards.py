@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from scheduler.core.job import Event, Job, JobState
-from scheduler.core.launch import is_packed
+from scheduler.core.log_names import is_packed
 from scheduler.core.secrets import without_secrets
 from scheduler.crashpoints import crash_point
 from scheduler.intake.environment_places import program_in

@@ -9,7 +9,7 @@ from scheduler.core.decide import World
 from scheduler.core.facts import Ended, Fact, NeverRan
 from scheduler.core.failure import failure_in, quiet_failure_in
 from scheduler.core.job import Job
-from scheduler.core.launch import errors_of, is_packed
+from scheduler.core.log_names import errors_of, is_packed
 from scheduler.intake.programs import why_not_started
 from scheduler.opening import tail_of
 

@@ -15,7 +15,8 @@ from scheduler.core.decide import Plan
 from scheduler.core.errors import StoreTrouble
 from scheduler.core.facts import Now
 from scheduler.core.job import Job
-from scheduler.core.launch import Launch, errors_of, launch_of, log_name
+from scheduler.core.launch import Launch, launch_of
+from scheduler.core.log_names import errors_of, log_name
 from scheduler.core.session import session_name
 from scheduler.intake.environments import Missing, names_devices
 from scheduler.runners import exec_within

@@ -13,7 +13,8 @@ from scheduler.core.command_limits import check_words
 from scheduler.core.errors import Refused, SchedulerError, UsageError, nearest
 from scheduler.core.gpu import Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
-from scheduler.core.launch import CUDA_MODES, LAUNCHERS, check_log_name
+from scheduler.core.launch import CUDA_MODES, LAUNCHERS
+from scheduler.core.log_names import check_log_name
 from scheduler.core.units import mib_of, seconds_of
 
 LONGEST_LINE = 1 << 20

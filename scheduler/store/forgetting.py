@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 
 from scheduler.core.job import ENDED, Job
-from scheduler.core.launch import errors_of, logs_of
+from scheduler.core.log_names import errors_of, logs_of
 from scheduler.crashpoints import crash_point
 from scheduler.store import jobs as rows
 from scheduler.store.database import ENDING, Database

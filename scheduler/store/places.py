@@ -14,6 +14,15 @@ from scheduler.store.safely import sync_folder
 DEFAULT_STEM = "gpu_scheduler_state"
 
 
+def digest(data: bytes, size: int) -> str:
+    """A name for these bytes: ``size`` bytes of BLAKE2b in hexadecimal."""
+    try:
+        from _blake2 import blake2b  # what hashlib has, without OpenSSL, whose loading is felt in calls in loops
+    except ImportError:
+        from hashlib import blake2b
+    return str(blake2b(data, digest_size=size).hexdigest())
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """Paths of a scheduler, all derived from its state file."""

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.job import JobSpec
-from scheduler.core.launch import CUDA_MODES, Found, Launch, Streams, launch_of, log_name, with_cuda
+from scheduler.core.launch import CUDA_MODES, Found, Launch, Streams, launch_of, with_cuda
+from scheduler.core.log_names import log_name
 from tests.builders import a_job, quick
 
 PYTHON = Found("/usr/bin/python")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from scheduler.core.errors import NoDaemon, NotFound, SchedulerError, UsageError
 from scheduler.core.job import Event, Job, JobState, Process
-from scheduler.core.launch import is_packed, logs_of
+from scheduler.core.log_names import is_packed, logs_of
 from scheduler.desk import Desk
 from scheduler.faces import render, terminal
 from scheduler.faces.finding import state_file_for

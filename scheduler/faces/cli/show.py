@@ -12,7 +12,7 @@ from typing import Any
 from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job, JobState, Reason
-from scheduler.core.launch import errors_of, is_packed
+from scheduler.core.log_names import errors_of, is_packed
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.units import seconds_of
 from scheduler.desk import SCHEMA, Desk

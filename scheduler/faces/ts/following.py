@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from scheduler.core.job import Job
-from scheduler.core.launch import is_packed
+from scheduler.core.log_names import is_packed
 from scheduler.faces.folding import CHUNK, seek_last_lines
 from scheduler.faces.ts.main import ERROR, RequestError, code_of
 from scheduler.faces.unpacking import Unpacker

@@ -110,7 +110,7 @@ def _spec(spooler: Spooler, typed: Typed) -> JobSpec:
     label = "".join(char for char in options.get("L", "") if char.isprintable())[:MOST_LABEL]
     name = options.get("O", "ts-out")
     if "O" in options:
-        from scheduler.core.launch import check_log_name
+        from scheduler.core.log_names import check_log_name
 
         check_log_name(name)
     return JobSpec(

@@ -22,7 +22,7 @@ from scheduler.desk import Desk
 from scheduler.opening import plain
 from scheduler.proc import ticks_of
 from scheduler.store.office import daemon_alive, holder
-from scheduler.store.places import Places, make_private_folder
+from scheduler.store.places import Places, digest, make_private_folder
 from scheduler.store.safely import replace_file
 
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
@@ -69,10 +69,8 @@ def _is_ours(folder: str, not_allowed: int) -> bool:
 
 def _apart(environ: Mapping[str, str], path: str) -> str:
     """A folder for this socket's name where nobody else can take it."""
-    import hashlib
-
     state = environ.get("XDG_STATE_HOME") or os.path.join(_home(environ), ".local", "state")
-    short = hashlib.blake2b(os.fsencode(path), digest_size=6).hexdigest()
+    short = digest(os.fsencode(path), 6)
     name = "".join(char if char.isalnum() or char in "._-" else "_" for char in os.path.basename(path))[:40]
     return os.path.join(os.path.abspath(state), "gpujob", "ts", f"{name}-{short}")
 
