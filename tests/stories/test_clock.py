@@ -139,6 +139,7 @@ def test_g04_a_scheduler_that_is_stopped_for_a_while(scheduler):
     s.append(s.line("a"))
     s.start()
     pid = int(wait_for(lambda: [entry[2] for entry in s.ledger()], "it runs")[0])
+    s.wait_state(1, "running")  # its number is written down a moment after its first line
     s.freeze()
     try:
         assert s.status()["daemon"]["pid"] == s.pid and s.job(1)["state"] == "running"
