@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from scheduler.overview import Overview
 
 ANSWER_S = 5.0
+BEGUN_S = 2.0
 MOST_LABELS = 10_000
 STATES = tuple(state.value for state in JobState)
 SCHEMA = 1
@@ -388,6 +389,15 @@ class Desk:
                 rows.set_meta(connection, key, text)
         finally:
             database.close()
+
+    def begun(self, number: int) -> Job | None:
+        """A job as it is now; one that is being started this moment once it has its process and its log."""
+        end = time.monotonic() + BEGUN_S
+        while True:
+            job = self.known([number]).get(number)
+            if job is None or job.state is not JobState.STARTING or time.monotonic() >= end:
+                return job
+            time.sleep(0.005)
 
     def settle_here(self, home: str) -> None:
         """Say that this store belongs to this machine and place from now on."""

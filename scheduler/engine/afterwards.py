@@ -86,7 +86,8 @@ class Afterwards:
             crash_point("afterwards.done")
             with self.db.writing(sync=False) as connection:
                 rows.strike_calls(connection, fresh)
-                rows.write_events(connection, self._events)
+                # Forgotten meanwhile, a job has no story any more.
+                rows.write_events(connection, [one for one in self._events if rows.get(connection, one.job)])
 
     def _warn(self, job: Job, text: str) -> None:
         """In the log, and in the job's story: who asked for it looks there."""

@@ -12,13 +12,11 @@ import time
 from types import FrameType
 
 from scheduler.core.errors import NoDaemon, SchedulerError
-from scheduler.core.job import Job, JobState
 from scheduler.core.requests import Cancel
 from scheduler.desk import Desk
 from scheduler.proc import ticks_of
 
 EVERY_S = 0.1
-BEGUN_S = 2.0
 
 
 class Caller:
@@ -89,17 +87,8 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
-    def _begun(self) -> Job | None:
-        """The job; one that is being started this moment once it has a process."""
-        end = time.monotonic() + BEGUN_S
-        while True:
-            job = self.desk.known([self.number]).get(self.number)
-            if job is None or job.state is not JobState.STARTING or time.monotonic() >= end:
-                return job
-            time.sleep(0.005)
-
     def _pass_on(self, _number: int, _frame: FrameType | None) -> None:
-        job = self._begun()
+        job = self.desk.begun(self.number)
         if job is None or job.state.ended:
             return
         if job.process is not None and ticks_of(job.process.pid) == job.process.ticks:

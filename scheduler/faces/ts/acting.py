@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 TAIL = 10
 APPLIED_S = 10.0
-BEGUN_S = 2.0
 NOT_RUN = "Job {} not finished or not running."
 
 NAMES = {
@@ -125,11 +124,7 @@ class Acting:
     def _run(self, value: str | None) -> Job:
         """The one meant; one that is being started this moment as it is when it has its pid and its output file."""
         job = self.spooler.run_last(value, "The last job has not finished or is not running.", NOT_RUN)
-        end = time.monotonic() + BEGUN_S
-        while job.state is JobState.STARTING and time.monotonic() < end:
-            time.sleep(0.005)
-            job = self.spooler.desk.known([job.id]).get(job.id, job)
-        return job
+        return (self.spooler.desk.begun(job.id) or job) if job.state is JobState.STARTING else job
 
     def _added(self, value: str | None, done: str) -> Job:
         return self.spooler.added_last(value, f"The last job cannot be {done}.", f"The job {{}} cannot be {done}.")
