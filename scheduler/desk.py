@@ -9,7 +9,6 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, UsageError, did_you_mean
 from scheduler.core.gpu import Gpu, Need
@@ -25,11 +24,14 @@ from scheduler.store.safely import sync_folder
 # What only some verbs need is imported where it is needed, and `typing` by nobody on this path: calls in loops are to be quick.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dataclasses import replace
     from typing import Any
 
     from scheduler.core.llm import ModelTable
     from scheduler.core.requests import Answer, Request
     from scheduler.overview import Overview
+else:
+    from scheduler.core.quick_dataclass import replace
 
 ANSWER_S = 5.0
 BEGUN_S = 2.0

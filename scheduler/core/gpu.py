@@ -5,9 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from scheduler.core.errors import Refused, UsageError
+
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from scheduler.core.quick_dataclass import dataclass
 
 WHOLE = 1000  # parts of one GPU
 HIGHEST_GPU_ID = 4095  # keeps `0-999999999` from eating memory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import shlex
-from dataclasses import dataclass, field, fields
 
 from scheduler.core.gpu import Need
 from scheduler.core.secrets import without_secrets, words_without_secrets
@@ -12,7 +11,10 @@ from scheduler.core.secrets import without_secrets, words_without_secrets
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dataclasses import dataclass, field
     from typing import Any
+else:
+    from scheduler.core.quick_dataclass import dataclass, field
 
 TICKS_A_SECOND = 100  # of processes' start times, as Linux shows them to programs everywhere
 _SHELL = frozenset(" \t\n\"'\\|&;<>()$`*?")  # a word with one of these is shown quoted
@@ -143,7 +145,7 @@ def _as_tuple(value: list[Any]) -> tuple[Any, ...]:
     return tuple(_as_tuple(item) if isinstance(item, list) else item for item in value)
 
 
-_SPEC_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(JobSpec)}
+_SPEC_DEFAULTS: dict[str, Any] = JobSpec.__init__.__kwdefaults__ or {}  # each field has one
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all, said
 from scheduler.core.gpu import HIGHEST_GPU_ID, Need, rounding_note
@@ -13,7 +12,10 @@ from scheduler.core.job import JobSpec
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dataclasses import dataclass, field
     from typing import Any
+else:
+    from scheduler.core.quick_dataclass import dataclass, field
 
 KEYS = ("default_requirement", "models")
 LONGEST_NEED = 100  # characters

@@ -6,10 +6,16 @@ import contextlib
 import os
 import pwd
 import stat
-from dataclasses import dataclass
 
 from scheduler.core.errors import SchedulerError
 from scheduler.store.safely import sync_folder
+
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from scheduler.core.quick_dataclass import dataclass
 
 DEFAULT_STEM = "gpu_scheduler_state"
 

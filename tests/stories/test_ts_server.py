@@ -244,7 +244,7 @@ def test_s4_2_calls_return_while_jobs_run_and_the_server_is_busy(spooler: Callab
 HEAVY = frozenset(
     "typer click rich yaml watchdog filelock psutil pynvml asyncio logging subprocess ctypes decimal typing multiprocessing"
     " argparse hashlib tempfile shutil socket threading email urllib http glob scheduler.engine"
-    " scheduler.overview scheduler.core.requests".split()
+    " dataclasses inspect scheduler.overview scheduler.core.requests".split()
 )
 
 

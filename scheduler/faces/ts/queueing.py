@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import replace
 
 from scheduler.core.errors import Refused, SchedulerError
 from scheduler.core.gpu import parse_gpu_ids
@@ -21,9 +20,13 @@ from scheduler.faces.ts.words import Mistake
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dataclasses import replace
+
     from scheduler.faces.foreground import Caller
     from scheduler.faces.ts.main import Spooler
     from scheduler.faces.ts.words import Typed
+else:
+    from scheduler.core.quick_dataclass import replace
 
 ROOM_S = 0.1
 MOST_LABEL = 200
