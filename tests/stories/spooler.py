@@ -14,7 +14,6 @@ from typing import Any
 from scheduler.desk import Desk
 from scheduler.faces.ts.listing import state_of
 from scheduler.faces.ts.server import Server
-from scheduler.store.office import holder
 from tests.stories import warm
 from tests.stories.harness import ROOT, alive, wait_for
 
@@ -147,7 +146,7 @@ class Spooler:
         """Of its scheduler, once it is in office."""
         found = int(
             wait_for(
-                lambda: self.server.exists() and self.server.alive() and holder(self.server.places).get("pid"),
+                lambda: self.server.exists() and self.server.in_office(),
                 "a server",
             )
         )

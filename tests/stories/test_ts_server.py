@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.store.office import holder
 from tests.stories.harness import LONG, alive, wait_for
 from tests.stories.spooler import Spooler
 
@@ -587,3 +589,19 @@ def test_s4_1_the_end_of_a_server_that_is_about_to_begin(spooler: Callable[..., 
         pid = int((life / "started").read_text().split()[0])
         assert not alive(pid), "a server that nobody would ever end"
         assert s.states() == {}
+
+
+def test_s4_28_a_server_that_was_killed_is_not_taken_for_the_next_one(spooler: Callable[..., Spooler]) -> None:
+    """S4.28: while the next one has the lock and has not said yet who it is, the word of the killed one counts for nobody."""
+    s = spooler()
+    assert s.ended(s.add("true")) == 0
+    killed = s.pid()
+    s.kill()
+    assert holder(s.server.places)["pid"] == killed, "what the killed one said of itself still lies there"
+    house = os.open(s.server.places.house, os.O_RDONLY | os.O_DIRECTORY)
+    with open(s.server.places.daemon_lock, "rb+") as lock:
+        for held in (lock.fileno(), house):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        assert s.server.alive() and s.server.in_office() == 0
+    os.close(house)
+    assert s.states() == {0: "finished"} and s.pid() != killed

@@ -122,6 +122,11 @@ class Server:
         """Whether its scheduler runs."""
         return self.exists() and daemon_alive(self.places)
 
+    def in_office(self) -> int:
+        """The process of its scheduler once that is in office; 0 before, when what another one said may still lie there."""
+        told = holder(self.places) if daemon_alive(self.places) else {}
+        return int(told["pid"]) if _is_running(told) else 0
+
     # -- beginning ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -250,7 +255,7 @@ class Server:
         """Wait until the scheduler works. Raises SchedulerError with what kept it from that."""
         end = time.monotonic() + READY_S
         while time.monotonic() < end:
-            if daemon_alive(self.places) and holder(self.places).get("pid"):
+            if self.in_office():
                 return
             if not self._starting() and not daemon_alive(self.places):
                 break
@@ -336,15 +341,14 @@ class Server:
         """End the scheduler, whose jobs go on, and wait until it has ended; one not in office yet has done nothing."""
         end = time.monotonic() + READY_S
         while daemon_alive(self.places) or self._starting():
-            told = holder(self.places) if daemon_alive(self.places) else {}
-            pid = int(told["pid"]) if _is_running(told) else 0
-            about_to_begin = 0 if told else self._started_pid()
+            pid = self.in_office()
+            about_to_begin = 0 if pid or daemon_alive(self.places) else self._started_pid()
             with contextlib.suppress(ProcessLookupError):
                 if pid:
                     os.kill(pid, number)
                 elif about_to_begin:
                     os.kill(about_to_begin, signal.SIGKILL)
-            until = min(end, time.monotonic() + 5.0)
+            until = min(end, time.monotonic() + (5.0 if pid or about_to_begin else 0.005))
             while (daemon_alive(self.places) or self._starting()) and time.monotonic() < until:
                 time.sleep(0.005)
             if time.monotonic() >= end:
