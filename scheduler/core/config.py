@@ -190,6 +190,12 @@ class Config:
     log_file: str = _option(
         "gpu_scheduler.log", _text, "the main log (rotated at 10 MB, 5 kept); empty: none", path=True
     )
+    journal: str = _option(
+        "",
+        _text,
+        "a copy of all jobs with the history of their status, a line of JSON each (JSONL); empty: none",
+        path=True,
+    )
     gpus: int | None = _option(None, _gpu_count, "manage GPUs 0..N-1; empty: all that are seen")
     gpu_ids: tuple[int, ...] | None = _option(None, _gpu_ids, "manage just these GPUs, say [0, 2]; empty: as gpus says")
     without_gpus: bool = _option(

@@ -33,6 +33,7 @@ from scheduler.engine.afterwards import Afterwards, wanted_of
 from scheduler.engine.announcing import announce
 from scheduler.engine.causes import with_causes
 from scheduler.engine.gpus import GpuEyes
+from scheduler.engine.keeping_journal import KeptJournal
 from scheduler.engine.painting import Painter, open_state_file
 from scheduler.engine.preparing import prepare
 from scheduler.engine.pruning import Pruner
@@ -99,6 +100,7 @@ class House:
     painter: Painter = field(init=False)
     pruner: Pruner = field(init=False)
     afterwards: Afterwards = field(init=False)
+    journal: KeptJournal | None = None
     files: dict[str, Watched] = field(default_factory=dict)
     known_refusals: set[tuple[str, str]] = field(default_factory=set)
     kept: dict[int, Job] = field(default_factory=dict)  # waiting jobs at hand, so that the head needs no look-up
@@ -283,6 +285,8 @@ class House:
             self._tick(now)
             self._whole_again()
             self.afterwards.step()
+            if self.journal is not None:
+                self.journal.step()
             busy = self.again or self.rung or self.lazy or self.painter.dirty
             self.pruner.step(self.config, quiet=not busy)
         except StoreTrouble as error:
@@ -383,6 +387,8 @@ class House:
                 rows.save_pauses(connection, ids_of(world.fleet.paused_mask), world.queue_paused, world.pauses.changes)
             if plan.starts:
                 crash_point("start.chosen")
+        if self.journal is not None:
+            self.journal.take(plan, gathered)
         if gathered.jobs:
             self.last_id = max(self.last_id, *(job.id for job in gathered.jobs))
         self.afterwards.due = self.afterwards.due or bool(wanted)
@@ -585,6 +591,8 @@ class House:
         if self.broken_times >= REFUSED_AFTER:
             self._refuse_requests()
         self.open()
+        if self.journal is not None:
+            self.journal.distrust()
         self.changed |= {*self.files, self.config.state_file}  # what came meanwhile was heard of, and not taken
         self.broken_until = 0.0
 
@@ -622,6 +630,9 @@ class House:
         due += [watched.due for watched in self.files.values() if watched.due]
         if self.lazy:
             due.append(self.lazy_due)
+        written = self.journal.due() if self.journal is not None else None
+        if written is not None:
+            due.append(written)
         if "missing" in self.world.parked.values():
             due.append(self.missing_due)
         return max(0.0, min(due) - now)

@@ -20,12 +20,13 @@ from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job_class import class_of
 from scheduler.engine.gpus import Flag, GpuEyes, Managed, managed_gpus, moved_gpus, other_schedulers
 from scheduler.engine.home import check_home
+from scheduler.engine.keeping_journal import KeptJournal, check_apart
 from scheduler.engine.loop import PARSERS, House
 from scheduler.engine.reloading import Rereading, note_of
 from scheduler.engine.saving_list import script_of
 from scheduler.engine.seen_lines import note_watched
 from scheduler.engine.telling import Listener, MainLog, Said
-from scheduler.engine.troubles import passing
+from scheduler.engine.troubles import note, passing
 from scheduler.intake.files import check_places, check_private
 from scheduler.intake.settings import Settings, load, model_table
 from scheduler.intake.watch import file_system_of, watcher
@@ -105,6 +106,7 @@ class Daemon:
         for path in (config.jobs_file, config.commands_file):
             if path and os.path.isfile(path):
                 check_private(path, os.stat(path), config.trust_group)
+        check_apart(config, self.settings.config_file, self.places)
         table = model_table(config.llm_config, config.trust_group)
         self.places.make()
         check_places(config.state_file, (config.state_file,), config.trust_group)
@@ -169,14 +171,14 @@ class Daemon:
             sockets = self.environ.get("SCREENDIR", "")
             with db.writing() as connection:
                 rows.set_meta(connection, "screen_folder", os.path.abspath(sockets) if sockets else "")
-        watching, note = watcher(config.watch, {os.path.dirname(path) for path in paths})
+        watching, how = watcher(config.watch, {os.path.dirname(path) for path in paths})
         rereading = Rereading(self.settings, self._again(folder), os.path.exists(config.llm_config))
         house = House(self.places, config, db, runner, watching, managed.gpus, tell, self.environ, folder, rereading)
         if log is not None:
             house.flush_log = log.flush
         house.table = table  # type: ignore[assignment]
         house.limits = {**own_limits(), resource.RLIMIT_NOFILE: (soft, hard)}
-        for text in (*managed.notes, note, shared_note(self.places)):
+        for text in (*managed.notes, how, shared_note(self.places)):
             if text:
                 tell(Said(text, 30))
         watching.watch(
@@ -190,6 +192,11 @@ class Daemon:
                 house.eyes = GpuEyes(managed.probe, config.state_file, lambda: house.world.live.values())
                 house.first_readings = managed.first
             house.open()
+            if config.journal:
+                house.journal = KeptJournal(
+                    db, config.journal, lambda text, level: house.say(text, level, kind="journal"), lambda: note(house)
+                )
+                house.journal.begin()
             if config.jobs_file:
                 house.follow(config.jobs_file, PARSERS["jobs_file"])
             if config.commands_file:
@@ -205,7 +212,10 @@ class Daemon:
             gc.freeze()  # what was imported stays for good: the collector need not look at it between two jobs
             gc.set_threshold(20_000, 20, 50)
             self.ready()
-            return self._loop(house, epoll, wakeup, drain, tell)
+            ending = self._loop(house, epoll, wakeup, drain, tell)
+            if house.journal is not None:
+                house.journal.end()
+            return ending
         except (SchedulerError, _Stopped, sqlite3.Error):  # the last: `run` says what it means
             raise
         except Exception as error:

@@ -33,6 +33,8 @@ def note(house: House) -> None:
         for path, watched in house.files.items()
         if watched.trouble
     ]
+    if house.journal is not None and house.journal.trouble:
+        found.append(f"not written: {house.journal.trouble}")
     text = json.dumps([house.runner_trouble, *found] if house.runner_trouble else found)
     if text != (rows.meta(house.db.connection, "trouble") or "[]"):
         with house.db.writing(sync=False) as connection:

@@ -174,6 +174,22 @@ def get(connection: sqlite3.Connection, job: int) -> Job | None:
     return job_of(row) if row else None
 
 
+def page(connection: sqlite3.Connection, after: int, most: int) -> list[Job]:
+    """The next jobs with an id above ``after``, by id."""
+    rows = connection.execute(f"{_SELECT} WHERE id>? ORDER BY id LIMIT ?", (after, most)).fetchall()
+    return [job_of(row) for row in rows]
+
+
+def is_known(connection: sqlite3.Connection, job: int) -> bool:
+    """Whether there is such a job."""
+    return connection.execute("SELECT 1 FROM jobs WHERE id=?", (job,)).fetchone() is not None
+
+
+def moments_of(connection: sqlite3.Connection, job: int) -> list[tuple[float, str]]:
+    """Time and kind of all events of a job, oldest first."""
+    return connection.execute("SELECT at, kind FROM events WHERE job=? ORDER BY n", (job,)).fetchall()
+
+
 def blocker_of(connection: sqlite3.Connection, identity: str) -> Job | None:
     """The waiting, running or succeeded job with this identity, or None."""
     row = connection.execute(f"{_SELECT} WHERE blocking=?", (identity,)).fetchone()

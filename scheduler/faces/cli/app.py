@@ -147,6 +147,7 @@ def start(
     llm_config: Annotated[Optional[str], _setting("--llm-config", "llm_config", "PATH")] = None,
     log_dir: Annotated[Optional[str], _setting("--log-dir", "log_dir", "PATH")] = None,
     log_file: Annotated[Optional[str], _setting("--log-file", "log_file", "PATH")] = None,
+    journal: Annotated[Optional[str], _setting("--journal", "journal", "PATH")] = None,
     without_gpus: Annotated[Optional[str], _setting("--without-gpus", "without_gpus", "BOOL")] = None,
     cpu_slots: Annotated[Optional[str], _setting("--cpu-slots", "cpu_slots", "N")] = None,
     screen: Annotated[

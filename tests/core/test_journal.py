@@ -1,0 +1,211 @@
+"""A job as a line of the journal: words, times, codes, history; and what was cut off of such a line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.job import Job, JobState, Outcome, Process
+from scheduler.core.journal import (
+    KEYS,
+    STATUS_AFTER,
+    id_of,
+    is_beginning,
+    line_of,
+    read_line,
+    record_of,
+    status_of,
+    torn_id,
+)
+from tests.builders import T0, a_job, quick
+from tests.stories.secret_shapes import SECRET, SHAPES
+
+Moments = list[tuple[float, str]]
+RAN: Moments = [(T0 + 5.1, "started"), (T0 + 9.2, "done")]
+
+
+def at(seconds: float) -> str:
+    """The moment so many seconds after T0, which is 1970-01-12 13:46:40."""
+    return f"1970-01-12T13:{46 + int(40 + seconds) // 60:02}:{(40 + seconds) % 60:06.3f}Z"
+
+
+def ran(**changes: object) -> Job:
+    """A job that ran from 5 to 9 seconds, and ended well."""
+    given = {"state": JobState.DONE, "attempt": 1, "gpus": (2,), "process": Process(4711, 7), "started_at": T0 + 5,
+             "finished_at": T0 + 9, "log": "/logs/job_1.log", "exit_code": 0, "outcome": Outcome.EXIT, **changes}  # fmt: skip
+    return a_job(**given)
+
+
+def test_s1_6_a_record_holds_all_that_is_known() -> None:
+    """S1.6: command, pid, start time, GPU, status, log path, end time, exit code, history."""
+    record = record_of(ran(arguments=("--epochs", "3 4")), RAN)
+    assert tuple(record) == KEYS
+    assert record == {
+        "id": 1, "command": "/data/train.py --epochs '3 4'", "status": "completed", "pid": 4711, "gpu_id": 2,
+        "start_time": at(5), "end_time": at(9), "log_file": "/logs/job_1.log", "exit_code": 0,
+        "history": [[at(0), "pending"], [at(5), "running"], [at(9), "completed"]],
+    }  # fmt: skip
+    assert record_of(a_job(7), []) == dict.fromkeys(KEYS) | {
+        "id": 7, "command": "/data/train.py", "status": "pending", "history": [[at(0), "pending"]],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "process", "word"),
+    [
+        (JobState.PENDING, None, "pending"),
+        (JobState.STARTING, None, "pending"),
+        (JobState.STOPPING, None, "pending"),
+        (JobState.RUNNING, Process(1, 1), "running"),
+        (JobState.STOPPING, Process(1, 1), "running"),
+        (JobState.DONE, Process(1, 1), "completed"),
+        (JobState.FAILED, None, "failed"),
+        (JobState.CANCELLED, None, "cancelled"),
+        (JobState.SKIPPED, None, "skipped"),
+    ],
+)
+def test_s1_6_each_state_has_a_word(state: JobState, process: Process | None, word: str) -> None:
+    assert status_of(a_job(state=state, process=process)) == word
+
+
+@pytest.mark.parametrize(("gpus", "shown"), [((), None), ((0,), 0), ((1, 3), [1, 3])])
+def test_s1_6_gpu_id_is_a_number_a_list_or_null(gpus: tuple[int, ...], shown: object) -> None:
+    assert record_of(ran(gpus=gpus), RAN)["gpu_id"] == shown
+
+
+def test_s1_6_a_job_that_was_only_placed_has_nothing_to_show() -> None:
+    """No process, and a log that is a name alone."""
+    job = a_job(state=JobState.STARTING, attempt=1, gpus=(0,), log="/logs/job_1.log")
+    assert record_of(job, []) == record_of(a_job(), [])
+
+
+def test_s1_6_history_goes_through_retries_and_new_runs() -> None:
+    """Of the last attempt the times of its process, of earlier ones those of the events."""
+    moments: Moments = [
+        (T0 + 1, "held"), (T0 + 2, "released"), (T0 + 3, "started"), (T0 + 4, "fell"), (T0 + 5, "unclaimed"),
+        (T0 + 6, "started"), (T0 + 7, "stopping"), (T0 + 7, "leftovers"), (T0 + 8, "cancelled"), (T0 + 9, "requeued"),
+        (T0 + 10.2, "started"), (T0 + 12.3, "failed"),
+    ]  # fmt: skip
+    job = ran(state=JobState.FAILED, attempt=3, started_at=T0 + 10, finished_at=T0 + 12, exit_code=1)
+    words = "pending running pending running cancelled pending running failed".split()
+    assert record_of(job, moments)["history"] == [
+        [at(second), word] for second, word in zip((0, 3, 4, 6, 8, 9, 10, 12), words, strict=True)
+    ]
+
+
+def test_s1_6_history_of_a_story_lost_in_part_ends_where_the_job_is() -> None:
+    """`recover` keeps jobs whose events could not be read."""
+    assert record_of(ran(), [])["history"] == [[at(0), "pending"], [at(9), "completed"]]
+    running = ran(state=JobState.RUNNING, finished_at=None, exit_code=None)
+    assert record_of(running, [])["history"] == [[at(0), "pending"], [at(5), "running"]]
+
+
+def test_s1_6_a_failure_that_is_passed_over_keeps_the_time_of_its_end() -> None:
+    moments: Moments = [(T0 + 5, "started"), (T0 + 9.5, "failed"), (T0 + 20, "skipped")]
+    history = record_of(ran(state=JobState.SKIPPED, exit_code=3), moments)["history"]
+    assert history[2:] == [[at(9), "failed"], [at(20), "skipped"]]
+
+
+def test_s1_6_no_code_is_guessed() -> None:
+    """S1.7: killed or lost, a job has none; one that has not ended shows none."""
+    for outcome in (Outcome.SIGNAL, Outcome.LOST, Outcome.COULD_NOT_START):
+        record = record_of(ran(state=JobState.FAILED, exit_code=None, outcome=outcome), RAN)
+        assert (record["status"], record["exit_code"]) == ("failed", None)
+    stopping = ran(state=JobState.STOPPING, exit_code=0)
+    assert (record_of(stopping, RAN[:1])["exit_code"], record_of(stopping, RAN[:1])["end_time"]) == (None, None)
+
+
+def test_s1_6_a_line_of_a_commands_file_is_as_it_stands_there() -> None:
+    text = "cd /x && python train.py --lr 1e-3 > 'a b'  # é"
+    assert record_of(a_job(source="commands", script="", arguments=("sh", "-c", text)), [])["command"] == text
+    submitted = a_job(source="submit", script="", arguments=("sh", "-c", "a b"))
+    assert record_of(submitted, [])["command"] == "sh -c 'a b'"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_s15_the_journal_shows_no_secret(name: str) -> None:
+    """S15: neither of words nor of a shell's text; environments are not in it."""
+    words = SHAPES[name]
+    asked = a_job(source="submit", script="", arguments=words, variables=(f"HF_TOKEN={SECRET}",))
+    assert SECRET not in line_of(record_of(asked, [])).decode()
+    text = " ".join(f'"{w}"' if " " in w and '"' not in w else w for w in words)
+    line = a_job(source="commands", script="", arguments=("sh", "-c", text))
+    assert SECRET not in line_of(record_of(line, [])).decode()
+
+
+texts = st.text(st.characters(), max_size=40)
+moments_of = st.floats(0, 4e11, allow_nan=False)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    state = draw(st.sampled_from(JobState))
+    source = draw(st.sampled_from(["line", "commands", "submit"]))
+    script = draw(texts) if source == "line" else ""
+    words = tuple(draw(st.lists(texts, max_size=4)))
+    return a_job(
+        draw(st.integers(0, 10**12)), source=source, script=script, arguments=words, state=state,
+        gpus=tuple(draw(st.sets(st.integers(0, 200), max_size=3))), log=draw(texts),
+        process=draw(st.none() | st.builds(Process, st.integers(1, 4 << 20), st.integers(0, 10**9))),
+        submitted_at=draw(moments_of), started_at=draw(st.none() | moments_of),
+        finished_at=draw(moments_of if state.ended else st.none()), exit_code=draw(st.none() | st.integers(0, 255)),
+        attempt=draw(st.integers(0, 9)),
+    )  # fmt: skip
+
+
+@quick
+@given(jobs(), st.lists(st.tuples(moments_of, st.sampled_from([*STATUS_AFTER, "held", "undying"])), max_size=6))
+def test_s1_6_any_job_is_one_line_that_reads_back(job: Job, moments: Moments) -> None:
+    """S1.6: whatever a command holds, it is one line of plain JSON, known again as ours."""
+    record = record_of(job, moments)
+    line = line_of(record)
+    assert line.isascii() and line.count(b"\n") == 1 and line.endswith(b"\n")
+    assert read_line(line) == record and id_of(read_line(line)) == job.id
+    json.dumps(record, ensure_ascii=False).encode()  # no half surrogate pairs
+    assert record["history"][-1][1] == record["status"]
+    assert all(before[1] != after[1] for before, after in zip(record["history"], record["history"][1:], strict=False))
+
+
+@quick
+@given(jobs(), st.data())
+def test_s1_12_any_torn_line_is_known_as_its_jobs(job: Job, data: st.DataObject) -> None:
+    """S1.12: cut off anywhere, it is no JSON, and is known as the beginning of a line of this job or of any."""
+    line = line_of(record_of(job, []))
+    torn = line[: data.draw(st.integers(1, len(line) - 2))]
+    with pytest.raises(ValueError):
+        read_line(torn)
+    number = torn_id(torn)
+    assert number in (None, job.id)
+    if number is None:
+        assert is_beginning(torn, None)
+    elif b"{" not in torn[len(b'{"id": ') :]:  # else it may be that somebody has written on behind it
+        assert is_beginning(torn, job)
+
+
+def test_s1_12_what_others_wrote_is_not_taken_for_a_torn_line() -> None:
+    """S1.12: it would be thrown away."""
+    job = a_job(3)
+    line = line_of(record_of(job, []))
+    for torn in (b"note to self", b"", b'{"id": "x', b'{"job": 3, "c', b"\0" * 50, b'{"id": 3, "commander": 1'):
+        number = torn_id(torn)
+        assert torn == b"" or not is_beginning(torn, job if number == 3 else None), torn
+    assert is_beginning(line[:60], job)
+    assert not is_beginning(line[:60], a_job(3, arguments=("--other",)))
+    assert not is_beginning(line[:60] + b'{"note": 1}', job)
+
+
+@pytest.mark.parametrize(
+    "value", [1, None, "x", [], {}, {"id": 1}, {key: 1 for key in reversed(KEYS)}, dict.fromkeys(KEYS),
+              dict.fromkeys(KEYS, True), dict.fromkeys((*KEYS, "more"), 1), dict.fromkeys(KEYS, -1)]
+)  # fmt: skip
+def test_s1_6_other_values_are_no_records_of_ours(value: object) -> None:
+    assert id_of(value) is None
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"NaN", b"\xff", b"[" * 100_000, b'{"a": Infinity}', b"\0\0"])
+def test_s1_12_what_is_no_json_is_said_so(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_line(line)
