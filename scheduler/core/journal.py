@@ -103,8 +103,10 @@ def read_line(line: bytes) -> Any:
 
 
 def id_of(value: Any) -> int | None:
-    """The job of a record of ours; None for whatever else a line may hold."""
-    if isinstance(value, dict) and tuple(value) == KEYS and type(value["id"]) is int and value["id"] >= 0:
+    """The job of a record of ours, also of another version's; None for whatever else a line may hold."""
+    if not isinstance(value, dict) or tuple(value)[:3] != KEYS[:3] or "history" not in value:
+        return None
+    if type(value["id"]) is int and value["id"] >= 0:
         return int(value["id"])
     return None
 

@@ -44,6 +44,7 @@ class KeptJournal:
         self.trouble = ""
         self._whole = True  # the file is not to be relied on, but to be written anew
         self._owed: set[int] = set()  # jobs that have changed
+        self._new: set[int] = set()  # of those, the ones that have no line yet
         self._work: Iterator[None] | None = None
         self._position = -1  # up to this job it has been written anew
         self._late: set[int] = set()  # of those, the ones that have changed since
@@ -55,7 +56,8 @@ class KeptJournal:
 
     def take(self, plan: Plan, gathered: Gathered) -> None:
         """Remember which jobs a turn has changed, once it is recorded."""
-        self._owed.update(job.id for job in gathered.jobs)
+        self._new.update(job.id for job in gathered.jobs)
+        self._owed |= self._new
         self._owed.update(event.job for event in (*gathered.events, *plan.events) if event.kind in SHOWN)
 
     def distrust(self) -> None:
@@ -111,14 +113,17 @@ class KeptJournal:
     def _append(self) -> None:
         some = sorted(self._owed)[:A_TURN]
         if some and not self._whole:
-            if self.file.append(self._lines_of(some)):
+            first = self._lines_of([job for job in some if job in self._new])
+            if self.file.append(first + self._lines_of([job for job in some if job not in self._new]), len(first)):
                 self._late.update(job for job in some if job <= self._position)
                 self._owed.difference_update(some)
+                self._new.difference_update(some)
             else:
                 self.distrust()
         if self._whole:  # they come with all the others
             self._late.update(job for job in self._owed if job <= self._position)
             self._owed.clear()
+            self._new.clear()
 
     def _rewrite(self, until: float) -> None:
         if self._work is None:
@@ -126,7 +131,7 @@ class KeptJournal:
                 return
             self._position = -1
             self._late.clear()
-            self._work = self.file.write_anew(self._pages())
+            self._work = self.file.write_anew(self._pages(), lambda: self._lines_of(sorted(self._late)))
         for _ in self._work:
             if time.monotonic() >= until:
                 return
@@ -137,7 +142,7 @@ class KeptJournal:
         while page := rows.page(self.db.connection, self._position, A_PAGE):
             self._position = page[-1].id
             yield b"".join(map(self._line, page))
-        while self._late:
+        while len(self._late) > A_TURN:
             some = sorted(self._late)[:A_PAGE]
             self._late.difference_update(some)
             yield self._lines_of(some)
@@ -170,6 +175,7 @@ class KeptJournal:
         if len(self._owed) > MOST_OWED:
             self._whole = True
             self._owed.clear()
+            self._new.clear()
         self._wait = min(LONGEST_AGAIN_S, self._wait * 2 or AGAIN_S)
         self._not_before = time.monotonic() + self._wait
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -56,10 +56,11 @@ class JournalFile:
         """Whether most of it is lines that later ones have replaced."""
         return self._fd >= 0 and self._size > 2 * self._compact + SLACK
 
-    def append(self, data: bytes) -> bool:
+    def append(self, data: bytes, first: int = 0) -> bool:
         """Add whole lines with one write. False when the file is not there as we left it: it has to be written anew.
 
-        Raises OSError; nothing of ``data`` stands there then.
+        ``first``: so many bytes of them are of jobs that had no line yet. Raises OSError; nothing of ``data`` stands
+        there then.
         """
         if self._fd < 0:
             return False
@@ -78,12 +79,14 @@ class JournalFile:
                 os.ftruncate(self._fd, size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
         self._size, self.appended = size + written, True
+        self._compact += first
         return True
 
-    def write_anew(self, pages: Iterable[bytes]) -> Iterator[None]:
-        """Write it whole, in steps: the lines of others, then these, and last it takes the place of the old one.
+    def write_anew(self, pages: Iterable[bytes], last: Callable[[], bytes] = bytes) -> Iterator[None]:
+        """Write it whole, in steps: the lines of others, then these, and in the last step it takes the place of the old one.
 
-        Until then the old one can be appended to as before. Raises OSError; the old file stays then.
+        Until then the old one can be appended to as before; ``last`` gives what has changed since its page was made.
+        Raises OSError; the old file stays then.
         """
         for left in left_aside(self.path):
             os.unlink(left)
@@ -106,6 +109,7 @@ class JournalFile:
                     os.fdatasync(new)  # a piece each time: all of it at the end could take long
                     not_synced = 0
                 yield
+            write_all(new, last())
             self._end(old, new, found)
             os.rename(aside, self.path)
         except BaseException as error:
@@ -113,7 +117,7 @@ class JournalFile:
                 os.close(new)
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(aside)
-            if isinstance(error, OSError) and error.errno and error.filename is None:
+            if isinstance(error, OSError) and error.errno and error.filename != self.path:
                 raise OSError(error.errno, error.strerror, self.path) from error
             raise
         finally:

@@ -198,11 +198,16 @@ def test_s1_12_what_others_wrote_is_not_taken_for_a_torn_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [1, None, "x", [], {}, {"id": 1}, {key: 1 for key in reversed(KEYS)}, dict.fromkeys(KEYS),
-              dict.fromkeys(KEYS, True), dict.fromkeys((*KEYS, "more"), 1), dict.fromkeys(KEYS, -1)]
+    "value", [1, None, "x", [], {}, {"id": 1}, dict.fromkeys(reversed(KEYS), 1), dict.fromkeys(KEYS),
+              dict.fromkeys(KEYS, True), dict.fromkeys(KEYS[:5], 1), dict.fromkeys(KEYS, -1)]
 )  # fmt: skip
 def test_s1_6_other_values_are_no_records_of_ours(value: object) -> None:
     assert id_of(value) is None
+
+
+def test_s1_6_records_of_other_versions_are_ours() -> None:
+    """An upgrade must not leave two lines a job."""
+    assert id_of(dict.fromkeys((*KEYS, "more"), 7)) == id_of(dict.fromkeys((*KEYS[:3], "history"), 7)) == 7
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"NaN", b"\xff", b"[" * 100_000, b'{"a": Infinity}', b"\0\0"])

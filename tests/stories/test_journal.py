@@ -1,0 +1,257 @@
+"""The journal of a real scheduler: kill -9, restarts, damage, a folder in its place, a full disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stories.harness import Scheduler, wait_for
+from tests.stories.test_schemas import check, undocumented
+
+
+def lines(s: Scheduler) -> list[dict[str, Any]]:
+    """All lines but one that is being written; each is as published."""
+    text, _, _ = (s.folder / "queue.jsonl").read_text().rpartition("\n")
+    found = [json.loads(line) for line in text.splitlines()]
+    for one in found:
+        check("journal", one)
+    return found
+
+
+def last(s: Scheduler) -> dict[int, dict[str, Any]]:
+    """The line of each job that holds."""
+    return {line["id"]: line for line in lines(s)}
+
+
+def words(line: dict[str, Any]) -> list[str]:
+    """The statuses of its history; its times are in order, and those of the record."""
+    times = [at for at, _ in line["history"]]
+    assert times == sorted(times) and line["history"][-1][1] == line["status"]
+    if line["end_time"] is not None:
+        assert times[-1] == line["end_time"]
+    return [word for _, word in line["history"]]
+
+
+def same_as_shown(s: Scheduler, line: dict[str, Any]) -> None:
+    """What the journal says is what `show --json` says."""
+    job = s.job(line["id"])
+    assert (line["start_time"], line["end_time"], line["log_file"], line["exit_code"]) == (
+        job["started_at"], job["finished_at"], job["log"], job["exit_code"],
+    )  # fmt: skip
+    gpus = line["gpu_id"]
+    assert job["gpus"] == ([] if gpus is None else gpus if isinstance(gpus, list) else [gpus])
+
+
+def test_s1_6_the_journal_holds_every_job_with_its_history(scheduler: Callable[..., Scheduler]) -> None:
+    """S1.6, S1.5: command, pid, GPU, times, code, log, and what it was when; at the end one line a job."""
+    s = scheduler(gpus=2, journal="queue.jsonl", commands_file="commands.txt", assign_retry_wait=0.05)
+    (s.folder / "commands.txt").write_text("# two\necho 'a  b' | cat && exit 3\n")
+    s.hold("held")
+    s.start()
+    s.wait_ended(1)
+    again = s.line("twice", code=2) + ";retries=1"
+    s.append(s.line("held"), again, s.line("wide") + ";gpus=2", s.line("child") + ";after_ok=3")
+    s.wait_state(2, "running")
+    s.wait_state(3, "failed")
+    s.wait_state(5, "skipped")
+    running = wait_for(lambda: (line := last(s).get(2)) and line["status"] == "running" and line, "it runs")
+    assert running["pid"] == s.job(2)["pid"] and words(running) == ["pending", "running"]
+    assert stat.S_IMODE((s.folder / "queue.jsonl").stat().st_mode) == 0o600
+    wait_for(lambda: last(s).get(4), "it waits")
+    assert (last(s)[4]["status"], last(s)[4]["gpu_id"]) == ("pending", None)
+    s.release("held")
+    s.wait_state(4, "done")
+    s.cli("submit", "--gpus", "0", "--", "sleep", "600")
+    s.wait_state(6, "running")
+    s.cli("cancel", "6", code=None)
+    s.wait_state(6, "cancelled")
+    assert s.stop() == 0
+    found = lines(s)
+    assert [line["id"] for line in found] == [1, 2, 3, 4, 5, 6]
+    one, held, twice, wide, child, asleep = found
+    assert one["command"] == "echo 'a  b' | cat && exit 3"
+    assert Path(one["log_file"]).read_text() == "a  b\n"
+    assert (one["status"], one["exit_code"], held["exit_code"], wide["gpu_id"]) == ("failed", 3, 0, [0, 1])
+    assert words(one) == ["pending", "running", "failed"] and words(wide) == ["pending", "running", "completed"]
+    assert words(twice) == ["pending", "running", "pending", "running", "failed"] and twice["exit_code"] == 2
+    assert words(child) == ["pending", "skipped"] and child["pid"] is None
+    assert words(asleep) == ["pending", "running", "cancelled"]
+    assert asleep["command"] == "sleep 600" and asleep["gpu_id"] is None and asleep["exit_code"] is None
+    for line in found:
+        same_as_shown(s, line)
+    assert undocumented(found) == set()
+
+
+def test_s1_6_s1_7_s1_8_kill_9_in_between_costs_the_journal_nothing(scheduler: Callable[..., Scheduler]) -> None:
+    """S1.6 to S1.8: the true codes of jobs that ended meanwhile, live ones taken over, nothing run twice."""
+    s = scheduler(gpus=2, journal="queue.jsonl")
+    s.hold("stays")
+    s.hold("ends")
+    s.append(s.line("stays"), s.line("ends", code=7), s.line("waits") + ";gpus=2", s.line("done"))
+    s.start()
+    for job in (1, 2):
+        s.wait_state(job, "running")
+    pids = {job: s.job(job)["pid"] for job in (1, 2)}
+    wait_for(lambda: [last(s).get(job, {}).get("pid") for job in (1, 2)] == list(pids.values()), "pids")
+    s.kill()
+    s.release("ends")
+    wait_for(lambda: not Path(f"/proc/{pids[2]}").exists(), "it ends while nobody looks")
+    with (s.folder / "queue.jsonl").open("a") as stream:
+        stream.write('{"mine": 1}\n{"id": 2, "command": "')
+    s.start()
+    s.wait_state(2, "failed")
+    s.wait_state(4, "done")
+    found = wait_for(lambda: (all_ := last_of_ours(s)) and all_[4]["status"] == "completed" and all_, "the journal")
+    assert (found[1]["status"], found[1]["pid"]) == ("running", pids[1])
+    assert (found[2]["status"], found[2]["exit_code"], found[2]["pid"]) == ("failed", 7, pids[2])
+    assert words(found[2]) == ["pending", "running", "failed"] and found[3]["status"] == "pending"
+    s.release("stays")
+    s.wait_ended(4)
+    s.kill()
+    s.start()
+    assert s.stop() == 0
+    text = (s.folder / "queue.jsonl").read_text().splitlines()
+    assert text[0] == '{"mine": 1}' and [json.loads(line)["id"] for line in text[1:]] == [1, 2, 3, 4]
+    for line in text[1:]:
+        same_as_shown(s, json.loads(line))
+    assert all(s.starts(key) == 1 for key in ("stays", "ends", "waits", "done"))
+
+
+def last_of_ours(s: Scheduler) -> dict[int, dict[str, Any]]:
+    """The same where others have written into it."""
+    text, _, _ = (s.folder / "queue.jsonl").read_text().rpartition("\n")
+    found = map(json.loads, text.splitlines())
+    return {line["id"]: line for line in found if "id" in line}
+
+
+def test_s1_12_a_torn_last_line_is_repaired_or_set_aside(scheduler: Callable[..., Scheduler]) -> None:
+    """S1.12: ours is written anew, another's is kept under another name; no other job is lost, and it is said once."""
+    s = scheduler(gpus=1, journal="queue.jsonl")
+    s.append(s.line("a"), s.line("b", code=4))
+    s.start()
+    s.wait_ended(2)
+    assert s.stop() == 0
+    journal = s.folder / "queue.jsonl"
+    whole = journal.read_bytes()
+    for cut in (len(whole) - 1, len(whole) - 20, whole.index(b"\n") + 2, whole.index(b"\n"), 3):
+        journal.write_bytes(whole[:cut])
+        s.start()
+        assert journal.read_bytes() == whole
+        assert s.stop() == 0
+    assert not list(s.folder.glob("*.torn-*"))
+    assert s.said().count("a line that was cut off is written anew") == 3, "whole lines without their end are none"
+    journal.write_bytes(whole + b'{"mine": [1, ')
+    s.start()
+    assert s.stop() == 0
+    assert journal.read_bytes() == whole
+    (bad,) = s.folder.glob("queue.jsonl.torn-*")
+    assert bad.read_bytes() == b'{"mine": [1, \n'
+    assert s.said().count(f"a line that is no JSON, set aside as {bad}") == 1
+    assert s.starts("a") == s.starts("b") == 1
+
+
+@pytest.mark.parametrize("what", ["folder", "fifo", "link"])
+def test_what_stands_in_its_place_holds_no_job_up(scheduler: Callable[..., Scheduler], what: str) -> None:
+    """Said once, shown by `status` while it lasts, made good as soon as it is gone."""
+    s = scheduler(gpus=1, journal="queue.jsonl", monitor_interval=0.1)
+    journal, victim = s.folder / "queue.jsonl", s.folder / "victim"
+    victim.write_text("precious")
+    {"folder": journal.mkdir, "fifo": lambda: os.mkfifo(journal), "link": lambda: journal.symlink_to(victim)}[what]()
+    s.append(s.line("a"), s.line("b"))
+    s.start()
+    s.wait_ended(2)
+    wait_for(lambda: s.status()["trouble"], "shown")
+    why = "it is a link, which is not followed" if what == "link" else "it is not a plain file"
+    text = f"{journal}: the journal cannot be written: {why}"
+    assert s.status()["trouble"][0].startswith(f"not written: {text}")
+    assert text in s.cli("status").stdout.replace("\n           ", " ")
+    (journal.rmdir if what == "folder" else journal.unlink)()
+    wait_for(lambda: journal.exists() and not s.status()["trouble"], "made good")
+    assert [line["status"] for line in lines(s)] == ["completed", "completed"]
+    assert s.said().count(text) == 1 and s.said().count("the journal can be written again") == 1
+    assert victim.read_text() == "precious" and s.stop() == 0
+
+
+def test_deleted_while_it_runs_it_is_whole_again(scheduler: Callable[..., Scheduler]) -> None:
+    s = scheduler(gpus=1, journal="queue.jsonl")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_ended(1)
+    (s.folder / "queue.jsonl").unlink()
+    s.append(s.line("b"))
+    s.wait_ended(2)
+    wait_for(lambda: (s.folder / "queue.jsonl").exists() and last(s).get(2, {}).get("status") == "completed", "again")
+    assert last(s)[1]["status"] == "completed" and s.stop() == 0
+
+
+def test_f02_a_full_disk_costs_the_journal_nothing_in_the_end(scheduler: Callable[..., Scheduler]) -> None:
+    """F02 for the journal: jobs go on, and what could not be written is, when there is room."""
+    s = scheduler(gpus=1)
+    small = s.folder / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        s.settings["journal"] = small / "queue.jsonl"
+        s.start()
+        filler = small / "filler"
+        with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as stream:
+            while True:
+                stream.write(bytes(512))
+        s.append(*(s.line(f"n{number}") for number in range(30)))
+        s.wait_ended(30)
+        assert set(s.states().values()) == {"done"}
+        wait_for(lambda: s.status()["trouble"], "shown")
+        assert "the journal cannot be written: No space left on device" in s.status()["trouble"][0]
+        filler.unlink()
+        wait_for(lambda: not s.status()["trouble"], "made good")
+        found = {line["id"]: line for line in map(json.loads, (small / "queue.jsonl").read_text().splitlines())}
+        assert sorted(found) == list(range(1, 31)) and {line["status"] for line in found.values()} == {"completed"}
+        assert s.stop() == 0
+    finally:
+        s.end_all()
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_journal_in_the_place_of_another_file_is_refused(scheduler: Callable[..., Scheduler]) -> None:
+    """One line and exit 2, and nothing is touched; a setting of the config is one as well."""
+    s = scheduler()
+    s.append("0,a.py,,")
+    before = s.jobs_file.read_bytes()
+    error = s.cli("start", "--gpus", "1", "--journal", "jobs.txt", code=2).stderr
+    assert error == f"gpujob: journal: {s.jobs_file} is the jobs file as well; name another file\n"
+    (s.folder / "config.yaml").write_text("journal: gpu_scheduler_state.json\n")
+    assert "is the state file as well" in s.cli("start", "--gpus", "1", code=2).stderr
+    assert s.jobs_file.read_bytes() == before
+
+
+def test_s1_12_killed_again_and_again_the_journal_is_never_worse_than_torn(
+    scheduler: Callable[..., Scheduler],
+) -> None:
+    """S1.12, S1.6: at whatever moment; no line of ours is set aside, and the end is one line a job with its code."""
+    s = scheduler(gpus=2, journal="queue.jsonl")
+    for round_ in range(6):
+        s.append(*(s.line(f"r{round_}n{number}", code=number) for number in range(6)))
+        s.start()
+        wait_for(lambda first=6 * round_ + 1: s.states().get(first) not in (None, "pending"), "begun")
+        s.kill()
+    s.start()
+    s.wait_ended(36)
+    assert s.stop(signal.SIGTERM) == 0
+    found = lines(s)
+    assert [line["id"] for line in found] == list(range(1, 37)) and not list(s.folder.glob("*.torn-*"))
+    assert not [name for name in os.listdir(s.folder) if ".new-" in name]
+    for line in found:
+        same_as_shown(s, line)
+        lost = s.job(line["id"])["outcome"] == "lost"
+        assert lost or line["exit_code"] == (line["id"] - 1) % 6
+        assert words(line)[-1] == ("completed" if line["exit_code"] == 0 else "failed")
