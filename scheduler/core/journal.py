@@ -14,6 +14,7 @@ from scheduler.core.secrets import without_secrets, words_without_secrets
 
 KEYS = ("id", "command", "status", "pid", "gpu_id", "start_time", "end_time", "log_file", "exit_code", "history")
 PENDING, RUNNING = "pending", "running"
+Who = tuple[int, str]  # id and time of acceptance: a scheduler begun anew, or another one, gives the same ids
 ENDS = {
     JobState.DONE: "completed",
     JobState.FAILED: "failed",
@@ -102,12 +103,13 @@ def read_line(line: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def id_of(value: Any) -> int | None:
-    """The job of a record of ours, also of another version's; None for whatever else a line may hold."""
-    if not isinstance(value, dict) or tuple(value)[:3] != KEYS[:3] or "history" not in value:
+def who_is(value: Any) -> Who | None:
+    """Whom a record of ours is about, also one of another version; None for whatever else a line may hold."""
+    if not isinstance(value, dict) or tuple(value)[:3] != KEYS[:3] or type(value["id"]) is not int or value["id"] < 0:
         return None
-    if type(value["id"]) is int and value["id"] >= 0:
-        return int(value["id"])
+    match value.get("history"):
+        case [[str(first), *_], *_]:
+            return value["id"], first
     return None
 
 

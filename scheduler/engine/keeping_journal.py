@@ -15,20 +15,20 @@ from scheduler.core.config import OPTIONS, Config
 from scheduler.core.decide import Plan
 from scheduler.core.errors import StoreTrouble, UsageError
 from scheduler.core.job import Job
-from scheduler.core.journal import SHOWN, is_beginning, line_of, record_of, torn_id
+from scheduler.core.journal import SHOWN, Who, is_beginning, line_of, record_of, torn_id, utc
 from scheduler.engine.reading import Gathered
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
 from scheduler.store.journal import JournalFile
 from scheduler.store.places import Places
 
-A_TURN = 200  # lines: about 10 ms
+A_TURN = 200  # lines: some 10 ms
 A_PAGE = 50
 MOST_OWED = 10_000
 SLICE_S = 0.005
 BETWEEN_S = 0.02  # so the loop has four fifths of the time while it is written anew
-BEGIN_S = 2.0  # of a start; what is left is done in slices
-END_S = 5.0
+BEGIN_S = 0.5  # of a start (some 10,000 jobs); what is left is done in slices
+END_S = 2.0  # of an end; what is not done by then is left to the next start
 AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0  # after trouble, doubling
 
 
@@ -40,7 +40,7 @@ class KeptJournal:
 
     def __init__(self, db: Database, path: str, say: Callable[[str, int], None], note: Callable[[], None]) -> None:
         self.db, self.path, self.say, self.note = db, path, say, note
-        self.file = JournalFile(path, lambda job: rows.is_known(db.connection, job), self._is_torn)
+        self.file = JournalFile(path, self._is_ours, self._is_torn)
         self.trouble = ""
         self._whole = True  # the file is not to be relied on, but to be written anew
         self._owed: set[int] = set()  # jobs that have changed
@@ -153,6 +153,10 @@ class KeptJournal:
 
     def _line(self, job: Job) -> bytes:
         return line_of(record_of(job, rows.moments_of(self.db.connection, job.id)))
+
+    def _is_ours(self, who: Who) -> bool:
+        accepted = rows.accepted_at(self.db.connection, who[0])
+        return accepted is not None and utc(accepted) == who[1]
 
     def _is_torn(self, torn: bytes) -> bool:
         number = torn_id(torn)

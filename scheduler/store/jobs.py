@@ -180,9 +180,10 @@ def page(connection: sqlite3.Connection, after: int, most: int) -> list[Job]:
     return [job_of(row) for row in rows]
 
 
-def is_known(connection: sqlite3.Connection, job: int) -> bool:
-    """Whether there is such a job."""
-    return connection.execute("SELECT 1 FROM jobs WHERE id=?", (job,)).fetchone() is not None
+def accepted_at(connection: sqlite3.Connection, job: int) -> float | None:
+    """When a job was accepted; None where there is none."""
+    row = connection.execute("SELECT submitted_at FROM jobs WHERE id=?", (job,)).fetchone()
+    return float(row[0]) if row else None
 
 
 def moments_of(connection: sqlite3.Connection, job: int) -> list[tuple[float, str]]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from scheduler.core.journal import id_of, read_line
+from scheduler.core.journal import Who, read_line, who_is
 from scheduler.opening import plain
 from scheduler.store.safely import left_aside, sync_folder, write_all
 
@@ -41,11 +41,11 @@ class _Found:
 class JournalFile:
     """One scheduler's journal. What others have written into it stays; what is no JSON is set aside.
 
-    ``is_ours``: whether the store has a job of this id, so that its line is made from there; ``is_torn``: whether
-    bytes that are no JSON are what was cut off of a line of ours.
+    ``is_ours``: whether the store has this job, so that its line is made from there; ``is_torn``: whether bytes that
+    are no JSON are what was cut off of a line of ours.
     """
 
-    def __init__(self, path: str, is_ours: Callable[[int], bool], is_torn: Callable[[bytes], bool]) -> None:
+    def __init__(self, path: str, is_ours: Callable[[Who], bool], is_torn: Callable[[bytes], bool]) -> None:
         self.path, self.is_ours, self.is_torn = path, is_ours, is_torn
         self.told: list[tuple[str, int]] = []  # what is to be said, and its level
         self.appended = False  # since it was written anew
@@ -88,13 +88,13 @@ class JournalFile:
         Until then the old one can be appended to as before; ``last`` gives what has changed since its page was made.
         Raises OSError; the old file stays then.
         """
-        for left in left_aside(self.path):
-            os.unlink(left)
         old = self._open_old()
         folder, name = os.path.split(self.path)
         aside = os.path.join(folder, f".{name}.new-{os.getpid()}")
         new = -1
         try:
+            for left in left_aside(self.path):
+                os.unlink(left)
             new = os.open(aside, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             os.fchmod(new, 0o600)  # whatever the umask has left of it
             self._lock(new)  # before it can be found by its name
@@ -193,7 +193,7 @@ class JournalFile:
             else:
                 found.damaged.append(span)
             return
-        job = id_of(value)
+        job = who_is(value)
         if job is None:
             found.kept[span] = span
         elif not self.is_ours(job):

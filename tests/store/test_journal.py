@@ -20,16 +20,19 @@ from scheduler.store.journal import JournalFile
 
 
 def record(job: int, status: str = "pending", **changes: Any) -> bytes:
-    return line_of(dict.fromkeys(KEYS) | {"id": job, "command": "x", "status": status, "history": []} | changes)
+    history = [[changes.pop("accepted", "now"), "pending"]]
+    return line_of(dict.fromkeys(KEYS) | {"id": job, "command": "x", "status": status, "history": history} | changes)
 
 
 class Store:
-    """A journal of jobs 1 to 9, of which only those in ``lines`` are written."""
+    """A journal of jobs 1 to 9, accepted "now", of which only those in ``lines`` are written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: dict[int, bytes] = {}
-        self.file = JournalFile(str(path), lambda job: job < 10, lambda torn: record(3).startswith(torn))
+        self.file = JournalFile(
+            str(path), lambda who: who[0] < 10 and who[1] == "now", lambda torn: record(3).startswith(torn)
+        )
 
     def write_anew(self) -> None:
         for _ in self.file.write_anew(self.lines[job] for job in sorted(self.lines)):
@@ -77,6 +80,15 @@ def test_s1_6_what_others_wrote_stays_in_front(store: Store) -> None:
     assert not store.bad() and not store.file.told
     store.write_anew()
     assert store.path.read_bytes() == expected + record(1) + record(3, "running")
+
+
+def test_jobs_of_a_scheduler_of_before_with_the_same_ids_stay(store: Store) -> None:
+    """Its `.gpujob` was removed, or another scheduler had its journal here."""
+    store.path.write_bytes(record(1, "failed", accepted="then") + record(1, "running") + record(3, accepted="before"))
+    for _ in range(2):
+        store.write_anew()
+        before = record(1, "failed", accepted="then") + record(3, accepted="before")
+        assert store.path.read_bytes() == before + record(1) + record(3, "running")
 
 
 def test_s1_12_a_torn_line_of_ours_is_written_anew(store: Store) -> None:
