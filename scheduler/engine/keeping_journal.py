@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from scheduler.core.config import OPTIONS, Config
 from scheduler.core.decide import Plan
@@ -45,7 +45,7 @@ class KeptJournal:
         self._whole = True  # the file is not to be relied on, but to be written anew
         self._owed: set[int] = set()  # jobs that have changed
         self._new: set[int] = set()  # of those, the ones that have no line yet
-        self._work: Iterator[None] | None = None
+        self._work: Generator[None, None, None] | None = None
         self._position = -1  # up to this job it has been written anew
         self._late: set[int] = set()  # of those, the ones that have changed since
         self._not_before = self._wait = 0.0
@@ -167,7 +167,7 @@ class KeptJournal:
 
     def _drop_work(self) -> None:
         if self._work is not None:
-            self._work.close()  # type: ignore[attr-defined]
+            self._work.close()
         self._work = None
         self._position = -1
         self._late.clear()

@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from scheduler.core.journal import Who, read_line, who_is
@@ -82,7 +82,7 @@ class JournalFile:
         self._compact += first
         return True
 
-    def write_anew(self, pages: Iterable[bytes], last: Callable[[], bytes] = bytes) -> Iterator[None]:
+    def write_anew(self, pages: Iterable[bytes], last: Callable[[], bytes] = bytes) -> Generator[None, None, None]:
         """Write it whole, in steps: the lines of others, then these, and in the last step it takes the place of the old one.
 
         Until then the old one can be appended to as before; ``last`` gives what has changed since its page was made.
