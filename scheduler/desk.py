@@ -142,7 +142,7 @@ class Desk:
 
         if spec.arguments:
             check_words(spec.arguments)
-        need, notes = need_of(spec, table)
+        need, notes = need_of(spec, table)  # what is wrong with it is said before anything is written
         database = Database(self.places)
         try:
             if environment is not None:
@@ -157,6 +157,10 @@ class Desk:
                 else:
                     _check_parents(connection, spec)
                 gpus = rows.gpus(connection)
+                booked = _booking_memory(connection, gpus, spec)
+                if booked is not spec:
+                    spec = booked
+                    need, notes = need_of(spec, table)
                 job = rows.insert(connection, spec, need, "", notes, time.time())
                 if job.need != Need(0, 0):
                     _check_possible(connection, gpus, job)
@@ -442,8 +446,22 @@ def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -
             raise Refused(never, do="ask for less, or allow other GPUs" if job.need.count else "ask for less")
 
 
+def _noted(connection: sqlite3.Connection, setting: str) -> Any:
+    """A setting of the last daemon, or None."""
+    noted = rows.meta(connection, "settings")
+    return json.loads(noted).get(setting, [None])[0] if noted else None
+
+
+def _booking_memory(connection: sqlite3.Connection, gpus: list[Gpu], spec: JobSpec) -> JobSpec:
+    """The same wish as a line of the scheduler's own files would be taken (`engine/reading.py`)."""
+    from scheduler.core.llm import booking_memory
+
+    mib = _noted(connection, "min_free_mem_mb")
+    return booking_memory(spec, int(mib), read=any(gpu.memory_mib for gpu in gpus)) if mib else spec
+
+
 def _cpu_slots(connection: sqlite3.Connection) -> int:
     """How many there are, as the last daemon noted it; without a limit where none was there yet."""
-    noted = rows.meta(connection, "settings")
-    slots = json.loads(noted).get("cpu_slots", [None])[0] if noted else None
+    noted = bool(rows.meta(connection, "settings"))
+    slots = _noted(connection, "cpu_slots")
     return int(slots) if slots is not None else (os.cpu_count() or 1 if noted else 1 << 30)

@@ -54,6 +54,7 @@ class Overview:
     started_at: float | None = None  # of the daemon that runs
     runner: str = ""  # direct or screen, as that daemon runs its jobs
     set_aside: str = ""  # what somebody saved last that was no state file, if it is still there
+    dispatcher: bool = False  # it was begun by `gpujob run`
     trouble: Sequence[str] = ()  # what holds it up: files that are not read, a stopped keeper; each with what mends it
 
 
@@ -100,6 +101,7 @@ def overview_of(
         alive, pid, counts, views, [*live, *ended[:LAST_ENDED]], reasons_of(connection, live),
         kept.refused(connection), kept.duplicates(connection), queue_paused, held, since, runner,
         max(glob.glob(f"{glob.escape(places.state_file)}.bad-*"), default=""),
+        rows.meta(connection, "begun_by") == "run",
         json.loads(rows.meta(connection, "trouble") or "[]") if alive else (),
     )  # fmt: skip
 

@@ -228,6 +228,18 @@ class Config:
         "between two readings of the GPUs; 0: never read, --gpus N are given out by booking alone",
         reload=True,
     )
+    poll_interval: float = _option(
+        60.0,
+        _often,
+        "the files and the GPUs are looked at at least this often, whatever the other intervals say",
+        reload=True,
+    )
+    min_free_mem_mb: int = _option(
+        0,
+        _whole(0),
+        "a job that asks for no share books this many MiB of GPU memory, on the GPU with the most free; 0: it has a share "
+        "(run: 6000)",
+    )
     settle: float = _option(
         120.0, _seconds, "after a start, new processes of ours on its GPU count as the job's for this long", reload=True
     )
@@ -294,6 +306,7 @@ class Config:
         "a shell script that queues anew (by ts) what is left when SIGTERM ends the scheduler; empty: none",
         path=True,
     )
+    journal: str = _option("", _text, "a JSONL copy of what becomes of each job; empty: none", path=True)
     watch: str = _option(
         "auto", _one_of("auto", "inotify", "poll"), "how changed files are noticed; poll is for network folders"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler.core.answering import UNDYING, answer
 from scheduler.core.estimate import Estimates
@@ -23,7 +23,7 @@ from scheduler.core.facts import (
     Unclaimed,
 )
 from scheduler.core.failure import OUT_OF_MEMORY
-from scheduler.core.gpu import WHOLE, Need, gpu_ids_text
+from scheduler.core.gpu import BY_MEMORY, WHOLE, Need, gpu_ids_text
 from scheduler.core.job import TICKS_A_SECOND, Event, Holding, Job, JobState, Outcome, Process, Reason
 from scheduler.core.job_class import JobClass, class_of
 from scheduler.core.noticing import judge_gpus
@@ -34,6 +34,7 @@ from scheduler.core.requests import Answer
 from scheduler.core.retry import LONGEST_WAIT_S, backoff_s
 from scheduler.core.states import Move, move
 from scheduler.core.telemetry import FRESH_S, Limits, Tenant
+from scheduler.core.units import mib_text
 
 MOST_STARTS_A_TURN = 256  # so that one paste of 10,000 lines does not hold up everything else
 KILL_AGAIN_S = 1.0
@@ -394,7 +395,10 @@ class Turn:
             return
         out_of_memory = job.failure is not None and job.failure.kind == OUT_OF_MEMORY
         shares = job.need.count > 0 and 0 < job.need.parts < WHOLE
-        if out_of_memory and job.oom_retries < self.world.policy.oom_retries and shares:
+        if out_of_memory and job.oom_retries < self.world.policy.oom_retries and job.need.parts == BY_MEMORY:
+            if self._with_more_memory(job, leftovers):
+                return
+        elif out_of_memory and job.oom_retries < self.world.policy.oom_retries and shares:
             job.oom_retries += 1
             before, after = job.need, Need(job.need.count, min(WHOLE, job.need.parts * 2))
             note = f"ran out of GPU memory with a need of {before}; tried again with {after}"
@@ -403,14 +407,36 @@ class Turn:
             return
         self._end(job, Move.GAVE_UP, outcome, leftovers)
 
+    def _with_more_memory(self, job: Job, leftovers: tuple[Process, ...]) -> bool:
+        """Try a job that books memory again with twice as much, or all that a GPU has; False if it had that already."""
+        before = job.spec.vram_mib or 0
+        most = max((gpu.memory_mib or 0 for gpu in self.world.fleet.gpus.values()), default=0)
+        after = min(most, 2 * before)
+        if after <= before:
+            return False
+        job.oom_retries += 1
+        note = f"ran out of GPU memory with {mib_text(before)} booked; tried again with {mib_text(after)}"
+        self._fall_back(job, leftovers, note, 0.0, vram_mib=after)
+        job.notes = (*job.notes, note)
+        return True
+
     def _fall_back(
-        self, job: Job, leftovers: tuple[Process, ...], why: str, wait: float, need: Need | None = None
+        self,
+        job: Job,
+        leftovers: tuple[Process, ...],
+        why: str,
+        wait: float,
+        need: Need | None = None,
+        vram_mib: int = 0,
     ) -> None:
         gone = {"exit_code": job.exit_code, "signal": job.signal, "log": job.log, "attempt": job.attempt}
         self._release(job, leftovers)
         move(job, Move.FELL, self.now.wall)
         if need is not None:
             job.need = need
+        if vram_mib:
+            job.spec = replace(job.spec, vram_mib=vram_mib)
+            self.plan.respecs[job.id] = job
         job.not_before = self.now.wall + wait
         job.reason_code = "backoff"
         job.reason = f"{why}; tried again {'at once' if not wait else f'in {wait:.0f} s'}"

@@ -16,6 +16,7 @@ else:
     from scheduler.core.quick_dataclass import dataclass
 
 WHOLE = 1000  # parts of one GPU
+BY_MEMORY = 1  # parts of a job that books memory: so few that nearly as many fit as the memory holds
 HIGHEST_GPU_ID = 4095  # keeps `0-999999999` from eating memory
 
 

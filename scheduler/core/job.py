@@ -106,18 +106,28 @@ class JobSpec:
         return bool(self.script)
 
     @property
+    def shell_text(self) -> str | None:
+        """The line of a commands file, as it stands there; None for everything else."""
+        return self.arguments[2] if self.source == "commands" and self.arguments[:2] == ("sh", "-c") else None
+
+    @property
     def shown_name(self) -> str:
         """A short name for tables: the label, the script's file name, or the command's first word."""
         if self.label:
             return without_secrets(self.label)
+        if self.shell_text is not None:
+            return self.shown_words(32)
         first = self.script or (self.arguments[0] if self.arguments else "")
         return words_without_secrets((first.rsplit("/", 1)[-1],))[0]
 
     def shown_words(self, most: int = 48) -> str:
         """Label and command, shortened in the middle: what tells the jobs of a sweep apart."""
-        command = words_without_secrets((self.script, *self.arguments) if self.script else self.arguments)
-        words = [word.rsplit("/", 1)[-1] if n == 0 else word for n, word in enumerate(command)]
-        text = " ".join(shlex.quote(word) if not word or _SHELL.intersection(word) else word for word in words)
+        if self.shell_text is not None:
+            text = " ".join(without_secrets(self.shell_text).split())
+        else:
+            command = words_without_secrets((self.script, *self.arguments) if self.script else self.arguments)
+            words = [word.rsplit("/", 1)[-1] if n == 0 else word for n, word in enumerate(command)]
+            text = " ".join(shlex.quote(word) if not word or _SHELL.intersection(word) else word for word in words)
         text = f"{without_secrets(self.label)}: {text}" if self.label else text
         return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
 

@@ -6,16 +6,16 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all, said
-from scheduler.core.gpu import HIGHEST_GPU_ID, Need, rounding_note
+from scheduler.core.gpu import BY_MEMORY, HIGHEST_GPU_ID, Need, decimal_text, rounding_note
 from scheduler.core.job import JobSpec
 
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass, field
+    from dataclasses import dataclass, field, replace
     from typing import Any
 else:
-    from scheduler.core.quick_dataclass import dataclass, field
+    from scheduler.core.quick_dataclass import dataclass, field, replace
 
 KEYS = ("default_requirement", "models")
 LONGEST_NEED = 100  # characters
@@ -100,6 +100,18 @@ def words_of(spec: JobSpec) -> Sequence[str]:
         return shlex.split(spec.arguments[2])
     except ValueError:
         return spec.arguments[2].split()
+
+
+def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
+    """The same wish where jobs book ``mib`` of GPU memory in place of a share, unless it says itself what it needs.
+
+    Of GPUs that nobody reads (not ``read``) memory cannot be booked: there a job has one to itself.
+    """
+    if not mib or spec.gpus or spec.on:
+        return spec
+    if not read:
+        return replace(spec, gpus="1")
+    return replace(spec, gpus=decimal_text(BY_MEMORY), vram_mib=spec.vram_mib or mib)
 
 
 def need_of(spec: JobSpec, table: ModelTable) -> tuple[Need, tuple[str, ...]]:

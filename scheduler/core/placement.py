@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from scheduler.core.gpu import WHOLE, Gpu, Need, decimal_text, gpu_ids_text, ids_of, mask_of
+from scheduler.core.gpu import BY_MEMORY, WHOLE, Gpu, Need, decimal_text, gpu_ids_text, ids_of, mask_of
 from scheduler.core.job import Reason
 from scheduler.core.job_class import JobClass
 from scheduler.core.telemetry import Telemetry
@@ -100,14 +100,21 @@ class Fleet:
             usable &= ~self.telemetry.whole_blocked_mask
         if usable & self.telemetry.tight_mask:
             usable = self._with_slack(usable, need.parts)
-        if kind.vram_mib:
+        if kind.vram_mib and not self.telemetry.limits.by_memory:
             usable = self._with_memory(usable, kind.vram_mib)
         if self.telemetry.cards:
             room = self.telemetry.has_room
             usable = mask_of(i for i in ids_of(usable) if room(i, need.parts, kind.vram_mib))
         if not usable:
             return None
+        if need.parts == BY_MEMORY and need.count == 1 and self.telemetry.cards:
+            return self._find_most_memory(usable)
         return self._find_share(need.parts, usable) if need.count == 1 else self._find_wide(need, usable)
+
+    def _find_most_memory(self, usable: int) -> tuple[int, ...] | None:
+        """The GPU with the most free memory; ties: the lowest id."""
+        fitting = [i for i in ids_of(usable) if self.free[i] >= BY_MEMORY]
+        return (max(fitting, key=lambda i: (self.telemetry.free_mib(i), -i)),) if fitting else None
 
     def _find_share(self, parts: int, usable: int) -> tuple[int, ...] | None:
         levels = self._levels >> parts
@@ -382,6 +389,9 @@ class Fleet:
         if max(together.values()) < need.count:
             return None  # it would not fit without them either
         first, *others = verdicts
+        if self.telemetry.limits.by_memory:
+            first = max(verdicts, key=lambda i: (self.telemetry.free_mib(i), -i))
+            others = [i for i in verdicts if i != first]
         like = f"; GPU {gpu_ids_text(others)} cannot be used either" if others else ""
         return Reason(verdicts[first].code, verdicts[first].sentence + like)
 

@@ -41,6 +41,7 @@ class Limits:
     settle_s: float = 120.0
     release_s: float = 30.0
     hold_on_errors: bool = False
+    by_memory: bool = False  # jobs book memory, not shares: what counts is how much is free, whoever uses the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Card:
     excess_mib: int = 0
     why_excess: Verdict = NOTHING_FORBIDDEN
     own: dict[str, float] = field(default_factory=dict)  # measured, by attempt
+    settled: frozenset[str] = frozenset()  # attempts that began so long ago that what they use is what they need
     own_mib: int = 0
     foreign_mib: int = 0
     baseline_mib: int | None = None
@@ -226,13 +228,16 @@ class Telemetry:
             self._learn_baseline(card, rest, foreign_processes, total)
         foreign = int(max(0.0, rest - (card.baseline_mib or 0)))
         capacity = max(1, total - (card.baseline_mib or 0))
-        outgrown = {t: own[t.key] for t in tenants if t.key in own and own[t.key] > OUTGROWN * _promised(t, capacity)}
+        card.settled = frozenset(t.key for t in tenants if self._settled(t, now))
+        shares = () if self.limits.by_memory else tenants  # who books memory may use more, as long as there is some
+        outgrown = {t: own[t.key] for t in shares if t.key in own and own[t.key] > OUTGROWN * _promised(t, capacity)}
         beyond = sum(used_by - _promised(t, capacity) for t, used_by in outgrown.items())
         card.own = own
         card.own_mib, card.foreign_mib = int(sum(own.values())), foreign
-        card.excess_mib = int(foreign + beyond)
+        excess = 0.0 if self.limits.by_memory else foreign + beyond
+        card.excess_mib = int(excess)
         slack = self.limits.tolerance * capacity
-        card.excess = math.ceil(WHOLE * max(0.0, foreign + beyond - slack) / capacity)
+        card.excess = math.ceil(WHOLE * max(0.0, excess - slack) / capacity)
         card.why_excess = NOTHING_FORBIDDEN
         if outgrown and beyond >= foreign:
             worst = max(outgrown, key=lambda t: outgrown[t])
@@ -246,6 +251,9 @@ class Telemetry:
         self._hysteresis(card, reading, tenants, foreign_processes, foreign / total, first, now)
         if not self._releasing(card, reading):
             self._whole(card, foreign_processes, total, first)
+
+    def _settled(self, tenant: Tenant, now: Now) -> bool:
+        return tenant.started_at is not None and now.wall - tenant.started_at > self.limits.settle_s
 
     def _split(
         self, card: Card, reading: GpuReading, tenants: Sequence[Tenant], used: int, total: int, now: Now
@@ -316,8 +324,10 @@ class Telemetry:
         first: bool,
         now: Now,
     ) -> None:
-        load = self._foreign_load(card, reading, tenants, foreign, now)
         limits = self.limits
+        if limits.by_memory:
+            return
+        load = self._foreign_load(card, reading, tenants, foreign, now)
         if not first and now.mono - card.counted_at < min(COUNT_EVERY_S, limits.interval_s / 2):
             return
         card.counted_at = now.mono
@@ -351,7 +361,7 @@ class Telemetry:
 
     def _releasing(self, card: Card, reading: GpuReading) -> bool:
         """Whether more memory is in use than before a job left, and it may still be that job's."""
-        if card.freed_at is None or card.measured_at - card.freed_at >= self.limits.release_s:
+        if self.limits.by_memory or card.freed_at is None or card.measured_at - card.freed_at >= self.limits.release_s:
             return False
         return card.foreign_mib - card.before_mib > self.limits.tolerance * (reading.memory_total_mib or 0)
 
@@ -430,12 +440,29 @@ class Telemetry:
             )
         return NOTHING_FORBIDDEN
 
+    def free_mib(self, index: int) -> int:
+        """Memory of a GPU that is neither in use nor promised to a job of ours that may still grow into it; 0 if unknown.
+
+        What a job was promised counts until `settle` seconds after its start, what it uses from then on.
+        """
+        card = self.cards[index]
+        reading = card.reading
+        if reading is None or reading.memory_used_mib is None or not reading.memory_total_mib:
+            return 0
+        free = float(reading.memory_total_mib - reading.memory_used_mib)
+        for tenant in self.tenants(index):
+            if tenant.key not in card.settled:
+                free -= max(0.0, _promised(tenant, reading.memory_total_mib) - card.own.get(tenant.key, 0.0))
+        return max(0, int(free))
+
     def has_room(self, index: int, parts: int, vram_mib: int) -> bool:
         """Whether the memory that is left holds the job: each of ours counts with what it was promised, or has outgrown."""
         card = self.cards.get(index)
         if card is None or card.reading is None or not card.reading.memory_total_mib:
             return True
         capacity = card.reading.memory_total_mib - (card.baseline_mib or 0)
+        if self.limits.by_memory:
+            return self.free_mib(index) >= max(vram_mib, capacity * (parts / WHOLE - self.limits.tolerance))
         room = float(capacity - card.foreign_mib)
         for tenant in self.tenants(index):
             promised, own = _promised(tenant, capacity), card.own.get(tenant.key, 0.0)
@@ -458,6 +485,9 @@ class Telemetry:
         if parts + card.excess > free:
             return Verdict(card.why_excess.code, f"{card.why_excess.sentence}; too little is left for this job's share")
         if not self.has_room(index, parts, vram_mib):
+            if self.limits.by_memory:
+                left = f"GPU {index} has {mib_text(self.free_mib(index))} that are neither in use nor promised"
+                return Verdict("no-room", f"{left}, and it needs {mib_text(vram_mib)}" if vram_mib else left)
             return Verdict(
                 "no-room", f"GPU {index} has too little memory left beside what its jobs were promised or use"
             )

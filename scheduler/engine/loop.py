@@ -120,6 +120,7 @@ class House:
     scan_due: float = 0.0
     again: bool = True
     ended_badly: int = 0
+    closing: bool = False  # nothing is started any more
     hopeless_since: float | None = None
     judged: set[str] = field(default_factory=set)  # files whose refused lines were read for these GPUs
     runner_trouble: str = ""
@@ -170,6 +171,7 @@ class House:
             self.telemetry.tenants = world.tenants
         world.fleet.paused_mask = mask_of(rows.paused_gpus(connection)) & world.fleet.all_mask
         world.queue_paused = bool(rows.meta(connection, "queue_paused"))
+        world.may_start = not self.closing
         world.pauses = Pauses(0, rows.pause_changes(connection))
         world.front = rows.lowest_place(connection)
         self.heard[:0] = self.lazy
@@ -482,7 +484,7 @@ class House:
         self.changed |= self.watcher.changed()
         slow = now.mono >= self.scan_due
         if slow:
-            self.scan_due = now.mono + self.config.monitor_interval
+            self.scan_due = now.mono + min(self.config.monitor_interval, self.config.poll_interval)
             self.watcher.rearm()
             self.db.check_in_place()
             look_at_runner(self)
@@ -536,7 +538,8 @@ class House:
     def _reader(self, watched: Watched) -> Reader:
         managed = ids_of(self.world.fleet.all_mask)
         door = jobs_csv.Door(os.path.dirname(watched.follower.path), self.environments.home, managed)
-        return Reader(watched.parse, door, self.table, self.world.fleet, self.known_refusals)
+        memory = self.config.min_free_mem_mb
+        return Reader(watched.parse, door, self.table, self.world.fleet, self.known_refusals, memory)
 
     def _edit(self, now: Now) -> Edit | None:
         heard = self.config.state_file in self.changed

@@ -21,6 +21,7 @@ from scheduler.core.job_class import class_of
 from scheduler.engine.gpus import Flag, GpuEyes, Managed, managed_gpus, moved_gpus, other_schedulers
 from scheduler.engine.home import check_home
 from scheduler.engine.keeping_journal import KeptJournal, check_apart
+from scheduler.engine.leaving import Leaving, Question
 from scheduler.engine.loop import PARSERS, House
 from scheduler.engine.reloading import Rereading, note_of
 from scheduler.engine.saving_list import script_of
@@ -78,6 +79,7 @@ class Daemon:
         self.places = Places(self.config.state_file)
         self.stop_signal = 0
         self.ready: Callable[[], None] = lambda: None
+        self.question: Question | None = None  # what Ctrl-C asks while jobs run
 
     def run(self, *, drain: bool = False) -> Ending:
         """Be the daemon. Raises SchedulerError when it cannot start."""
@@ -132,6 +134,7 @@ class Daemon:
                     rows.set_meta(connection, "jobs_file", config.jobs_file)
                     rows.set_meta(connection, "llm_config", config.llm_config)
                     rows.set_meta(connection, "settings", note_of(self.settings))
+                    rows.set_meta(connection, "begun_by", "run" if self.settings.dispatcher else "")
                 registered = register(self.environ, config.state_file)
                 return self._serve(db, managed, table, folder, drain, log)
             finally:
@@ -248,12 +251,18 @@ class Daemon:
         return DirectRunner(places.attempts, state_file, self.environ, errors, descriptors)
 
     def _loop(self, house: House, epoll: select.epoll, wakeup: int, drain: bool, tell: Listener) -> Ending:
+        leaving = Leaving(self.question)
         while True:
+            if self.stop_signal == signal.SIGINT and not leaving.on_ctrl_c(house, epoll):
+                self.stop_signal = 0
             if self.stop_signal:
                 break
             house.wait(epoll, wakeup)
             _empty(wakeup)
             house.tick()
+            self.stop_signal = self.stop_signal or leaving.look(house, epoll)
+            if house.closing and not house.world.live:
+                self.stop_signal = self.stop_signal or signal.SIGINT
             if drain and not house.broken_until and not self.stop_signal:
                 if house.idle():
                     self._last_words(house)
@@ -304,7 +313,10 @@ class Daemon:
 
     def _again(self, folder: str) -> Callable[[], Settings]:
         """What reads the settings anew, as `start` read them in ``folder``."""
-        return lambda: load(self.flags, self.environ, self.settings.config_file or None, folder)
+        settings = self.settings
+        return lambda: load(
+            self.flags, self.environ, settings.config_file or None, folder, dispatcher=settings.dispatcher
+        )
 
     def _signals(self) -> tuple[select.epoll, int]:
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

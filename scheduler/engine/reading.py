@@ -14,7 +14,7 @@ from scheduler.core.gpu import Gpu
 from scheduler.core.identity import identity_of
 from scheduler.core.job import Event, Job, JobSpec, JobState
 from scheduler.core.job_class import JobClass
-from scheduler.core.llm import ModelTable, need_of
+from scheduler.core.llm import ModelTable, booking_memory, need_of
 from scheduler.core.marks import Batch, LineRead, Refusal
 from scheduler.core.placement import Fleet
 from scheduler.intake.files import Follower
@@ -50,13 +50,17 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads batches of one file into the store. ``table`` and ``fleet`` are those in force now."""
+    """Reads batches of one file into the store. ``table`` and ``fleet`` are those in force now.
+
+    ``memory_mib``: what a job books that asks for no share; 0: then it has the table's.
+    """
 
     parse: Parser
     door: Door
     table: ModelTable
     fleet: Fleet
     known_refusals: set[tuple[str, str]]  # (hash of the text, reason) already said
+    memory_mib: int = 0
 
     def take(self, connection: sqlite3.Connection, batch: Batch, now: float, out: Gathered) -> None:
         """Record a batch: its mark, its jobs, its refusals."""
@@ -110,7 +114,7 @@ class Reader:
         parsed = self.parse(line.text, self.door, f"{os.path.basename(path)}:{line.number}")
         if parsed is None:
             return
-        spec = parsed.spec
+        spec = booking_memory(parsed.spec, self.memory_mib, read=bool(self.fleet.telemetry.cards))
         need, notes = need_of(spec, self.table)
         kind = JobClass(need, spec.allowed if need.count else None, spec.vram_mib or 0)
         never = self.fleet.can_ever_hold(kind)

@@ -16,9 +16,9 @@ from scheduler.store.places import Places
 _said: set[str] = set()
 
 
-def settings_for(flags: Mapping[str, Any], config_file: str | None = None) -> Settings:
+def settings_for(flags: Mapping[str, Any], config_file: str | None = None, *, dispatcher: bool = False) -> Settings:
     """The settings a command works with. ``flags``: only what was given. Raises UsageError."""
-    return load(flags, os.environ, config_file)
+    return load(flags, os.environ, config_file, dispatcher=dispatcher)
 
 
 def settings_if_readable(flags: Mapping[str, Any], config_file: str | None = None) -> Settings:

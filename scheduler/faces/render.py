@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from scheduler.overview import GpuView, Overview, words_run
 MOST_WAITING = 20
 MOST_ENDED = 10
 SHORTEST_NAME = 24  # columns, on a terminal that is too narrow for whole ones
+WIDEST_COMMAND = 60  # columns up to which commands are padded
 LABEL = 11  # columns of the words before the lines of `status`
 
 
@@ -189,8 +191,42 @@ def counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {state}" for state, number in counts.items() if number) or "none"
 
 
-def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
-    """`status` for people."""
+def command_lines(jobs: Sequence[Job], reasons: Mapping[int, Reason]) -> list[str]:
+    """A line a job, as the dispatcher's status has it: ``[→] python train.py → GPU 0 → Running (PID 4711)``."""
+    rows = []
+    for job in jobs:
+        mark, words = "[!]", state_text(job).capitalize()
+        if job.state is JobState.PENDING:
+            mark, reason = "[ ]", reasons.get(job.id)
+            words = f"Pending ({reason.sentence})" if reason else "Pending"
+        elif job.state.holds_gpus:
+            mark, words = "[→]", f"Running (PID {job.process.pid})" if job.process else "Starting"
+        elif job.succeeded:
+            mark, words = "[✓]", "Completed"
+        gpu = f"GPU {gpu_ids_text(job.gpus) or 'N/A'}"
+        rows.append((mark, _typed(job), gpu, words))
+    wide = max((terminal.cells(safe(text)) for _, text, _, _ in rows), default=0)
+    pad = min(wide, WIDEST_COMMAND)
+    return [
+        f"{mark} {safe(text)}{' ' * max(0, pad - terminal.cells(safe(text)))} → {gpu} → {safe(words)}"
+        for mark, text, gpu, words in rows
+    ]
+
+
+def _typed(job: Job) -> str:
+    """A command as it stands in its file, but for secrets."""
+    if job.spec.shell_text is not None:
+        return without_secrets(job.spec.shell_text)
+    return shlex.join(words_without_secrets(words_run(job)))
+
+
+def status_lines(
+    view: Overview,
+    state_file: str,
+    now: float,
+    commands: tuple[Sequence[Job], Mapping[int, Reason]] | None = None,
+) -> list[str]:
+    """`status` for people. ``commands``: all jobs and why they wait, of a scheduler that `gpujob run` has begun."""
     lines = terminal.folded(f"scheduler  {_daemon(view, now)}  ({safe(state_file)})", LABEL)
     lines += terminal.folded(f"jobs       {counts_text(view.counts)}", LABEL)
     if view.set_aside:
@@ -212,6 +248,9 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
                  gpu.gpu.name, _note(gpu, view.held))
             )  # fmt: skip
         lines += ["", *table(("GPU", "STATE", "ALLOCATED", "MEMORY", "LOAD", "JOBS", "NAME", ""), rows)]
+    if commands is not None:
+        lines += ["", *command_lines(*commands)] if commands[0] else []
+        return [*lines, *_refused_lines(view)]
     running = [job for job in view.jobs if job.state.holds_gpus]
     if running:
         rows_ = [
@@ -248,6 +287,11 @@ def status_lines(view: Overview, state_file: str, now: float) -> list[str]:
         older = sum(view.counts.get(state.value, 0) for state in ENDED) - len(ended)
         if older > 0:
             lines += terminal.folded(terminal.shown(f"… and {older} more: gpujob jobs"), 2)
+    return [*lines, *_refused_lines(view)]
+
+
+def _refused_lines(view: Overview) -> list[str]:
+    lines: list[str] = []
     if view.refused:
         lines += ["", "refused lines"]
         for line in view.refused:

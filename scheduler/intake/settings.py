@@ -20,6 +20,13 @@ PREFIX = "GPUJOB_SET_"
 FLAG = "command line"
 DEFAULT = "default"
 LARGEST_TABLE = 4 << 20
+# Where `gpujob run` has other defaults: those of the dispatcher that it stands in for.
+DISPATCHER = {
+    "commands_file": "commands.txt",
+    "journal": "jobs.jsonl",
+    "log_dir": "logs",
+    "min_free_mem_mb": 6000,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class Settings:
     config: Config
     origin: Mapping[str, str]
     config_file: str = ""
+    dispatcher: bool = False  # read as `gpujob run` understands them
 
 
 class _Gathering:
@@ -100,6 +108,17 @@ class _Gathering:
         for key, value in flags.items():
             self.take(key, value, 4, FLAG, self.here, where=_flag(key), named=True)
 
+    def dispatch(self) -> None:
+        """What `gpujob run` means by what was said, and what it takes where nothing was."""
+        said = self.level["jobs_file"] > 0
+        if said or not self.level["journal"]:
+            self.values["journal"], self.origin["journal"] = self.values["jobs_file"], self.origin["jobs_file"]
+            self.level["journal"] = self.level["jobs_file"]
+        self.values["jobs_file"], self.origin["jobs_file"] = "", "run reads a commands file"
+        for key, value in DISPATCHER.items():
+            if not self.level[key]:
+                self.values[key], self.origin[key] = value, f"{DEFAULT} of run"
+
     def settle_gpus(self) -> None:
         """`gpus` and `gpu_ids` say the same thing twice: the stronger counts, and equally strong ones have to agree."""
         ids, number = self.values["gpu_ids"], self.values["gpus"]
@@ -123,9 +142,16 @@ def _flag(key: str) -> str:
 
 
 def load(
-    flags: Mapping[str, Any], environ: Mapping[str, str], config_file: str | None = None, folder: str | None = None
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    config_file: str | None = None,
+    folder: str | None = None,
+    *,
+    dispatcher: bool = False,
 ) -> Settings:
     """Settings by flag > environment > config file > default.
+
+    ``dispatcher``: as `gpujob run` understands them: with its own defaults, and ``jobs_file`` being its record of the jobs.
 
     ``flags`` holds only what was given on the command line. Relative paths: of flags and the environment, the
     current folder; of the config file, its folder; defaults, the state file's folder. Raises UsageError, Mistakes
@@ -142,10 +168,12 @@ def load(
         found.errors.append(error)
     if path:
         found.config(path)
-    return _settled(found, path)
+    if dispatcher:
+        found.dispatch()
+    return _settled(found, path, dispatcher)
 
 
-def _settled(found: _Gathering, path: str) -> Settings:
+def _settled(found: _Gathering, path: str, dispatcher: bool = False) -> Settings:
     found.settle_gpus()
     raise_all(found.errors)
     values = found.values
@@ -156,7 +184,7 @@ def _settled(found: _Gathering, path: str) -> Settings:
         if values[key]:
             values[key] = _absolute(values[key], beside)
             _check_encoding(key, values[key])
-    return Settings(config_from(values), found.origin, path)
+    return Settings(config_from(values), found.origin, path, dispatcher)
 
 
 def without_config(flags: Mapping[str, Any], folder: str | None = None) -> Settings:

@@ -27,7 +27,7 @@ ELSEWHERE = {
         "gpujob cancel JOB ends a job, gpujob reset forgets ended ones",
     ),
     **dict.fromkeys(("ps", "top", "ls", "list", "queue-list", "squeue", "qstat"), "did you mean status, or jobs?"),
-    **dict.fromkeys(("run", "sbatch", "qsub"), "did you mean submit?"),
+    **dict.fromkeys(("sbatch", "qsub"), "did you mean submit?"),
     **dict.fromkeys(("tail", "log", "output", "cat"), "did you mean logs?"),
     **dict.fromkeys(("restart", "rerun", "requeue"), "did you mean retry JOB, or start?"),
 }
@@ -162,6 +162,8 @@ def start(
     settle: Annotated[Optional[str], _setting("--settle", "settle", "S")] = None,
     release: Annotated[Optional[str], _setting("--release", "release", "S")] = None,
     hold_on_errors: Annotated[Optional[str], _setting("--hold-on-errors", "hold_on_errors", "BOOL")] = None,
+    poll_interval: Annotated[Optional[str], _setting("--poll-interval", "poll_interval", "S")] = None,
+    min_free_mem_mb: Annotated[Optional[str], _setting("--min-free-mem-mb", "min_free_mem_mb", "MIB")] = None,
     monitor_interval: Annotated[Optional[str], _setting("--monitor-interval", "monitor_interval", "S")] = None,
     state_interval: Annotated[Optional[str], _setting("--state-interval", "state_interval", "S")] = None,
     max_assign_attempts: Annotated[Optional[str], _setting("--max-assign-attempts", "max_assign_attempts", "N")] = None,
@@ -195,6 +197,42 @@ def start(
     which = _which(state_file, config)
     code = serve(state_file=which["state_file"], config=which["config"], drain=drain, detach=detach, **flags)
     raise typer.Exit(code)
+
+
+@app.command("run")
+def run_commands(
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="The same as --commands-file.")] = "",
+    commands_file: Annotated[
+        Optional[str], typer.Option("--commands-file", metavar="PATH", help="A shell command a line (commands.txt).")
+    ] = None,
+    gpus: Annotated[Optional[str], _setting("--gpus", "gpus", "N")] = None,
+    gpu_ids: Annotated[Optional[str], _setting("--gpu-ids", "gpu_ids", "LIST")] = None,
+    min_free_mem_mb: Annotated[Optional[str], _setting("--min-free-mem-mb", "min_free_mem_mb", "MIB")] = None,
+    poll_interval: Annotated[Optional[str], _setting("--poll-interval", "poll_interval", "S")] = None,
+    log_dir: Annotated[
+        Optional[str], typer.Option("--log-dir", metavar="PATH", help="Folder of the job logs (logs).")
+    ] = None,
+    jobs_file: Annotated[
+        Optional[str], typer.Option("--jobs-file", metavar="PATH", help="The record of the jobs, JSONL (jobs.jsonl).")
+    ] = None,
+    screen: Annotated[
+        Optional[bool], typer.Option("--screen/--no-screen", help=_help("screen"), show_default=False)
+    ] = None,
+    kill_grace: Annotated[Optional[str], _setting("--kill-grace", "kill_grace", "S")] = None,
+    oom_retries: Annotated[Optional[str], _setting("--oom-retries", "oom_retries", "N")] = None,
+    python: Annotated[Optional[str], _setting("--python", "python", "PATH")] = None,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run a file of shell commands on the GPUs until all have ended; the same again goes on where it stopped."""
+    from scheduler.faces.cli.run import run as dispatch
+
+    given = dict(locals())
+    if file and commands_file:
+        raise UsageError("the file of commands is named twice", where="run", do="leave one of them out")
+    flags = {name: given[name] for name in OPTIONS if name != "state_file" and given.get(name) is not None}
+    which = _which(state_file, config)
+    raise typer.Exit(dispatch(file, state_file=which["state_file"], config=which["config"], **flags))
 
 
 @app.command("add")

@@ -41,9 +41,14 @@ def status(
     if json:
         render.print_json(render.status_json(desk.overview()))
     else:
-        view = desk.overview(render.MOST_WAITING)
-        print("\n".join(render.status_lines(view, desk.places.state_file, time.time())))
+        print("\n".join(_status_lines(desk)))
     return 0
+
+
+def _status_lines(desk: Desk) -> list[str]:
+    view = desk.overview(render.MOST_WAITING)
+    commands = desk.jobs() if view.dispatcher else None
+    return render.status_lines(view, desk.places.state_file, time.time(), commands)
 
 
 def _watch(desk: Desk, every: float) -> int:
@@ -55,8 +60,7 @@ def _watch(desk: Desk, every: float) -> int:
     console = Console()
 
     def text() -> Text:
-        lines = render.status_lines(desk.overview(render.MOST_WAITING), desk.places.state_file, time.time())
-        return Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop")
+        return Text.from_ansi("\n".join(_status_lines(desk)), no_wrap=True, overflow="crop")
 
     try:
         if not sys.stdout.isatty():

@@ -1,0 +1,88 @@
+"""What Ctrl-C does to a run in the foreground: it asks, where there is somebody to ask, and ends the jobs if that is wished."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+from typing import TYPE_CHECKING, Protocol
+
+from scheduler.core.errors import StoreTrouble
+from scheduler.core.requests import Cancel
+from scheduler.store import jobs as rows
+
+if TYPE_CHECKING:
+    from scheduler.engine.loop import House
+
+LEAVE, END, GO_ON = "leave", "end", "go on"
+INTERRUPTED = "interrupted"  # in `meta`: jobs that were ended so, which the next such run takes up again
+
+
+class Question(Protocol):
+    """Asks the person at the terminal what is to become of the jobs that run, and must not block."""
+
+    fd: int
+
+    def ask(self, jobs: int) -> None:
+        """Ask, while so many run."""
+
+    def answer(self) -> str:
+        """LEAVE, END or GO_ON, once ``fd`` can be read; empty for what was no answer, which it has said."""
+
+    def over(self) -> None:
+        """Nobody is waited for any more."""
+
+
+class Leaving:
+    """Whether the scheduler is to end, when Ctrl-C was pressed. ``question``: None where nobody can be asked."""
+
+    def __init__(self, question: Question | None) -> None:
+        self.question = question
+        self.asked = False
+
+    def on_ctrl_c(self, house: House, epoll: select.epoll) -> bool:
+        """True if the scheduler is to end at once: nobody to ask, nothing to ask for, or pressed once more."""
+        if self.question is None or self.asked or house.closing or not house.world.live:
+            self._over(epoll)
+            return True
+        self.asked = True
+        epoll.register(self.question.fd, select.EPOLLIN)
+        self.question.ask(len(house.world.live))
+        return False
+
+    def look(self, house: House, epoll: select.epoll) -> int:
+        """Take the answer if there is one: SIGINT if the scheduler is to end and leave the jobs running, else 0."""
+        if not self.asked or self.question is None:
+            return 0
+        if not house.world.live:  # they have all ended by themselves
+            self._over(epoll)
+            return 0
+        if not select.select([self.question.fd], [], [], 0)[0]:
+            return 0
+        answer = self.question.answer()
+        if answer:
+            self._over(epoll)
+        if answer == END:
+            end_jobs(house)
+        return int(signal.SIGINT) if answer == LEAVE else 0
+
+    def _over(self, epoll: select.epoll) -> None:
+        if self.asked and self.question is not None:
+            self.asked = False
+            epoll.unregister(self.question.fd)
+            self.question.over()
+
+
+def end_jobs(house: House) -> None:
+    """Start nothing more and cancel what runs; which jobs that were is noted down for the next run."""
+    ids = tuple(house.world.live)
+    try:
+        with house.db.writing() as connection:
+            rows.ask(connection, Cancel(ids), house.now().wall)
+            rows.set_meta(connection, INTERRUPTED, json.dumps(ids))
+    except StoreTrouble as error:
+        house.say(f"the jobs cannot be ended now: {error}; press Ctrl-C again", 40, kind="store")
+        return
+    house.closing = True
+    house.world.may_start = False
+    house.rung = True
