@@ -306,7 +306,6 @@ class Config:
         "a shell script that queues anew (by ts) what is left when SIGTERM ends the scheduler; empty: none",
         path=True,
     )
-    journal: str = _option("", _text, "a JSONL copy of what becomes of each job; empty: none", path=True)
     watch: str = _option(
         "auto", _one_of("auto", "inotify", "poll"), "how changed files are noticed; poll is for network folders"
     )

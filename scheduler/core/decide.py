@@ -395,10 +395,12 @@ class Turn:
             return
         out_of_memory = job.failure is not None and job.failure.kind == OUT_OF_MEMORY
         shares = job.need.count > 0 and 0 < job.need.parts < WHOLE
-        if out_of_memory and job.oom_retries < self.world.policy.oom_retries and job.need.parts == BY_MEMORY:
-            if self._with_more_memory(job, leftovers):
+        if out_of_memory and job.oom_retries < self.world.policy.oom_retries and shares:
+            if self.world.policy.limits.by_memory and job.need.parts == BY_MEMORY:
+                if self._with_more_memory(job, leftovers):
+                    return
+                self._end(job, Move.GAVE_UP, outcome, leftovers)
                 return
-        elif out_of_memory and job.oom_retries < self.world.policy.oom_retries and shares:
             job.oom_retries += 1
             before, after = job.need, Need(job.need.count, min(WHOLE, job.need.parts * 2))
             note = f"ran out of GPU memory with a need of {before}; tried again with {after}"

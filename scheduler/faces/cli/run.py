@@ -113,15 +113,12 @@ def _last_word(desk: Desk, path: str, before: set[int], stopped: bool) -> int:
     if refused:
         print(safe(f"gpujob: {name}: {len(refused)} lines were refused: gpujob status"))
     open_ones = [job for job in jobs if not job.state.ended]
-    if stopped and open_ones:
+    if stopped:
         print("gpujob: stopped before all had ended; the same command goes on from here", file=sys.stderr)
         return STOPPED
-    if bad and not stopped:
-        print(
-            "gpujob: to run those again that did not end well: gpujob retry JOB, then the same command", file=sys.stderr
-        )
-    if stopped:
-        return STOPPED
+    if bad:
+        do = f"gpujob retry {' '.join(str(job.id) for job in bad[:MOST_NAMED])}, then the same command"
+        print(f"gpujob: to run again what did not end well: {do}", file=sys.stderr)
     return 1 if bad or refused or open_ones else 0
 
 
@@ -132,6 +129,7 @@ class _Shown:
         self.desk, self.before = desk, before
         self._progress: Progress | None = None
         self._task: Any = None
+        self._up = False
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -142,12 +140,14 @@ class _Shown:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         with self._lock:
-            if self._progress is not None:
+            if self._up:
                 return
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-            self._progress = Progress(*columns, console=Console(), transient=True)
-            self._task = self._progress.add_task("", total=None)
+            if self._progress is None:
+                columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+                self._progress = Progress(*columns, console=Console(), transient=True, refresh_per_second=2)
+                self._task = self._progress.add_task("", total=None)
             self._progress.start()
+            self._up = True
         self._stop.clear()
         self._thread = threading.Thread(target=self._follow, name="gpujob-progress", daemon=True)
         self._thread.start()
@@ -159,14 +159,14 @@ class _Shown:
             self._thread.join(3.0)
             self._thread = None
         with self._lock:
-            if self._progress is not None:
+            if self._progress is not None and self._up:
                 self._progress.stop()
-                self._progress = None
+            self._up = False
 
     def write(self, text: str) -> None:
         """Print above it."""
         with self._lock:
-            if self._progress is not None:
+            if self._progress is not None and self._up:
                 self._progress.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
                 return
         sys.stdout.write(text)
@@ -186,7 +186,7 @@ class _Shown:
         ended = sum(counts[state] for state in ("done", "failed", "cancelled", "skipped"))
         words = [f"{counts[state]} {state}" for state in ("running", "pending", "failed") if counts[state]]
         with self._lock:
-            if self._progress is not None:
+            if self._progress is not None and self._up:
                 total = sum(counts.values())
                 self._progress.update(self._task, completed=ended, total=total or None, description=", ".join(words))
 
