@@ -62,7 +62,8 @@ def run(file: str = "", *, state_file: str | None = None, config: str | None = N
             shown.stop()
     for line in ending.left:
         print(safe(f"gpujob: {line}"), file=sys.stderr)
-    return _last_word(desk, path, {job.id for job in before}, stopped=bool(daemon.stop_signal))
+    over = {job.id for job in before if job.state.ended}
+    return _last_word(desk, path, over, stopped=bool(daemon.stop_signal))
 
 
 def _check_file(path: str, named: str) -> None:
@@ -107,8 +108,7 @@ def _last_word(desk: Desk, path: str, before: set[int], stopped: bool) -> int:
         print(safe(f"gpujob: job {job.id} ({job.spec.shown_words()}) {state_text(job)}; log {job.log or 'none'}"))
     if len(bad) > MOST_NAMED:
         print(f"gpujob: … and {len(bad) - MOST_NAMED} more: gpujob jobs --state failed,cancelled,skipped")
-    old = sum(1 for job in jobs if job.id in before and job.state.ended)
-    ran_before = f" ({old} of them ended in runs before)" if old and len(before) else ""
+    ran_before = f" ({len(before)} of them ended in runs before)" if before else ""
     print(safe(f"gpujob: {name}: {len(jobs)} commands: {counts_text(counts)}{ran_before}"))
     if refused:
         print(safe(f"gpujob: {name}: {len(refused)} lines were refused: gpujob status"))
