@@ -64,7 +64,10 @@ class Leaving:
             self._over(epoll)
         if answer == END:
             end_jobs(house)
-        return int(signal.SIGINT) if answer == LEAVE else 0
+        if answer != LEAVE:
+            return 0
+        self.question = None  # it was answered: nothing is asked any more
+        return int(signal.SIGINT)
 
     def _over(self, epoll: select.epoll) -> None:
         if self.asked and self.question is not None:

@@ -1,0 +1,203 @@
+"""Jobs that book memory in place of a share: the GPU with the most free, and what was promised counts until its use shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.decide import Policy
+from scheduler.core.facts import Now, Readings
+from scheduler.core.gpu import BY_MEMORY, WHOLE, Need
+from scheduler.core.gpu_reading import GpuReading
+from scheduler.core.job import JobSpec, JobState
+from scheduler.core.job_class import JobClass
+from scheduler.core.llm import ModelTable, booking_memory, need_of
+from scheduler.core.placement import Fleet
+from scheduler.core.telemetry import NOTHING_FORBIDDEN, Limits, Telemetry, Tenant
+from tests.builders import M0, OOM, T0, Play, a_gpu, a_job, quick
+from tests.core.test_telemetry import TOTAL, Bench, a_process, a_tenant
+
+MINIMUM = 6_000
+SETTLE = 120.0
+BOOKED = Need(1, BY_MEMORY)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """GPU 0 of a scheduler whose jobs book memory, read once while it was empty."""
+    made = Bench(by_memory=True, settle_s=SETTLE)
+    assert made.read(after=0.0) == NOTHING_FORBIDDEN
+    return made
+
+
+def free(bench: Bench) -> int:
+    return bench.telemetry.free_mib(0)
+
+
+# -- what is free -----------------------------------------------------------------------------------------
+
+
+def test_s1_11_what_was_just_promised_counts_until_its_use_shows(bench: Bench) -> None:
+    """S1.11: from the moment a job is chosen, and while it may still be loading; later what it uses."""
+    bench.read(1_000)
+    assert free(bench) == TOTAL - 1_000
+    bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=None)]  # chosen, not started
+    assert free(bench) == TOTAL - 1_000 - MINIMUM
+    bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=bench.wall)]
+    ours = a_process(10, 500, owner="1.1")
+    bench.read(1_500, ours)
+    assert free(bench) == TOTAL - 1_000 - MINIMUM, "500 MiB of it are in use, the rest is still to come"
+    bench.read(9_000, replace(ours, memory_mib=8_000))
+    assert free(bench) == TOTAL - 9_000, "it uses more than it booked: that counts"
+    bench.read(1_500, ours)
+    bench.read(1_500, ours, after=SETTLE + 1)
+    assert free(bench) == TOTAL - 1_500, "settled: what it uses is what it needs"
+
+
+def test_s1_2_the_memory_of_others_counts_and_their_load_does_not(bench: Bench) -> None:
+    """S1.2: the thresholds of shares do not apply; only what is free."""
+    for _ in range(3):
+        assert bench.read(74_000, a_process(9, 73_000), load=100) == NOTHING_FORBIDDEN
+    assert free(bench) == TOTAL - 74_000
+    assert bench.telemetry.forbids(0, BY_MEMORY, WHOLE, MINIMUM) == NOTHING_FORBIDDEN
+    bench.read(74_001, a_process(9, 73_001), load=100)
+    verdict = bench.telemetry.forbids(0, BY_MEMORY, WHOLE, MINIMUM)
+    assert verdict.code == "no-room" and "neither in use nor promised" in verdict.sentence, verdict
+
+
+def test_a_job_that_uses_more_than_it_booked_has_not_outgrown_a_share(bench: Bench) -> None:
+    bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=bench.wall)]
+    bench.read(60_800, a_process(10, 60_000, owner="1.1"))
+    assert bench.card.excess == bench.card.excess_mib == 0 and bench.card.why_excess == NOTHING_FORBIDDEN
+    assert bench.card.reason == ""
+
+
+def test_unknown_memory_is_never_free(bench: Bench) -> None:
+    bench.read(None)
+    assert free(bench) == 0 and bench.card.verdict.code == "unhealthy"
+    bench.trouble()
+    assert bench.card.verdict.code == "stale"
+
+
+@given(
+    used=st.integers(0, TOTAL),
+    tenants=st.lists(
+        st.tuples(st.integers(0, TOTAL), st.integers(0, TOTAL), st.booleans()),  # booked, uses, settled
+        max_size=5,
+    ),
+)
+@quick
+def test_free_memory_is_between_nothing_and_what_the_driver_says(
+    used: int, tenants: list[tuple[int, int, bool]]
+) -> None:
+    bench = Bench(by_memory=True, settle_s=SETTLE)
+    bench.on = [
+        a_tenant(n, BY_MEMORY, booked, started_at=T0 - 2 * SETTLE if settled else T0)
+        for n, (booked, _, settled) in enumerate(tenants, 1)
+    ]
+    own = [a_process(100 + n, uses, owner=f"{n}.1") for n, (_, uses, _) in enumerate(tenants, 1)]
+    bench.read(used, *own, after=0.0)
+    assert 0 <= free(bench) <= TOTAL - used
+    if all(settled or booked <= uses for booked, uses, settled in tenants):
+        slack = sum(TOTAL * BY_MEMORY // WHOLE for _ in tenants)  # each has its sliver of a share as well
+        assert free(bench) >= max(0, TOTAL - used - slack)
+
+
+# -- where ------------------------------------------------------------------------------------------------
+
+
+def a_fleet(*used: int, tenants: dict[int, list[Tenant]] | None = None) -> Fleet:
+    """GPUs of TOTAL MiB of which so much is in use."""
+    gpus = [a_gpu(i, memory_mib=TOTAL) for i in range(len(used))]
+    now = Now(T0, M0)
+    fleet = Fleet(gpus)
+    fleet.telemetry = Telemetry.of(gpus, Limits(by_memory=True, settle_s=SETTLE), now)
+    fleet.telemetry.tenants = lambda gpu: (tenants or {}).get(gpu, [])
+    told = tuple(GpuReading(f"declared:{i}", i, "a card", TOTAL, mib, 0.0, processes=()) for i, mib in enumerate(used))
+    fleet.telemetry.take(Readings(M0, told), now)
+    return fleet
+
+
+def wants(mib: int = MINIMUM, allowed: tuple[int, ...] | None = None) -> JobClass:
+    return JobClass(BOOKED, allowed, mib)
+
+
+@pytest.mark.parametrize(
+    ("used", "kind", "gpus"),
+    [
+        ((500, 400, 700), wants(), (1,)),  # the most free
+        ((500, 500), wants(), (0,)),  # the same: the lowest id
+        ((500, 400, 700), wants(allowed=(0, 2)), (0,)),
+        ((75_000, 74_000), wants(), (1,)),  # just the minimum is free
+        ((75_000, 74_001), wants(), None),
+        ((75_000, 74_001), wants(1_000), (1,)),
+    ],
+    ids=str,
+)
+def test_s1_2_the_gpu_with_the_most_free_memory(
+    used: tuple[int, ...], kind: JobClass, gpus: tuple[int, ...] | None
+) -> None:
+    """S1.2"""
+    fleet = a_fleet(*used)
+    assert fleet.find(kind) == gpus
+    if gpus is None:
+        why = fleet.why_not(kind)
+        assert why.code == "no-room" and why.sentence.startswith("GPU 1 has 5.9 G"), why
+
+
+def test_s1_11_one_after_another_each_counts_what_the_others_were_promised() -> None:
+    """S1.11: of a turn's jobs, none of which has been seen yet."""
+    tenants: dict[int, list[Tenant]] = {0: [], 1: []}
+    fleet = a_fleet(TOTAL - 20_000, TOTAL - 14_000, tenants=tenants)
+    chosen = []
+    while (gpus := fleet.find(wants())) is not None:
+        chosen.append(gpus[0])
+        tenants[gpus[0]].append(Tenant(f"{len(chosen)}.1", len(chosen), BY_MEMORY, MINIMUM, None))
+        fleet.take(BOOKED, gpus, MINIMUM)
+    assert chosen == [0, 0, 1, 0, 1], "20, 14, 14, 8, 8 GB were free on the one with the most"
+
+
+def test_a_whole_gpu_is_not_given_where_memory_is_booked() -> None:
+    fleet = a_fleet(400)
+    fleet.take(BOOKED, (0,), MINIMUM)
+    assert fleet.find(JobClass(Need(1, WHOLE))) is None
+
+
+# -- what a job books ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "read", "need", "vram"),
+    [
+        (JobSpec(arguments=("x",)), True, "0.001", MINIMUM),
+        (JobSpec(arguments=("x",)), False, "1", None),  # nobody reads the GPUs: one job each
+        (JobSpec(arguments=("x",), gpus="0.5"), True, "0.5", None),  # it says itself what it needs
+        (JobSpec(arguments=("x",), gpus="0"), True, "0", None),
+        (JobSpec(arguments=("x",), vram_mib=9_000), True, "0.001", 9_000),
+        (JobSpec(arguments=("x",), on=(0,)), True, "1 by name", None),
+    ],
+    ids=str,
+)
+def test_what_a_job_books(spec: JobSpec, read: bool, need: str, vram: int | None) -> None:
+    booked = booking_memory(spec, MINIMUM, read=read)
+    assert str(need_of(booked, ModelTable())[0]) == need and booked.vram_mib == vram
+    assert booking_memory(spec, 0, read=read) is spec
+
+
+def test_out_of_memory_books_twice_as_much_and_at_most_all_there_is() -> None:
+    policy = Policy(limits=Limits(by_memory=True), oom_retries=9)
+    play = Play(Fleet([a_gpu(memory_mib=20_000)]), policy=policy)
+    play.run(a_job(1, "0.001", vram_mib=MINIMUM))
+    booked = []
+    for _ in range(2):
+        play.tell(play.ended(1, 1, failure=OOM))
+        booked.append(play.job(1).spec.vram_mib)
+        assert 1 in play.plan.respecs
+        play.tell(play.began(1))
+        assert play.state(1) is JobState.RUNNING
+    play.tell(play.ended(1, 1, failure=OOM))
+    assert booked == [12_000, 20_000] and play.state(1) is JobState.FAILED, "it had all there is"
+    assert str(play.job(1).need) == "0.001" and len(play.job(1).notes) == 2

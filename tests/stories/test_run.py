@@ -1,0 +1,472 @@
+"""`gpujob run`, statement by statement: a file of commands to its end, in the foreground."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stories.harness import PATIENCE_S, Scheduler, alive, wait_for
+from tests.stories.machine import IDLE, TOTAL, Machine, machine
+
+__all__ = ["machine"]
+
+
+class Run:
+    """`gpujob run` in the folder of a scheduler, on declared GPUs unless the words say otherwise."""
+
+    def __init__(self, s: Scheduler) -> None:
+        self.s = s
+        self.file = s.folder / "commands.txt"
+        self.process: subprocess.Popen[str] | None = None
+
+    def commands(self, *lines: str) -> Run:
+        self.file.write_text("".join(f"{line}\n" for line in lines))
+        return self
+
+    @staticmethod
+    def held(key: str, then: str = "true") -> str:
+        """A command that writes its key down, and goes on until it is let."""
+        return f"echo {key} >>ledger; while ! [ -e go-{key} ]; do sleep 0.05; done; {then}"
+
+    def go(self, key: str) -> None:
+        (self.s.folder / f"go-{key}").touch()
+
+    def ledger(self) -> list[str]:
+        path = self.s.folder / "ledger"
+        return path.read_text().split() if path.exists() else []
+
+    def begun(self, *keys: str) -> None:
+        wait_for(lambda: set(keys) <= set(self.ledger()), f"{keys} to begin: {self.ledger()}")
+
+    def start(self, *words: str, **environ: str) -> Run:
+        words = words if any(word.startswith("--gpu") for word in words) else ("--gpus", "2", *words)
+        self.process = subprocess.Popen(
+            [*self.s.command, "run", *words], cwd=self.s.folder, env={**self.s.environ, **environ},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        return self
+
+    def detected(self, *words: str) -> Run:
+        """On the GPUs that the driver shows."""
+        self.process = subprocess.Popen(
+            [*self.s.command, "run", *words], cwd=self.s.folder, env=self.s.environ,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        return self
+
+    def ended(self, code: int) -> str:
+        """Wait for its end: all that it said."""
+        assert self.process is not None
+        said = self.process.communicate(timeout=PATIENCE_S)[0]
+        assert "Traceback" not in said, said
+        assert self.process.returncode == code, f"{self.process.returncode}\n{said}"
+        return said
+
+    def to_its_end(self, code: int, *words: str, **environ: str) -> str:
+        return self.start(*words, **environ).ended(code)
+
+    def kill(self) -> None:
+        """kill -9 of the dispatcher alone."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.communicate()
+
+    def record(self, name: str = "jobs.jsonl") -> dict[str, dict[str, Any]]:
+        """The record of the jobs, by command."""
+        lines = (self.s.folder / name).read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        return {job["command"]: job for job in found}
+
+    def status(self) -> str:
+        return self.s.cli("status").stdout
+
+
+@pytest.fixture
+def run(scheduler: Callable[..., Scheduler]) -> Run:
+    return Run(scheduler())
+
+
+# -- to the end -------------------------------------------------------------------------------------------
+
+
+def test_s1_1_s1_13_a_file_of_commands_to_its_end(run: Run) -> None:
+    """S1.1, S1.13: comments and empty lines are none; it ends by itself with 0, and with 1 if any failed."""
+    run.commands("# what follows is run", "", "  # and this not", "echo one >>out", "  echo two >>out", "")
+    said = run.to_its_end(0, "--gpus", "1")
+    assert (run.s.folder / "out").read_text() == "one\ntwo\n"
+    assert "commands.txt: 2 commands: 2 done\n" in said
+    with run.file.open("a") as stream:
+        stream.write("exit 3\n")
+    said = run.to_its_end(1)
+    assert "job 3 (exit 3) failed: exit 3; log " in said and "gpujob retry 3" in said
+    assert "commands.txt: 3 commands: 2 done, 1 failed (2 of them ended in runs before)\n" in said
+    assert (run.s.folder / "out").read_text() == "one\ntwo\n", "nothing twice"
+    said = run.to_its_end(1)
+    assert "(3 of them ended in runs before)" in said, "it still did not go well"
+    run.s.cli("retry", "3")
+    assert run.to_its_end(1) and run.s.job(3)["attempt"] == 2
+
+
+def test_s1_13_an_empty_file_is_done(run: Run) -> None:
+    """S1.13"""
+    run.commands("# nothing")
+    assert "commands.txt: 0 commands: none" in run.to_its_end(0)
+
+
+def test_a_file_that_is_not_there(run: Run) -> None:
+    done = run.s.cli("run", "--gpus", "1", code=2)
+    assert done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert "commands.txt: no such file of commands" in done.stderr and "--commands-file" in done.stderr
+    done = run.s.cli("run", "python", "train.py", code=2)
+    assert len(done.stderr.splitlines()) <= 3, "one command alone is not what it is for"
+
+
+def test_beside_a_scheduler(run: Run) -> None:
+    """One state file has one scheduler, which is named."""
+    run.s.start()
+    run.commands("true")
+    said = run.to_its_end(1)
+    assert f"runs already (pid {run.s.pid})" in said
+
+
+def test_s1_3_options_and_config(run: Run) -> None:
+    """S1.3: each of the document's keys and options; the command line beats the config file."""
+    folder = run.s.folder
+    (folder / "config.yaml").write_text(
+        "gpu_ids: [0, 1, 2]\nmin_free_mem_mb: 10000\npoll_interval: 30\ncommands_file: todo.txt\n"
+        "log_dir: ./job_logs\njobs_file: ./queue.jsonl\n"
+    )
+    (folder / "todo.txt").write_text('echo "on $CUDA_VISIBLE_DEVICES"\n')
+    run.start("--gpu-ids", "2", "--config", "config.yaml").ended(0)
+    job = run.record("queue.jsonl")['echo "on $CUDA_VISIBLE_DEVICES"']
+    assert job["gpu_id"] == 2 and Path(job["log_file"]).parent == folder / "job_logs"
+    assert Path(job["log_file"]).read_text() == "on 2\n"
+    assert not (folder / "jobs.txt").exists() and not (folder / "jobs.jsonl").exists()
+    (folder / "other.txt").write_text("echo other\n")
+    words = (
+        "--commands-file other.txt --log-dir elsewhere --jobs-file other.jsonl --min-free-mem-mb 1 --poll-interval 1"
+    )
+    run.start("--gpu-ids", "1", *words.split()).ended(0)
+    job = run.record("other.jsonl")["echo other"]
+    assert job["gpu_id"] == 1 and Path(job["log_file"]).parent == folder / "elsewhere"
+    done = run.s.cli("run", "--min-free-mem-mb", "much", code=2)
+    assert "--min-free-mem-mb" in done.stderr
+
+
+def test_s1_4_s1_6_the_job_sees_its_gpu_and_its_record_says_all(run: Run) -> None:
+    """S1.4, S1.6: command, pid, start, GPU, status, log; end, exit code, history."""
+    run.commands('echo "$CUDA_VISIBLE_DEVICES $$"; exit 4')
+    run.to_its_end(1)
+    (job,) = run.record().values()
+    gpu, pid = Path(job["log_file"]).read_text().split()
+    assert (job["gpu_id"], job["pid"], job["exit_code"], job["status"]) == (int(gpu), int(pid), 4, "failed")
+    assert [status for _, status in job["history"]] == ["pending", "running", "failed"]
+    assert job["start_time"] <= job["end_time"] and job["history"][-1][0] == job["end_time"]
+
+
+def test_s1_5_twenty_jobs_of_one_second_have_a_log_each(run: Run) -> None:
+    """S1.5"""
+    run.commands(*(f"echo out {n}; echo err {n} >&2" for n in range(20)))
+    run.to_its_end(0, "--gpus", "20")
+    jobs = run.record()
+    assert len({job["log_file"] for job in jobs.values()}) == 20
+    for n in range(20):
+        log = jobs[f"echo out {n}; echo err {n} >&2"]["log_file"]
+        assert Path(log).read_text() == f"out {n}\nerr {n}\n"
+
+
+def test_s1_9_the_same_command_twice_is_run_once_and_that_is_said(run: Run) -> None:
+    """S1.9"""
+    run.commands("echo x >>out", "echo y >>out", "echo x >>out")
+    said = run.to_its_end(0)
+    assert sorted((run.s.folder / "out").read_text().split()) == ["x", "y"]
+    assert re.search(r"commands\.txt: line 3 says what job 1 \(\w+\) says.*; not run again", said)
+
+
+# -- crashes ----------------------------------------------------------------------------------------------
+
+
+def test_s1_7_s1_8_after_a_crash_the_same_command_goes_on(run: Run) -> None:
+    """S1.7, S1.8: kill -9; one job goes on and is recognised, one ends meanwhile with its true code, one was done, one waits."""
+    run.commands("echo done >>ledger", run.held("a"), run.held("b", "exit 7"), run.held("c"))
+    run.start("--gpus", "2")
+    run.begun("done", "a", "b")
+    run.kill()
+    assert "[→]" in run.status(), "what runs, runs"
+    pid = run.s.rows("SELECT pid FROM jobs WHERE id=3")[0][0]
+    run.go("b")
+    wait_for(lambda: not alive(pid), "b to end with nobody there")
+    wait_for(lambda: "Failed: exit 7" in run.status(), "its true code, though no dispatcher runs")
+    run.start("--gpus", "2")
+    run.begun("c")
+    assert run.s.states()[2] == "running" and run.ledger() == ["done", "a", "b", "c"], "nothing twice"
+    run.go("a")
+    run.go("c")
+    said = run.ended(1)
+    assert "job 2" in said and "goes on" in said
+    jobs = run.record()
+    assert [job["status"] for job in jobs.values()] == ["completed", "completed", "failed", "completed"]
+    assert jobs[run.held("b", "exit 7")]["exit_code"] == 7
+
+
+def test_s1_7_what_cannot_be_known_is_not_guessed(run: Run) -> None:
+    """S1.7: dispatcher, keeper and job killed at once."""
+    run.commands(run.held("a"))
+    run.start()
+    run.begun("a")
+    assert run.process is not None
+    run.s.process = run.process  # type: ignore[assignment]
+    keeper = run.s.keeper_pid()
+    pid = run.s.rows("SELECT pid FROM jobs WHERE id=1")[0][0] or wait_for(
+        lambda: run.s.rows("SELECT pid FROM jobs WHERE id=1")[0][0], "its pid"
+    )
+    for number in (run.process.pid, keeper, pid):
+        os.kill(number, signal.SIGSTOP)
+    for number in (run.process.pid, keeper, pid):
+        os.kill(number, signal.SIGKILL)
+    run.process.communicate()
+    wait_for(lambda: not alive(pid) and not alive(keeper), "both to be gone")
+    said = run.to_its_end(1)
+    assert "lost" in said and run.s.job(1)["outcome"] == "lost" and run.s.job(1)["exit_code"] is None
+    assert run.ledger() == ["a"]
+
+
+def test_s1_12_a_torn_last_line_of_the_record(run: Run) -> None:
+    """S1.12: no other job is lost, and the file is whole again."""
+    run.commands("echo one", "echo two")
+    run.to_its_end(0)
+    path = run.s.folder / "jobs.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-30])
+    run.to_its_end(0)
+    assert path.read_text() == whole
+    path.write_text(whole + '{"command": "echo thr')
+    run.to_its_end(0)
+    assert run.record().keys() == {"echo one", "echo two"}
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
+    """S1.2, S1.10: the GPU with the most free; none has the minimum: it waits, and goes on as soon as one has. What the status
+    says needs no GPU library.
+    """
+    m = machine(None).cards("GPU-a", "GPU-b")
+    others = m.stranger()
+    m.use("GPU-a", others, 50_000)
+    m.use("GPU-b", others, 75_000)
+    run = Run(m.s).commands(run_held("a"), run_held("b"), run_held("c"))
+    run.detected("--min-free-mem-mb", "15000", "--poll-interval", "0.25")
+    run.begun("a")
+    line = wait_for(
+        lambda: (found := re.findall(r"^\[ \] .*Pending \(.*\)$", run.status(), re.M)) and found, "a reason"
+    )
+    assert "neither in use nor promised" in line[0] or "a moment" in line[0], line
+    text = m.s.cli("status").stdout
+    assert re.search(r"^\[→\] echo a .* → GPU 0 → Running \(PID \d+\)$", text, re.M), text
+    assert re.search(r"^\[ \] echo c .* → GPU N/A → Pending", text, re.M), text
+    m.unuse("GPU-b", others)
+    run.begun("b", "c")
+    assert {m.s.job(2)["gpus"][0], m.s.job(3)["gpus"][0]} == {1}, "80 GB free there, 30 on the other"
+    for key in "abc":
+        run.go(key)
+    run.ended(0)
+    text = m.s.cli("status").stdout
+    assert len(re.findall(r"^\[✓\] .* → GPU [01] → Completed$", text, re.M)) == 3, text
+    m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
+    assert m.s.cli("status").stdout == text
+
+
+def test_s1_11_memory_promised_to_starting_jobs_counts(machine: Callable[..., Machine]) -> None:
+    """S1.11: two of four fit by what they were promised, though the driver sees nothing of them yet; when they have shown what
+    they use, the others follow.
+    """
+    m = machine(None).cards("GPU-a")
+    run = Run(m.s).commands(*(run_held(key) for key in "abcd"))
+    environ = {"GPUJOB_SET_GPU_INTERVAL": "0.25", "GPUJOB_SET_SETTLE": "2"}
+    m.s.environ |= environ
+    minimum = (TOTAL - IDLE) // 2 - 100
+    run.detected("--min-free-mem-mb", str(minimum))
+    run.begun("a", "b")
+    m.waits(3, "no-room", "neither in use nor promised")
+    for job in (1, 2):
+        pid = wait_for(lambda: m.s.rows("SELECT pid FROM jobs WHERE id=?", job)[0][0], "its pid")  # noqa: B023
+        m.use("GPU-a", pid, 1_000)
+    run.begun("c")
+    for key in "abcd":
+        run.go(key)
+    run.ended(0)
+
+
+def run_held(key: str) -> str:
+    return Run.held(key)
+
+
+def test_one_job_on_each_declared_gpu(run: Run) -> None:
+    """Of GPUs that nobody reads memory cannot be booked."""
+    run.commands(*(run.held(key) for key in "abc"))
+    run.start("--gpus", "2")
+    run.begun("a", "b")
+    assert run.s.job(3)["reason_code"] == "no-room"
+    for key in "abc":
+        run.go(key)
+    run.ended(0)
+
+
+# -- Ctrl-C -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_told_to_end_its_jobs_go_on(run: Run, number: int) -> None:
+    """Nobody can be asked: what runs goes on, the exit code says that not all is done, and the same command goes on."""
+    run.commands(run.held("a"), run.held("b"))
+    run.start("--gpus", "1")
+    run.begun("a")
+    assert run.process is not None
+    run.process.send_signal(number)
+    said = run.ended(130)
+    assert "1 running job goes on" in said and "the same command goes on from here" in said
+    run.start("--gpus", "1")
+    run.go("a")
+    run.begun("b")
+    run.go("b")
+    run.ended(0)
+    assert run.ledger() == ["a", "b"]
+
+
+class Terminal:
+    """`gpujob run` on a terminal."""
+
+    def __init__(self, run: Run, *words: str) -> None:
+        self.run = run
+        self.pid, self.fd = pty.fork()
+        if not self.pid:
+            try:
+                os.chdir(run.s.folder)
+                environ = {**run.s.environ, "TERM": "xterm", "COLUMNS": "100"}
+                os.execve(run.s.command[0], [*run.s.command, "run", "--gpus", "2", *words], environ)
+            finally:
+                os._exit(127)
+        self.said = ""
+
+    def until(self, text: str) -> None:
+        """Read until it says this."""
+
+        def look() -> bool:
+            while select.select([self.fd], [], [], 0)[0]:
+                try:
+                    self.said += os.read(self.fd, 65536).decode(errors="replace")
+                except OSError:
+                    break
+            return text in self.said
+
+        wait_for(look, f"{text!r} in {self.said[-2000:]!r}")
+
+    def type(self, text: str) -> None:
+        self.said = ""
+        os.write(self.fd, text.encode())
+
+    def code(self) -> int:
+        """Its exit code."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            if select.select([self.fd], [], [], 0.05)[0]:
+                with contextlib.suppress(OSError):  # closed at the other end: it is about to end
+                    self.said += os.read(self.fd, 65536).decode(errors="replace")
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            if found:
+                self.pid = 0
+                return os.waitstatus_to_exitcode(status)
+        raise AssertionError(f"it does not end: {self.said[-2000:]}")
+
+    def end(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.fd)
+
+
+@pytest.fixture
+def terminal(run: Run) -> Iterator[Callable[..., Terminal]]:
+    made: list[Terminal] = []
+
+    def make(*words: str) -> Terminal:
+        made.append(Terminal(run, *words))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def test_ctrl_c_asks_and_goes_on(run: Run, terminal: Callable[..., Terminal]) -> None:
+    run.commands(run.held("a"), run.held("b"), run.held("c"))
+    shown = terminal()
+    run.begun("a", "b")
+    shown.until("0/3")
+    shown.type("\x03")
+    shown.until("2 jobs are running: (l)eave running, (e)nd, or (c)ontinue?")
+    shown.type("what\n")
+    shown.until("l, e or c: ")
+    run.go("a")
+    run.begun("c")  # it works on while it waits for an answer
+    shown.type("c\n")
+    shown.until("1/3")
+    run.go("b")
+    run.go("c")
+    assert shown.code() == 0
+    assert "3 commands: 3 done" in shown.said
+
+
+def test_ctrl_c_ends_them_and_the_same_command_takes_them_up(run: Run, terminal: Callable[..., Terminal]) -> None:
+    run.commands(run.held("a"), run.held("b"), run.held("c"))
+    shown = terminal()
+    run.begun("a", "b")
+    shown.type("\x03")
+    shown.until("2 jobs are running")
+    shown.type("e\n")
+    assert shown.code() == 130
+    assert run.s.states() == {1: "cancelled", 2: "cancelled", 3: "pending"}, "the record is true"
+    assert run.ledger() == ["a", "b"]
+    for key in "abc":
+        run.go(key)
+    assert "3 commands: 3 done" in run.to_its_end(0)
+    assert sorted(run.ledger()) == ["a", "a", "b", "b", "c"]
+
+
+@pytest.mark.parametrize("how", ["l\n", "\x03", "\x04"], ids=["leave", "once more", "end of input"])
+def test_ctrl_c_leaves_them_running(run: Run, terminal: Callable[..., Terminal], how: str) -> None:
+    run.commands(run.held("a"), run.held("b"))
+    shown = terminal()
+    run.begun("a", "b")
+    shown.type("\x03")
+    shown.until("2 jobs are running")
+    shown.type(how)
+    assert shown.code() == 130
+    assert run.s.states() == {1: "running", 2: "running"}
+    run.go("a")
+    run.go("b")
+    run.to_its_end(0)
+    assert run.ledger() == ["a", "b"] or run.ledger() == ["b", "a"]
+
+
+def test_the_bar_is_for_a_terminal(run: Run, terminal: Callable[..., Terminal]) -> None:
+    run.commands("true", "true # two")
+    assert "━" not in run.to_its_end(0)
+    run.commands("true # three", "exit 1")
+    shown = terminal()
+    assert shown.code() == 1
+    assert "━" in shown.said and "commands.txt: 4 commands: 3 done, 1 failed" in shown.said
