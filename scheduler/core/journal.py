@@ -12,7 +12,19 @@ from typing import Any
 from scheduler.core.job import Job, JobState
 from scheduler.core.secrets import without_secrets, words_without_secrets
 
-KEYS = ("id", "command", "status", "pid", "gpu_id", "start_time", "end_time", "log_file", "exit_code", "history")
+KEYS = (
+    "id",
+    "command",
+    "status",
+    "pid",
+    "gpu_id",
+    "start_time",
+    "end_time",
+    "log_file",
+    "exit_code",
+    "outcome",
+    "history",
+)
 PENDING, RUNNING = "pending", "running"
 Who = tuple[int, str]  # id and time of acceptance: a scheduler begun anew, or another one, gives the same ids
 ENDS = {
@@ -86,6 +98,7 @@ def record_of(job: Job, moments: Iterable[tuple[float, str]]) -> dict[str, Any]:
         "end_time": utc(job.finished_at) if job.state.ended and job.finished_at is not None else None,
         "log_file": _text(job.log) or None if job.state is not JobState.STARTING else None,  # a name alone as yet
         "exit_code": job.exit_code if job.state.ended else None,
+        "outcome": job.outcome.value if job.state.ended and job.outcome else None,
         "history": history_of(job, moments),
     }
 

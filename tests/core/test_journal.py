@@ -45,7 +45,7 @@ def test_s1_6_a_record_holds_all_that_is_known() -> None:
     assert tuple(record) == KEYS
     assert record == {
         "id": 1, "command": "/data/train.py --epochs '3 4'", "status": "completed", "pid": 4711, "gpu_id": 2,
-        "start_time": at(5), "end_time": at(9), "log_file": "/logs/job_1.log", "exit_code": 0,
+        "start_time": at(5), "end_time": at(9), "log_file": "/logs/job_1.log", "exit_code": 0, "outcome": "exit",
         "history": [[at(0), "pending"], [at(5), "running"], [at(9), "completed"]],
     }  # fmt: skip
     assert record_of(a_job(7), []) == dict.fromkeys(KEYS) | {
@@ -113,7 +113,7 @@ def test_s1_6_no_code_is_guessed() -> None:
     """S1.7: killed or lost, a job has none; one that has not ended shows none."""
     for outcome in (Outcome.SIGNAL, Outcome.LOST, Outcome.COULD_NOT_START):
         record = record_of(ran(state=JobState.FAILED, exit_code=None, outcome=outcome), RAN)
-        assert (record["status"], record["exit_code"]) == ("failed", None)
+        assert (record["status"], record["exit_code"], record["outcome"]) == ("failed", None, outcome.value)
     stopping = ran(state=JobState.STOPPING, exit_code=0)
     assert (record_of(stopping, RAN[:1])["exit_code"], record_of(stopping, RAN[:1])["end_time"]) == (None, None)
 

@@ -239,7 +239,11 @@ def test_s1_7_what_cannot_be_known_is_not_guessed(run: Run) -> None:
     run.process.communicate()
     wait_for(lambda: not alive(pid) and not alive(keeper), "both to be gone")
     said = run.to_its_end(1)
-    assert "lost" in said and run.s.job(1)["outcome"] == "lost" and run.s.job(1)["exit_code"] is None
+    assert (
+        "lost" in said
+        and run.record()[run.held("a")]["outcome"] == run.s.job(1)["outcome"] == "lost"
+        and run.s.job(1)["exit_code"] is None
+    )
     assert run.ledger() == ["a"]
 
 
