@@ -181,9 +181,9 @@ def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int,
 
 
 def words_run(job: Job) -> list[str]:
-    """The command of a job as it is run: with its `--cuda`, once it has GPUs."""
+    """The command of a job as it is run: with its `--cuda` and `{gpus}`, once it has GPUs."""
     spec = job.spec
-    if job.argv:
+    if job.argv and job.state is not JobState.PENDING:  # one that waits again may get other GPUs
         return list(job.argv)
     if not spec.is_script:
         return list(spec.arguments)

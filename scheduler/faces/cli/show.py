@@ -144,6 +144,7 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
         ("ended", render.how_it_ended(job)),
         ("waits", _reason_text(reason)),
         ("command", shlex.join(words_without_secrets(words_run(job)))),
+        ("as written", _as_written(job)),
         ("environment", job.spec.conda_env),
         ("interpreter", job.interpreter),
         ("from", job.spec.origin or job.spec.source),
@@ -175,6 +176,13 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
             state = job.state.value if name == "state" else ""
             lines += terminal.folded(f"{name:<13} {render.safe(without_secrets(str(value)))}", 14, state)
     return lines
+
+
+def _as_written(job: Job) -> str:
+    """The command with its ``{gpus}``, where others were run; else empty."""
+    spec = job.spec
+    changed = not spec.is_script and list(spec.arguments[1:]) != words_run(job)[1:]
+    return shlex.join(words_without_secrets(spec.arguments)) if changed else ""
 
 
 def _shown(detail: dict[str, Any]) -> dict[str, Any]:
