@@ -126,7 +126,8 @@ def _recorded(job: Job, attempts: str) -> Job:
     elif code == 0 and stopped != "time_limit":
         state, outcome = JobState.DONE, Outcome.EXIT
     elif job.runs_failed < job.spec.retries:
-        return job  # it will be tried again
+        job.finished_at = told.ended_at  # its state stays: it will be tried again
+        return job
     else:
         state, outcome = JobState.FAILED, Outcome.EXIT if code is not None else Outcome.SIGNAL
         outcome = Outcome.TIME_LIMIT if stopped == "time_limit" else outcome

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 
 from tests.stories.harness import Scheduler, wait_for
+from tests.stories.spooler import Spooler
 
 SAY = 'printf "%s|" "$@"; echo "$CUDA_VISIBLE_DEVICES|$GPUJOB_SHARE"'
 
@@ -58,3 +59,10 @@ def test_a_retry_on_another_gpu_is_told_the_new_one(scheduler: Callable[..., Sch
     wait_for(lambda: s.rows("SELECT 1 FROM jobs WHERE id=1 AND attempt=2 AND state='failed'"), "the second attempt")
     assert "on 1" in s.log(1) and "on 1" in s.job(1)["command"][2]
     assert s.job(1)["arguments"][2] == "echo on {gpus}; exit 3"
+
+
+def test_nothing_is_replaced_in_ts_jobs(spooler: Callable[..., Spooler]) -> None:
+    """A drop-in runs what it is given."""
+    s = spooler()
+    s.add("sh", "-c", "echo '{gpus} {{share}}'")
+    assert s.run("-c", "0").stdout == "{gpus} {{share}}\n"

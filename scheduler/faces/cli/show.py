@@ -191,7 +191,7 @@ def _shown(detail: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.1f}"
+        return f"{value:.3f}".rstrip("0").rstrip(".")
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
