@@ -65,4 +65,5 @@ def test_nothing_is_replaced_in_ts_jobs(spooler: Callable[..., Spooler]) -> None
     """A drop-in runs what it is given."""
     s = spooler()
     s.add("sh", "-c", "echo '{gpus} {{share}}'")
+    assert s.ended(0) == 0
     assert s.run("-c", "0").stdout == "{gpus} {{share}}\n"
