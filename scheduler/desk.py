@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from scheduler.core.llm import ModelTable
+    from scheduler.core.reporting import Report
     from scheduler.core.requests import Answer, Request
     from scheduler.overview import Overview
 else:
@@ -321,10 +322,8 @@ class Desk:
                 else:
                     named = rows.labelled(connection, word)
                     if not named:
-                        labels = rows.labels(connection, STATES, MOST_LABELS)
-                        near = did_you_mean(word, (label for label in labels if label == without_secrets(label)))
                         raise NotFound(
-                            f"no job {word}{near}",
+                            f"no job {word}{_near_label(connection, word)}",
                             do="name an id, a range such as 3-9, a label, @ for the last, @~1 for the one before",
                         )
                     chosen += [job.id for job in named]
@@ -332,6 +331,32 @@ class Desk:
                 if rows.get(connection, number) is None:
                     raise NotFound(f"no job {number}", where=self.places.state_file, do="see gpujob jobs")
         return tuple(dict.fromkeys(chosen))
+
+    def report(self, now: float, since: float | None = None, label: str = "") -> Report:
+        """What jobs waited, ran and used of the GPUs: all that are known, or those with this label, or that had not ended before
+        ``since``. Raises NotFound for a label that no job has.
+        """
+        from scheduler.core.reporting import report_of
+
+        with self._reading() as connection:
+            named = rows.labelled(connection, label) if connection is not None and label else []
+            if label and not named:
+                near = "" if connection is None else _near_label(connection, label)
+                raise NotFound(
+                    f"no job with the label {label}{near}", where=self.places.state_file, do="see gpujob jobs"
+                )
+            if connection is None:
+                return report_of((), now=now, since=since)
+            alive = self.alive()
+            found = named or rows.ended_since(connection, float("-inf") if since is None else since)
+            stories = ((self._now([job], alive)[0], rows.events_of(connection, job.id)) for job in found)
+            return report_of(
+                stories,
+                gpus=(gpu.index for gpu in rows.gpus(connection)),
+                now=now,
+                since=since,
+                known_since=rows.known_since(connection),
+            )
 
     def reset(self) -> int:
         """Forget all ended jobs, and the refused lines: how many jobs it were.
@@ -415,6 +440,11 @@ class Desk:
                 rows.set_meta(connection, "home", home)
         finally:
             database.close()
+
+
+def _near_label(connection: sqlite3.Connection, word: str) -> str:
+    labels = rows.labels(connection, STATES, MOST_LABELS)
+    return did_you_mean(word, (label for label in labels if label == without_secrets(label)))
 
 
 def _reasons_of(connection: sqlite3.Connection) -> dict[int, Reason]:

@@ -128,7 +128,8 @@ def _recorded(job: Job, attempts: str) -> Job:
     elif code == 0 and stopped != "time_limit":
         state, outcome = JobState.DONE, Outcome.EXIT
     elif job.runs_failed < job.spec.retries:
-        return job  # it will be tried again
+        job.finished_at = told.ended_at  # its state stays: it will be tried again
+        return job
     else:
         state, outcome = JobState.FAILED, Outcome.EXIT if code is not None else Outcome.SIGNAL
         outcome = Outcome.TIME_LIMIT if stopped == "time_limit" else outcome
@@ -183,9 +184,9 @@ def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int,
 
 
 def words_run(job: Job) -> list[str]:
-    """The command of a job as it is run: with its `--cuda`, once it has GPUs."""
+    """The command of a job as it is run: with its `--cuda` and `{gpus}`, once it has GPUs."""
     spec = job.spec
-    if job.argv:
+    if job.argv and job.state is not JobState.PENDING:  # one that waits again may get other GPUs
         return list(job.argv)
     if not spec.is_script:
         return list(spec.arguments)

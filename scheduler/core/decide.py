@@ -100,6 +100,13 @@ def no_blocker(identity: str) -> Job | None:
     return None
 
 
+def ran(job: Job) -> dict[str, float]:
+    """How long the attempt ran that has just ended, for its event: that may be written much later, by another scheduler."""
+    if job.started_at is None or job.finished_at is None:
+        return {}
+    return {"ran": round(max(0.0, job.finished_at - job.started_at), 3)}
+
+
 @dataclass(slots=True)
 class World:
     """All that decisions are made from. Only ``decide`` changes it.
@@ -348,7 +355,8 @@ class Turn:
         if job.state is JobState.STARTING:
             move(job, Move.STARTED, self.now.wall)
             job.start_failures = 0
-        self.changed(job, "started", pid=fact.process.pid, gpus=list(job.gpus), attempt=job.attempt)
+        share = {"share": job.need.parts / WHOLE} if job.gpus else {}  # it may have another in its next attempt
+        self.changed(job, "started", pid=fact.process.pid, gpus=list(job.gpus), attempt=job.attempt, **share)
         if job.state is JobState.STOPPING:
             self.plan.stops.append(Stop(job, hard=False))
         else:
@@ -431,7 +439,8 @@ class Turn:
         need: Need | None = None,
         vram_mib: int = 0,
     ) -> None:
-        gone = {"exit_code": job.exit_code, "signal": job.signal, "log": job.log, "attempt": job.attempt}
+        gone: dict[str, object] = {"exit_code": job.exit_code, "signal": job.signal, "log": job.log}
+        gone |= {"attempt": job.attempt, **ran(job)}
         self._release(job, leftovers)
         move(job, Move.FELL, self.now.wall)
         if need is not None:
@@ -453,7 +462,7 @@ class Turn:
         job.not_before = None
         self.plan.must_sync = True
         detail = {"outcome": outcome.value, "exit_code": job.exit_code, "signal": job.signal, "attempt": job.attempt}
-        self.changed(job, job.state.value, **detail)
+        self.changed(job, job.state.value, **detail, **ran(job))
         self.after_end(job)
 
     def _release(self, job: Job, leftovers: tuple[Process, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +27,9 @@ LAUNCHERS: dict[str, Launcher] = {
     "torchrun": Launcher(("-m", "torch.distributed.run", "--standalone", "--nproc_per_node={gpus}"), adds_cuda=False),
 }
 
+
+AS_WRITTEN = frozenset({"ts"})  # sources whose commands are run to the letter
+_BLANK = re.compile(r"(?<!\$)(?:\{\{(gpus|share)\}\}|(?<!\$\{)\{(gpus|share)\})")
 
 NO_GPU = {"ts": "-1"}  # what jobs without GPUs see in CUDA_VISIBLE_DEVICES, by their source; else nothing
 
@@ -82,6 +86,7 @@ def launch_of(
     CUDA goes by the driver's numbers, GPUJOB_GPUS by ours.
     """
     moved = ordinals or {}
+    share = decimal_text(job.need.parts if job.need.count else 0)
     physical = ",".join(map(str, sorted(moved.get(gpu, gpu) for gpu in job.gpus)))
     environment: dict[str, str | None] = dict(found.environment)
     environment.update(
@@ -90,7 +95,7 @@ def launch_of(
         GPUJOB_ID=str(job.id),
         GPUJOB_ATTEMPT=str(job.attempt),
         GPUJOB_GPUS=",".join(map(str, job.gpus)),
-        GPUJOB_SHARE=decimal_text(job.need.parts if job.need.count else 0),
+        GPUJOB_SHARE=share,
         GPUJOB_STATE_FILE=state_file,
     )
     if job.spec.variables:
@@ -99,7 +104,8 @@ def launch_of(
     arguments = job.spec.arguments
     argv: tuple[str, ...]
     if not job.spec.is_script:
-        argv = (found.program, *arguments[1:])
+        words = arguments if job.spec.source in AS_WRITTEN else filled(arguments, physical, share)
+        argv = (found.program, *words[1:])
     elif found.runs_by_itself:
         argv = (found.program, *arguments)
     else:
@@ -126,6 +132,18 @@ def _streams(job: Job) -> Streams:
         errors=errors_of(job.log) if job.spec.stderr_apart and job.log else "",
         gzip="gzip" if job.spec.gzip and job.log else "",
         caller=(int(pid), int(ticks), path) if pid else None,
+    )
+
+
+def filled(words: Sequence[str], gpus: str, share: str) -> tuple[str, ...]:
+    """The words of a command with ``{gpus}`` and ``{share}`` filled in; ``{{gpus}}`` and ``{{share}}`` lose a pair of braces.
+
+    What stands behind a ``$`` is a variable of the shell's. Only digits, commas and a point come in, so no quoting changes.
+    """
+    values = {"gpus": gpus, "share": share}
+    return tuple(
+        _BLANK.sub(lambda found: values[found[2]] if found[2] else f"{{{found[1]}}}", word) if "{" in word else word
+        for word in words
     )
 
 

@@ -84,8 +84,11 @@ def forget_until(connection: sqlite3.Connection, bound: tuple[float, int], most:
 def forget(connection: sqlite3.Connection, jobs: Sequence[int]) -> None:
     """Remove these ended jobs and their stories, whoever waits for them."""
     last = rows.last_id(connection)
+    before = until = float(rows.meta(connection, rows.FORGOTTEN_UNTIL) or "-inf")
     for number in jobs:
-        _forget(connection, number)
+        until = max(until, _forget(connection, number))
+    if until > before:
+        rows.set_meta(connection, rows.FORGOTTEN_UNTIL, repr(until))
     if rows.last_id(connection) != last:
         rows.keep_last_id(connection, last)
 
@@ -106,11 +109,11 @@ def _parents(connection: sqlite3.Connection) -> set[int]:
     return found
 
 
-def _forget(connection: sqlite3.Connection, number: int) -> None:
-    """Remove a job and its story; its logs are remembered, so that `keep_logs` still counts for them."""
+def _forget(connection: sqlite3.Connection, number: int) -> float:
+    """Remove a job and its story, and tell when it ended; its logs are remembered, so that `keep_logs` still counts for them."""
     job = rows.get(connection, number)
     if job is None:
-        return
+        return -math.inf
     logs = _files(job, logs_of(job, rows.events_of(connection, number)).values())
     connection.executemany(
         "INSERT OR IGNORE INTO old_logs (at, path) VALUES (?,?)", [(job.finished_at, log) for log in logs]
@@ -119,6 +122,7 @@ def _forget(connection: sqlite3.Connection, number: int) -> None:
     connection.execute("DELETE FROM jobs WHERE id=?", (number,))
     if job.spec.env_file:
         rows.set_meta(connection, UNSWEPT, str(number))
+    return -math.inf if job.finished_at is None else job.finished_at
 
 
 def ended_with_logs(

@@ -31,6 +31,7 @@ _CHANGING = (
 ).split()
 _UPDATE = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in _CHANGING)} WHERE id=?"
 _LIVE = frozenset({JobState.PENDING.value, JobState.STARTING.value, JobState.RUNNING.value})
+FORGOTTEN_UNTIL = "forgotten_until"  # in `meta`: when the forgotten job ended that ended last
 _STATES = {state.value: state for state in JobState}
 _BLOCKING = frozenset({JobState.PENDING, *HOLDING, JobState.DONE})
 _IN_HAND = ", ".join(f"'{state.value}'" for state in JobState if state.holds_gpus)  # as the index has it
@@ -278,6 +279,23 @@ def select(connection: sqlite3.Connection, states: Sequence[str] = (), most: int
         found = connection.execute(f"{_SELECT} WHERE id IN ({newest}) ORDER BY id", (*states, most))
     for row in found:
         yield job_of(row)
+
+
+def ended_since(connection: sqlite3.Connection, at: float) -> Iterator[Job]:
+    """Jobs that have not ended, or did so at this moment or later, by id."""
+    for row in connection.execute(f"{_SELECT} WHERE finished_at IS NULL OR finished_at>=? ORDER BY id", (at,)):
+        yield job_of(row)
+
+
+def known_since(connection: sqlite3.Connection) -> float | None:
+    """Since when all jobs are known: those that ended earlier may be forgotten. None where none is."""
+    told = meta(connection, FORGOTTEN_UNTIL)
+    if told:
+        return float(told)
+    number, first, oldest = connection.execute("SELECT count(*), min(id), min(submitted_at) FROM jobs").fetchone()
+    if number >= last_id(connection) + (first == 0):
+        return None
+    return None if oldest is None else float(oldest)  # by an earlier version, or lost with a damaged store
 
 
 def labelled(connection: sqlite3.Connection, label: str) -> list[Job]:

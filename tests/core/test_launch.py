@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.job import JobSpec
-from scheduler.core.launch import CUDA_MODES, Found, Launch, Streams, launch_of, with_cuda
+from scheduler.core.launch import CUDA_MODES, Found, Launch, Streams, filled, launch_of, with_cuda
 from scheduler.core.log_names import log_name
 from tests.builders import a_job, quick
 
@@ -260,3 +260,73 @@ def test_f16_logs_of_one_second_have_names_of_their_own() -> None:
         job.attempt = (1, 2, 11, 12)[n % 4]
     assert len({log_name(job, "20261121_010203", choice) for job in jobs for choice in (1, 2, 3, 11)}) == 4 * len(jobs)
     assert log_name(jobs[1], "20261121_010203", 2) == "job_1_20261121_010203_a2_2.log"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("{gpus}", "4,6"),
+        ("--devices={gpus}", "--devices=4,6"),
+        ("{share} of {gpus}", "0.5 of 4,6"),
+        ("{gpus}{gpus}", "4,64,6"),
+        ('{"gpus": [{gpus}], "share": {share}}', '{"gpus": [4,6], "share": 0.5}'),
+        ("${gpus}", "${gpus}"),
+        ("$${share}", "$${share}"),
+        ("$ {gpus}", "$ 4,6"),
+        ("${x}{gpus}", "${x}4,6"),
+        ("{{gpus}}", "{gpus}"),
+        ("{{share}}", "{share}"),
+        ("${{gpus}}", "${{gpus}}"),
+        ("{{gpus}} is {gpus}", "{gpus} is 4,6"),
+        ("{{{gpus}}}", "{{gpus}}"),
+        ("{}", "{}"),
+        ("{print}", "{print}"),
+        ("{print $1}", "{print $1}"),
+        ("{gpu}", "{gpu}"),
+        ("{GPUS}", "{GPUS}"),
+        ("{ gpus }", "{ gpus }"),
+        ("{gpus:d}", "{gpus:d}"),
+        ("{gpus", "{gpus"),
+        ("gpus}", "gpus}"),
+        ("{a,gpus}", "{a,gpus}"),
+        ("{id}", "{id}"),
+        ("", ""),
+        ("\n{gpus}\n", "\n4,6\n"),
+    ],
+)
+def test_gpus_and_share_are_filled_into_a_command_and_other_braces_left_alone(before: str, after: str) -> None:
+    assert filled((before, "x"), "4,6", "0.5") == (after, "x")
+
+
+@quick
+@given(st.lists(st.text("${}gpushare ,'\"\n"), max_size=4))
+def test_a_word_without_a_whole_blank_stays_as_it_is(words: list[str]) -> None:
+    whole = [word for word in words if "{gpus}" not in word and "{share}" not in word]
+    assert filled(whole, "4,6", "0.5") == tuple(whole)
+    assert len(filled(words, "4,6", "0.5")) == len(words)
+
+
+def words_of(source: str, *arguments: str, **changes: Any) -> tuple[str, ...]:
+    return launched(found=Found("/bin/x"), script="", arguments=("x", *arguments), source=source, **changes).argv
+
+
+def test_commands_are_filled_and_scripts_and_ts_jobs_are_not() -> None:
+    """As CUDA_VISIBLE_DEVICES and GPUJOB_SHARE say it, whatever the meaning of `--cuda` is."""
+    for source in ("submit", "commands"):
+        assert words_of(source, "-d{gpus}", "{share}", need="2x0.25") == ("/bin/x", "-d4,6", "0.25")
+        for mode in ("physical", "local", "unset", "none"):
+            assert words_of(source, "{gpus}", mode=mode) == ("/bin/x", "4,6")
+        assert words_of(source, "{gpus}", "{share}", need="0", on=()) == ("/bin/x", "", "0")
+    assert words_of("ts", "{gpus}", "{{share}}") == ("/bin/x", "{gpus}", "{{share}}")
+    assert launched("none", arguments=("{gpus}",)).argv[-1] == "{gpus}"
+    runs_itself = launched(found=Found("/data/train.sh", runs_by_itself=True), arguments=("{gpus}",))
+    assert runs_itself.argv == ("/data/train.sh", "{gpus}")
+
+
+def test_the_ids_in_a_command_are_the_drivers_as_in_the_visible_devices() -> None:
+    """Also where a GPU got another number of the driver since the start, and whatever the order of the assignment."""
+    job = a_job(12, "2", script="", arguments=("x", "{gpus}"), source="submit")
+    job.gpus = (6, 4)
+    launch = launch_of(job, Found("/bin/x"), mode="physical", state_file="/s", cwd="/", ordinals={6: 1})
+    assert launch.words == ("/bin/x", "1,4")
+    assert launch.environment["CUDA_VISIBLE_DEVICES"] == "1,4"

@@ -39,6 +39,7 @@ VERBS = {
     "show-done": ["show", "1"],
     "show-running": ["show", "4"],
     "show-waiting": ["show", "5", "7"],
+    "report": ["report", "--label", "base"],
     "why-failed": ["why", "2"],
     "why-waiting": ["why", "5-7"],
     "why-running": ["why", "4"],
@@ -70,6 +71,7 @@ class House:
         text = text.replace(folder, "/srv/gpujob".ljust(len(folder), "-")).replace(
             self.session.split(".")[0] + ".", "PID."
         )
+        text = re.sub(r" to\s+20[-:.\dT\s]+Z$", lambda found: re.sub(r"\d", "N", found[0]), text, flags=re.M)
         return re.sub(r"^ran( +)\d+ d( |\n  )\d+ h$", r"ran\1N d\2N h", text, flags=re.M)
 
     def piped(self, *words: str, **environ: str) -> str:
@@ -160,6 +162,7 @@ def _fix(s: Scheduler, session: str) -> None:
         store.execute("UPDATE jobs SET pid=4242, session=? WHERE state='running'", (session,))
         for job, n, detail in store.execute("SELECT job, n, detail FROM events").fetchall():
             detail = re.sub(r'"pid": \d+', '"pid": 4242', detail)
+            detail = re.sub(r'"ran": [\d.]+', '"ran": 61.0', detail)
             store.execute("UPDATE events SET at=?, detail=? WHERE job=? AND n=?", (THEN + 100 * n, detail, job, n))
         store.commit()
 

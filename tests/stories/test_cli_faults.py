@@ -47,7 +47,7 @@ ODD_WORDS = [
     "%s",
 ]
 READING = [["status"], ["status", "--json"], ["jobs"], ["jobs", "--json"], ["show", "1"], ["show", "1", "--json"], ["why", "1"],
-           ["logs", "1"], ["screens"], ["screens", "--json"]]  # fmt: skip
+           ["logs", "1"], ["screens"], ["screens", "--json"], ["report"], ["report", "--json"], ["report", "--csv"]]  # fmt: skip
 
 
 def verbs(command: Any = COMMAND, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -360,7 +360,7 @@ def test_k08_fifty_at_once_have_one_effect(scheduler, verb):
     [["wait", "1"], ["logs", "-f", "1"], ["status", "--watch"], ["submit", "--cpu", "--wait", "--", "sleep", "60"]],
 )
 def test_k09_ctrl_c(scheduler, words):
-    """K09: exit code 130, nothing on stderr but what was said before; the job goes on."""
+    """K09: exit code 130, nothing on stderr but what was said before; the job goes on, and `submit --wait` says so."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a"))
@@ -373,7 +373,10 @@ def test_k09_ctrl_c(scheduler, words):
     wait_for(lambda: waits in Path(f"/proc/{process.pid}/wchan").read_text() or asleep(process.pid), "it sleeps")
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
-    assert (s.folder / "err").read_text() == "" and s.states()[1] == "running"
+    said = (s.folder / "err").read_text()
+    left = "gpujob: job 2 is left as it is: gpujob wait 2 waits again, gpujob cancel 2 ends it\n"
+    assert said == (left if words[0] == "submit" else "") and s.states()[1] == "running"
+    assert words[0] != "submit" or s.states()[2] in ("pending", "starting", "running")
     s.release("a")
 
 

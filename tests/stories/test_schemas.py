@@ -124,6 +124,10 @@ def test_s3_38_json_of_jobs_in_every_state_is_as_published(scheduler: Callable[.
         check("show", of(s, "show", *words))
     assert of(s, "show", "2")["failure"]["class"] == "oom" and of(s, "show", "2")["schema"] == 1
     assert [job["id"] for job in of(s, "show", "3", "1")["jobs"]] == [3, 1]
+    report = of(s, "report")
+    check("report", report)
+    assert [job["id"] for job in report["jobs"]] == list(range(1, 17)) and report["jobs"][1]["attempts"] == 2
+    check("report", of(s, "report", "--since", "1s", "--label", "best"))
     check("screens", of(s, "screens"))
     state_file = s.folder / "gpu_scheduler_state.json"
     check(
@@ -166,10 +170,10 @@ def test_s3_39_json_of_screens_is_as_published(screens: Callable[..., Any]) -> N
 def test_s3_38_json_before_the_first_start_is_as_published(scheduler: Callable[..., Scheduler]) -> None:
     """S3.38: nothing was ever here."""
     s = scheduler()
-    for verb in ("status", "jobs", "screens"):
+    for verb in ("status", "jobs", "screens", "report"):
         check(verb, of(s, verb))
     s.cli("submit", "--", "true")
-    for words in (["status"], ["jobs"], ["show", "1"]):
+    for words in (["status"], ["jobs"], ["show", "1"], ["report"]):
         check(words[0], of(s, *words))
 
 

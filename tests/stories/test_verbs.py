@@ -64,6 +64,9 @@ def test_submit_keeps_folder_environment_and_words(scheduler):
     assert s.cli("submit", "--wait", "--", "sh", "-c", "exit 9", code=9).stdout == "2\n"
     assert s.cli("submit", "--wait", "--", "sh", "-c", "exit 9", code=9).stdout == "3\n"
     assert s.cli("submit", "--wait", "--", "/no/such/program", code=1).stdout == "4\n"
+    done = s.cli("submit", "--wait", "--", "sh", "-c", "kill -TERM $$", code=143)
+    assert done.stdout == "5\n" and "signal 15" in done.stderr
+    assert "time limit" in s.cli("submit", "--wait", "--time", "0.2s", "--", "sleep", "60", code=1).stderr
     assert s.job(4)["outcome"] == "could_not_start"
     assert "cannot start" in s.log(4)
     s.cli("submit", "--gpus", "3", "--", "true", code=3)
@@ -82,8 +85,29 @@ def test_submit_without_a_daemon_waits_for_one(scheduler):
     done = s.cli("submit", "--cpu", "--", "true")
     assert done.stdout == "1\n" and "no scheduler is running" in done.stderr
     s.cli("wait", "1", code=5)
+    done = s.cli("submit", "--cpu", "--wait", "--", "true", code=5)  # it stays queued, and nobody waits for ever
+    assert done.stdout == "2\n" and "gpujob start" in done.stderr
     s.start()
     s.cli("wait", "1")
+    s.cli("wait", "2")
+
+
+def test_submit_wait_ends_with_a_scheduler_that_ends_and_the_job_goes_on(scheduler):
+    """Exit code 5, as for `wait`; who waits again gets the job's own code."""
+    s = scheduler(gpus=1)
+    s.start()
+    script = "while [ ! -e go ]; do sleep 0.05; done; exit 7"
+    words = [sys.executable, "-m", "scheduler", "submit", "--wait", "--", "sh", "-c", script]
+    waits = subprocess.Popen(
+        words, cwd=s.folder, env=s.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    s.wait_state(1, "running")
+    s.kill()
+    out, err = waits.communicate(timeout=60)
+    assert (waits.returncode, out) == (5, "1\n") and "no scheduler is running" in err and "Traceback" not in err
+    s.start()
+    (s.folder / "go").touch()
+    s.cli("wait", "1", code=7)
 
 
 def test_dependencies(scheduler):

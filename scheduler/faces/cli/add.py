@@ -320,5 +320,12 @@ def submit(
     if wait:
         from scheduler.faces.cli.control import wait_for
 
-        return wait_for(desk, (job.id,), None, time.monotonic())
+        try:
+            return wait_for(desk, (job.id,), None, time.monotonic())
+        except KeyboardInterrupt:
+            print(
+                f"gpujob: job {job.id} is left as it is: gpujob wait {job.id} waits again, gpujob cancel {job.id} ends it",
+                file=sys.stderr,
+            )
+            return 130
     return 0

@@ -368,6 +368,21 @@ def show_job(jobs: Jobs, json: Json = False, state_file: StateFile = None, confi
     raise typer.Exit(show.show(jobs, json=json, **_which(state_file, config)))
 
 
+@app.command("report")
+def report(
+    json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv", help="The jobs as comma-separated values, for spreadsheets.")] = False,
+    since: Annotated[str, typer.Option("--since", metavar="WHEN", help="From then on: 7d, 2026-11-15.")] = "",
+    label: Annotated[str, typer.Option("--label", metavar="TEXT", help="Only jobs with this label.")] = "",
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """How long jobs waited and ran and what they used of the GPUs: by job, by label, by GPU."""
+    from scheduler.faces.cli.report import report as reporting
+
+    raise typer.Exit(reporting(json=json, csv=csv, since=since, label=label, **_which(state_file, config)))
+
+
 @app.command("why")
 def why(job: OneJob, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Why a job waits, or how it ended."""

@@ -148,6 +148,7 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
         ("ended", render.how_it_ended(job)),
         ("waits", _reason_text(reason)),
         ("command", shlex.join(words_without_secrets(words_run(job)))),
+        ("as written", _as_written(job)),
         ("environment", job.spec.conda_env),
         ("interpreter", job.interpreter),
         ("from", job.spec.origin or job.spec.source),
@@ -181,13 +182,20 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
     return lines
 
 
+def _as_written(job: Job) -> str:
+    """The command with its ``{gpus}``, where others were run; else empty."""
+    spec = job.spec
+    changed = not spec.is_script and list(spec.arguments[1:]) != words_run(job)[1:]
+    return shlex.join(words_without_secrets(spec.arguments)) if changed else ""
+
+
 def _shown(detail: dict[str, Any]) -> dict[str, Any]:
     return {key: without_secrets(value) if isinstance(value, str) else value for key, value in detail.items()}
 
 
 def _plain(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.1f}"
+        return f"{value:.3f}".rstrip("0").rstrip(".")
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
