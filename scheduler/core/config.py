@@ -1,4 +1,4 @@
-"""Every setting with its default, limits and meaning, in one place."""
+"""Every setting with its default, limits and meaning, in one place (other defaults of `run`: `intake/settings.py: DISPATCHER`)."""
 
 from __future__ import annotations
 
@@ -241,7 +241,10 @@ class Config:
         "(run: 6000)",
     )
     settle: float = _option(
-        120.0, _seconds, "after a start, new processes of ours on its GPU count as the job's for this long", reload=True
+        120.0,
+        _seconds,
+        "after a start, new processes of ours on its GPU count as the job's for this long, and booked memory as in use",
+        reload=True,
     )
     release: float = _option(
         30.0,

@@ -1,4 +1,4 @@
-"""What the GPUs' own readings forbid: foreign use, shares outgrown, GPUs that are gone or not heard of.
+"""What the GPUs' own readings forbid and leave: foreign use, shares outgrown, GPUs gone or not heard of; memory that is free.
 
 The ledger decides for our own jobs; readings only guard against what it cannot know. So thresholds are held
 against the part of memory and load that is not ours (else a job that works its half hard would lock out the other half), and

@@ -1,4 +1,4 @@
-"""What Ctrl-C does to a run in the foreground: it asks, where there is somebody to ask, and ends the jobs if that is wished."""
+"""What follows from Ctrl-C in a run in the foreground: when it is asked, and what each answer does (the words: `faces/cli/run.py`)."""
 
 from __future__ import annotations
 

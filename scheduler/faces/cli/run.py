@@ -1,4 +1,4 @@
-"""`run`: a file of commands, from its first line to the end of the last job, in the foreground."""
+"""`run`: a file of commands to the end of its last job, with a bar and the question that Ctrl-C asks on a terminal."""
 
 from __future__ import annotations
 
