@@ -267,6 +267,13 @@ class Desk:
             labels = [label for label in known if label.startswith(prefix)]
             return rows.newest(connection, names, prefix, most), {label: known[label] for label in labels[:most]}
 
+    def lines_read(self, path: str) -> frozenset[str]:
+        """The identities of all lines of a watched file that were read so far."""
+        from scheduler.store.marks import counted
+
+        with self._reading() as connection:
+            return counted(connection, path) if connection is not None else frozenset()
+
     def pauses(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The GPUs managed here, and those of them that are paused."""
         with self._reading() as connection:

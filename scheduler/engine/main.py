@@ -127,6 +127,10 @@ class Daemon:
                 check_home(db, self.places)
                 stored = rows.gpus(db.connection)
                 managed = managed_gpus(config, self.environ, stored, lambda text: self.listener(Said(text, 30)))
+                if config.min_free_mem_mb and managed.gpus and managed.probe is None:
+                    managed.notes.append(
+                        "memory of GPUs that are not read cannot be booked (min_free_mem_mb): each has one job at a time"
+                    )
                 with db.writing() as connection:
                     managed.notes += follow_moved(connection, moved_gpus(stored, managed.shown))
                     rows.save_gpus(connection, managed.gpus)

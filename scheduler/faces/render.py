@@ -191,26 +191,34 @@ def counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {state}" for state, number in counts.items() if number) or "none"
 
 
-def command_lines(jobs: Sequence[Job], reasons: Mapping[int, Reason]) -> list[str]:
-    """A line a job, as the dispatcher's status has it: ``[→] python train.py → GPU 0 → Running (PID 4711)``."""
+def command_lines(jobs: Sequence[Job], reasons: Mapping[int, Reason], alive: bool = True) -> list[str]:
+    """A line a job, as the dispatcher's status has it: ``[→] python train.py → GPU 0 → Running (PID 4711)  job 1``."""
     rows = []
     for job in jobs:
         mark, words = "[!]", state_text(job).capitalize()
         if job.state is JobState.PENDING:
-            mark, reason = "[ ]", reasons.get(job.id)
-            words = f"Pending ({reason.sentence})" if reason else "Pending"
+            mark, words = "[ ]", f"Pending{_short_reason(reasons.get(job.id), alive)}"
         elif job.state.holds_gpus:
             mark, words = "[→]", f"Running (PID {job.process.pid})" if job.process else "Starting"
         elif job.succeeded:
             mark, words = "[✓]", "Completed"
         gpu = f"GPU {gpu_ids_text(job.gpus) or 'N/A'}"
-        rows.append((mark, _typed(job), gpu, words))
-    wide = max((terminal.cells(safe(text)) for _, text, _, _ in rows), default=0)
+        rows.append((mark, _typed(job), gpu, words, job.id))
+    wide = max((terminal.cells(safe(text)) for _, text, *_ in rows), default=0)
     pad = min(wide, WIDEST_COMMAND)
     return [
-        f"{mark} {safe(text)}{' ' * max(0, pad - terminal.cells(safe(text)))} → {gpu} → {safe(words)}"
-        for mark, text, gpu, words in rows
+        f"{mark} {safe(text)}{' ' * max(0, pad - terminal.cells(safe(text)))} → {gpu} → {safe(words)}  job {number}"
+        for mark, text, gpu, words, number in rows
     ]
+
+
+def _short_reason(reason: Reason | None, alive: bool) -> str:
+    """Why a job waits, in brackets: whole for the first of its kind only."""
+    if not alive:
+        return " (no scheduler runs)"
+    if reason is None:
+        return ""
+    return f" ({reason.sentence.partition(';')[0] if reason.code == 'behind' else reason.sentence})"
 
 
 def _typed(job: Job) -> str:
@@ -249,7 +257,7 @@ def status_lines(
             )  # fmt: skip
         lines += ["", *table(("GPU", "STATE", "ALLOCATED", "MEMORY", "LOAD", "JOBS", "NAME", ""), rows)]
     if commands is not None:
-        lines += ["", *command_lines(*commands)] if commands[0] else []
+        lines += ["", *command_lines(*commands, alive=view.alive)] if commands[0] else []
         return [*lines, *_refused_lines(view)]
     running = [job for job in view.jobs if job.state.holds_gpus]
     if running:

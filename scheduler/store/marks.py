@@ -59,6 +59,18 @@ def count_line(connection: sqlite3.Connection, path: str, identity: str) -> tupl
     return row[0], row[1]
 
 
+def counted(connection: sqlite3.Connection, path: str) -> frozenset[str]:
+    """The identities of all lines of a file that were read."""
+    return frozenset(row[0] for row in connection.execute("SELECT identity FROM line_counts WHERE path=?", (path,)))
+
+
+def uncount(connection: sqlite3.Connection, path: str, identities: Iterable[str]) -> None:
+    """As if lines of these identities had never been read."""
+    connection.executemany(
+        "DELETE FROM line_counts WHERE path=? AND identity=?", [(path, identity) for identity in identities]
+    )
+
+
 def duplicates(connection: sqlite3.Connection) -> int:
     """How many lines stand in the files that were not run because a job says the same."""
     return int(connection.execute("SELECT coalesce(sum(repeated), 0) FROM line_counts WHERE repeated>0").fetchone()[0])

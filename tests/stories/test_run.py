@@ -106,7 +106,7 @@ def test_s1_1_s1_13_a_file_of_commands_to_its_end(run: Run) -> None:
     run.commands("# what follows is run", "", "  # and this not", "echo one >>out", "  echo two >>out", "")
     said = run.to_its_end(0, "--gpus", "1")
     assert (run.s.folder / "out").read_text() == "one\ntwo\n"
-    assert "commands.txt: 2 commands: 2 done\n" in said
+    assert "commands.txt: 2 commands: 2 done\n" in said and "each has one job at a time" in said
     with run.file.open("a") as stream:
         stream.write("exit 3\n")
     said = run.to_its_end(1)
@@ -138,7 +138,8 @@ def test_beside_a_scheduler(run: Run) -> None:
     run.s.start()
     run.commands("true")
     said = run.to_its_end(1)
-    assert f"runs already (pid {run.s.pid})" in said
+    assert f"runs already (pid {run.s.pid})" in said and "gpujob submit" in said
+    assert len(said.splitlines()) == 1
 
 
 def test_s1_3_options_and_config(run: Run) -> None:
@@ -276,11 +277,11 @@ def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
     run.detected("--min-free-mem-mb", "15000", "--poll-interval", "0.25")
     run.begun("a")
     line = wait_for(
-        lambda: (found := re.findall(r"^\[ \] .*Pending \(.*\)$", run.status(), re.M)) and found, "a reason"
+        lambda: (found := re.findall(r"^\[ \] .*Pending \(.*\)  job \d$", run.status(), re.M)) and found, "a reason"
     )
     assert "neither in use nor promised" in line[0] or "a moment" in line[0], line
     text = m.s.cli("status").stdout
-    assert re.search(r"^\[→\] echo a .* → GPU 0 → Running \(PID \d+\)$", text, re.M), text
+    assert re.search(r"^\[→\] echo a .* → GPU 0 → Running \(PID \d+\)  job 1$", text, re.M), text
     assert re.search(r"^\[ \] echo c .* → GPU N/A → Pending", text, re.M), text
     m.unuse("GPU-b", others)
     run.begun("b", "c")
@@ -289,7 +290,7 @@ def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
         run.go(key)
     run.ended(0)
     text = m.s.cli("status").stdout
-    assert len(re.findall(r"^\[✓\] .* → GPU [01] → Completed$", text, re.M)) == 3, text
+    assert len(re.findall(r"^\[✓\] .* → GPU [01] → Completed  job \d$", text, re.M)) == 3, text
     m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
     assert m.s.cli("status").stdout == text
 
@@ -422,11 +423,15 @@ def test_ctrl_c_asks_and_goes_on(run: Run, terminal: Callable[..., Terminal]) ->
     run.begun("a", "b")
     shown.until("0/3")
     shown.type("\x03")
-    shown.until("2 jobs are running: (l)eave running, (e)nd, or (c)ontinue?")
+    shown.until("2 jobs are running.")
+    shown.until("(l)eave them running, (e)nd all that runs, or (c)ontinue?")
     shown.type("what\n")
     shown.until("l, e or c: ")
+    shown.said = ""
     run.go("a")
     run.begun("c")  # it works on while it waits for an answer
+    shown.until("job 3")
+    wait_for(lambda: shown.until("l, e or c: ") or True, "asked again below what was said")
     shown.type("c\n")
     shown.until("1/3")
     run.go("b")
@@ -467,10 +472,49 @@ def test_ctrl_c_leaves_them_running(run: Run, terminal: Callable[..., Terminal],
     assert run.ledger() == ["a", "b"] or run.ledger() == ["b", "a"]
 
 
+def test_only_what_stands_in_the_file_counts(run: Run) -> None:
+    """A command that was mended, or taken out, does not keep the run failing for ever."""
+    run.commands("true", "exit 3")
+    run.to_its_end(1)
+    run.commands("true", "exit 0")
+    said = run.to_its_end(0)
+    assert "commands.txt: 2 commands: 2 done (1 of them ended in runs before)\n" in said
+    assert run.s.states() == {1: "done", 2: "failed", 3: "done"}
+
+
+def test_forgotten_is_not_done(run: Run) -> None:
+    """After `reset` nobody knows what became of them: that is no success, and they are not run again unasked."""
+    run.commands("echo x >>out", "echo y >>out")
+    run.to_its_end(0)
+    run.s.cli("reset")
+    said = run.to_its_end(1)
+    assert "commands.txt: 2 commands: 2 forgotten\n" in said and "gpujob run --again" in said
+    with run.file.open("a") as stream:
+        stream.write("echo z >>out\n")
+    assert "1 done, 2 forgotten" in run.to_its_end(1)
+    assert "commands.txt: 3 commands: 3 done" in run.to_its_end(0, "--again")
+    assert sorted((run.s.folder / "out").read_text().split()) == ["x", "x", "y", "y", "z", "z"]
+    assert "3 done (3 of them ended in runs before)" in run.to_its_end(0)
+
+
+def test_two_runs_at_once(run: Run) -> None:
+    """The second is told what to do instead, and changes nothing."""
+    run.commands(run.held("a"))
+    run.start()
+    run.begun("a")
+    assert run.process is not None
+    done = run.s.cli("run", "--gpus", "2", "--again", code=1)
+    assert done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert f"(pid {run.process.pid})" in done.stderr and "gpujob status" in done.stderr
+    assert "--state-file" not in done.stderr
+    run.go("a")
+    assert "1 command: 1 done\n" in run.ended(0)
+
+
 def test_the_bar_is_for_a_terminal(run: Run, terminal: Callable[..., Terminal]) -> None:
     run.commands("true", "true # two")
     assert "━" not in run.to_its_end(0)
     run.commands("true # three", "exit 1")
     shown = terminal()
     assert shown.code() == 1
-    assert "━" in shown.said and "commands.txt: 4 commands: 3 done, 1 failed" in shown.said
+    assert "━" in shown.said and "commands.txt: 2 commands: 1 done, 1 failed" in shown.said

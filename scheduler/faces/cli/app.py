@@ -221,6 +221,7 @@ def run_commands(
     kill_grace: Annotated[Optional[str], _setting("--kill-grace", "kill_grace", "S")] = None,
     oom_retries: Annotated[Optional[str], _setting("--oom-retries", "oom_retries", "N")] = None,
     python: Annotated[Optional[str], _setting("--python", "python", "PATH")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Run all of the file again, also what has ended.")] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
@@ -232,7 +233,8 @@ def run_commands(
         raise UsageError("the file of commands is named twice", where="run", do="leave one of them out")
     flags = {name: given[name] for name in OPTIONS if name != "state_file" and given.get(name) is not None}
     which = _which(state_file, config)
-    raise typer.Exit(dispatch(file, state_file=which["state_file"], config=which["config"], **flags))
+    code = dispatch(file, again=again, state_file=which["state_file"], config=which["config"], **flags)
+    raise typer.Exit(code)
 
 
 @app.command("add")

@@ -6,20 +6,23 @@ import json
 import os
 import sys
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scheduler.core.errors import SchedulerError, UsageError
-from scheduler.core.job import Job
+from scheduler.core.job import Job, JobState
 from scheduler.core.requests import Requeue
 from scheduler.desk import Desk
 from scheduler.engine.leaving import END, GO_ON, INTERRUPTED, LEAVE
 from scheduler.engine.main import Daemon
+from scheduler.engine.taking_up import commands_in, read_anew
 from scheduler.faces.cli.control import do
 from scheduler.faces.finding import settings_for
 from scheduler.faces.render import counts_text, state_text
 from scheduler.faces.stream import Stream
 from scheduler.faces.terminal import safe
 from scheduler.intake.settings import Settings, find_config
+from scheduler.store.office import Taken
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -30,21 +33,29 @@ STOPPED = 130
 ANSWERS = {"l": LEAVE, "leave": LEAVE, "e": END, "end": END, "c": GO_ON, "continue": GO_ON}
 
 
-def run(file: str = "", *, state_file: str | None = None, config: str | None = None, **said: str | bool) -> int:
+def run(
+    file: str = "",
+    *,
+    again: bool = False,
+    state_file: str | None = None,
+    config: str | None = None,
+    **said: str | bool,
+) -> int:
     """Run the commands of a file on the GPUs until all have ended: 0 if all ended well, 1 if not, 130 if it was stopped.
 
-    ``said``: settings by name, as `gpujob run` understands them (`intake/settings.py: DISPATCHER`).
+    ``again``: also those that have ended before. ``said``: settings by name, as `gpujob run` understands them
+    (`intake/settings.py: DISPATCHER`).
     """
     flags: dict[str, Any] = {**said, **({"commands_file": file} if file else {})}
     if state_file:
         flags["state_file"] = state_file
     settings = settings_for(flags, config or None, dispatcher=True)
-    path = settings.config.commands_file
-    _check_file(path, named=settings.origin["commands_file"])
+    _check_file(settings.config.commands_file, named=settings.origin["commands_file"])
     desk = Desk(settings.config.state_file)
-    _take_up(desk, settings, find_config(os.environ, config, os.getcwd()) or None)
-    before = _of_file(desk, path)
-    shown = _Shown(desk, len(before)) if sys.stdout.isatty() else None
+    _check_alone(desk)
+    _take_up(desk, settings, find_config(os.environ, config, os.getcwd()) or None, again)
+    before = _look(desk, settings)
+    shown = _Shown(desk) if sys.stdout.isatty() else None
     try:
         stream = Stream(write=shown.write if shown else None, follow=False)
     except RuntimeError as error:  # a limit on processes
@@ -52,18 +63,20 @@ def run(file: str = "", *, state_file: str | None = None, config: str | None = N
     daemon = Daemon(settings, flags, stream, dict(os.environ))
     if shown is not None:
         daemon.ready = shown.start
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        daemon.question = _Question(shown)
+        if sys.stdin.isatty() and sys.stderr.isatty():
+            daemon.question = _Question(shown)
     try:
         ending = daemon.run(drain=True)
+    except Taken:
+        _check_alone(desk)
+        raise
     finally:
         stream.close()
         if shown is not None:
             shown.stop()
     for line in ending.left:
         print(safe(f"gpujob: {line}"), file=sys.stderr)
-    over = {job.id for job in before if job.state.ended}
-    return _last_word(desk, path, over, stopped=bool(daemon.stop_signal))
+    return _last_word(desk, settings, before, stopped=bool(daemon.stop_signal))
 
 
 def _check_file(path: str, named: str) -> None:
@@ -76,57 +89,106 @@ def _check_file(path: str, named: str) -> None:
         )
 
 
-def _of_file(desk: Desk, path: str) -> list[Job]:
-    """The jobs that came from this file."""
-    name = os.path.basename(path)
-    return [
-        job for job in desk.jobs()[0] if job.spec.source == "commands" and job.spec.origin.rpartition(":")[0] == name
-    ]
+def _check_alone(desk: Desk) -> None:
+    """Raises Taken where a scheduler runs already: what it runs goes on by itself."""
+    view = desk.overview(0)
+    if view.alive and view.pid is not None:
+        if view.dispatcher:
+            do = "gpujob status shows how far it is, gpujob wait stays until all have ended"
+        else:
+            do = "hand commands to it: gpujob submit -- COMMAND"
+        raise Taken(f"a scheduler of this folder runs already (pid {view.pid})", where=desk.places.state_file, do=do)
 
 
-def _take_up(desk: Desk, settings: Settings, config: str | None) -> None:
-    """What was ended when the last run was interrupted waits again: the same command goes on where it stopped."""
+@dataclass(frozen=True, slots=True)
+class _Commands:
+    """What stands in the file: the newest job of each command, how many were run before and forgotten, how many are still to be read."""
+
+    jobs: list[Job]
+    forgotten: list[str]
+    unread: int
+
+
+def _look(desk: Desk, settings: Settings) -> _Commands:
+    path = settings.config.commands_file
+    newest = {job.identity: job for job in desk.jobs()[0] if job.spec.source == "commands"}
+    read = desk.lines_read(path)
+    standing = commands_in(path, settings.config.trust_group)
+    return _Commands(
+        [newest[identity] for identity in standing if identity in newest],
+        [identity for identity in standing if identity not in newest and identity in read],
+        sum(identity not in newest and identity not in read for identity in standing),
+    )
+
+
+def _take_up(desk: Desk, settings: Settings, config: str | None, again: bool) -> None:
+    """What was ended when the last run was interrupted waits again; with ``again`` all that has ended does."""
     noted = desk.remembered(INTERRUPTED)
-    if not noted or desk.alive():
-        return
-    ids = tuple(number for number, job in desk.known(json.loads(noted)).items() if job.state.value == "cancelled")
+    ids = (
+        [number for number, job in desk.known(json.loads(noted)).items() if job.state is JobState.CANCELLED]
+        if noted
+        else []
+    )
+    if again:
+        found = _look(desk, settings)
+        ids += [job.id for job in found.jobs if job.state.ended and job.id not in ids]
+        if found.forgotten:
+            read_anew(desk.places, settings.config.commands_file, found.forgotten)
     if ids:
-        do(desk, Requeue(ids), config)
-    desk.note(INTERRUPTED, "")
+        do(desk, Requeue(tuple(ids)), config)
+    if noted:
+        desk.note(INTERRUPTED, "")
 
 
-def _last_word(desk: Desk, path: str, before: set[int], stopped: bool) -> int:
+def _last_word(desk: Desk, settings: Settings, before: _Commands, stopped: bool) -> int:
     """Say what became of the file's commands, and the exit code of it all."""
-    jobs = _of_file(desk, path)
+    path = settings.config.commands_file
+    name = os.path.basename(path)
+    try:
+        found = _look(desk, settings)
+    except SchedulerError as error:  # it is gone: what was read of it counts
+        print(safe(f"gpujob: {error}"), file=sys.stderr)
+        now = desk.known([job.id for job in before.jobs])
+        found = _Commands(list(now.values()), before.forgotten, before.unread)
     refused = [line for line in desk.overview(0).refused if line.path == path]
     counts: dict[str, int] = {}
-    for job in jobs:
+    for job in found.jobs:
         counts[job.state.value] = counts.get(job.state.value, 0) + 1
-    name = os.path.basename(path)
-    bad = [job for job in jobs if job.state.ended and not job.succeeded]
+    for state, number in (("forgotten", len(found.forgotten)), ("not read", found.unread)):
+        if number:
+            counts[state] = number
+    bad = [job for job in found.jobs if job.state.ended and not job.succeeded]
     for job in bad[:MOST_NAMED]:
         print(safe(f"gpujob: job {job.id} ({job.spec.shown_words()}) {state_text(job)}; log {job.log or 'none'}"))
     if len(bad) > MOST_NAMED:
-        print(f"gpujob: … and {len(bad) - MOST_NAMED} more: gpujob jobs --state failed,cancelled,skipped")
-    ran_before = f" ({len(before)} of them ended in runs before)" if before else ""
-    print(safe(f"gpujob: {name}: {len(jobs)} commands: {counts_text(counts)}{ran_before}"))
+        print(f"gpujob: … and {len(bad) - MOST_NAMED} more: gpujob status")
+    over = {job.id for job in before.jobs if job.state.ended}
+    over &= {job.id for job in found.jobs if job.state.ended}
+    ran_before = f" ({len(over)} of them ended in runs before)" if over else ""
+    all_told = sum(counts.values())
+    print(safe(f"gpujob: {name}: {all_told} command{'s' * (all_told != 1)}: {counts_text(counts)}{ran_before}"))
     if refused:
-        print(safe(f"gpujob: {name}: {len(refused)} lines were refused: gpujob status"))
-    open_ones = [job for job in jobs if not job.state.ended]
+        print(safe(f"gpujob: {name}: {len(refused)} line{'s' * (len(refused) > 1)} refused: gpujob status"))
     if stopped:
         print("gpujob: stopped before all had ended; the same command goes on from here", file=sys.stderr)
         return STOPPED
+    if found.forgotten:
+        which = "1 command was" if len(found.forgotten) == 1 else f"{len(found.forgotten)} commands were"
+        print(f"gpujob: {which} run before and forgotten (reset, keep_finished): not run again; to run all of the file again: "
+              "gpujob run --again", file=sys.stderr)  # fmt: skip
     if bad:
-        do = f"gpujob retry {' '.join(str(job.id) for job in bad[:MOST_NAMED])}, then the same command"
-        print(f"gpujob: to run again what did not end well: {do}", file=sys.stderr)
-    return 1 if bad or refused or open_ones else 0
+        ids = " ".join(str(job.id) for job in bad[:MOST_NAMED])
+        print(f"gpujob: to run again what did not end well: gpujob retry {ids}, then the same command", file=sys.stderr)
+    left = [job for job in found.jobs if not job.state.ended]
+    return 1 if bad or refused or left or found.forgotten or found.unread else 0
 
 
 class _Shown:
     """A progress bar below what is said; on a terminal only. It looks into the store by itself, from a thread."""
 
-    def __init__(self, desk: Desk, before: int) -> None:
-        self.desk, self.before = desk, before
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.question = ""  # stands below what is said, until it is answered
         self._progress: Progress | None = None
         self._task: Any = None
         self._up = False
@@ -169,8 +231,15 @@ class _Shown:
             if self._progress is not None and self._up:
                 self._progress.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
                 return
-        sys.stdout.write(text)
-        sys.stdout.flush()
+            sys.stdout.write(f"\n{text}{self.question}" if self.question else text)
+            sys.stdout.flush()
+
+    def ask(self, question: str) -> None:
+        """Show this below all that is said; empty: no more."""
+        with self._lock:
+            self.question = question
+            sys.stdout.write(question)
+            sys.stdout.flush()
 
     def _follow(self) -> None:
         while not self._stop.is_set():
@@ -192,18 +261,20 @@ class _Shown:
 
 
 class _Question:
-    """What is to become of the jobs that run: asked on stderr, answered on stdin."""
+    """What is to become of the jobs that run: asked on the terminal, and asked again below whatever is said meanwhile."""
 
     fd = 0
 
-    def __init__(self, shown: _Shown | None) -> None:
+    def __init__(self, shown: _Shown) -> None:
         self.shown = shown
 
     def ask(self, jobs: int) -> None:
-        if self.shown is not None:
-            self.shown.stop()
+        self.shown.stop()
         which = "1 job is" if jobs == 1 else f"{jobs} jobs are"
-        self._say(f"\n{which} running: (l)eave running, (e)nd, or (c)ontinue? [Ctrl-C again leaves] ")
+        print(
+            f"\n{which} running. The same command goes on from here later, and runs again what you end now.", flush=True
+        )
+        self.shown.ask("(l)eave them running, (e)nd all that runs, or (c)ontinue? [Ctrl-C again leaves] ")
 
     def answer(self) -> str:
         try:
@@ -212,19 +283,11 @@ class _Question:
             data = b""
         if not data:  # its end: nobody is there any more
             return LEAVE
-        word = data.decode(errors="replace").strip().lower()
-        found = ANSWERS.get(word, "")
+        found = ANSWERS.get(data.decode(errors="replace").strip().lower(), "")
         if not found:
-            self._say("l, e or c: ")
-        elif found == END:
-            self._say("they are being ended; Ctrl-C again leaves them to it\n")
+            self.shown.ask("l, e or c: ")
         return found
 
     def over(self) -> None:
-        if self.shown is not None:
-            self.shown.start()
-
-    @staticmethod
-    def _say(text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        self.shown.ask("")
+        self.shown.start()
