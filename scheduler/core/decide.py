@@ -420,7 +420,8 @@ class Turn:
     def _with_more_memory(self, job: Job, leftovers: tuple[Process, ...]) -> bool:
         """Try a job that books memory again with twice as much, or all that a GPU has; False if it had that already."""
         before = job.spec.vram_mib or 0
-        most = max((gpu.memory_mib or 0 for gpu in self.world.fleet.gpus.values()), default=0)
+        fleet = self.world.fleet
+        most = max(map(fleet.telemetry.most_mib, fleet.gpus), default=0)
         after = min(most, 2 * before)
         if after <= before:
             return False

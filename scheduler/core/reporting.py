@@ -147,6 +147,8 @@ def attempts_of(job: Job, events: Iterable[Event], now: float) -> tuple[Attempt,
     if job.started_at is not None:
         start, end = round(job.started_at * _MS), round((now if job.finished_at is None else job.finished_at) * _MS)
         lost = job.outcome is Outcome.LOST
+        if 0 < start - end <= _MS:  # a start is noted a moment after it, when a short job may be over
+            start = end
         found[job.attempt] = Attempt(job.attempt, start, max(0, end - start), job.gpus, booked, lost)
     return tuple(found[number] for number in sorted(found))
 

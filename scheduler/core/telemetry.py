@@ -455,6 +455,14 @@ class Telemetry:
                 free -= max(0.0, _promised(tenant, reading.memory_total_mib) - card.own.get(tenant.key, 0.0))
         return max(0, int(free))
 
+    def most_mib(self, index: int) -> int:
+        """What a job on a GPU of its own can count on: its memory without what the driver itself takes; 0 if unknown."""
+        card = self.cards.get(index)
+        if card is None or card.reading is None or not card.reading.memory_total_mib:
+            return 0
+        total = card.reading.memory_total_mib
+        return int(total * (1 - self.limits.tolerance)) - (card.baseline_mib or 0)
+
     def has_room(self, index: int, parts: int, vram_mib: int) -> bool:
         """Whether the memory that is left holds the job: each of ours counts with what it was promised, or has outgrown."""
         card = self.cards.get(index)
@@ -486,8 +494,9 @@ class Telemetry:
             return Verdict(card.why_excess.code, f"{card.why_excess.sentence}; too little is left for this job's share")
         if not self.has_room(index, parts, vram_mib):
             if self.limits.by_memory:
+                code = "no-room" if self.tenants(index) else "foreign"  # who else it is may go by itself
                 left = f"GPU {index} has {mib_text(self.free_mib(index))} that are neither in use nor promised"
-                return Verdict("no-room", f"{left}, and it needs {mib_text(vram_mib)}" if vram_mib else left)
+                return Verdict(code, f"{left}, and it needs {mib_text(vram_mib)}" if vram_mib else left)
             return Verdict(
                 "no-room", f"GPU {index} has too little memory left beside what its jobs were promised or use"
             )

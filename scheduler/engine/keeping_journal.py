@@ -19,7 +19,7 @@ from scheduler.core.journal import SHOWN, Who, is_beginning, line_of, record_of,
 from scheduler.engine.reading import Gathered
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
-from scheduler.store.journal import JournalFile
+from scheduler.store.journal import JournalFile, holds_records
 from scheduler.store.places import Places
 
 A_TURN = 200  # lines: some 10 ms
@@ -209,5 +209,10 @@ def check_apart(config: Config, config_file: str, places: Places) -> None:
             raise UsageError(
                 f"journal: {config.journal} is the {name.replace('_', ' ')} as well", do="name another file"
             )
+    if not holds_records(path):
+        raise UsageError(
+            "it holds something else than a journal, which would be set aside", where=config.journal,
+            do="name another file (journal; in gpujob run: jobs_file)",
+        )  # fmt: skip
     if os.path.commonpath((path, os.path.realpath(places.house))) == os.path.realpath(places.house):
         raise UsageError(f"journal: {config.journal} lies among the scheduler's own files", do="name another file")

@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING, Protocol
 
 from scheduler.core.errors import StoreTrouble
+from scheduler.core.job import JobState
 from scheduler.core.requests import Cancel
 from scheduler.store import jobs as rows
 
@@ -22,6 +23,9 @@ class Question(Protocol):
     """Asks the person at the terminal what is to become of the jobs that run, and must not block."""
 
     fd: int
+
+    def heard(self) -> bool:
+        """Whether there is somebody who can answer now."""
 
     def ask(self, jobs: int) -> None:
         """Ask, while so many run."""
@@ -42,7 +46,7 @@ class Leaving:
 
     def on_ctrl_c(self, house: House, epoll: select.epoll) -> bool:
         """True if the scheduler is to end at once: nobody to ask, nothing to ask for, or pressed once more."""
-        if self.question is None or self.asked or house.closing or not house.world.live:
+        if self.question is None or self.asked or house.closing or not house.world.live or not self.question.heard():
             self._over(epoll)
             return True
         self.asked = True
@@ -78,7 +82,8 @@ class Leaving:
 
 def end_jobs(house: House) -> None:
     """Start nothing more and cancel what runs; which jobs that were is noted down for the next run."""
-    ids = tuple(house.world.live)
+    # What somebody has cancelled already is not to be run again.
+    ids = tuple(job.id for job in house.world.live.values() if job.state is not JobState.STOPPING)
     try:
         with house.db.writing() as connection:
             rows.ask(connection, Cancel(ids), house.now().wall)

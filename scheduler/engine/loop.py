@@ -507,7 +507,7 @@ class House:
         """Once after the start, if the GPUs are others than they were: lines that were refused may be jobs now."""
         found = []
         for path in self.files.keys() - self.judged:
-            watched, machine = self.files[path], machine_text(self.gpus)
+            watched, machine = self.files[path], machine_text(self.gpus, self.config.min_free_mem_mb)
             if rows.meta(self.db.connection, JUDGED_FOR + path) == machine:
                 self.judged.add(path)
                 continue

@@ -23,7 +23,7 @@ from scheduler.engine.home import check_home
 from scheduler.engine.keeping_journal import KeptJournal, check_apart
 from scheduler.engine.leaving import Leaving, Question
 from scheduler.engine.loop import PARSERS, House
-from scheduler.engine.reloading import Rereading, note_of
+from scheduler.engine.reloading import Rereading, note_of, rebooked
 from scheduler.engine.saving_list import script_of
 from scheduler.engine.seen_lines import note_watched
 from scheduler.engine.telling import Listener, MainLog, Said
@@ -134,6 +134,9 @@ class Daemon:
                 with db.writing() as connection:
                     managed.notes += follow_moved(connection, moved_gpus(stored, managed.shown))
                     rows.save_gpus(connection, managed.gpus)
+                    for job in rebooked(config, managed.gpus, table, rows.pending(connection)):
+                        rows.respec(connection, job)
+                        rows.save(connection, [job])
                     forget_readings(connection)
                     rows.set_meta(connection, "jobs_file", config.jobs_file)
                     rows.set_meta(connection, "llm_config", config.llm_config)

@@ -183,9 +183,10 @@ def refused_again(
     return Batch(follower.mark, tuple(standing), again=machine)
 
 
-def machine_text(gpus: Iterable[Gpu]) -> str:
-    """What of the GPUs decides whether a line can ever run."""
-    return " ".join(f"{gpu.index}:{gpu.server}:{gpu.memory_mib or '-'}" for gpu in gpus) or "none"
+def machine_text(gpus: Iterable[Gpu], memory_mib: int = 0) -> str:
+    """What decides whether a line can ever run: the GPUs, and the memory that a job books."""
+    books = [f"books:{memory_mib}"] if memory_mib else []
+    return " ".join(books) + " ".join(f"{gpu.index}:{gpu.server}:{gpu.memory_mib or '-'}" for gpu in gpus) or "none"
 
 
 def _hash(text: str) -> str:

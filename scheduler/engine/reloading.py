@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,9 @@ from scheduler.core.config import OPTIONS, RELOADABLE, Config, written
 from scheduler.core.decide import Policy
 from scheduler.core.errors import SchedulerError
 from scheduler.core.facts import Arrived, Now, Readings
-from scheduler.core.llm import ModelTable, need_of
+from scheduler.core.gpu import Gpu
+from scheduler.core.job import Job
+from scheduler.core.llm import ModelTable, booking_memory, need_of
 from scheduler.core.queue import Order
 from scheduler.core.telemetry import Limits
 from scheduler.engine.gpus import UNREAD
@@ -41,6 +43,20 @@ def policy_of(config: Config) -> Policy:
         config.max_overtakes,
         limits_of(config),
     )
+
+
+def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
+    """Those of these jobs whose need is another by the settings now: commands of a file say nothing of it themselves."""
+    found = []
+    for job in waiting:
+        if job.spec.source != "commands" or job.attempt or job.spec.edited:
+            continue
+        wish = replace(job.spec, gpus="", vram_mib=None)
+        spec = booking_memory(wish, config.min_free_mem_mb, read=any(gpu.memory_mib for gpu in gpus))
+        if spec != job.spec:
+            job.spec, job.need = spec, need_of(spec, table)[0]
+            found.append(job)
+    return found
 
 
 def cpu_slots_of(config: Config) -> int:

@@ -46,6 +46,7 @@ class Looked:
     mark: FileMark | None = None
     lines: list[tuple[LineRead, str, str]] = field(default_factory=list)  # line, identity, problem
     trouble: str = ""
+    left_out: str = ""  # why nothing more is read from it
 
 
 def look_through(path: str, parse: Parser, managed: tuple[int, ...] | None, home: str, trust_group: bool) -> Looked:
@@ -60,6 +61,7 @@ def look_through(path: str, parse: Parser, managed: tuple[int, ...] | None, home
                     break
                 now += LONG_AFTER_S  # nobody writes to it for us: what stands there counts
                 continue
+            out.left_out = out.left_out or batch.left_out
             for line in batch.lines:
                 out.lines.append((line, *_identity(line, parse, door, path)))
             follower.accept(batch)

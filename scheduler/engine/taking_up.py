@@ -16,8 +16,8 @@ from scheduler.store.places import Places
 def commands_in(path: str, trust_group: bool) -> list[str]:
     """The identity of each command that stands there, in their order and each once. Raises SchedulerError."""
     looked = look_through(path, commands.parse, None, "", trust_group)
-    if looked.trouble:
-        raise SchedulerError(looked.trouble)
+    if looked.trouble or looked.left_out:
+        raise SchedulerError(looked.trouble or looked.left_out)
     return list(dict.fromkeys(identity for _, identity, _ in looked.lines if identity))
 
 

@@ -213,6 +213,8 @@ def main(words: list[str] | None = None) -> int:
         do = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         return _fail([_nowhere(error) or f"{error.strerror or error}{where}{do}"], 1)
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # while a class was being made (Python before 3.12)
+            return 130
         text = _not_loaded(error)
         if text:
             return _fail([text], 1)

@@ -15,6 +15,7 @@ from scheduler.opening import plain
 from scheduler.store.safely import left_aside, sync_folder, write_all
 
 SLACK = 64 << 10
+SHORTEST = len('{"id": 1')
 LONGEST = 16 << 20  # of a line; what is longer is none of a journal
 A_STEP = 100  # lines
 PIECE = 1 << 20
@@ -26,6 +27,17 @@ PLAIN_WORDS = {
 }
 
 Span = tuple[int, int]  # of the file: where, and how many bytes
+
+
+def holds_records(path: str) -> bool:
+    """Whether a file may be a journal: it is empty, not there, cannot be read, or a line in its beginning could be a record."""
+    try:
+        with open(path, "rb", opener=plain) as stream:
+            beginning = stream.read(SLACK)
+    except OSError:
+        return True  # that is said when it is to be written
+    lines = beginning.split(b"\n")
+    return not beginning.strip(b" \r\n\t\0") or any(line.startswith(b"{") for line in lines)
 
 
 @dataclass(slots=True)
@@ -188,7 +200,9 @@ class JournalFile:
         try:
             value = read_line(line)
         except ValueError:
-            if self.is_torn(line.rstrip(b"\n")):
+            # So little of a line may be the beginning of anything, if more follows.
+            alone = line.endswith(b"\n") and len(line) <= SHORTEST
+            if not alone and self.is_torn(line.rstrip(b"\n")):
                 found.repaired += 1
             else:
                 found.damaged.append(span)

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import time
@@ -295,6 +296,37 @@ def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
     assert m.s.cli("status").stdout == text
 
 
+def test_s1_2_all_gpus_full_of_others_is_waited_for(machine: Callable[..., Machine]) -> None:
+    """S1.2: nothing of ours runs and nothing has room: that may pass, and is looked at again and again."""
+    m = machine(None).cards("GPU-a", "GPU-b")
+    others = m.stranger()
+    m.use("GPU-a", others, 79_000)
+    m.use("GPU-b", others, 79_200)
+    run = Run(m.s).commands("echo $CUDA_VISIBLE_DEVICES >>out").detected("--poll-interval", "0.25")
+    m.waits(1, "foreign", "GPU 0 has 500 MiB that are neither in use nor promised")
+    m.still_waits(1)
+    m.unuse("GPU-b", others)
+    run.ended(0)
+    assert (m.s.folder / "out").read_text() == "1\n"
+
+
+def test_a_lower_minimum_counts_for_what_was_refused_or_waits(machine: Callable[..., Machine]) -> None:
+    """A command that no card here can hold is refused; with a lower minimum the same command runs it."""
+    m = machine(None).cards("GPU-a")
+    run = Run(m.s).commands("echo x >>out")
+    said = run.detected("--min-free-mem-mb", "90000", "--poll-interval", "0.25").ended(1)
+    assert "needs 90000 MiB on a GPU" in said and "1 line refused" in said
+    others = m.stranger()
+    m.use("GPU-a", others, 50_000)
+    run.detected("--min-free-mem-mb", "40000", "--poll-interval", "0.25")
+    m.waits(1, "foreign")
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    run.ended(130)
+    said = run.detected("--min-free-mem-mb", "20000", "--poll-interval", "0.25").ended(0)
+    assert "1 command: 1 done" in said and (m.s.folder / "out").read_text() == "x\n"
+
+
 def test_s1_11_memory_promised_to_starting_jobs_counts(machine: Callable[..., Machine]) -> None:
     """S1.11: two of four fit by what they were promised, though the driver sees nothing of them yet; when they have shown what
     they use, the others follow.
@@ -456,6 +488,45 @@ def test_ctrl_c_ends_them_and_the_same_command_takes_them_up(run: Run, terminal:
     assert sorted(run.ledger()) == ["a", "a", "b", "b", "c"]
 
 
+def test_what_was_still_being_ended_is_taken_up_too(run: Run, terminal: Callable[..., Terminal]) -> None:
+    """A job that takes its time to end, and nobody who waits for that: the same command sees it end and runs it again."""
+    deaf = "trap '' TERM; echo a >>ledger; [ -e once ] || { touch once; while :; do sleep 0.05; done; }"
+    run.commands(deaf)
+    shown = terminal("--kill-grace", "2")
+    run.begun("a")
+    shown.type("\x03")
+    shown.until("1 job is running")
+    shown.type("e\n")
+    shown.until("is being ended")
+    shown.type("\x03")
+    assert shown.code() == 130 and run.s.states() == {1: "stopping"}
+    assert "1 command: 1 done" in run.to_its_end(0, "--kill-grace", "2")
+    assert run.ledger() == ["a", "a"] and run.s.job(1)["attempt"] == 2
+
+
+def test_in_the_background_nobody_is_asked(run: Run, terminal: Callable[..., Terminal]) -> None:
+    """`gpujob run &`: reading from the terminal would stop it."""
+    run.commands(run.held("a"))
+    pid, fd = pty.fork()
+    if not pid:
+        try:
+            os.chdir(run.s.folder)
+            program = [*run.s.command, "run", "--gpus", "1"]
+            script = f"{shlex.join(program)} & child=$!; until grep -q a ledger; do sleep 0.05; done; kill -INT $child; wait $child; echo code $?"
+            os.execve("/bin/bash", ["bash", "-mc", script], {**run.s.environ, "TERM": "xterm"})
+        finally:
+            os._exit(127)
+    said = b""
+    while b"code " not in said:
+        assert select.select([fd], [], [], PATIENCE_S)[0], said
+        said += os.read(fd, 65536)
+    os.waitpid(pid, 0)
+    os.close(fd)
+    assert b"code 130" in said and b"(l)eave" not in said, said
+    run.go("a")
+    run.to_its_end(0)
+
+
 @pytest.mark.parametrize("how", ["l\n", "\x03", "\x04"], ids=["leave", "once more", "end of input"])
 def test_ctrl_c_leaves_them_running(run: Run, terminal: Callable[..., Terminal], how: str) -> None:
     run.commands(run.held("a"), run.held("b"))
@@ -495,6 +566,43 @@ def test_forgotten_is_not_done(run: Run) -> None:
     assert "commands.txt: 3 commands: 3 done" in run.to_its_end(0, "--again")
     assert sorted((run.s.folder / "out").read_text().split()) == ["x", "x", "y", "y", "z", "z"]
     assert "3 done (3 of them ended in runs before)" in run.to_its_end(0)
+
+
+@pytest.mark.parametrize("how", ["utf-16", "gone", "others may write"])
+def test_a_file_that_cannot_be_read_is_no_success(run: Run, how: str) -> None:
+    """What stands in it is not known: the exit code is never 0 then."""
+    if how == "utf-16":
+        run.file.write_text("true\n", "utf-16")
+        assert "commands.txt" in run.to_its_end(1)
+        return
+    run.commands(run.held("a"))
+    run.start()
+    run.begun("a")
+    if how == "gone":
+        run.file.unlink()
+    else:
+        run.file.chmod(0o666)
+    run.go("a")
+    said = run.ended(1)
+    assert "1 command: 1 done" in said
+
+
+def test_a_file_of_the_same_name_elsewhere_is_another(run: Run) -> None:
+    for name, text in (("a", "exit 1"), ("b", "true")):
+        (run.s.folder / name).mkdir()
+        (run.s.folder / name / "commands.txt").write_text(f"{text}\n")
+    assert "1 command: 1 failed" in run.to_its_end(1, "a/commands.txt")
+    assert "1 command: 1 done\n" in run.to_its_end(0, "b/commands.txt")
+
+
+def test_what_is_no_record_is_not_taken_for_one(run: Run) -> None:
+    """`jobs_file` of a config that is meant for `start` names the lines that are watched: they stay as they are."""
+    lines = "# my queue\n0,train.py,torch,--epochs 3,0\n"
+    run.s.jobs_file.write_text(lines)
+    run.commands("true")
+    said = run.to_its_end(2, "--jobs-file", "jobs.txt")
+    assert "jobs.txt: it holds something else than a journal" in said and "jobs_file" in said
+    assert run.s.jobs_file.read_text() == lines and not list(run.s.folder.glob("jobs.txt.*"))
 
 
 def test_two_runs_at_once(run: Run) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scheduler.core.errors import SchedulerError, UsageError
-from scheduler.core.job import Job, JobState
+from scheduler.core.job import HOLDING, Job, JobState
 from scheduler.core.requests import Requeue
 from scheduler.desk import Desk
 from scheduler.engine.leaving import END, GO_ON, INTERRUPTED, LEAVE
@@ -53,20 +53,27 @@ def run(
     _check_file(settings.config.commands_file, named=settings.origin["commands_file"])
     desk = Desk(settings.config.state_file)
     _check_alone(desk)
-    _take_up(desk, settings, find_config(os.environ, config, os.getcwd()) or None, again)
+    config = find_config(os.environ, config, os.getcwd()) or None
+    if again:
+        _all_again(desk, settings, config)
+    _take_up(desk, settings, config)
     before = _look(desk, settings)
     shown = _Shown(desk) if sys.stdout.isatty() else None
     try:
         stream = Stream(write=shown.write if shown else None, follow=False)
     except RuntimeError as error:  # a limit on processes
         raise SchedulerError(str(error), do="allow this user more processes (ulimit -u)") from None
-    daemon = Daemon(settings, flags, stream, dict(os.environ))
-    if shown is not None:
-        daemon.ready = shown.start
-        if sys.stdin.isatty() and sys.stderr.isatty():
-            daemon.question = _Question(shown)
     try:
-        ending = daemon.run(drain=True)
+        while True:
+            daemon = Daemon(settings, flags, stream, dict(os.environ))
+            if shown is not None:
+                daemon.ready = shown.start
+                if sys.stdin.isatty() and sys.stderr.isatty():
+                    daemon.question = _Question(shown)
+            ending = daemon.run(drain=True)
+            # What was still being ended, when the last run was left, has come to its end only now.
+            if daemon.stop_signal or not _take_up(desk, settings, config):
+                break
     except Taken:
         _check_alone(desk)
         raise
@@ -109,11 +116,15 @@ class _Commands:
     unread: int
 
 
-def _look(desk: Desk, settings: Settings) -> _Commands:
+def _look(desk: Desk, settings: Settings, *, as_read: bool = False) -> _Commands:
+    """``as_read``: what was read of the file so far is what stands there. Raises SchedulerError if it cannot be read."""
     path = settings.config.commands_file
     newest = {job.identity: job for job in desk.jobs()[0] if job.spec.source == "commands"}
     read = desk.lines_read(path)
-    standing = commands_in(path, settings.config.trust_group)
+    if as_read:
+        standing = [identity for identity in newest if identity in read]
+    else:
+        standing = commands_in(path, settings.config.trust_group)
     return _Commands(
         [newest[identity] for identity in standing if identity in newest],
         [identity for identity in standing if identity not in newest and identity in read],
@@ -121,35 +132,41 @@ def _look(desk: Desk, settings: Settings) -> _Commands:
     )
 
 
-def _take_up(desk: Desk, settings: Settings, config: str | None, again: bool) -> None:
-    """What was ended when the last run was interrupted waits again; with ``again`` all that has ended does."""
-    noted = desk.remembered(INTERRUPTED)
-    ids = (
-        [number for number, job in desk.known(json.loads(noted)).items() if job.state is JobState.CANCELLED]
-        if noted
-        else []
-    )
-    if again:
-        found = _look(desk, settings)
-        ids += [job.id for job in found.jobs if job.state.ended and job.id not in ids]
-        if found.forgotten:
-            read_anew(desk.places, settings.config.commands_file, found.forgotten)
+def _all_again(desk: Desk, settings: Settings, config: str | None) -> None:
+    """What has ended waits again, and lines whose jobs were forgotten count as new ones."""
+    found = _look(desk, settings)
+    if found.forgotten or found.unread:
+        read_anew(desk.places, settings.config.commands_file, found.forgotten)
+    ids = tuple(job.id for job in found.jobs if job.state.ended)
     if ids:
-        do(desk, Requeue(tuple(ids)), config)
-    if noted:
-        desk.note(INTERRUPTED, "")
+        do(desk, Requeue(ids), config)
+
+
+def _take_up(desk: Desk, settings: Settings, config: str | None) -> bool:
+    """What was ended when the last run was interrupted waits again, if it stands in this file; whether anything does."""
+    noted = desk.remembered(INTERRUPTED)
+    if not noted:
+        return False
+    known = desk.known(json.loads(noted))
+    standing = set(commands_in(settings.config.commands_file, settings.config.trust_group))
+    ended = [job for job in known.values() if job.state is JobState.CANCELLED and job.identity in standing]
+    if ended:
+        do(desk, Requeue(tuple(job.id for job in ended)), config)
+    later = [job.id for job in known.values() if job.state in (JobState.CANCELLED, *HOLDING) and job not in ended]
+    desk.note(INTERRUPTED, json.dumps(later) if later else "")
+    return bool(ended)
 
 
 def _last_word(desk: Desk, settings: Settings, before: _Commands, stopped: bool) -> int:
     """Say what became of the file's commands, and the exit code of it all."""
     path = settings.config.commands_file
-    name = os.path.basename(path)
+    name, unreadable = os.path.basename(path), False
     try:
         found = _look(desk, settings)
-    except SchedulerError as error:  # it is gone: what was read of it counts
+    except SchedulerError as error:  # it is gone: what was read of it is told
         print(safe(f"gpujob: {error}"), file=sys.stderr)
-        now = desk.known([job.id for job in before.jobs])
-        found = _Commands(list(now.values()), before.forgotten, before.unread)
+        unreadable = True
+        found = _look(desk, settings, as_read=True)
     refused = [line for line in desk.overview(0).refused if line.path == path]
     counts: dict[str, int] = {}
     for job in found.jobs:
@@ -180,7 +197,7 @@ def _last_word(desk: Desk, settings: Settings, before: _Commands, stopped: bool)
         ids = " ".join(str(job.id) for job in bad[:MOST_NAMED])
         print(f"gpujob: to run again what did not end well: gpujob retry {ids}, then the same command", file=sys.stderr)
     left = [job for job in found.jobs if not job.state.ended]
-    return 1 if bad or refused or left or found.forgotten or found.unread else 0
+    return 1 if bad or refused or left or found.forgotten or found.unread or unreadable else 0
 
 
 class _Shown:
@@ -268,6 +285,12 @@ class _Question:
     def __init__(self, shown: _Shown) -> None:
         self.shown = shown
 
+    def heard(self) -> bool:
+        try:
+            return os.tcgetpgrp(self.fd) == os.getpgrp()  # in the background reading would stop us
+        except OSError:
+            return False
+
     def ask(self, jobs: int) -> None:
         self.shown.stop()
         which = "1 job is" if jobs == 1 else f"{jobs} jobs are"
@@ -277,6 +300,8 @@ class _Question:
         self.shown.ask("(l)eave them running, (e)nd all that runs, or (c)ontinue? [Ctrl-C again leaves] ")
 
     def answer(self) -> str:
+        if not self.heard():  # put into the background meanwhile
+            return GO_ON
         try:
             data = os.read(self.fd, 4096)
         except OSError:
