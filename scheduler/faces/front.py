@@ -164,6 +164,10 @@ def _run(words: list[str]) -> int:
         from scheduler.faces.ts.main import run as spool
 
         return spool(words[1:])
+    if words[:1] == ["track"]:
+        from scheduler.faces.tracker import run as track
+
+        return track(words[1:])
     hot = bare(words) or parse(words)
     if hot is None:
         from scheduler.faces.cli.app import run

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator
 
 ELLIPSIS = "…"
-_PLAINLY = {"…": "...", "·": "-", "–": "-", "—": "-", "×": "x", "→": "->", "’": "'", "‘": "'", "“": '"', "”": '"', "≥": ">=", "≤": "<="}  # fmt: skip
+_PLAINLY = {"…": "...", "·": "-", "–": "-", "—": "-", "×": "x", "→": "->", "’": "'", "‘": "'", "“": '"', "”": '"', "≥": ">=", "≤": "<=", "○": "o", "►": ">", "✓": "+", "✗": "x", "⊘": "-"}  # fmt: skip
 _UNSAFE = r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 _ZERO_WIDTH = frozenset("\u200b\u200c\u200d\u2060\ufeff")
 GREEN, RED, YELLOW, CYAN = "32", "31", "33", "36"
 _COLOURS = {
     "AVAILABLE": GREEN, "done": GREEN,
-    "failed": RED, "UNHEALTHY": RED, "GONE": RED,
+    "failed": RED, "interrupted": RED, "skipped": YELLOW, "UNHEALTHY": RED, "GONE": RED,
     "PAUSED": YELLOW, "STALE": YELLOW, "FOREIGN": YELLOW, "DRAINING": YELLOW, "pending": YELLOW, "stopping": YELLOW,
     "ok": GREEN, "warn": YELLOW, "bad": RED, "unknown": CYAN,
     "BUSY": CYAN, "running": CYAN, "starting": CYAN,

@@ -12,7 +12,7 @@ from scheduler.core.job import Job, JobState, Process
 from scheduler.core.recovery import TABLE, Found, Record, Verdict
 from scheduler.crashpoints import crash_point
 from scheduler.runners import record
-from scheduler.runners.processes import Mark, boot_id, lives, members, seen, stands, starter_lives
+from scheduler.runners.processes import JOB_NAMES, Mark, boot_id, lives, members, seen, stands, starter_lives
 
 # Reasons that pass by themselves; any other errno of a start lasts (not executable, bad interpreter…).
 PASSING = frozenset(
@@ -83,9 +83,9 @@ class Look:
         return TABLE[state, self.record.kind, self.same_boot, self.living]
 
 
-def look(path: str, job: Job, state_file: str) -> Look:
-    """Look at the last attempt of ``job``, whose record is ``path``."""
-    mark = Mark(job.id, job.attempt, state_file)
+def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB_NAMES) -> Look:
+    """Look at the last attempt of ``job``, whose record is ``path``; ``names``: of the variables of its mark."""
+    mark = Mark(job.id, job.attempt, state_file, names)
     starter = False
     while True:
         found = record.read(path)
@@ -116,14 +116,16 @@ def _leader_among(others: Sequence[Process], job: Job) -> Process | None:
     return leaders[0] if len(leaders) == 1 else None
 
 
-def settle(path: str, job: Job, state_file: str, now: float) -> tuple[Verdict, list[Fact], Process | None]:
+def settle(
+    path: str, job: Job, state_file: str, now: float, names: tuple[str, str, str] = JOB_NAMES
+) -> tuple[Verdict, list[Fact], Process | None]:
     """What to make of ``job``, which the store holds as STARTING, RUNNING or STOPPING.
 
     Returns the verdict of the table, the facts that follow, and the process to watch when it is adopted. An
     unclaimed attempt is claimed here, so that nobody can start it any more.
     """
     while True:
-        seen_ = look(path, job, state_file)
+        seen_ = look(path, job, state_file, names)
         verdict = seen_.verdict(job.state)
         if verdict is not Verdict.REQUEUE:
             break
@@ -141,7 +143,7 @@ def settle(path: str, job: Job, state_file: str, now: float) -> tuple[Verdict, l
     elif verdict is Verdict.NOT_STARTED:
         facts.append(not_started(job.id, job.attempt, found, now))
     elif verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING):
-        mark = Mark(job.id, job.attempt, state_file)
+        mark = Mark(job.id, job.attempt, state_file, names)
         left = members(mark, process, seen_.others) if verdict is Verdict.FINISH_HOLDING else ()
         facts.append(ending(job.id, job.attempt, found.how, found.code, found.ended_at or now, left))
     elif verdict in (Verdict.LOST, Verdict.WATCH_LOST):

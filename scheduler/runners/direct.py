@@ -8,6 +8,7 @@ import marshal
 import os
 import select
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -22,7 +23,7 @@ from scheduler.opening import plain
 from scheduler.runners import keeper as keeper_file
 from scheduler.runners import record
 from scheduler.runners.adoption import not_started, start_trouble
-from scheduler.runners.processes import environment_of, own_children, seen
+from scheduler.runners.processes import JOB_NAMES, environment_of, own_children, seen
 from scheduler.runners.watching import LOOK_AGAIN_S, Attempt, Watching
 
 PACKET = 1 << 20
@@ -36,15 +37,22 @@ class DirectRunner(Watching):
     """Runs attempts through one keeper; see `core.ports.Runner` and docs/architecture.md.
 
     ``attempts``: folder of the records; ``environ``: base environment of the jobs; ``errors``: file that takes
-    what a dying keeper says; ``descriptors``: soft limit on open files that the jobs get (the daemon's own is higher).
+    what a dying keeper says; ``descriptors``: soft limit on open files that the jobs get (the daemon's own is higher);
+    ``names``: of the variables of their marks.
     """
 
     name = "direct"
 
     def __init__(
-        self, attempts: str, state_file: str, environ: Mapping[str, str], errors: str, descriptors: int = 1024
+        self,
+        attempts: str,
+        state_file: str,
+        environ: Mapping[str, str],
+        errors: str,
+        descriptors: int = 1024,
+        names: tuple[str, str, str] = JOB_NAMES,
     ) -> None:
-        super().__init__(attempts, state_file, environ)
+        super().__init__(attempts, state_file, environ, names)
         self.errors = errors
         self._soft_limit = descriptors
         self._socket: socket.socket | None = None
@@ -375,8 +383,8 @@ class DirectRunner(Watching):
                 newest = Process(pid, found.ticks)
         return newest
 
-    def stop(self, job: Job, hard: bool) -> None:
-        """What nobody has begun yet is taken back; else SIGTERM or SIGKILL to the whole tree."""
+    def stop(self, job: Job, hard: bool, soft: int = signal.SIGTERM) -> None:
+        """What nobody has begun yet is taken back; else SIGTERM (or ``soft``) or SIGKILL to the whole tree."""
         attempt = self._sent.get(job.attempt_key)
         if attempt is not None:
             with contextlib.suppress(OSError):  # a full disk: it is ended as soon as it runs
@@ -384,7 +392,7 @@ class DirectRunner(Watching):
                     del self._sent[job.attempt_key]
                     self._facts.append(Unclaimed(attempt.job, attempt.attempt))
                     return
-        super().stop(job, hard)
+        super().stop(job, hard, soft)
 
     def trouble(self) -> str:
         """No keeper, or one that is stopped: it is told, and not continued, for SIGSTOP is somebody's wish."""

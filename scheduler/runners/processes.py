@@ -150,21 +150,25 @@ def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
+JOB_NAMES = ("GPUJOB_ID", "GPUJOB_ATTEMPT", "GPUJOB_STATE_FILE")  # the variables of the scheduler's jobs
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What every process of an attempt carries in its environment, unless it took it away."""
+    """What every process of an attempt carries in its environment, unless it took it away.
+
+    ``names``: of the variables; a tracked command has others than a job, for it may run inside one (`core/tracking.py`).
+    """
 
     job: int
     attempt: int
     state_file: str
+    names: tuple[str, str, str] = JOB_NAMES
 
     def lines(self) -> tuple[bytes, ...]:
         """The environment entries, as they stand in /proc/PID/environ."""
-        return (
-            b"GPUJOB_ID=%d" % self.job,
-            b"GPUJOB_ATTEMPT=%d" % self.attempt,
-            b"GPUJOB_STATE_FILE=" + os.fsencode(self.state_file),
-        )
+        values = (b"%d" % self.job, b"%d" % self.attempt, os.fsencode(self.state_file))
+        return tuple(name.encode() + b"=" + value for name, value in zip(self.names, values, strict=True))
 
 
 def environment_of(pid: int) -> list[bytes]:
@@ -288,8 +292,10 @@ def _is(table: dict[int, Seen], process: Process) -> bool:
     return found is not None and found.ticks == process.ticks
 
 
-def signal_all(mark: Mark, leader: Process | None, known: Iterable[Process], hard: bool) -> list[Process]:
-    """SIGTERM (or SIGKILL) to every process of an attempt; returns those that were found.
+def signal_all(
+    mark: Mark, leader: Process | None, known: Iterable[Process], hard: bool, soft: int = signal.SIGTERM
+) -> list[Process]:
+    """SIGTERM, or ``soft`` (SIGKILL when ``hard``), to every process of an attempt; returns those that were found.
 
     Swept again until a sweep finds nobody new, so that a child forked meanwhile does not slip through. A stopped
     process is continued after the SIGTERM, else it could not act on it.
@@ -301,7 +307,7 @@ def signal_all(mark: Mark, leader: Process | None, known: Iterable[Process], har
         if not found:
             break
         for process in found:
-            send(process, signal.SIGKILL if hard else signal.SIGTERM)
+            send(process, signal.SIGKILL if hard else soft)
             if not hard:
                 send(process, signal.SIGCONT)
         told.update(found)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import select
+import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from scheduler.core.recovery import Record, Verdict
 from scheduler.runners import record
 from scheduler.runners.adoption import ending, settle, why_lost
 from scheduler.runners.processes import (
+    JOB_NAMES,
     Mark,
     Seen,
     become_subreaper,
@@ -93,11 +95,13 @@ def _leads(attempt: Attempt, orphan: Seen) -> bool:
 class Watching:
     """What all runners of this machine share: watching, adopting, ending attempts, and what these leave behind.
 
-    ``attempts``: folder of the records; ``environ``: base environment of the jobs.
+    ``attempts``: folder of the records; ``environ``: base environment of the jobs; ``names``: of their marks' variables.
     """
 
-    def __init__(self, attempts: str, state_file: str, environ: Mapping[str, str]) -> None:
-        self.attempts, self.state_file = attempts, state_file
+    def __init__(
+        self, attempts: str, state_file: str, environ: Mapping[str, str], names: tuple[str, str, str] = JOB_NAMES
+    ) -> None:
+        self.attempts, self.state_file, self.names = attempts, state_file, names
         drop = ("GPUJOB_CRASH_AT", "GPUJOB_SESSION", "GPUJOB_LAUNCH", "GPUJOB_READER", "GPUJOB_KEEPER")
         self.environ = {name: value for name, value in environ.items() if name not in drop}
         self.boot = boot_id()
@@ -173,7 +177,7 @@ class Watching:
         self._facts.append(replace(fact, unsure=unsure) if unsure else fact)
 
     def _mark(self, attempt: Attempt) -> Mark:
-        return Mark(attempt.job, attempt.attempt, self.state_file)
+        return Mark(attempt.job, attempt.attempt, self.state_file, self.names)
 
     def _left_behind(self, attempt: Attempt) -> tuple[Process, ...]:
         """Processes of an attempt whose leader has ended.
@@ -336,7 +340,7 @@ class Watching:
 
     def _settle(self, job: Job) -> list[Fact]:
         path = self.path_of(job.attempt_key)
-        verdict, facts, process = settle(path, job, self.state_file, time.time())
+        verdict, facts, process = settle(path, job, self.state_file, time.time(), self.names)
         if verdict is Verdict.WAIT:
             self._wait_for_starter(job)
             return []
@@ -367,14 +371,14 @@ class Watching:
 
     # -- ending -------------------------------------------------------------------------------------------
 
-    def stop(self, job: Job, hard: bool) -> None:
-        """SIGTERM or SIGKILL to the whole tree."""
+    def stop(self, job: Job, hard: bool, soft: int = signal.SIGTERM) -> None:
+        """SIGTERM (or ``soft``) or SIGKILL to the whole tree."""
         known = [p for held, _, p in self._leftovers.values() if held == job.attempt_key and p not in self._unsure]
-        signal_all(Mark(job.id, job.attempt, self.state_file), job.process, known, hard)
+        signal_all(Mark(job.id, job.attempt, self.state_file, self.names), job.process, known, hard, soft)
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
         """Report Gone(key) when none of these lives, nor any other of the attempt."""
-        mark = Mark(job, attempt, self.state_file)
+        mark = Mark(job, attempt, self.state_file, self.names)
         self._held[key] = mark
         watched = {process for held, _, process in self._leftovers.values() if held == key}
         for process in processes:

@@ -294,9 +294,11 @@ def submit(
     )  # one that cannot be read matters only where it is asked
     caller = None
     if foreground:
-        from scheduler.faces.foreground import Caller, stay
+        from scheduler.faces.caller import Caller
+        from scheduler.faces.foreground import stay
 
-        caller = Caller(desk, output=no_output)
+        desk.places.make()
+        caller = Caller(desk.places.house, output=no_output)
         spec = replace(spec, caller=caller.word)
         caller.hold_ctrl_c()
     try:

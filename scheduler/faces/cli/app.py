@@ -298,6 +298,18 @@ def ts(ctx: typer.Context) -> None:
     raise typer.Exit(spool(ctx.args))
 
 
+@app.command(
+    "track",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
+)
+def track(ctx: typer.Context) -> None:
+    """Run commands one after another, and know after a crash how far they came: gpujob track -h."""
+    from scheduler.faces.tracker import run as tracked
+
+    raise typer.Exit(tracked(ctx.args))
+
+
 @app.command("status")
 def status(
     json: Json = False,

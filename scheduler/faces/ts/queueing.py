@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import replace
 
-    from scheduler.faces.foreground import Caller
+    from scheduler.faces.caller import Caller
     from scheduler.faces.ts.main import Spooler
     from scheduler.faces.ts.words import Typed
 else:
@@ -43,9 +43,10 @@ def queue(spooler: Spooler, typed: Typed) -> int:
         _until_noted(desk)
     caller: Caller | None = None
     if "f" in options:
-        from scheduler.faces.foreground import Caller
+        from scheduler.faces.caller import Caller
 
-        caller = Caller(desk, output="n" in options)
+        desk.places.make()
+        caller = Caller(desk.places.house, output="n" in options)
         spec = replace(spec, caller=caller.word)
     try:
         job = _submit(spooler, desk, spec, caller, wait="B" not in options)

@@ -1,0 +1,427 @@
+"""Runs tracked commands one after another to their ends: claims, starts, watches, records, and ends them when told to."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType
+from typing import Protocol
+
+from scheduler.core import tracking
+from scheduler.core.errors import SchedulerError
+from scheduler.core.facts import Ended, Fact, Gone, Lost, NeverRan, Started, Unclaimed
+from scheduler.core.job import Job, Process
+from scheduler.core.launch import Launch, Streams
+from scheduler.core.tracking import Command, Session, Supervisor
+from scheduler.engine.tracker import Tracker, left_alone
+from scheduler.opening import plain
+from scheduler.runners.direct import DirectRunner
+from scheduler.runners.processes import Mark, boot_id, members, seen
+
+FLUSH_S = 5.0  # so often at least what a command has written last is saved
+EVERY_S = 0.05  # so often its log is looked at
+CHUNK = 1 << 16
+MOST_BEHIND = 1 << 20  # of what a command wrote that was interrupted: so much of it is still shown
+SOFT_S, HARD_S = 2.5, 4.0  # after a signal: SIGTERM, SIGKILL to what is left
+AGAIN_S = 0.1
+UNKILLABLE_S = 10.0  # what does not even end by SIGKILL is left to the kernel
+MOST_STARTS = 3
+GONE = (errno.EPIPE, errno.EIO)  # what writing says when nobody will ever read
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+Show = Callable[[bytes], None]
+Pick = Callable[[Session], "Command | None"]
+
+
+class Gives(Protocol):
+    """Somebody who gives the command our stdin."""
+
+    @property
+    def word(self) -> str:
+        """How the keeper finds him."""
+
+    def close(self) -> None:
+        """He gives no more."""
+
+
+class Signals:
+    """While it is entered, signals that would end us are noted, for the command has to end first.
+
+    ``keep``: SIGHUP is none of them. What was ignored when we were started stays so (nohup, a shell's background).
+    """
+
+    def __init__(self, keep: bool) -> None:
+        self.caught: list[int] = []
+        self.keep = keep
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Signals:
+        self.read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in ENDS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                ignored = self.keep and number == signal.SIGHUP
+                self._before[number] = signal.signal(number, signal.SIG_IGN if ignored else self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self.read)
+        os.close(self._write)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.caught.append(number)
+
+    def hang_up(self) -> None:
+        """Nobody takes our output any more: as if the terminal had said so. Called by the thread that found it out."""
+        self.caught.append(signal.SIGHUP)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the loop look."""
+        with contextlib.suppress(OSError):
+            os.write(self._write, b"\0")
+
+    def emptied(self) -> None:
+        """Take the wake-ups away."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.read, 4096)
+
+
+class Follower(threading.Thread):
+    """Shows a log as it grows, in a thread of its own: a terminal that takes nothing must not hold up the rest."""
+
+    def __init__(self, path: str, at: int, show: Show) -> None:
+        super().__init__(name="gpujob-follower", daemon=True)
+        self.path, self.at, self.show = path, at, show
+        self._over, self._cut = threading.Event(), False
+
+    def run(self) -> None:
+        """Until the command is over, and all is shown."""
+        with contextlib.suppress(OSError):  # it cannot be read: the command had no log, or somebody removed it
+            fd = plain(self.path, os.O_RDONLY)
+            with contextlib.closing(os.fdopen(fd, "rb", buffering=0)):
+                while True:
+                    over = self._over.is_set()
+                    self._new(fd)
+                    if over:
+                        return
+                    self._over.wait(EVERY_S)
+
+    def _new(self, fd: int) -> None:
+        self.at = min(self.at, os.fstat(fd).st_size)  # somebody may have cut it
+        while data := os.pread(fd, CHUNK, self.at):
+            behind = os.fstat(fd).st_size - self.at
+            if self._cut and behind > MOST_BEHIND:
+                skipped = behind - MOST_BEHIND
+                self.at += skipped
+                self.show(b"\n... %d MB not shown; all of it: %b\n" % (skipped >> 20, os.fsencode(self.path)))
+                continue
+            self.at += len(data)
+            self.show(data)
+
+    def finish(self, cut: bool) -> None:
+        """The command is over; ``cut``: and nobody waits for all that it wrote."""
+        self._cut = cut
+        self._over.set()
+
+
+class Foreground:
+    """A tracker at work. ``show``: takes what commands write; ``gives``: makes who gives them our stdin, in a folder.
+
+    ``begun`` and ``ended`` are told of each command that is run.
+    """
+
+    def __init__(
+        self, tracker: Tracker, *, keep: bool, show: Show, begun: Callable[[Command], None], gives: Callable[[str], Gives | None]
+    ) -> None:  # fmt: skip
+        self.tracker, self.show, self.begun = tracker, show, begun
+        self.signals = Signals(keep)
+        self._gives = gives
+        self._giver: Gives | None = None
+        self._runner: DirectRunner | None = None
+        me = seen(os.getpid())
+        assert me is not None
+        self.me = Supervisor(Process(me.pid, me.ticks), boot_id())
+
+    def __enter__(self) -> Foreground:
+        self.signals.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._runner is not None:
+            self._runner.close()
+        if self._giver is not None:
+            self._giver.close()
+        self.signals.__exit__()
+
+    @property
+    def told_to_end(self) -> int:
+        """The signal that ends us; 0 while none came."""
+        return self.signals.caught[0] if self.signals.caught else 0
+
+    @property
+    def runner(self) -> DirectRunner:
+        """Ours, with a keeper of its own; made when it is needed."""
+        if self._runner is None:
+            folder = self.tracker.files.make_folder(self.tracker.name)
+            files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            errors = os.path.join(folder, "keeper.err")
+            path = self.tracker.files.path(self.tracker.name)
+            self._runner = DirectRunner(folder, path, os.environ, errors, files, tracking.MARK_NAMES)
+            self._giver = self._gives(folder)
+        return self._runner
+
+    # -- a command ----------------------------------------------------------------------------------------
+
+    def run(self, pick: Pick, *, skip_errors: bool = False) -> Command | None:
+        """Run the command that ``pick`` chooses of the session, to its end; how it is then. None: there is none.
+
+        Raises SchedulerError, OSError.
+        """
+        runner = self.runner
+        command = self._claim(pick)
+        if command is None:
+            return None
+        self.begun(command)
+        return _Run(self, runner, command, skip_errors).until_ended(self._start)
+
+    def adopt(self, number: int, *, skip_errors: bool = False) -> Command | None:
+        """Watch a command whose tracker was killed to its end. None: it has ended, or somebody has it.
+
+        Raises SchedulerError, OSError.
+        """
+        with self.tracker.files.changing(self.tracker.name) as session:
+            command = session.command(number)
+            if not left_alone(command):
+                return None
+            command.supervisor = self.me
+        self.begun(command)
+        return _Run(self, self.runner, command, skip_errors).until_ended(None)
+
+    def _claim(self, pick: Pick) -> Command | None:
+        """Taken under the lock, so no two trackers ever take the same."""
+        with self.tracker.files.changing(self.tracker.name) as session:
+            self.tracker.settle(session)
+            command = pick(session)
+            if command is not None:
+                self._take_up(command)
+        return command
+
+    def _take_up(self, command: Command) -> None:
+        attempt = command.job.attempt + 1
+        while any(os.path.lexists(f"{self.tracker.log_folder}/{command.id}.{attempt}{end}") for end in ("", ".log")):
+            attempt += 1  # the session's file is an old copy
+        tracking.claim(command, self.me, attempt, time.time())
+
+    def claim_again(self, number: int) -> Command:
+        """The keeper was killed before it began: another attempt at the same command."""
+        with self.tracker.files.changing(self.tracker.name) as session:
+            command = session.command(number)
+            self._take_up(command)
+        return command
+
+    def _start(self, command: Command) -> None:
+        job, log = command.job, self.tracker.log(command)
+        values = (str(job.id), str(job.attempt), self.tracker.files.path(self.tracker.name))
+        environment: dict[str, str | None] = dict(zip(tracking.MARK_NAMES, values, strict=True))
+        if "PYTHONUNBUFFERED" not in os.environ:
+            environment["PYTHONUNBUFFERED"] = "1"  # else a script's output comes in blocks, for it sees no terminal
+        words = ("/bin/sh", "-c", command.text)
+        caller = None
+        if self._giver is not None:
+            pid, ticks, path = self._giver.word.split(" ", 2)
+            caller = (int(pid), int(ticks), path)
+        folder = os.path.normpath(os.path.join(self.tracker.files.root, job.spec.cwd))
+        launch = Launch(job.attempt_key, words, environment, folder, log, words=words, streams=Streams(caller=caller))
+        self.runner.start(job, launch)
+        self.runner.flush()
+
+
+class _Run:
+    """One command from its start, or its adoption, to its recorded end."""
+
+    def __init__(self, at: Foreground, runner: DirectRunner, command: Command, skip_errors: bool) -> None:
+        self.at, self.runner, self.command, self.skip_errors = at, runner, command, skip_errors
+        self.tracker, self.signals = at.tracker, at.signals
+        self.follower: Follower | None = None
+        self.ending: Fact | None = None  # what is to be recorded once nothing of the command is left
+        self.waits_for_rest = False
+        self.starts = 0
+        self.heard = 0  # signals that were acted on
+        self.stopped_at = 0.0
+        self.steps: list[tuple[float, bool]] = []  # when, and whether by SIGKILL, what is left is told next
+        self.flushed, self.size = time.monotonic(), -1
+
+    @property
+    def job(self) -> Job:
+        return self.command.job
+
+    def until_ended(self, start: Callable[[Command], None] | None) -> Command:
+        """Raises SchedulerError, OSError: then how it ended stands in its record, and the next look finds it there."""
+        self.start = start
+        if start is not None:
+            self.starts = 1
+            start(self.command)
+            facts: list[Fact] = []
+        else:
+            with contextlib.suppress(OSError):
+                self._follow(os.stat(self.tracker.log(self.command)).st_size)
+            facts = self.runner.adopt(self.job)
+        while True:
+            for fact in facts:
+                self._hear(fact)
+            if self.ending is not None and not self.waits_for_rest and not self._left():
+                break
+            self._act_on_signals()
+            self._flush()
+            self._wait()
+            facts = self.runner.look()
+        return self._record()
+
+    def _wait(self) -> None:
+        due = [self.flushed + FLUSH_S, *(when for when, _ in self.steps[:1])]
+        look = self.runner.next_look()
+        if look is not None:
+            due.append(look)
+        if self.ending is not None:
+            due.append(time.monotonic() + EVERY_S)
+        poll = select.poll()
+        for fd in (*self.runner.descriptors(), self.signals.read):
+            poll.register(fd, select.POLLIN)
+        poll.poll(max(0.0, min(due) - time.monotonic()) * 1000)
+        self.signals.emptied()
+
+    # -- what the runner tells ----------------------------------------------------------------------------
+
+    def _hear(self, fact: Fact) -> None:
+        if isinstance(fact, Gone):
+            self.waits_for_rest = False
+            return
+        if not isinstance(fact, (Started, Ended, NeverRan, Unclaimed, Lost)) or fact.attempt != self.job.attempt:
+            return
+        if isinstance(fact, Started):
+            tracking.take(self.command, fact)
+            self._follow(0)
+            self._save(lambda command: tracking.take(command, fact))
+            if self.steps:  # told to end before it was known who it is
+                self.runner.stop(self.job, hard=False, soft=self.signals.caught[0])
+        elif isinstance(fact, Unclaimed) and not self.heard and self.start is not None and self.starts < MOST_STARTS:
+            self.starts += 1
+            self._save(lambda command: tracking.take(command, fact))
+            self.command = self.at.claim_again(self.command.id)
+            self.start(self.command)
+        else:
+            self.ending = fact
+            if isinstance(fact, Unclaimed) and not self.heard:
+                why = "its keeper ended before it could start it, several times"
+                self.ending = NeverRan(self.job.id, self.job.attempt, why, False, time.time())
+            elif isinstance(fact, Lost):
+                self.ending = replace(fact, at=self.tracker.last_sign(self.command))
+                if fact.leftovers:  # something of it lives on, so it is no one's turn yet
+                    self.waits_for_rest = True
+                    self.runner.watch_leftovers(self.job.attempt_key, self.job.id, self.job.attempt, fact.leftovers)
+
+    def _follow(self, at: int) -> None:
+        if self.follower is None:
+            self.follower = Follower(self.tracker.log(self.command), at, self._show)
+            self.follower.start()
+
+    def _show(self, data: bytes) -> None:
+        try:
+            self.at.show(data)
+        except OSError as error:
+            if error.errno in GONE and not self.signals.keep:
+                self.signals.hang_up()
+            raise  # nothing more is shown
+
+    # -- ending it ----------------------------------------------------------------------------------------
+
+    def _act_on_signals(self) -> None:
+        """The first is passed on at once, sharper ones follow; a second one from outside kills."""
+        now = time.monotonic()
+        if len(self.signals.caught) > self.heard:
+            first, self.heard = self.heard == 0, len(self.signals.caught)
+            if first:
+                number = self.signals.caught[0]
+                self.stopped_at = now
+                self.steps = [(now + SOFT_S, False), (now + HARD_S, True)]
+                self._tell(number)
+                why = f"interrupted by {signal.Signals(number).name}"
+                tracking.stop_asked(self.command, why, time.time())
+                self._save(lambda command: tracking.stop_asked(command, why, time.time()))
+            elif not all(hard for _, hard in self.steps):
+                self.steps = [(now, True)]
+        while self.steps and self.steps[0][0] <= now:
+            _, hard = self.steps.pop(0)
+            self._tell(signal.SIGKILL if hard else signal.SIGTERM)
+            if hard and not self.steps:
+                self.steps = [(now + AGAIN_S, True)]  # who was forked meanwhile
+
+    def _tell(self, number: int) -> None:
+        self.runner.stop(self.job, hard=number == signal.SIGKILL, soft=number)
+
+    def _left(self) -> bool:
+        """Whether processes of an interrupted command are still there. One that ended by itself may leave some behind."""
+        if not self.heard or time.monotonic() - self.stopped_at > UNKILLABLE_S:
+            return False
+        mark = Mark(self.job.id, self.job.attempt, self.tracker.files.path(self.tracker.name), tracking.MARK_NAMES)
+        known = self.ending.leftovers if isinstance(self.ending, (Ended, Lost)) else ()
+        return bool(members(mark, self.job.process, known))
+
+    # -- what is written ----------------------------------------------------------------------------------
+
+    def _save(self, change: Callable[[Command], None]) -> None:
+        """Write down something on the way; where that cannot be, it is known by the record."""
+        with contextlib.suppress(OSError, SchedulerError):
+            with self.tracker.files.changing(self.tracker.name) as session:
+                change(session.command(self.command.id))
+
+    def _flush(self) -> None:
+        now = time.monotonic()
+        if now < self.flushed + FLUSH_S:
+            return
+        self.flushed = now
+        size = -1
+        with contextlib.suppress(OSError):
+            size = os.stat(self.tracker.log(self.command)).st_size
+        if size != self.size:
+            self.size = size
+            output = self.tracker.last_output(self.command)
+            self._save(lambda command: setattr(command, "last_output", output))
+
+    def _record(self) -> Command:
+        assert self.ending is not None
+        ending, stopped = self.ending, self.command.job.stop_why
+        output = self.tracker.last_output(self.command)
+        with self.tracker.files.changing(self.tracker.name) as session:
+            command = session.command(self.command.id)
+            if stopped:
+                tracking.stop_asked(command, stopped, time.time())  # if that could not be written before
+            tracking.take(command, ending, skip_errors=self.skip_errors)
+            if command.job.attempt == self.job.attempt:
+                command.last_output = output
+        if self.follower is None and not isinstance(ending, Unclaimed):
+            self._follow(0)
+        if self.follower is not None:
+            self._all_shown(self.follower)
+        return command
+
+    def _all_shown(self, follower: Follower) -> None:
+        """Let it show the rest; a terminal that takes nothing is waited for until somebody wants us to end."""
+        follower.finish(cut=bool(self.heard))
+        until = time.monotonic() + HARD_S
+        while follower.is_alive():
+            follower.join(EVERY_S)
+            if len(self.signals.caught) > self.heard or (self.heard and time.monotonic() > until):
+                return

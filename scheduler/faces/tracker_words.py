@@ -1,0 +1,154 @@
+"""The words of `gpujob track`: which verb, which of its options, and the command that is to be run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.core.errors import UsageError, did_you_mean
+
+HELP = """\
+Usage: gpujob track VERB
+
+Runs commands one after another and keeps what became of each in .gpu-tracker/ of this folder, so that after a crash, a lost
+connection or a reboot you see how far they came, and go on from there.
+
+  init NAME                 begin a session in this folder
+  add COMMAND               plan a command: one text in quotes, or its words
+  run COMMAND               plan it and run it now
+  run-all                   run all that wait, in their order, up to the first that fails
+  next                      show the next that waits; with --run: run it
+  status                    all commands as they are now (--json)
+  remaining                 those that run, were interrupted, or wait
+  retry                     run the first that was interrupted again
+  skip                      pass over all that were interrupted
+  list                      the sessions of this folder
+  delete ID                 forget a session, its logs too
+
+  --skip-errors             run-all: one that fails is skipped, and the rest goes on
+  --run                     next: run it
+  --keep                    run, run-all, retry, next --run: what runs outlives a lost connection or closed terminal
+  --session ID              another session than the newest
+  --json                    status: for programs
+  -h, --help                this text
+
+○ pending  ► running  ✓ done  ✗ interrupted  ⊘ skipped
+
+Exit codes: 0 done, 1 a command failed, or an error, 2 wrong words, 6 no such session, 130 Ctrl-C, 128+n another signal.
+"""
+
+_FLAGS = {"--skip-errors": "skip_errors", "--run": "run", "--keep": "keep", "--json": "json"}
+# verb → its options, and whether words may follow: none, text (a command), name, id
+VERBS: dict[str, tuple[tuple[str, ...], str]] = {
+    "init": ((), "name"),
+    "add": (("--session",), "text"),
+    "run": (("--session", "--keep"), "text"),
+    "run-all": (("--session", "--keep", "--skip-errors"), ""),
+    "next": (("--session", "--keep", "--run"), ""),
+    "status": (("--session", "--json"), ""),
+    "remaining": (("--session",), ""),
+    "retry": (("--session", "--keep"), ""),
+    "skip": (("--session",), ""),
+    "list": ((), ""),
+    "delete": ((), "id"),
+}
+HELP_WORDS = ("-h", "--help")
+
+
+@dataclass(slots=True)
+class Typed:
+    """What was typed."""
+
+    verb: str
+    text: str = ""
+    session: str = ""
+    delete: str = ""
+    skip_errors: bool = False
+    run: bool = False
+    keep: bool = False
+    json: bool = False
+
+
+def read(words: Sequence[str]) -> Typed:
+    """Raises UsageError."""
+    if not words or words[0] in (*HELP_WORDS, "help"):
+        return Typed("help")
+    verb = words[0]
+    if verb not in VERBS:
+        what = "option" if verb.startswith("-") else "command"
+        near = did_you_mean(verb, VERBS)
+        raise UsageError(f"track has no {what} {verb[:40]!r}{near}", do="see gpujob track --help")
+    options, takes = VERBS[verb]
+    typed = Typed(verb)
+    rest = list(words[1:])
+    found: list[str] = []
+    while rest:
+        if _options(typed, rest, options):
+            return Typed("help")
+        if takes == "text":
+            break
+        if rest[:1] == ["--"]:
+            found += rest[1:]
+            break
+        found += rest[:1]
+        del rest[:1]
+    if takes == "text":
+        _command(typed, rest, options)
+    else:
+        _words(typed, found, takes)
+    return typed
+
+
+def _options(typed: Typed, rest: list[str], options: Sequence[str]) -> bool:
+    """Take the options off the beginning of ``rest``; True: help is wanted. Raises UsageError."""
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        name, equals, value = rest.pop(0).partition("=")
+        if name in HELP_WORDS:
+            return True
+        if name not in options:
+            near = did_you_mean(name, options)
+            raise UsageError(f"track {typed.verb} has no option {name[:40]!r}{near}", do="see gpujob track --help")
+        if name in _FLAGS:
+            if equals:
+                raise UsageError(f"{name} takes no value")
+            setattr(typed, _FLAGS[name], True)
+            continue
+        if not equals:
+            if not rest:
+                raise UsageError(f"{name} needs a value", do="gpujob track list tells the sessions")
+            value = rest.pop(0)
+        typed.session = value
+    return False
+
+
+def _command(typed: Typed, rest: list[str], options: Sequence[str]) -> None:
+    """One text is taken as it stands, several words are quoted; options of ours may stand behind a text in quotes."""
+    plainly = rest[:1] == ["--"]
+    if plainly:
+        del rest[0]
+    elif len(rest) > 1 and len(rest[0].split()) > 1:
+        later = rest[1:]
+        _options(typed, later, options)
+        if later:
+            do = f"put all of it into one pair of quotes, or write -- first: gpujob track {typed.verb} -- …"
+            raise UsageError(f"is {later[0][:40]!r} part of the command?", do=do)
+        del rest[1:]
+    if not rest:
+        raise UsageError(f"track {typed.verb}: no command", do=f'gpujob track {typed.verb} "python train.py"')
+    typed.text = rest[0] if len(rest) == 1 else shlex.join(rest)
+    if not typed.text.strip():
+        raise UsageError("the command is empty", do=f'gpujob track {typed.verb} "python train.py"')
+
+
+def _words(typed: Typed, rest: list[str], takes: str) -> None:
+    if takes == "name":
+        typed.text = " ".join(rest)
+        if not typed.text.strip():
+            raise UsageError("the session needs a name", do="gpujob track init NAME")
+    elif takes == "id":
+        if len(rest) != 1 or not rest[0]:
+            raise UsageError("delete takes the id of one session", do="gpujob track list tells them")
+        typed.delete = rest[0]
+    elif rest:
+        raise UsageError(f"track {typed.verb} takes no {rest[0][:40]!r}", do="see gpujob track --help")
