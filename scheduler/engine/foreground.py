@@ -30,7 +30,7 @@ FLUSH_S = 5.0  # so often at least what a command has written last is saved
 EVERY_S = 0.05  # so often its log is looked at
 CHUNK = 1 << 16
 MOST_BEHIND = 1 << 20  # of what a command wrote that was interrupted: so much of it is still shown
-SOFT_S, HARD_S = 2.5, 4.0  # after a signal: SIGTERM, SIGKILL to what is left
+SOFT_S, HARD_S = 2.0, 3.5  # after a signal: SIGTERM, SIGKILL to what is left
 AGAIN_S = 0.1
 UNKILLABLE_S = 10.0  # what does not even end by SIGKILL is left to the kernel
 MOST_STARTS = 3
@@ -306,7 +306,7 @@ class _Run:
 
     def _hear(self, fact: Fact) -> None:
         if isinstance(fact, Gone):
-            self.waits_for_rest = False
+            self.waits_for_rest = self.waits_for_rest and fact.key != self.job.attempt_key
             return
         if not isinstance(fact, (Started, Ended, NeverRan, Unclaimed, Lost)) or fact.attempt != self.job.attempt:
             return
@@ -328,9 +328,11 @@ class _Run:
                 self.ending = NeverRan(self.job.id, self.job.attempt, why, False, time.time())
             elif isinstance(fact, Lost):
                 self.ending = replace(fact, at=self.tracker.last_sign(self.command))
-                if fact.leftovers:  # something of it lives on, so it is no one's turn yet
-                    self.waits_for_rest = True
-                    self.runner.watch_leftovers(self.job.attempt_key, self.job.id, self.job.attempt, fact.leftovers)
+                self.waits_for_rest = bool(fact.leftovers)  # something of it lives on, so it is no one's turn yet
+            if isinstance(fact, (Ended, Lost)) and fact.leftovers:
+                self.runner.watch_leftovers(self.job.attempt_key, self.job.id, self.job.attempt, fact.leftovers)
+                if self.heard:  # what showed no mark is known only now
+                    self._tell(self.signals.caught[0])
 
     def _follow(self, at: int) -> None:
         if self.follower is None:

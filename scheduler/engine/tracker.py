@@ -9,12 +9,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from scheduler.core.errors import SchedulerError
-from scheduler.core.facts import Lost
+from scheduler.core.facts import Fact, Lost
+from scheduler.core.job import Process
 from scheduler.core.recovery import Verdict
 from scheduler.core.tracking import LINES_KEPT, MARK_NAMES, RUNNING, Command, Session, added, passed_over, take
 from scheduler.runners import record
-from scheduler.runners.adoption import settle
-from scheduler.runners.processes import boot_id, lives
+from scheduler.runners.adoption import ending, settle
+from scheduler.runners.processes import (
+    KEEPER_MARK,
+    Mark,
+    boot_id,
+    environment_of,
+    lives,
+    members,
+    seen,
+    zombie_status,
+)
 from scheduler.store.session import NoSession, SessionFiles, find_root
 
 Tail = Callable[[str, int], list[str]]  # the last lines of a log, with nothing in them that could play a terminal
@@ -80,11 +90,30 @@ class Tracker:
 
     def _settle(self, command: Command) -> None:
         job, now = command.job, time.time()
-        verdict, facts, _ = settle(self.record(command), job, self.files.path(self.name), now, MARK_NAMES)
+        verdict, facts, process = settle(self.record(command), job, self.files.path(self.name), now, MARK_NAMES)
+        if verdict is Verdict.ADOPT and process is not None:
+            facts += self._of_corpse(command, process)
         if verdict is not Verdict.WATCH_LOST:  # else something of it lives, and nobody may start it a second time
             for fact in facts:
                 take(command, replace(fact, at=self.last_sign(command)) if isinstance(fact, Lost) else fact)
         command.last_output = self.last_output(command)
+
+    def _of_corpse(self, command: Command, process: Process) -> list[Fact]:
+        """Its ending by the kernel, if it has ended and its keeper was killed, too: pid 1 of a container may never reap it."""
+        found = seen(process.pid)
+        if found is None or found.alive:
+            return []
+        path = self.files.path(self.name)
+        if KEEPER_MARK + os.fsencode(path) in environment_of(found.parent):
+            return []  # which is about to write it down
+        if members(Mark(command.id, command.job.attempt, path, MARK_NAMES), process):
+            return []  # something of it goes on
+        status = zombie_status(process)
+        if status is None:
+            return []
+        code = os.waitstatus_to_exitcode(status)
+        how = ("exit", code) if code >= 0 else ("signal", -code)
+        return [ending(command.id, command.job.attempt, *how, self.last_sign(command), ())]
 
     def last_sign(self, command: Command) -> float:
         """When it last showed that it lived: its end, where nobody saw that."""
@@ -99,7 +128,11 @@ class Tracker:
     def add(self, text: str, folder: str) -> Command:
         """A new command, to be run in ``folder``. Raises SchedulerError."""
         with self.files.changing(self.name) as session:
-            return added(session, text, os.path.relpath(folder, self.files.root), time.time())
+            return self.planned(session, text, folder)
+
+    def planned(self, session: Session, text: str, folder: str) -> Command:
+        """A new command in a session that is being changed. Raises UsageError."""
+        return added(session, text, os.path.relpath(folder, self.files.root), time.time())
 
     def skip(self) -> list[Command]:
         """Pass over all that were interrupted. Raises SchedulerError."""

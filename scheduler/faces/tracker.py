@@ -75,10 +75,10 @@ def add(tracker: Tracker, typed: Typed) -> int:
 
 
 def run_one(tracker: Tracker, typed: Typed) -> int:
-    """Plan a command and run it at once."""
-    number = tracker.add(typed.text, os.getcwd()).id
+    """Plan a command and run it at once: in one step, so that nobody else takes it."""
+    folder = os.getcwd()
     with Work(tracker, typed) as work:
-        return work.one(lambda session: session.command(number))
+        return work.one(lambda session: tracker.planned(session, typed.text, folder))
 
 
 def next_one(tracker: Tracker, typed: Typed) -> int:

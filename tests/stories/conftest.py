@@ -13,6 +13,7 @@ from tests.stories.harness import Scheduler
 from tests.stories.people import daemon_of, loaded, place, users  # noqa: F401  fixtures
 from tests.stories.screen_harness import ScreenScheduler
 from tests.stories.spooler import Spooler
+from tests.stories.tracking import Tracked
 
 
 @pytest.fixture
@@ -46,6 +47,14 @@ def spooler(tmp_path: Path) -> Iterator[Callable[..., Spooler]]:
     yield make
     for one in made:
         one.end_all()
+
+
+@pytest.fixture
+def tracked(tmp_path: Path) -> Iterator[Tracked]:
+    """A folder for `gpujob track`; all that it started is ended."""
+    one = Tracked(tmp_path)
+    yield one
+    one.end_all()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ import json, os, select, signal, socket, sys, tempfile, traceback
 from scheduler.faces import front
 import scheduler.engine.examining, scheduler.engine.offline
 import scheduler.faces.cli.app, scheduler.faces.cli.config, scheduler.faces.cli.doctor, scheduler.faces.cli.logs
-import scheduler.faces.ts.acting, scheduler.faces.ts.queueing
+import scheduler.faces.tracker, scheduler.faces.ts.acting, scheduler.faces.ts.queueing
 
 
 def run(words, folder, environ, files):

@@ -1,0 +1,430 @@
+"""`gpujob track` at work: its verbs, its files, what it prints and ends with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.stories.harness import ROOT, wait_for
+from tests.stories.tracking import Tracked, gated
+
+KEYS = ["id", "name", "created_at", "cwd", "commands"]
+COMMAND_KEYS = ["id", "cmd", "status", "exit_code", "started_at", "finished_at", "duration_seconds", "last_output"]
+SESSION = r"\d{8}-\d{6}(-\d+)?"
+
+
+def test_s0_1_the_quick_start_of_the_document(tracked: Tracked) -> None:
+    """S0.1: each verb, as the document uses it."""
+    said = tracked.run("init", "reranker benchmark", code=0).stdout
+    assert re.fullmatch(rf"Session {SESSION} \(reranker benchmark\) in {tracked.folder}/.gpu-tracker\n", said)
+    assert tracked.lines("add", "echo step1") == ["Added [1]: echo step1"]
+    assert tracked.lines("add", "echo", "step2", "two words") == ["Added [2]: echo step2 'two words'"]
+    assert tracked.lines("next") == ["Next [1]: echo step1"]
+    assert tracked.lines("run-all") == [
+        "Running [1]: echo step1",
+        "step1",
+        "✓ [1] done (exit=0)",
+        "Running [2]: echo step2 'two words'",
+        "step2 two words",
+        "✓ [2] done (exit=0)",
+        "Finished: 2 ran, 0 skipped, 0 failed",
+    ]
+    assert tracked.lines("run", "echo now; exit 3", code=1) == [
+        "Running [3]: echo now; exit 3",
+        "now",
+        "✗ [3] interrupted (exit=3)",
+    ]
+    tracked.run("add", "echo later", code=0)
+    assert tracked.lines("remaining") == ["✗ [3] interrupted (exit=3): echo now; exit 3", "○ [4] pending: echo later"]
+    status = tracked.run("status", code=0).stdout
+    for line in ("✓ [1] done (exit=0)", "✗ [3] interrupted (exit=3)", "last line: now", "log: ", "○ [4] pending"):
+        assert line in status, status
+    assert tracked.lines("retry", code=1)[0] == "Running [3]: echo now; exit 3"
+    assert tracked.lines("skip") == ["⊘ [3] skipped (exit=3): echo now; exit 3", "Skipped 1 command."]
+    assert tracked.lines("next", "--run") == ["Running [4]: echo later", "later", "✓ [4] done (exit=0)"]
+    assert tracked.lines("remaining") == ["Nothing remains."]
+    first = tracked.files[0].stem
+    second = tracked.begin(name="another").files[-1].stem
+    listed = tracked.run("list", code=0).stdout.splitlines()
+    assert listed[0].startswith(f"  {first}") and "reranker benchmark: 3 done, 1 skipped" in listed[0]
+    assert listed[1].startswith(f"* {second}") and listed[1].endswith("another: nothing planned")
+    assert tracked.lines("delete", first) == [f"Deleted session {first}."]
+    assert [path.stem for path in tracked.files] == [second]
+    assert not (tracked.folder / ".gpu-tracker" / first).exists()
+    tracked.run("delete", first, code=6)
+    tracked.run("status", "--session", "20200101-000000", code=6)
+
+
+def test_s0_2_state_is_json_in_the_folder_and_found_from_below(tracked: Tracked) -> None:
+    """S0.2: private files under .gpu-tracker; a command runs in the folder in which it was added."""
+    done = tracked.run("status")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"gpujob: no session here .*; begin one: gpujob track init NAME\n", done.stderr)
+    below = tracked.folder / "a" / "b"
+    below.mkdir(parents=True)
+    tracked.begin("pwd")
+    tracked.run("add", "pwd", folder=below, code=0)
+    tracked.run("run-all", folder=tracked.folder / "a", code=0)
+    assert [one["last_output"] for one in tracked.json()["commands"]] == [str(tracked.folder), str(below)]
+    assert tracked.json()["cwd"] == str(tracked.folder)
+    house = tracked.folder / ".gpu-tracker"
+    for path in (house, *house.rglob("*")):
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+    stored = tracked.stored()
+    assert stored["schema"] == 1 and [one["cwd"] for one in stored["commands"]] == [".", "a/b"]
+    assert sorted(path.name for path in tracked.folder.iterdir()) == [".gpu-tracker", "a"]
+
+
+def test_s0_2_a_moved_folder_goes_on(tracked: Tracked, tmp_path: Path) -> None:
+    """S0.2: what is in the files is relative to them."""
+    old = tmp_path / "old"
+    old.mkdir()
+    tracked.folder = old
+    tracked.begin("pwd")
+    tracked.run("run", "false", code=1)
+    tracked.folder = tmp_path / "new"
+    old.rename(tracked.folder)
+    tracked.run("run-all", code=0)
+    assert tracked.command(1)["last_output"] == str(tracked.folder)
+    assert "log: .gpu-tracker/" in tracked.run("status", code=0).stdout
+
+
+def test_s0_3_status_as_json(tracked: Tracked) -> None:
+    """S0.3: exactly these keys, times that can be read, and what is not known yet is null."""
+    tracked.begin("echo out; echo err >&2; exit 4", "true")
+    tracked.run("run-all", code=1)
+    found = tracked.json()
+    assert list(found) == KEYS and all(list(one) == COMMAND_KEYS for one in found["commands"])
+    assert found["name"] == "a session" and found["id"] == tracked.files[0].stem
+    failed, waits = found["commands"]
+    assert (failed["status"], failed["exit_code"]) == ("interrupted", 4)
+    assert sorted(failed["last_output"].split("\n")) == ["err", "out"]
+    for key in ("started_at", "finished_at"):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", failed[key])
+    assert failed["started_at"] <= failed["finished_at"] and 0 <= failed["duration_seconds"] < 60
+    assert waits == {
+        "id": 2, "cmd": "true", "status": "pending", "exit_code": None, "started_at": None, "finished_at": None,
+        "duration_seconds": None, "last_output": "",
+    }  # fmt: skip
+
+
+def test_s0_4_the_five_statuses_and_their_symbols(tracked: Tracked) -> None:
+    """S0.4: in JSON and on the screen; without UTF-8 they have plain forms."""
+    tracked.begin("true", "false", gated("c"), "true")
+    tracked.run("next", "--run", code=0)
+    tracked.run("next", "--run", code=1)
+    tracked.run("skip", code=0)
+    tracked.run("run", "exit 5", code=1)
+    one = tracked.popen("next", "--run")
+    tracked.wait_status(3, "running")
+    assert tracked.statuses() == ["done", "skipped", "running", "pending", "interrupted"]
+    lines = tracked.lines("status")
+    symbols = [re.match(r"(.) \[(\d)\] (\w+)", line) for line in lines]
+    assert [found.groups() for found in symbols if found] == [
+        ("✓", "1", "done"), ("⊘", "2", "skipped"), ("►", "3", "running"), ("○", "4", "pending"), ("✗", "5", "interrupted"),
+    ]  # fmt: skip
+    plain = subprocess.run(
+        [sys.executable, "-m", "scheduler", "track", "remaining"],
+        cwd=tracked.folder, env={**tracked.environ, "LC_ALL": "C"}, capture_output=True, check=True,
+    )  # fmt: skip
+    assert [line[:5] for line in plain.stdout.decode("ascii").splitlines()] == ["> [3]", "o [4]", "x [5]"]
+    tracked.go("c")
+    assert one.wait(60) == 0
+
+
+def test_s0_5_run_all_stops_at_the_first_failure(tracked: Tracked) -> None:
+    """S0.5."""
+    tracked.begin("echo 1", "exit 9", "echo 3")
+    lines = tracked.lines("run-all", code=1)
+    assert lines[-2:] == ["✗ [2] interrupted (exit=9)", "Finished: 2 ran, 0 skipped, 1 failed"]
+    assert tracked.statuses() == ["done", "interrupted", "pending"]
+    done = tracked.run("run-all", code=0)
+    assert done.stdout.splitlines()[-1] == "Finished: 1 ran, 0 skipped, 0 failed"
+    assert done.stderr == "gpujob: not run, for they were interrupted before: [2] (gpujob track retry, or skip)\n"
+
+
+def test_s0_5_with_skip_errors_the_rest_goes_on(tracked: Tracked) -> None:
+    """S0.5: the example of the document, and one that is killed by a signal."""
+    tracked.begin("true", "echo no; exit 1", "true")
+    assert tracked.lines("run-all", "--skip-errors") == [
+        "Running [1]: true",
+        "✓ [1] done (exit=0)",
+        "Running [2]: echo no; exit 1",
+        "no",
+        "⊘ [2] skipped (exit=1)",
+        "Running [3]: true",
+        "✓ [3] done (exit=0)",
+        "Finished: 3 ran, 1 skipped, 0 failed",
+    ]
+    tracked.run("add", "kill -SEGV $$", code=0)
+    lines = tracked.lines("run-all", "--skip-errors")
+    assert lines[-2:] == ["⊘ [4] skipped (signal=11)", "Finished: 1 ran, 1 skipped, 0 failed"]
+    assert tracked.statuses() == ["done", "skipped", "done", "skipped"]
+
+
+def test_s0_6_the_last_twenty_lines_are_kept(tracked: Tracked) -> None:
+    """S0.6: of stdout and stderr, as a terminal would end up showing them, with nothing that could play one."""
+    tracked.begin()
+    tracked.run("run", "seq 1 40; echo last >&2", code=0)
+    assert tracked.command(1)["last_output"].split("\n") == [*map(str, range(22, 41)), "last"]
+    tracked.run("run", r"printf 'a\r10%%\r20%%\rbar 99%%\n\033[31mred\033[0m\033]0;t\007\nno end'", code=0)
+    assert tracked.command(2)["last_output"] == "bar 99%\nred\nno end"
+    shown = tracked.run("run", r"printf '\033[31mred\n'; printf 'no end'", code=0).stdout
+    assert "\x1b[31mred\n" in shown and shown.endswith("no end\n✓ [3] done (exit=0)\n"), (
+        "on our stdout it is as it came"
+    )
+
+
+def test_s0_6_output_is_shown_and_saved_while_the_command_runs(tracked: Tracked) -> None:
+    """S0.6: seen at once on stdout; in the file after five seconds at most (it is looked for, not timed)."""
+    tracked.begin()
+    one = tracked.popen("run", gated("a"))
+    assert one.stdout is not None
+    assert one.stdout.readline().startswith("Running [1]") and one.stdout.readline() == "begun a\n"
+    wait_for(lambda: tracked.stored()["commands"][0]["last_output"] == "begun a", "saved while it runs")
+    assert tracked.stored()["commands"][0]["status"] == "running"
+    tracked.go("a")
+    assert one.wait(60) == 0
+    assert tracked.command(1)["last_output"] == "begun a\nover"
+
+
+def test_s0_6_a_script_sees_no_terminal_and_yet_is_shown_at_once(tracked: Tracked) -> None:
+    """S0.6: Python does not keep its output back."""
+    tracked.begin()
+    script = "import time, os\nprint('at once')\nwhile not os.path.exists('go.p'): time.sleep(.05)"
+    one = tracked.popen("run", sys.executable, "-c", script)
+    assert one.stdout is not None
+    assert one.stdout.readline().startswith("Running [1]") and one.stdout.readline() == "at once\n"
+    tracked.go("p")
+    assert one.wait(60) == 0
+
+
+def test_a_command_reads_what_we_could_read(tracked: Tracked) -> None:
+    """Our stdin is the command's: a pipe to its end, and nothing where there is nothing."""
+    tracked.begin("cat")
+    one = tracked.popen("run-all", stdin=subprocess.PIPE)
+    out, _ = one.communicate("one\ntwo\n", timeout=60)
+    assert "one\ntwo\n" in out and one.returncode == 0
+    assert tracked.popen("run", "cat").wait(60) == 0
+    assert not list((tracked.folder / ".gpu-tracker").rglob("caller-*"))
+
+
+def test_a_command_inside_a_job_keeps_the_jobs_marks(tracked: Tracked) -> None:
+    """A tracked command is no job: what it submits goes to the scheduler of the job it runs in, or to none."""
+    tracked.begin()
+    text = "env | grep ^GPUJOB_ | sort"
+    job = {"GPUJOB_ID": "12", "GPUJOB_ATTEMPT": "3", "GPUJOB_STATE_FILE": "/x/state.json"}
+    tracked.run("run", text, code=0, **job)
+    own = ["GPUJOB_TRACK_ATTEMPT=1", "GPUJOB_TRACK_ID=1", f"GPUJOB_TRACK_SESSION={tracked.files[0]}"]
+    theirs = [f"{name}={job[name]}" for name in sorted(job)]
+    assert tracked.command(1)["last_output"].split("\n") == [*theirs, *own]
+    tracked.run("run", text, code=0)
+    assert tracked.command(2)["last_output"].split("\n") == [own[0], "GPUJOB_TRACK_ID=2", own[2]]
+
+
+def test_s0_9_fifty_concurrent_adds(tracked: Tracked) -> None:
+    """S0.9: fifty commands with numbers of their own; whoever reads meanwhile never sees half a file."""
+    tracked.begin()
+    path, over, torn = tracked.files[0], threading.Event(), []
+
+    def look() -> None:
+        while not over.is_set():
+            try:
+                json.loads(path.read_bytes())
+            except ValueError as error:
+                torn.append(error)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    ended: list[subprocess.CompletedProcess[str]] = []
+    adders = [threading.Thread(target=lambda n=n: ended.append(tracked.run("add", f"echo {n}"))) for n in range(50)]
+    tracked.run("status", code=0)  # what they are forked from is there
+    for adder in adders:
+        adder.start()
+    for adder in adders:
+        adder.join()
+    over.set()
+    reader.join()
+    assert not torn and [done.returncode for done in ended] == [0] * 50, [done.stderr for done in ended]
+    commands = tracked.json()["commands"]
+    assert [one["id"] for one in commands] == list(range(1, 51))
+    assert {one["cmd"] for one in commands} == {f"echo {n}" for n in range(50)}
+
+
+def test_s0_10_two_concurrent_run_alls(tracked: Tracked) -> None:
+    """S0.10: each command runs once, each result is kept; the second waits for the first, and says so."""
+    tracked.begin(gated("a"), *(f"echo {n} >> ledger" for n in range(2, 9)))
+    first = tracked.popen("run-all")
+    tracked.exists("begun.a")
+    second = tracked.popen("run-all")
+    assert second.stderr is not None
+    assert second.stderr.readline() == f"gpujob: run-all of pid {first.pid} is at it: waiting for its end\n"
+    tracked.go("a")
+    outs = [one.communicate(timeout=60)[0].splitlines() for one in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert outs[0][-1] == "Finished: 8 ran, 0 skipped, 0 failed"
+    assert outs[1] == ["No pending commands.", "Finished: 0 ran, 0 skipped, 0 failed"]
+    assert (tracked.folder / "ledger").read_text().split() == [str(n) for n in range(2, 9)]
+    assert tracked.statuses() == ["done"] * 8
+
+
+def test_s0_10_run_and_next_take_their_own_beside_a_run_all(tracked: Tracked) -> None:
+    """S0.10: none is run twice, whoever runs it."""
+    tracked.begin(gated("a"), *(f"echo {n} >> ledger" for n in range(2, 7)))
+    first = tracked.popen("run-all")
+    tracked.exists("begun.a")
+    others = [tracked.popen("next", "--run") for _ in range(3)] + [tracked.popen("run", "echo 7 >> ledger")]
+    assert [one.wait(60) for one in others] == [0] * 4
+    tracked.go("a")
+    assert first.wait(60) == 0
+    assert sorted((tracked.folder / "ledger").read_text().split()) == [str(n) for n in range(2, 8)]
+    assert tracked.statuses() == ["done"] * 7
+
+
+def test_s0_11_exit_codes_are_true(tracked: Tracked) -> None:
+    """S0.11: run, next --run, retry and run-all end with 1 when a command failed, with 0 when none did."""
+    tracked.begin("exit 7", "exit 8", "true")
+    tracked.run("next", "--run", code=1)
+    tracked.run("retry", code=1)
+    tracked.run("run-all", code=1)
+    tracked.run("run-all", code=0)
+    tracked.run("run", "exit 255", code=1)
+    tracked.run("run", "kill -9 $$", code=1)
+    tracked.run("run", "true", code=0)
+    tracked.run("run", "/nowhere/program", code=1)
+    codes = [one["exit_code"] for one in tracked.json()["commands"]]
+    assert codes == [7, 8, 0, 255, None, 0, 127]
+
+
+def test_s0_12_retry_and_next(tracked: Tracked) -> None:
+    """S0.12: retry takes the first interrupted, also when a later one is; next the first pending; none of them is no error."""
+    tracked.begin("test -e one", "test -e two")
+    tracked.run("next", "--run", code=1)
+    tracked.run("next", "--run", code=1)
+    assert tracked.lines("next") == ["No pending commands."]
+    assert tracked.lines("next", "--run") == ["No pending commands."]
+    (tracked.folder / "one").touch()
+    assert tracked.lines("retry") == ["Running [1]: test -e one", "✓ [1] done (exit=0)"]
+    (tracked.folder / "two").touch()
+    assert tracked.lines("retry") == ["Running [2]: test -e two", "✓ [2] done (exit=0)"]
+    assert tracked.lines("retry") == ["No interrupted commands."]
+    assert tracked.lines("skip") == ["No interrupted commands."]
+    assert tracked.lines("run-all") == ["No pending commands.", "Finished: 0 ran, 0 skipped, 0 failed"]
+
+
+def test_s0_13_the_standard_library_is_enough(tracked: Tracked) -> None:
+    """S0.13: with nothing else to import every verb works, and help."""
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from scheduler.faces.front import main; sys.exit(main(sys.argv[1:]))"
+    words = [
+        "init a session", "add true", "run-all", "run 'exit 3'", "retry", "next", "next --run", "status", "status --json",
+        "remaining", "skip", "list", "add 'a b' --session 20200101-000000", "--help", "nonsense",
+    ]  # fmt: skip
+    codes = []
+    for line in words:
+        command = [sys.executable, "-I", "-S", "-c", start, "track", *shlex.split(line)]
+        done = subprocess.run(command, cwd=tracked.folder, env=tracked.environ, capture_output=True, text=True)
+        assert "Traceback" not in done.stderr, done.stderr
+        codes.append(done.returncode)
+    assert codes == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 6, 0, 2]
+    assert tracked.statuses() == ["done", "skipped"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"name": "a"}', '{"name": "a", "commands": [{"id": "x", "cmd": "y"}]}', "\xff\xfe"]
+)
+def test_s0_14_a_corrupt_session_costs_only_itself(tracked: Tracked, text: str) -> None:
+    """S0.14: one line with its path and what to do; other sessions, list, init and delete work."""
+    whole = tracked.begin("echo fine", name="whole").files[0]
+    broken = tracked.begin("echo lost", name="broken").files[-1]
+    broken.write_bytes(text.encode("latin-1"))
+    for words in (
+        ["status"], ["status", "--json"], ["add", "x"], ["run", "touch ran"], ["run-all"], ["next"], ["next", "--run"],
+        ["remaining"], ["retry"], ["skip"],
+    ):  # fmt: skip
+        done = tracked.run(*words)
+        assert (done.returncode, done.stdout) == (1, ""), words
+        assert done.stderr.startswith(f"gpujob: {broken}: the session cannot be read: ")
+        assert (
+            done.stderr.endswith(f"; mend it, or gpujob track delete {broken.stem}\n") and done.stderr.count("\n") == 1
+        )
+    assert not (tracked.folder / "ran").exists() and broken.read_bytes() == text.encode("latin-1")
+    listed = tracked.run("list")
+    assert listed.returncode == 1 and str(broken) in listed.stderr and "whole: 1 pending" in listed.stdout
+    tracked.run("run-all", "--session", whole.stem, code=0)
+    assert tracked.lines("status", "--session", whole.stem)[1].startswith("✓ [1] done (exit=0)")
+    tracked.run("delete", broken.stem, code=0)
+    assert tracked.statuses() == ["done"], "the newest is the whole one again"
+    broken.write_text(text)
+    tracked.begin(name="third")
+    assert tracked.json()["name"] == "third"
+
+
+def test_a_session_that_runs_is_not_deleted(tracked: Tracked) -> None:
+    """Also a corrupt one, as far as its records tell."""
+    tracked.begin()
+    name = tracked.files[0].stem
+    one = tracked.popen("run", gated("a"))
+    tracked.exists("begun.a")
+    refused = tracked.run("delete", name, code=1)
+    assert refused.stderr == f"gpujob: session {name}: command 1 runs; end it first, or wait for it\n"
+    whole = tracked.files[0].read_bytes()
+    tracked.files[0].write_text("{")
+    tracked.run("delete", name, code=1)
+    tracked.files[0].write_bytes(whole)
+    tracked.go("a")
+    assert one.wait(60) == 0
+    tracked.run("delete", name, code=0)
+
+
+def test_a_session_of_somebody_else_above_is_not_taken(tracked: Tracked, tmp_path: Path) -> None:
+    """What stands in a session is run: one in a shared folder above us must be ours."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make a file of somebody else")
+    tracked.begin("touch ran")
+    os.chown(tmp_path / ".gpu-tracker", 12345, 12345)
+    below = tmp_path / "below"
+    below.mkdir()
+    assert "no session here" in tracked.run("run-all", folder=below, code=1).stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["nxt"], "track has no command 'nxt'; did you mean next? see gpujob track --help"),
+        (["run-all", "--skip-error"], "track run-all has no option '--skip-error'; did you mean --skip-errors? see gpujob track --help"),
+        (["run"], "track run: no command; gpujob track run \"python train.py\""),
+        (["add", "  "], "the command is empty; gpujob track add \"python train.py\""),
+        (["run", "python x.py", "more"], "is 'more' part of the command? put all of it into one pair of quotes, or write -- first: gpujob track run -- …"),
+        (["init"], "the session needs a name; gpujob track init NAME"),
+        (["delete"], "delete takes the id of one session; gpujob track list tells them"),
+        (["status", "more"], "track status takes no 'more'; see gpujob track --help"),
+        (["status", "--session"], "--session needs a value; gpujob track list tells the sessions"),
+    ],
+)  # fmt: skip
+def test_wrong_words_are_one_line(tracked: Tracked, words: list[str], said: str) -> None:
+    """Exit code 2, nothing is done."""
+    done = tracked.run(*words, code=2)
+    assert (done.stdout, done.stderr.replace("\\u2026", "…")) == ("", f"gpujob: {said}\n")
+    assert not list(tracked.folder.iterdir())
+
+
+def test_options_may_stand_behind_a_text_in_quotes(tracked: Tracked) -> None:
+    """`run "python train.py" --keep` is no command of its own name; what follows -- is taken as it is."""
+    tracked.begin()
+    tracked.run("run", "echo one two", "--keep", code=0)
+    tracked.run("run", "--", "echo", "--keep", code=0)
+    tracked.run("run", "echo", "--keep", code=0)
+    assert [one["cmd"] for one in tracked.json()["commands"]] == ["echo one two", "echo --keep", "echo --keep"]
+    for words in (["-h"], ["--help"], [], ["run", "--help"], ["status", "-h"]):
+        assert tracked.lines(*words)[0] == "Usage: gpujob track VERB"

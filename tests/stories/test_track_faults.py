@@ -1,0 +1,409 @@
+"""What `gpujob track` is for: killed trackers, lost connections, reboots; afterwards the truth is told and it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.stories.harness import alive, wait_for
+from tests.stories.tracking import Tracked, gated
+
+# Ignores everything that can be ignored, and leaves children in other sessions, with and without our marks.
+STUBBORN = (
+    "trap '' INT TERM HUP QUIT; (setsid sleep 301 & echo $! > far); (env -i setsid sleep 302 & echo $! > bare); "
+    "sleep 303 & echo $! > near; touch begun.s; while :; do sleep 304; done"
+)
+
+
+def pids(folder: Path) -> list[int]:
+    """Of what the stubborn one left behind."""
+    return [int((folder / name).read_text()) for name in ("far", "bare", "near")]
+
+
+def killed(one: subprocess.Popen[str]) -> None:
+    """kill -9, and the corpse taken away."""
+    one.kill()
+    one.wait()
+
+
+def test_s0_7_the_tracker_is_killed_and_the_command_goes_on(tracked: Tracked) -> None:
+    """S0.7: running while it really lives, with pid; then its true exit code, time and output."""
+    tracked.begin()
+    one = tracked.popen("run", gated("a", 7))
+    tracked.exists("begun.a")
+    tracked.wait_status(1, "running")
+    killed(one)
+    running = tracked.command(1)
+    assert (running["status"], running["exit_code"], running["last_output"]) == ("running", None, "begun a")
+    pid = tracked.stored()["commands"][0]["process"]["pid"]
+    assert f"pid {pid}; its tracker was killed: it goes on alone" in tracked.run("status", code=0).stdout and alive(pid)
+    assert tracked.lines("retry") == ["No interrupted commands."], "nobody starts it a second time"
+    assert tracked.lines("remaining")[0].startswith("► [1] running: ")
+    tracked.go("a")
+    ended = tracked.wait_status(1, "interrupted")
+    assert (ended["exit_code"], ended["last_output"]) == (7, "begun a\nover")
+    assert ended["started_at"] == running["started_at"] and ended["finished_at"] >= ended["started_at"]
+
+
+def test_s0_7_run_all_goes_on_where_a_killed_one_was(tracked: Tracked) -> None:
+    """S0.7: it waits for what still runs, shows it from where it is, and its ending counts as one of its own."""
+    tracked.begin("true", gated("a"), "echo three")
+    one = tracked.popen("run-all")
+    tracked.exists("begun.a")
+    tracked.wait_status(2, "running")
+    killed(one)
+    again = tracked.popen("run-all")
+    assert again.stdout is not None
+    assert again.stdout.readline().startswith("Running [2]: ")
+    wait_for(lambda: tracked.stored()["commands"][1]["supervisor"]["pid"] == again.pid, "it is in its hand")
+    tracked.go("a")
+    out, _ = again.communicate(timeout=60)
+    assert out.splitlines() == [
+        "over", "✓ [2] done (exit=0)", "Running [3]: echo three", "three", "✓ [3] done (exit=0)",
+        "Finished: 2 ran, 0 skipped, 0 failed",
+    ]  # fmt: skip
+    assert again.returncode == 0 and tracked.statuses() == ["done"] * 3
+    assert not tracked.keepers()
+
+
+def test_s0_7_an_adopted_command_that_fails_stops_run_all_and_ctrl_c_ends_it(tracked: Tracked) -> None:
+    """S0.7, S0.8: taken over it is as one of its own."""
+    tracked.begin(gated("a", 3), gated("b"), "true")
+    for key, number in (("a", 1), ("b", 2)):
+        one = tracked.popen("run-all")
+        tracked.exists(f"begun.{key}")
+        tracked.wait_status(number, "running")
+        killed(one)
+        again = tracked.popen("run-all")
+        wait_for(
+            lambda n=number, a=again: (tracked.stored()["commands"][n - 1]["supervisor"] or {}).get("pid") == a.pid,
+            "in hand",
+        )
+        if key == "a":
+            tracked.go("a")
+            assert again.wait(60) == 1 and tracked.statuses() == ["interrupted", "pending", "pending"]
+        else:
+            again.send_signal(signal.SIGINT)
+            assert again.wait(60) == 130 and tracked.statuses() == ["interrupted", "interrupted", "pending"]
+    assert not tracked.marked()
+
+
+def test_s0_7_tracker_keeper_and_command_are_killed(tracked: Tracked) -> None:
+    """S0.7: interrupted, with the reason; retry, skip, remaining, next --run and run-all act on it."""
+    tracked.begin(gated("a"), "echo two", "echo three")
+    one = tracked.popen("run-all")
+    tracked.exists("begun.a")
+    tracked.wait_status(1, "running")
+    killed(one)
+    for pid in tracked.keepers():
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not tracked.keepers(), "no keeper")
+    assert tracked.command(1)["status"] == "running"
+    for pid in tracked.marked():
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not tracked.marked(), "nothing lives")
+    lost = tracked.command(1)
+    assert (lost["status"], lost["exit_code"], lost["last_output"]) == ("interrupted", None, "begun a")
+    status = tracked.run("status", code=0).stdout
+    unknown = "whoever supervised it was killed while it ran, so nobody learned its exit code"
+    assert "interrupted (signal=9)" in status or unknown in status, "whether pid 1 has reaped it is chance"
+    assert tracked.lines("remaining")[0].startswith("✗ [1] interrupted")
+    assert tracked.lines("next", "--run")[-1] == "✓ [2] done (exit=0)"
+    tracked.go("a")
+    assert tracked.lines("retry")[-1] == "✓ [1] done (exit=0)"
+    assert tracked.stored()["commands"][0]["attempt"] == 2
+    tracked.run("run-all", code=0)
+    assert tracked.statuses() == ["done"] * 3
+
+
+def test_s0_7_the_shell_is_killed_and_what_it_started_lives(tracked: Tracked) -> None:
+    """S0.7: still running, for it really is; nobody may start it a second time."""
+    tracked.begin()
+    one = tracked.popen("run", "(sleep 305; true) & echo $! > child; touch begun.a; wait")
+    tracked.exists("begun.a")
+    tracked.wait_status(1, "running")
+    killed(one)
+    for pid in tracked.keepers():
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not tracked.keepers(), "no keeper")
+    child = int((tracked.folder / "child").read_text())
+    leader = tracked.stored()["commands"][0]["process"]["pid"]
+    os.kill(leader, signal.SIGKILL)
+    wait_for(lambda: not alive(leader), "the shell is dead")
+    assert alive(child) and tracked.command(1)["status"] == "running"
+    again = tracked.popen("run-all")
+    wait_for(lambda: (tracked.stored()["commands"][0]["supervisor"] or {}).get("pid") == again.pid, "waited for")
+    for pid in tracked.marked():
+        os.kill(pid, signal.SIGKILL)
+    assert again.wait(60) == 1
+    assert tracked.command(1)["status"] == "interrupted"
+
+
+def test_s0_7_another_boot(tracked: Tracked) -> None:
+    """S0.7: what ran before a reboot, or in a pod that has gone, lives no more, whatever the numbers say; an ending counts."""
+    tracked.begin("echo two")
+    one = tracked.popen("run", gated("a"))
+    tracked.exists("begun.a")
+    tracked.wait_status(2, "running")
+    path, boot = tracked.files[0], Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    other = "0" * 8 + boot[8:]
+    record = path.with_suffix("") / "2.1"
+    before = path.read_text(), record.read_bytes()
+    path.write_text(before[0].replace(boot, other))
+    record.write_bytes(before[1].replace(boot.encode(), other.encode()))
+    found = tracked.command(2)
+    assert (found["status"], found["exit_code"], found["last_output"]) == ("interrupted", None, "begun a")
+    assert "the machine was started anew while it ran" in tracked.run("status", code=0).stdout
+    assert tracked.run("skip", code=0).stdout.startswith("⊘ [2] skipped: ")
+    assert tracked.lines("run-all")[-1] == "Finished: 1 ran, 0 skipped, 0 failed"
+    path.write_text(before[0])
+    record.write_bytes(before[1])
+    killed(one)
+    tracked.go("a")
+    assert tracked.wait_status(2, "done")["exit_code"] == 0
+    path.write_text(before[0].replace(boot, other))
+    record.write_bytes(record.read_bytes().replace(boot.encode(), other.encode()))
+    assert tracked.command(2)["exit_code"] == 0, "its record tells how it ended, in whatever boot"
+
+
+def test_s0_7_killed_between_claim_and_start(tracked: Tracked) -> None:
+    """S0.7: proven that it never began: it waits again, and runs once."""
+    tracked.begin("echo ran >> ledger")
+    one = tracked.popen("run-all", environ={"GPUJOB_CRASH_AT": "state.renamed"})
+    assert one.wait(60) == -signal.SIGKILL
+    assert tracked.stored()["commands"][0]["state"] == "starting"
+    wait_for(lambda: tracked.statuses() == ["pending"], "it waits again")
+    assert tracked.lines("run-all")[-1] == "Finished: 1 ran, 0 skipped, 0 failed"
+    assert (tracked.folder / "ledger").read_text() == "ran\n"
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_s0_7_killed_at_each_write(tracked: Tracked, passes: int) -> None:
+    """S0.7: before the file is replaced: at the claim, at the start, at the end. The command ran at most once, its code is true."""
+    tracked.begin("echo ran >> ledger; exit 6")
+    one = tracked.popen("run-all", environ={"GPUJOB_CRASH_AT": f"state.tmp_written:{passes}"})
+    assert one.wait(60) == -signal.SIGKILL
+    if passes == 1:
+        assert tracked.statuses() == ["pending"] and not (tracked.folder / "ledger").exists()
+        return
+    assert tracked.wait_status(1, "interrupted")["exit_code"] == 6
+    assert (tracked.folder / "ledger").read_text() == "ran\n"
+    tracked.run("retry", code=1)
+    house = tracked.folder / ".gpu-tracker"
+    assert not [path for path in house.iterdir() if path.name.startswith(".")], "what was half-written is gone"
+
+
+@pytest.mark.parametrize(
+    "point, code", [("keeper.spawned", 6), ("keeper.before_record", 6), ("keeper.before_claim", None)]
+)
+def test_s0_7_the_keeper_is_killed_under_the_tracker(tracked: Tracked, point: str, code: int | None) -> None:
+    """S0.7: the command is then ours, code included; what no keeper can begin is said to be so."""
+    tracked.begin()
+    done = tracked.popen("run", "echo ran >> ledger; exit 6", environ={"GPUJOB_CRASH_AT": point})
+    assert done.wait(60) == 1
+    found = tracked.command(1)
+    assert (found["status"], found["exit_code"]) == ("interrupted", code)
+    if code is None:
+        assert "it could not be started: its keeper ended" in tracked.run("status", code=0).stdout
+        assert not (tracked.folder / "ledger").exists()
+    else:
+        assert (tracked.folder / "ledger").read_text() == "ran\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_s0_8_signals_end_the_whole_tree(tracked: Tracked, number: signal.Signals) -> None:
+    """S0.8: the signal goes to the command at once, and what ignores it is killed; recorded as interrupted."""
+    tracked.begin("true", STUBBORN, "touch never")
+    one = tracked.popen("run-all")
+    tracked.exists("begun.s")
+    tracked.wait_status(2, "running")
+    one.send_signal(number)
+    out, err = one.communicate(timeout=60)
+    assert one.returncode == 128 + number
+    assert not [pid for pid in pids(tracked.folder) if alive(pid)] and not tracked.marked()
+    assert out.splitlines()[-2:] == ["✗ [2] interrupted (signal=9)", "Finished: 2 ran, 0 skipped, 1 failed"]
+    assert f"interrupted by {number.name}" in err
+    assert tracked.statuses() == ["done", "interrupted", "pending"]
+    found = tracked.command(2)
+    assert found["duration_seconds"] is not None and found["exit_code"] is None
+    assert not (tracked.folder / "never").exists() and not tracked.keepers()
+
+
+@pytest.mark.parametrize("number, name", [(signal.SIGINT, "INT"), (signal.SIGTERM, "TERM"), (signal.SIGHUP, "HUP")])
+def test_s0_8_the_command_gets_that_very_signal(tracked: Tracked, number: signal.Signals, name: str) -> None:
+    """S0.8: it can tidy up; its own code is kept, and interrupted it is all the same."""
+    tracked.begin()
+    text = f"trap 'echo tidied; exit 0' {name}; touch begun.t; while :; do sleep 0.05; done"
+    one = tracked.popen("run", text)
+    tracked.exists("begun.t")
+    tracked.wait_status(1, "running")
+    one.send_signal(number)
+    assert one.wait(60) == 128 + number
+    found = tracked.command(1)
+    assert (found["status"], found["exit_code"]) == ("interrupted", 0) and found["last_output"].endswith("tidied")
+
+
+def test_s0_8_a_second_ctrl_c_kills_at_once(tracked: Tracked) -> None:
+    """S0.8: also a command that needs long to tidy up."""
+    tracked.begin()
+    text = "trap 'touch told' INT; touch begun.t; while :; do sleep 0.05; done"
+    one = tracked.popen("run", text)
+    tracked.exists("begun.t")
+    tracked.wait_status(1, "running")
+    one.send_signal(signal.SIGINT)
+    tracked.exists("told")
+    one.send_signal(signal.SIGINT)
+    assert one.wait(60) == 130
+    assert not tracked.marked() and tracked.command(1)["status"] == "interrupted"
+
+
+class Terminal:
+    """A terminal with a shell-like process in it that runs a tracker, as `ssh` leaves it."""
+
+    def __init__(self, tracked: Tracked, *words: str) -> None:
+        self.pid, self.fd = pty.fork()
+        if not self.pid:
+            os.chdir(tracked.folder)
+            os.execve(sys.executable, [sys.executable, "-m", "scheduler", "track", *words], tracked.environ)
+
+    def close(self) -> None:
+        """The connection is lost."""
+        os.close(self.fd)
+        self.fd = -1
+
+    def ended(self) -> int:
+        """Its exit code, or the negative signal."""
+        return os.waitstatus_to_exitcode(wait_for(lambda: self._waited(), "the tracker's end"))
+
+    def _waited(self) -> int | None:
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return status + (1 << 20) if pid else None
+
+
+def test_s0_8_a_closed_terminal_ends_the_tree(tracked: Tracked) -> None:
+    """S0.8: the connection is lost and nobody asked for --keep."""
+    tracked.begin(STUBBORN, "touch never")
+    terminal = Terminal(tracked, "run-all")
+    tracked.exists("begun.s")
+    tracked.wait_status(1, "running")
+    terminal.close()
+    found = tracked.wait_status(1, "interrupted")
+    wait_for(lambda: not alive(terminal.pid), "the tracker has ended")
+    os.waitpid(terminal.pid, 0)
+    assert not [pid for pid in pids(tracked.folder) if alive(pid)] and not tracked.marked()
+    assert found["duration_seconds"] is not None and tracked.statuses() == ["interrupted", "pending"]
+    assert not (tracked.folder / "never").exists()
+
+
+def test_s0_8_with_keep_a_closed_terminal_ends_nothing(tracked: Tracked) -> None:
+    """S0.8: asked to keep, the command and the rest of the run go on to their ends."""
+    tracked.begin(gated("a"), "seq 1 3000", "echo three >> ledger")
+    terminal = Terminal(tracked, "run-all", "--keep")
+    tracked.exists("begun.a")
+    tracked.wait_status(1, "running")
+    terminal.close()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(terminal.pid, signal.SIGHUP)
+    assert tracked.command(1)["status"] == "running"
+    tracked.go("a")
+    tracked.wait_status(3, "done")
+    _, status = os.waitpid(terminal.pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0 and tracked.statuses() == ["done"] * 3
+    assert (tracked.folder / "ledger").read_text() == "three\n"
+
+
+def test_s0_8_nobody_reads_our_output_any_more(tracked: Tracked) -> None:
+    """S0.8: a pipe that was closed is a lost connection, too; with --keep it is none of the command's business."""
+    text = "touch begun.{0}; while [ ! -e go.{0} ]; do echo line; sleep 0.05; done; exit 3"
+    tracked.begin()
+    one = tracked.popen("run", text.format("a"))
+    two = tracked.popen("run", "--keep", text.format("b"))
+    for key, each in (("a", one), ("b", two)):
+        tracked.exists(f"begun.{key}")
+        assert each.stdout is not None
+        each.stdout.close()
+    assert one.wait(60) == 128 + signal.SIGHUP
+    tracked.go("b")
+    assert two.wait(60) == 1
+    codes = {c["cmd"][12]: (c["status"], c["exit_code"]) for c in tracked.json()["commands"]}
+    assert codes["b"] == ("interrupted", 3) and codes["a"][0] == "interrupted" and codes["a"][1] is None
+
+
+def test_s0_8_nohup_is_respected(tracked: Tracked) -> None:
+    """S0.8: who starts us with SIGHUP ignored means it."""
+    tracked.begin()
+    one = tracked.popen("run", gated("a"), preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    tracked.exists("begun.a")
+    tracked.wait_status(1, "running")
+    one.send_signal(signal.SIGHUP)
+    tracked.go("a")
+    assert one.wait(60) == 0
+
+
+def test_s0_10_a_result_is_never_lost_to_a_change_by_others(tracked: Tracked) -> None:
+    """S0.10: an ending arrives also when somebody who could not see the processes called the command lost."""
+    tracked.begin()
+    one = tracked.popen("run", gated("a", 5))
+    tracked.exists("begun.a")
+    tracked.wait_status(1, "running")
+    path = tracked.files[0]
+    values = json.loads(path.read_text())
+    values["commands"][0].update(state="failed", status="interrupted", supervisor=None, reason="lost")
+    path.write_text(json.dumps(values))
+    tracked.go("a")
+    assert one.wait(60) == 1
+    assert (tracked.command(1)["status"], tracked.command(1)["exit_code"]) == ("interrupted", 5)
+
+
+def test_s0_7_a_disk_that_cannot_be_written_keeps_nobody_from_looking(tracked: Tracked) -> None:
+    """S0.7: what is so is said; it is written down when that is possible again."""
+    tracked.begin()
+    one = tracked.popen("run", gated("a", 4))
+    tracked.exists("begun.a")
+    tracked.wait_status(1, "running")
+    killed(one)
+    tracked.go("a")
+    wait_for(lambda: not tracked.keepers(), "it has ended")
+    aside = tracked.files[0].parent / f".{tracked.files[0].name}.new-1"
+    aside.mkdir()  # which nobody can remove as a file
+    assert tracked.command(1)["exit_code"] == 4 and tracked.stored()["commands"][0]["state"] == "running"
+    aside.rmdir()
+    assert tracked.command(1)["exit_code"] == 4 and tracked.stored()["commands"][0]["state"] == "failed"
+
+
+def test_s0_7_a_corpse_that_nobody_reaps_is_not_running(tracked: Tracked) -> None:
+    """S0.7: as in a container whose first process reaps nobody: the kernel still knows the true exit code."""
+    tracked.begin()
+    # A parent that inherits the orphans and never looks at them, as such a first process does.
+    parent = (
+        "import ctypes, os, subprocess, sys, time\n"
+        "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"
+        "subprocess.Popen([sys.executable, '-m', 'scheduler', 'track', 'run', sys.argv[1]])\n"
+        "while not os.path.exists('done'): time.sleep(0.05)\n"
+    )
+    host = subprocess.Popen(
+        [sys.executable, "-c", parent, gated("a", 9)], cwd=tracked.folder, env=tracked.environ, stdout=subprocess.DEVNULL
+    )  # fmt: skip
+    try:
+        tracked.exists("begun.a")
+        tracked.wait_status(1, "running")
+        stored = tracked.stored()["commands"][0]
+        os.kill(stored["supervisor"]["pid"], signal.SIGKILL)
+        for pid in tracked.keepers():
+            os.kill(pid, signal.SIGKILL)
+        assert tracked.command(1)["status"] == "running"
+        tracked.go("a")
+        wait_for(lambda: not alive(stored["process"]["pid"]), "it has ended")
+        assert Path(f"/proc/{stored['process']['pid']}").exists(), "nobody has reaped it"
+        assert (tracked.command(1)["status"], tracked.command(1)["exit_code"]) == ("interrupted", 9)
+    finally:
+        (tracked.folder / "done").touch()
+        host.wait()

@@ -1,0 +1,146 @@
+"""`gpujob track` as people call it, in a folder of its own; nothing of it is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from scheduler.core.tracking import age
+from tests.stories import warm
+from tests.stories.harness import ROOT, wait_for
+
+# A command that says when it has begun, goes on until it may end, and then ends with a code.
+GATED = "echo begun {key}; touch begun.{key}; while [ ! -e go.{key} ]; do sleep 0.05; done; echo over; exit {code}"
+
+
+def gated(key: str, code: int = 0) -> str:
+    """Such a command."""
+    return GATED.format(key=key, code=code)
+
+
+class Tracked:
+    """A folder with a session."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("GPUJOB_")}
+        self.environ = {**kept, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+        self.trackers: list[subprocess.Popen[str]] = []
+
+    def run(
+        self, *words: str, folder: Path | None = None, stdin: str = "", code: int | None = None, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        """`gpujob track WORDS` to its end."""
+        done = warm.run(("track", *words), folder or self.folder, {**self.environ, **environ}, stdin, 60)
+        assert "Traceback" not in done.stderr, done.stderr
+        if code is not None:
+            assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return done
+
+    def lines(self, *words: str, code: int = 0, **how: Any) -> list[str]:
+        """What it prints."""
+        return self.run(*words, code=code, **how).stdout.splitlines()
+
+    def popen(self, *words: str, environ: dict[str, str] | None = None, **how: Any) -> subprocess.Popen[str]:
+        """One under way, a process of its own."""
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True, **how}
+        command = [sys.executable, "-m", "scheduler", "track", *words]
+        one = subprocess.Popen(command, cwd=self.folder, env={**self.environ, **(environ or {})}, **how)
+        self.trackers.append(one)
+        return one
+
+    def begin(self, *commands: str, name: str = "a session") -> Tracked:
+        """A session with these commands."""
+        self.run("init", name, code=0)
+        for command in commands:
+            self.run("add", command, code=0)
+        return self
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def json(self, *words: str) -> dict[str, Any]:
+        """What `status --json` prints."""
+        found: dict[str, Any] = json.loads(self.run("status", "--json", *words, code=0).stdout)
+        return found
+
+    def command(self, number: int) -> dict[str, Any]:
+        """One command of it."""
+        return next(one for one in self.json()["commands"] if one["id"] == number)
+
+    def statuses(self) -> list[str]:
+        """Of all commands, in their order."""
+        return [one["status"] for one in self.json()["commands"]]
+
+    def wait_status(self, number: int, word: str) -> dict[str, Any]:
+        """Until a command is so."""
+        wait_for(lambda: self.command(number)["status"] == word, f"command {number} {word}")
+        return self.command(number)
+
+    def exists(self, name: str) -> None:
+        """Wait for a file in the folder."""
+        wait_for((self.folder / name).exists, name)
+
+    def go(self, key: str) -> None:
+        """Let a gated command end."""
+        (self.folder / f"go.{key}").touch()
+
+    @property
+    def files(self) -> list[Path]:
+        """The sessions' files, the oldest first."""
+        return sorted((self.folder / ".gpu-tracker").glob("*.json"), key=lambda path: age(path.stem))
+
+    def stored(self) -> dict[str, Any]:
+        """The newest session's file, as it stands."""
+        found: dict[str, Any] = json.loads(self.files[-1].read_text())
+        return found
+
+    # -- processes ------------------------------------------------------------------------------------
+
+    def marked(self, *more: bytes) -> list[int]:
+        """Live processes of tracked commands of this folder."""
+        start = b"GPUJOB_TRACK_SESSION=" + os.fsencode(self.folder) + b"/"
+        return _carrying(start, *more)
+
+    def keepers(self) -> list[int]:
+        """Live keepers of this folder's trackers."""
+        return [
+            pid
+            for pid in _carrying(b"GPUJOB_KEEPER=" + os.fsencode(self.folder) + b"/")
+            if b"keeper.py" in _read(f"/proc/{pid}/cmdline")
+        ]
+
+    def end_all(self) -> None:
+        """Nothing is left."""
+        for one in self.trackers:
+            if one.poll() is None:
+                one.kill()
+            one.wait()
+            for stream in (one.stdin, one.stdout, one.stderr):
+                if stream is not None:
+                    stream.close()
+        for pid in (*self.marked(), *self.keepers()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+def _carrying(start: bytes, *more: bytes) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            entries = _read(f"/proc/{name}/environ").split(b"\0")
+            if any(entry.startswith(start) for entry in entries) and all(one in entries for one in more):
+                found.append(int(name))
+    return found
