@@ -201,7 +201,7 @@ def take(command: Command, fact: Fact, *, skip_errors: bool = False) -> None:
             _settle(command, Move.GAVE_UP, fact.at, f"it could not be started: {fact.why}", skip_errors)
     elif isinstance(fact, Lost):
         job.finished_at = fact.at
-        _settle(command, Move.GAVE_UP, fact.at, fact.why)
+        _settle(command, Move.GAVE_UP, fact.at, fact.why, skip_errors)
     elif job.state is JobState.STOPPING:  # and had not begun
         at = job.stop_at or job.submitted_at
         job.started_at = None

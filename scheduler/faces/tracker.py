@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from scheduler.core.tracking import (
     report,
 )
 from scheduler.core.units import span_text
-from scheduler.engine.foreground import Foreground, Gives
+from scheduler.engine.foreground import GONE, Foreground, Gives
 from scheduler.engine.tracker import Tracker, left_alone
 from scheduler.faces import terminal
 from scheduler.faces.folding import last_lines
@@ -204,23 +205,22 @@ class Out:
         view = memoryview(data)
         try:
             while view:
-                view = view[os.write(1, view) :]
+                try:
+                    view = view[os.write(1, view) :]
+                except BlockingIOError:  # whoever gave it to us wants it so
+                    select.select((), (1,), ())
         except OSError:
             self.gone = True
             raise
 
     def line(self, text: str) -> None:
         """A line of ours, on a line of its own."""
-        if self.gone:
-            return
+        whole = f"{'' if self._fresh else chr(10)}{text}\n"
         try:
-            sys.stdout.write(f"{'' if self._fresh else chr(10)}{text}\n")
-            sys.stdout.flush()
-            self._fresh = True
-        except OSError:
-            self.gone = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else it is tried again at our end
-            self.gone_too()
+            self.raw(whole.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))
+        except OSError as error:
+            if error.errno in GONE:
+                self.gone_too()
 
     def aside(self, text: str) -> None:
         """What is said on stderr."""

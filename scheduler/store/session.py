@@ -180,7 +180,7 @@ class SessionFiles:
         until = time.monotonic() + LOCK_WAIT_S
         while True:
             try:
-                fd = plain(path, os.O_RDWR | os.O_CREAT)
+                fd = _private(path)
             except FileNotFoundError:
                 raise NoSession(self.root) from None
             try:
@@ -211,7 +211,7 @@ class Turn:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.fd = plain(path, os.O_RDWR | os.O_CREAT)
+        self.fd = _private(path)
 
     def come(self) -> bool:
         """Whether it is ours (now)."""
@@ -235,6 +235,13 @@ def lock(fd: int) -> bool:
             raise
         return False
     return True
+
+
+def _private(path: str) -> int:
+    fd = plain(path, os.O_RDWR | os.O_CREAT)
+    if not stat.S_IMODE(os.fstat(fd).st_mode):
+        os.fchmod(fd, 0o600)  # whatever the umask has left of it
+    return fd
 
 
 def _stands(fd: int, path: str) -> bool:
