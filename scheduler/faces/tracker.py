@@ -253,18 +253,19 @@ def status(tracker: Tracker, typed: Typed) -> int:
         return 0
     print(f"{safe(session.name)}  (session {session.id}, {safe(tracker.files.root)})")
     told = max((len(command.told) for command in session.commands), default=0)
+    number = max((len(str(command.id)) for command in session.commands), default=0) + 2
     for command in session.commands:
-        print("\n".join(_lines(tracker, command, told)))
+        print("\n".join(_lines(tracker, command, number, told)))
     print(_counts(session) if session.commands else 'Nothing planned; plan something: gpujob track add "COMMAND"')
     return 0
 
 
-def _lines(tracker: Tracker, command: Command, most: int) -> list[str]:
+def _lines(tracker: Tracker, command: Command, number: int, told: int) -> list[str]:
     duration = command.duration(time.time())
     ran = "-" if duration is None else span_text(duration)
-    line = f"{command.symbol} [{command.id}] {command.told:<{most}}  {ran:>10}  {shown(command)}"
+    line = f"{command.symbol} {f'[{command.id}]':<{number}} {command.told:<{told}}  {ran:>10}  {shown(command)}"
     lines = [terminal.cut(line, terminal.width()).replace(command.status, terminal.painted(command.status), 1)]
-    beside = " " * len(f"  [{command.id}] ")
+    beside = " " * (number + 3)
     if command.status == RUNNING:
         who = f"pid {command.job.process.pid}" if command.job.process is not None else "it is being started"
         if left_alone(command):

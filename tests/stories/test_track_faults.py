@@ -28,6 +28,13 @@ def pids(folder: Path) -> list[int]:
     return [int((folder / name).read_text()) for name in ("far", "bare", "near")]
 
 
+def end(found: list[int]) -> None:
+    """kill -9 of all of them; some may have ended by now."""
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def killed(one: subprocess.Popen[str]) -> None:
     """kill -9, and the corpse taken away."""
     one.kill()
@@ -103,12 +110,10 @@ def test_s0_7_tracker_keeper_and_command_are_killed(tracked: Tracked) -> None:
     tracked.exists("begun.a")
     tracked.wait_status(1, "running")
     killed(one)
-    for pid in tracked.keepers():
-        os.kill(pid, signal.SIGKILL)
+    end(tracked.keepers())
     wait_for(lambda: not tracked.keepers(), "no keeper")
     assert tracked.command(1)["status"] == "running"
-    for pid in tracked.marked():
-        os.kill(pid, signal.SIGKILL)
+    end(tracked.marked())
     wait_for(lambda: not tracked.marked(), "nothing lives")
     lost = tracked.command(1)
     assert (lost["status"], lost["exit_code"], lost["last_output"]) == ("interrupted", None, "begun a")
@@ -131,8 +136,7 @@ def test_s0_7_the_shell_is_killed_and_what_it_started_lives(tracked: Tracked) ->
     tracked.exists("begun.a")
     tracked.wait_status(1, "running")
     killed(one)
-    for pid in tracked.keepers():
-        os.kill(pid, signal.SIGKILL)
+    end(tracked.keepers())
     wait_for(lambda: not tracked.keepers(), "no keeper")
     child = int((tracked.folder / "child").read_text())
     leader = tracked.stored()["commands"][0]["process"]["pid"]
@@ -141,8 +145,7 @@ def test_s0_7_the_shell_is_killed_and_what_it_started_lives(tracked: Tracked) ->
     assert alive(child) and tracked.command(1)["status"] == "running"
     again = tracked.popen("run-all")
     wait_for(lambda: (tracked.stored()["commands"][0]["supervisor"] or {}).get("pid") == again.pid, "waited for")
-    for pid in tracked.marked():
-        os.kill(pid, signal.SIGKILL)
+    end(tracked.marked())
     assert again.wait(60) == 1
     assert tracked.command(1)["status"] == "interrupted"
 
@@ -397,8 +400,7 @@ def test_s0_7_a_corpse_that_nobody_reaps_is_not_running(tracked: Tracked) -> Non
         tracked.wait_status(1, "running")
         stored = tracked.stored()["commands"][0]
         os.kill(stored["supervisor"]["pid"], signal.SIGKILL)
-        for pid in tracked.keepers():
-            os.kill(pid, signal.SIGKILL)
+        end(tracked.keepers())
         assert tracked.command(1)["status"] == "running"
         tracked.go("a")
         wait_for(lambda: not alive(stored["process"]["pid"]), "it has ended")
