@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from types import FrameType
 from typing import Protocol
 
@@ -78,6 +77,7 @@ class Signals:
         signal.set_wakeup_fd(self._wakeup)
         os.close(self.read)
         os.close(self._write)
+        self._write = -1  # a thread that is still held up by a terminal must not write into whatever gets its number
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.caught.append(number)
@@ -206,8 +206,9 @@ class Foreground:
             if not left_alone(command):
                 return None
             command.supervisor = self.me
+            shown = _size(self.tracker.log(command))  # by who watched it before us
         self.begun(command)
-        return _Run(self, self.runner, command, skip_errors).until_ended(None)
+        return _Run(self, self.runner, command, skip_errors).until_ended(None, max(0, shown))
 
     def _claim(self, pick: Pick) -> Command | None:
         """Taken under the lock, so no two trackers ever take the same."""
@@ -267,16 +268,18 @@ class _Run:
     def job(self) -> Job:
         return self.command.job
 
-    def until_ended(self, start: Callable[[Command], None] | None) -> Command:
-        """Raises SchedulerError, OSError: then how it ended stands in its record, and the next look finds it there."""
+    def until_ended(self, start: Callable[[Command], None] | None, shown: int = 0) -> Command:
+        """``start``: how it is begun, if it is not adopted; ``shown``: so much of its log is not shown (again).
+
+        Raises SchedulerError, OSError: then how it ended stands in its record, and the next look finds it there.
+        """
         self.start = start
         if start is not None:
             self.starts = 1
             start(self.command)
             facts: list[Fact] = []
         else:
-            with contextlib.suppress(OSError):
-                self._follow(os.stat(self.tracker.log(self.command)).st_size)
+            self._follow(shown)
             facts = self.runner.adopt(self.job)
         while True:
             for fact in facts:
@@ -327,7 +330,7 @@ class _Run:
                 why = "its keeper ended before it could start it, several times"
                 self.ending = NeverRan(self.job.id, self.job.attempt, why, False, time.time())
             elif isinstance(fact, Lost):
-                self.ending = replace(fact, at=self.tracker.last_sign(self.command))
+                self.ending = self.tracker.lost(self.command, fact)
                 self.waits_for_rest = bool(fact.leftovers)  # something of it lives on, so it is no one's turn yet
             if isinstance(fact, (Ended, Lost)) and fact.leftovers:
                 self.runner.watch_leftovers(self.job.attempt_key, self.job.id, self.job.attempt, fact.leftovers)
@@ -394,9 +397,7 @@ class _Run:
         if now < self.flushed + FLUSH_S:
             return
         self.flushed = now
-        size = -1
-        with contextlib.suppress(OSError):
-            size = os.stat(self.tracker.log(self.command)).st_size
+        size = _size(self.tracker.log(self.command))
         if size != self.size:
             self.size = size
             output = self.tracker.last_output(self.command)
@@ -427,3 +428,11 @@ class _Run:
             follower.join(EVERY_S)
             if len(self.signals.caught) > self.heard or (self.heard and time.monotonic() > until):
                 return
+
+
+def _size(path: str) -> int:
+    """-1 where there is none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1

@@ -164,7 +164,7 @@ def test_s0_7_another_boot(tracked: Tracked) -> None:
     record.write_bytes(before[1].replace(boot.encode(), other.encode()))
     found = tracked.command(2)
     assert (found["status"], found["exit_code"], found["last_output"]) == ("interrupted", None, "begun a")
-    assert "the machine was started anew while it ran" in tracked.run("status", code=0).stdout
+    assert "the machine or pod in which it ran was started anew, or is gone" in tracked.run("status", code=0).stdout
     assert tracked.run("skip", code=0).stdout.startswith("⊘ [2] skipped: ")
     assert tracked.lines("run-all")[-1] == "Finished: 1 ran, 0 skipped, 0 failed"
     path.write_text(before[0])
@@ -409,3 +409,19 @@ def test_s0_7_a_corpse_that_nobody_reaps_is_not_running(tracked: Tracked) -> Non
     finally:
         (tracked.folder / "done").touch()
         host.wait()
+
+
+def test_s0_8_a_reader_that_takes_nothing_holds_up_neither_the_record_nor_the_end(tracked: Tracked) -> None:
+    """S0.6, S0.8: as a terminal that was stopped, or a pager: what is so is written down, and signals work."""
+    tracked.begin()
+    much = "head -c 400000 /dev/zero | tr '\\0' '\\n'; "
+    one = tracked.popen("run", much + "echo end")
+    assert tracked.wait_status(1, "done")["last_output"].endswith("end") and one.poll() is None
+    one.send_signal(signal.SIGTERM)
+    assert one.wait(60) == 128 + signal.SIGTERM
+    two = tracked.popen("run", much + "touch begun.b; while :; do sleep 0.05; done")
+    tracked.exists("begun.b")
+    tracked.wait_status(2, "running")
+    two.send_signal(signal.SIGTERM)
+    assert two.wait(60) == 128 + signal.SIGTERM
+    assert tracked.statuses() == ["done", "interrupted"] and not tracked.marked()
