@@ -407,13 +407,18 @@ class _Run:
         assert self.ending is not None
         ending, stopped = self.ending, self.command.job.stop_why
         output = self.tracker.last_output(self.command)
-        with self.tracker.files.changing(self.tracker.name) as session:
-            command = session.command(self.command.id)
-            if stopped:
-                tracking.stop_asked(command, stopped, time.time())  # if that could not be written before
-            tracking.take(command, ending, skip_errors=self.skip_errors)
-            if command.job.attempt == self.job.attempt:
-                command.last_output = output
+        try:
+            with self.tracker.files.changing(self.tracker.name) as session:
+                command = session.command(self.command.id)
+                if stopped:
+                    tracking.stop_asked(command, stopped, time.time())  # if that could not be written before
+                tracking.take(command, ending, skip_errors=self.skip_errors)
+                if command.job.attempt == self.job.attempt:
+                    command.last_output = output
+        except (OSError, SchedulerError) as error:
+            why = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
+            what = f"command {self.job.id} has ended, but that could not be written down: {why}"
+            raise SchedulerError(what, do="its record tells how: gpujob track status") from None
         if self.follower is None and not isinstance(ending, Unclaimed):
             self._follow(0)
         if self.follower is not None:

@@ -425,3 +425,19 @@ def test_s0_8_a_reader_that_takes_nothing_holds_up_neither_the_record_nor_the_en
     two.send_signal(signal.SIGTERM)
     assert two.wait(60) == 128 + signal.SIGTERM
     assert tracked.statuses() == ["done", "interrupted"] and not tracked.marked()
+
+
+def test_s0_7_an_ending_that_cannot_be_written_down_is_said_and_found_in_the_record(tracked: Tracked) -> None:
+    """S0.7: a full disk at the end, say: one line, exit code 1, and the next look knows."""
+    tracked.begin()
+    one = tracked.popen("run", gated("a", 6))
+    tracked.exists("begun.a")
+    tracked.wait_status(1, "running")
+    aside = tracked.files[0].parent / f".{tracked.files[0].name}.new-1"
+    aside.mkdir()
+    tracked.go("a")
+    _, err = one.communicate(timeout=60)
+    assert one.returncode == 1 and err.count("\n") == 1
+    assert err.startswith("gpujob: command 1 has ended, but that could not be written down: Is a directory")
+    aside.rmdir()
+    assert tracked.command(1)["exit_code"] == 6
