@@ -31,6 +31,7 @@ CHUNK = 1 << 16
 MOST_BEHIND = 1 << 20  # of what a command wrote that was interrupted: so much of it is still shown
 SOFT_S, HARD_S = 2.0, 3.5  # after a signal: SIGTERM, SIGKILL to what is left
 AGAIN_S = 0.1
+SHORT_WAIT_S = 0.3  # so long somebody who holds the files keeps us from the command
 UNKILLABLE_S = 10.0  # what does not even end by SIGKILL is left to the kernel
 MOST_STARTS = 3
 GONE = (errno.EPIPE, errno.EIO)  # what writing says when nobody will ever read
@@ -139,7 +140,7 @@ class Follower(threading.Thread):
 class Foreground:
     """A tracker at work. ``show``: takes what commands write; ``gives``: makes who gives them our stdin, in a folder.
 
-    ``begun`` and ``ended`` are told of each command that is run.
+    ``begun`` is told of each command that is run.
     """
 
     def __init__(
@@ -225,10 +226,11 @@ class Foreground:
             attempt += 1  # the session's file is an old copy
         tracking.claim(command, self.me, attempt, time.time())
 
-    def claim_again(self, number: int) -> Command:
-        """The keeper was killed before it began: another attempt at the same command."""
+    def claim_again(self, number: int, fact: Fact) -> Command:
+        """The keeper was killed before it began, as the fact tells: another attempt at the same command."""
         with self.tracker.files.changing(self.tracker.name) as session:
             command = session.command(number)
+            tracking.take(command, fact)
             self._take_up(command)
         return command
 
@@ -287,6 +289,7 @@ class _Run:
             if self.ending is not None and not self.waits_for_rest and not self._left():
                 break
             self._act_on_signals()
+            self._give_up()
             self._flush()
             self._wait()
             facts = self.runner.look()
@@ -311,7 +314,7 @@ class _Run:
         if isinstance(fact, Gone):
             self.waits_for_rest = self.waits_for_rest and fact.key != self.job.attempt_key
             return
-        if not isinstance(fact, (Started, Ended, NeverRan, Unclaimed, Lost)) or fact.attempt != self.job.attempt:
+        if not tracking.is_of(fact, self.job):
             return
         if isinstance(fact, Started):
             tracking.take(self.command, fact)
@@ -321,8 +324,7 @@ class _Run:
                 self.runner.stop(self.job, hard=False, soft=self.signals.caught[0])
         elif isinstance(fact, Unclaimed) and not self.heard and self.start is not None and self.starts < MOST_STARTS:
             self.starts += 1
-            self._save(lambda command: tracking.take(command, fact))
-            self.command = self.at.claim_again(self.command.id)
+            self.command = self.at.claim_again(self.command.id, fact)
             self.start(self.command)
         else:
             self.ending = fact
@@ -373,6 +375,13 @@ class _Run:
             if hard and not self.steps:
                 self.steps = [(now + AGAIN_S, True)]  # who was forked meanwhile
 
+    def _give_up(self) -> None:
+        """Raises SchedulerError for a command that does not end: it is running, so that is what `status` shows."""
+        if self.ending is None and self.heard and time.monotonic() - self.stopped_at > UNKILLABLE_S:
+            which = f" (pid {self.job.process.pid})" if self.job.process is not None else ""
+            what = f"command {self.job.id}{which} does not end, not even by SIGKILL"
+            raise SchedulerError(what, do="see when it has: gpujob track status")
+
     def _tell(self, number: int) -> None:
         self.runner.stop(self.job, hard=number == signal.SIGKILL, soft=number)
 
@@ -389,7 +398,7 @@ class _Run:
     def _save(self, change: Callable[[Command], None]) -> None:
         """Write down something on the way; where that cannot be, it is known by the record."""
         with contextlib.suppress(OSError, SchedulerError):
-            with self.tracker.files.changing(self.tracker.name) as session:
+            with self.tracker.files.changing(self.tracker.name, SHORT_WAIT_S) as session:
                 change(session.command(self.command.id))
 
     def _flush(self) -> None:

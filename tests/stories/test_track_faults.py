@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -441,3 +442,43 @@ def test_s0_7_an_ending_that_cannot_be_written_down_is_said_and_found_in_the_rec
     assert err.startswith("gpujob: command 1 has ended, but that could not be written down: Is a directory")
     aside.rmdir()
     assert tracked.command(1)["exit_code"] == 6
+
+
+def test_s0_8_the_files_are_held_by_somebody_who_is_stopped(tracked: Tracked) -> None:
+    """S0.8: that delays neither the signal nor the SIGKILL."""
+    tracked.begin()
+    one = tracked.popen("run", STUBBORN)
+    tracked.exists("begun.s")
+    tracked.wait_status(1, "running")
+    with (tracked.folder / ".gpu-tracker" / "lock").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        one.send_signal(signal.SIGTERM)
+        wait_for(lambda: not tracked.marked(), "the tree is gone though nothing can be written down")
+        assert one.poll() is None
+    assert one.wait(60) == 128 + signal.SIGTERM
+    assert tracked.command(1)["status"] == "interrupted"
+
+
+def test_s0_8_what_does_not_end_even_by_sigkill_is_running(tracked: Tracked) -> None:
+    """S0.8: a process that the kernel holds: said, and left; shown here with no patience for one that ignores signals."""
+    tracked.begin()
+    impatient = (
+        "import sys; from scheduler.engine import foreground; foreground.UNKILLABLE_S = 0.0; "
+        "from scheduler.faces.front import main; sys.exit(main(sys.argv[1:]))"
+    )
+    text = "trap '' INT; touch begun.i; while [ ! -e go.i ]; do sleep 0.05; done; exit 2"
+    one = subprocess.Popen(
+        [sys.executable, "-c", impatient, "track", "run", text],
+        cwd=tracked.folder, env=tracked.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    tracked.trackers.append(one)
+    tracked.exists("begun.i")
+    tracked.wait_status(1, "running")
+    one.send_signal(signal.SIGINT)
+    _, err = one.communicate(timeout=60)
+    pid = tracked.stored()["commands"][0]["process"]["pid"]
+    assert one.returncode == 1 and f"command 1 (pid {pid}) does not end, not even by SIGKILL" in err
+    assert tracked.command(1)["status"] == "running" and alive(pid)
+    tracked.go("i")
+    ended = tracked.wait_status(1, "interrupted")
+    assert ended["exit_code"] == 2 and "interrupted by SIGINT" in tracked.run("status", code=0).stdout
