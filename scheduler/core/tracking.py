@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeGuard
 
 from scheduler.core.errors import SchedulerError, UsageError, said
 from scheduler.core.facts import Ended, Fact, Lost, NeverRan, Started, Unclaimed
@@ -176,7 +176,7 @@ def take(command: Command, fact: Fact, *, skip_errors: bool = False) -> None:
     ``skip_errors``: one that fails by itself is passed over at once.
     """
     job = command.job
-    if not isinstance(fact, (Started, Ended, NeverRan, Unclaimed, Lost)) or fact.attempt != job.attempt:
+    if not is_of(fact, job):
         return
     _in_hand_again(job)
     if isinstance(fact, Started):
@@ -209,6 +209,13 @@ def take(command: Command, fact: Fact, *, skip_errors: bool = False) -> None:
     else:
         move(job, Move.FELL, job.submitted_at)
         command.supervisor = None
+
+
+def is_of(fact: Fact, job: Job) -> TypeGuard[Started | Ended | NeverRan | Unclaimed | Lost]:
+    """Whether a fact tells something of this very attempt."""
+    if not isinstance(fact, (Started, Ended, NeverRan, Unclaimed, Lost)):
+        return False
+    return (fact.job, fact.attempt) == (job.id, job.attempt)
 
 
 def _in_hand_again(job: Job) -> None:

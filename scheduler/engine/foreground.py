@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from types import FrameType
 from typing import Protocol
 
@@ -32,6 +31,7 @@ CHUNK = 1 << 16
 MOST_BEHIND = 1 << 20  # of what a command wrote that was interrupted: so much of it is still shown
 SOFT_S, HARD_S = 2.0, 3.5  # after a signal: SIGTERM, SIGKILL to what is left
 AGAIN_S = 0.1
+SHORT_WAIT_S = 0.3  # so long somebody who holds the files keeps us from the command
 UNKILLABLE_S = 10.0  # what does not even end by SIGKILL is left to the kernel
 MOST_STARTS = 3
 GONE = (errno.EPIPE, errno.EIO)  # what writing says when nobody will ever read
@@ -78,6 +78,7 @@ class Signals:
         signal.set_wakeup_fd(self._wakeup)
         os.close(self.read)
         os.close(self._write)
+        self._write = -1  # a thread that is still held up by a terminal must not write into whatever gets its number
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.caught.append(number)
@@ -139,7 +140,7 @@ class Follower(threading.Thread):
 class Foreground:
     """A tracker at work. ``show``: takes what commands write; ``gives``: makes who gives them our stdin, in a folder.
 
-    ``begun`` and ``ended`` are told of each command that is run.
+    ``begun`` is told of each command that is run.
     """
 
     def __init__(
@@ -206,8 +207,9 @@ class Foreground:
             if not left_alone(command):
                 return None
             command.supervisor = self.me
+            shown = _size(self.tracker.log(command))  # by who watched it before us
         self.begun(command)
-        return _Run(self, self.runner, command, skip_errors).until_ended(None)
+        return _Run(self, self.runner, command, skip_errors).until_ended(None, max(0, shown))
 
     def _claim(self, pick: Pick) -> Command | None:
         """Taken under the lock, so no two trackers ever take the same."""
@@ -224,10 +226,11 @@ class Foreground:
             attempt += 1  # the session's file is an old copy
         tracking.claim(command, self.me, attempt, time.time())
 
-    def claim_again(self, number: int) -> Command:
-        """The keeper was killed before it began: another attempt at the same command."""
+    def claim_again(self, number: int, fact: Fact) -> Command:
+        """The keeper was killed before it began, as the fact tells: another attempt at the same command."""
         with self.tracker.files.changing(self.tracker.name) as session:
             command = session.command(number)
+            tracking.take(command, fact)
             self._take_up(command)
         return command
 
@@ -267,16 +270,18 @@ class _Run:
     def job(self) -> Job:
         return self.command.job
 
-    def until_ended(self, start: Callable[[Command], None] | None) -> Command:
-        """Raises SchedulerError, OSError: then how it ended stands in its record, and the next look finds it there."""
+    def until_ended(self, start: Callable[[Command], None] | None, shown: int = 0) -> Command:
+        """``start``: how it is begun, if it is not adopted; ``shown``: so much of its log is not shown (again).
+
+        Raises SchedulerError, OSError: then how it ended stands in its record, and the next look finds it there.
+        """
         self.start = start
         if start is not None:
             self.starts = 1
             start(self.command)
             facts: list[Fact] = []
         else:
-            with contextlib.suppress(OSError):
-                self._follow(os.stat(self.tracker.log(self.command)).st_size)
+            self._follow(shown)
             facts = self.runner.adopt(self.job)
         while True:
             for fact in facts:
@@ -284,6 +289,7 @@ class _Run:
             if self.ending is not None and not self.waits_for_rest and not self._left():
                 break
             self._act_on_signals()
+            self._give_up()
             self._flush()
             self._wait()
             facts = self.runner.look()
@@ -308,7 +314,7 @@ class _Run:
         if isinstance(fact, Gone):
             self.waits_for_rest = self.waits_for_rest and fact.key != self.job.attempt_key
             return
-        if not isinstance(fact, (Started, Ended, NeverRan, Unclaimed, Lost)) or fact.attempt != self.job.attempt:
+        if not tracking.is_of(fact, self.job):
             return
         if isinstance(fact, Started):
             tracking.take(self.command, fact)
@@ -318,8 +324,7 @@ class _Run:
                 self.runner.stop(self.job, hard=False, soft=self.signals.caught[0])
         elif isinstance(fact, Unclaimed) and not self.heard and self.start is not None and self.starts < MOST_STARTS:
             self.starts += 1
-            self._save(lambda command: tracking.take(command, fact))
-            self.command = self.at.claim_again(self.command.id)
+            self.command = self.at.claim_again(self.command.id, fact)
             self.start(self.command)
         else:
             self.ending = fact
@@ -327,7 +332,7 @@ class _Run:
                 why = "its keeper ended before it could start it, several times"
                 self.ending = NeverRan(self.job.id, self.job.attempt, why, False, time.time())
             elif isinstance(fact, Lost):
-                self.ending = replace(fact, at=self.tracker.last_sign(self.command))
+                self.ending = self.tracker.lost(self.command, fact)
                 self.waits_for_rest = bool(fact.leftovers)  # something of it lives on, so it is no one's turn yet
             if isinstance(fact, (Ended, Lost)) and fact.leftovers:
                 self.runner.watch_leftovers(self.job.attempt_key, self.job.id, self.job.attempt, fact.leftovers)
@@ -370,6 +375,13 @@ class _Run:
             if hard and not self.steps:
                 self.steps = [(now + AGAIN_S, True)]  # who was forked meanwhile
 
+    def _give_up(self) -> None:
+        """Raises SchedulerError for a command that does not end: it is running, so that is what `status` shows."""
+        if self.ending is None and self.heard and time.monotonic() - self.stopped_at > UNKILLABLE_S:
+            which = f" (pid {self.job.process.pid})" if self.job.process is not None else ""
+            what = f"command {self.job.id}{which} does not end, not even by SIGKILL"
+            raise SchedulerError(what, do="see when it has: gpujob track status")
+
     def _tell(self, number: int) -> None:
         self.runner.stop(self.job, hard=number == signal.SIGKILL, soft=number)
 
@@ -386,7 +398,7 @@ class _Run:
     def _save(self, change: Callable[[Command], None]) -> None:
         """Write down something on the way; where that cannot be, it is known by the record."""
         with contextlib.suppress(OSError, SchedulerError):
-            with self.tracker.files.changing(self.tracker.name) as session:
+            with self.tracker.files.changing(self.tracker.name, SHORT_WAIT_S) as session:
                 change(session.command(self.command.id))
 
     def _flush(self) -> None:
@@ -394,9 +406,7 @@ class _Run:
         if now < self.flushed + FLUSH_S:
             return
         self.flushed = now
-        size = -1
-        with contextlib.suppress(OSError):
-            size = os.stat(self.tracker.log(self.command)).st_size
+        size = _size(self.tracker.log(self.command))
         if size != self.size:
             self.size = size
             output = self.tracker.last_output(self.command)
@@ -406,13 +416,18 @@ class _Run:
         assert self.ending is not None
         ending, stopped = self.ending, self.command.job.stop_why
         output = self.tracker.last_output(self.command)
-        with self.tracker.files.changing(self.tracker.name) as session:
-            command = session.command(self.command.id)
-            if stopped:
-                tracking.stop_asked(command, stopped, time.time())  # if that could not be written before
-            tracking.take(command, ending, skip_errors=self.skip_errors)
-            if command.job.attempt == self.job.attempt:
-                command.last_output = output
+        try:
+            with self.tracker.files.changing(self.tracker.name) as session:
+                command = session.command(self.command.id)
+                if stopped:
+                    tracking.stop_asked(command, stopped, time.time())  # if that could not be written before
+                tracking.take(command, ending, skip_errors=self.skip_errors)
+                if command.job.attempt == self.job.attempt:
+                    command.last_output = output
+        except (OSError, SchedulerError) as error:
+            why = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
+            what = f"command {self.job.id} has ended, but that could not be written down: {why}"
+            raise SchedulerError(what, do="its record tells how: gpujob track status") from None
         if self.follower is None and not isinstance(ending, Unclaimed):
             self._follow(0)
         if self.follower is not None:
@@ -427,3 +442,11 @@ class _Run:
             follower.join(EVERY_S)
             if len(self.signals.caught) > self.heard or (self.heard and time.monotonic() > until):
                 return
+
+
+def _size(path: str) -> int:
+    """-1 where there is none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1

@@ -95,8 +95,15 @@ class Tracker:
             facts += self._of_corpse(command, process)
         if verdict is not Verdict.WATCH_LOST:  # else something of it lives, and nobody may start it a second time
             for fact in facts:
-                take(command, replace(fact, at=self.last_sign(command)) if isinstance(fact, Lost) else fact)
+                take(command, self.lost(command, fact) if isinstance(fact, Lost) else fact)
         command.last_output = self.last_output(command)
+
+    def lost(self, command: Command, fact: Lost) -> Lost:
+        """When it ended and why, as far as can be told where nobody saw it."""
+        why = fact.why.replace("the scheduler", "the tracker")
+        if command.job.boot not in ("", boot_id()):
+            why = "the machine or pod in which it ran was started anew, or is gone"
+        return replace(fact, at=self.last_sign(command), why=why)
 
     def _of_corpse(self, command: Command, process: Process) -> list[Fact]:
         """Its ending by the kernel, if it has ended and its keeper was killed, too: pid 1 of a container may never reap it."""

@@ -32,6 +32,7 @@ from scheduler.faces.terminal import safe
 from scheduler.faces.tracker_words import HELP, Typed, read
 
 WAIT_S = 0.1
+LAST_WORD_S = 0.5  # so long a reader that takes nothing is waited for when we are to end
 BY_SIGNAL = 128
 
 
@@ -119,6 +120,7 @@ class Work:
         self.tracker, self.typed = tracker, typed
         self.out = Out()
         self.at = Foreground(tracker, keep=typed.keep, show=self.out.raw, begun=self._begun, gives=self._gives)
+        self.out.told_to_end = lambda: self.at.told_to_end
 
     def __enter__(self) -> Work:
         self.at.__enter__()
@@ -194,7 +196,8 @@ class Out:
 
     def __init__(self) -> None:
         self.gone = False
-        self.gone_too = _nothing  # who else wants to know
+        self.gone_too: Callable[[], object] = bool  # told of it
+        self.told_to_end: Callable[[], int] = int
         self._fresh = True
 
     def raw(self, data: bytes) -> None:
@@ -215,6 +218,8 @@ class Out:
 
     def line(self, text: str) -> None:
         """A line of ours, on a line of its own."""
+        if self.told_to_end() and not select.select((), (1,), (), LAST_WORD_S)[1]:
+            self.gone = True  # whoever reads this does not, and we are to end
         whole = f"{'' if self._fresh else chr(10)}{text}\n"
         try:
             self.raw(whole.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))
@@ -228,10 +233,6 @@ class Out:
             print(f"gpujob: {safe(text)}", file=sys.stderr, flush=True)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""
 
 
 # -- looking -------------------------------------------------------------------------------------------------

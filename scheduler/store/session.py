@@ -129,9 +129,9 @@ class SessionFiles:
         return session
 
     @contextlib.contextmanager
-    def changing(self, name: str) -> Iterator[Session]:
+    def changing(self, name: str, wait_s: float | None = None) -> Iterator[Session]:
         """The session to be changed, alone; written when the block ends well. Raises NotFound, SessionDamaged."""
-        with self._locked():
+        with self._locked(LOCK_WAIT_S if wait_s is None else wait_s):
             session, now = self.read(name), time.time()
             before = self._text(session, now)
             yield session
@@ -174,10 +174,10 @@ class SessionFiles:
                 shutil.rmtree(self.folder(name))
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
         """Alone with the files. A lock that was removed or exchanged meanwhile is none. Raises NoSession, SchedulerError."""
         path = os.path.join(self.house, LOCK)
-        until = time.monotonic() + LOCK_WAIT_S
+        until = time.monotonic() + wait_s
         while True:
             try:
                 fd = _private(path)
@@ -191,9 +191,7 @@ class SessionFiles:
                 os.close(fd)
             if time.monotonic() > until:
                 do = f"see who has it open: fuser {path}"
-                raise SchedulerError(
-                    f"another gpujob track holds the sessions for {LOCK_WAIT_S:.0f} s", where=path, do=do
-                )
+                raise SchedulerError(f"another gpujob track holds the sessions for {wait_s:.0f} s", where=path, do=do)
             time.sleep(LOOK_AGAIN_S)
 
     @contextlib.contextmanager

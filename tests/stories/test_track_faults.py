@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -164,7 +165,7 @@ def test_s0_7_another_boot(tracked: Tracked) -> None:
     record.write_bytes(before[1].replace(boot.encode(), other.encode()))
     found = tracked.command(2)
     assert (found["status"], found["exit_code"], found["last_output"]) == ("interrupted", None, "begun a")
-    assert "the machine was started anew while it ran" in tracked.run("status", code=0).stdout
+    assert "the machine or pod in which it ran was started anew, or is gone" in tracked.run("status", code=0).stdout
     assert tracked.run("skip", code=0).stdout.startswith("⊘ [2] skipped: ")
     assert tracked.lines("run-all")[-1] == "Finished: 1 ran, 0 skipped, 0 failed"
     path.write_text(before[0])
@@ -409,3 +410,75 @@ def test_s0_7_a_corpse_that_nobody_reaps_is_not_running(tracked: Tracked) -> Non
     finally:
         (tracked.folder / "done").touch()
         host.wait()
+
+
+def test_s0_8_a_reader_that_takes_nothing_holds_up_neither_the_record_nor_the_end(tracked: Tracked) -> None:
+    """S0.6, S0.8: as a terminal that was stopped, or a pager: what is so is written down, and signals work."""
+    tracked.begin()
+    much = "head -c 400000 /dev/zero | tr '\\0' '\\n'; "
+    one = tracked.popen("run", much + "echo end")
+    assert tracked.wait_status(1, "done")["last_output"].endswith("end") and one.poll() is None
+    one.send_signal(signal.SIGTERM)
+    assert one.wait(60) == 128 + signal.SIGTERM
+    two = tracked.popen("run", much + "touch begun.b; while :; do sleep 0.05; done")
+    tracked.exists("begun.b")
+    tracked.wait_status(2, "running")
+    two.send_signal(signal.SIGTERM)
+    assert two.wait(60) == 128 + signal.SIGTERM
+    assert tracked.statuses() == ["done", "interrupted"] and not tracked.marked()
+
+
+def test_s0_7_an_ending_that_cannot_be_written_down_is_said_and_found_in_the_record(tracked: Tracked) -> None:
+    """S0.7: a full disk at the end, say: one line, exit code 1, and the next look knows."""
+    tracked.begin()
+    one = tracked.popen("run", gated("a", 6))
+    tracked.exists("begun.a")
+    tracked.wait_status(1, "running")
+    aside = tracked.files[0].parent / f".{tracked.files[0].name}.new-1"
+    aside.mkdir()
+    tracked.go("a")
+    _, err = one.communicate(timeout=60)
+    assert one.returncode == 1 and err.count("\n") == 1
+    assert err.startswith("gpujob: command 1 has ended, but that could not be written down: Is a directory")
+    aside.rmdir()
+    assert tracked.command(1)["exit_code"] == 6
+
+
+def test_s0_8_the_files_are_held_by_somebody_who_is_stopped(tracked: Tracked) -> None:
+    """S0.8: that delays neither the signal nor the SIGKILL."""
+    tracked.begin()
+    one = tracked.popen("run", STUBBORN)
+    tracked.exists("begun.s")
+    tracked.wait_status(1, "running")
+    with (tracked.folder / ".gpu-tracker" / "lock").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        one.send_signal(signal.SIGTERM)
+        wait_for(lambda: not tracked.marked(), "the tree is gone though nothing can be written down")
+        assert one.poll() is None
+    assert one.wait(60) == 128 + signal.SIGTERM
+    assert tracked.command(1)["status"] == "interrupted"
+
+
+def test_s0_8_what_does_not_end_even_by_sigkill_is_running(tracked: Tracked) -> None:
+    """S0.8: a process that the kernel holds: said, and left; shown here with no patience for one that ignores signals."""
+    tracked.begin()
+    impatient = (
+        "import sys; from scheduler.engine import foreground; foreground.UNKILLABLE_S = 0.0; "
+        "from scheduler.faces.front import main; sys.exit(main(sys.argv[1:]))"
+    )
+    text = "trap '' INT; touch begun.i; while [ ! -e go.i ]; do sleep 0.05; done; exit 2"
+    one = subprocess.Popen(
+        [sys.executable, "-c", impatient, "track", "run", text],
+        cwd=tracked.folder, env=tracked.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    tracked.trackers.append(one)
+    tracked.exists("begun.i")
+    tracked.wait_status(1, "running")
+    one.send_signal(signal.SIGINT)
+    _, err = one.communicate(timeout=60)
+    pid = tracked.stored()["commands"][0]["process"]["pid"]
+    assert one.returncode == 1 and f"command 1 (pid {pid}) does not end, not even by SIGKILL" in err
+    assert tracked.command(1)["status"] == "running" and alive(pid)
+    tracked.go("i")
+    ended = tracked.wait_status(1, "interrupted")
+    assert ended["exit_code"] == 2 and "interrupted by SIGINT" in tracked.run("status", code=0).stdout

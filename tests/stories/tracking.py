@@ -79,7 +79,7 @@ class Tracked:
 
     def wait_status(self, number: int, word: str) -> dict[str, Any]:
         """Until a command is so."""
-        wait_for(lambda: self.command(number)["status"] == word, f"command {number} {word}")
+        wait_for(lambda: self.statuses()[number - 1 : number] == [word], f"command {number} {word}")
         return self.command(number)
 
     def exists(self, name: str) -> None:
