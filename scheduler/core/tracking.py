@@ -279,7 +279,7 @@ def _reported(command: Command, now: float) -> dict[str, Any]:
         "started_at": utc(job.started_at),
         "finished_at": utc(job.finished_at) if job.state in ENDED else None,
         "duration_seconds": command.duration(now),
-        "last_output": command.last_output,
+        "last_output": command.last_output.split("\n") if command.last_output else [],
     }
 
 
@@ -351,7 +351,7 @@ def _command(read: _Reader) -> Command:
     supervisor = None
     if process is not None:
         supervisor = Supervisor(process, _Reader(read.values["supervisor"], read.what).text("boot", ""))
-    return Command(job, text, read.text("last_output", ""), supervisor)
+    return Command(job, text, "\n".join(read.lines("last_output")), supervisor)
 
 
 _ANY: Any = object()  # the mark of a key that has to be there
@@ -379,6 +379,13 @@ class _Reader:
         if not isinstance(found, str):
             raise UsageError(f"{self.what} has no {key!r}")
         return found
+
+    def lines(self, key: str) -> list[str]:
+        found = self._get(key, [], (list, str), "list of lines")
+        lines = found.split("\n") if isinstance(found, str) else found
+        if not all(isinstance(line, str) for line in lines):
+            raise UsageError(f"{key!r} of {self.what} holds something else than lines")
+        return list(lines)
 
     def number(self, key: str, default: int | None = _ANY) -> int | None:
         found: int | None = self._get(key, default, (int,), "number")

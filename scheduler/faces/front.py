@@ -313,7 +313,8 @@ def _fail(lines: Sequence[str], code: int) -> int:
 
 
 def entry() -> None:
-    """What the installed command calls; called by the name `ts` or `tsp` it is GPU Task Spooler."""
-    if os.path.basename(sys.argv[0]) in ("ts", "tsp"):
-        sys.argv[1:1] = ["ts"]
+    """What the installed command calls; called by the name `ts` or `tsp` it is GPU Task Spooler, as `gpu-tracker` `track`."""
+    verb = {"ts": "ts", "tsp": "ts", "gpu-tracker": "track"}.get(os.path.basename(sys.argv[0]))
+    if verb is not None:
+        sys.argv[1:1] = [verb]
     sys.exit(main())

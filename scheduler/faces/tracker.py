@@ -24,14 +24,16 @@ from scheduler.core.tracking import (
     report,
 )
 from scheduler.core.units import span_text
-from scheduler.engine.foreground import GONE, Foreground, Gives
+from scheduler.engine.tracked_run import GONE, Foreground, Gives
 from scheduler.engine.tracker import Tracker, left_alone
 from scheduler.faces import terminal
 from scheduler.faces.folding import last_lines
 from scheduler.faces.terminal import safe
 from scheduler.faces.tracker_words import HELP, Typed, read
+from scheduler.opening import plain
 
 WAIT_S = 0.1
+PIECE = 1 << 18
 LAST_WORD_S = 0.5  # so long a reader that takes nothing is waited for when we are to end
 BY_SIGNAL = 128
 
@@ -44,13 +46,14 @@ def run(words: Sequence[str]) -> int:
         return 0
     if typed.verb == "init":
         return init(typed)
-    tracker = Tracker.here(os.getcwd(), typed.delete or typed.session, last_lines)
+    tracker = Tracker.here(os.getcwd(), typed.id if typed.verb == "delete" else typed.session, last_lines)
     return {
         "add": add,
         "run": run_one,
         "run-all": run_all,
         "next": next_one,
         "status": status,
+        "log": log,
         "remaining": remaining,
         "retry": retry,
         "skip": skip,
@@ -157,12 +160,19 @@ class Work:
 
     def one(self, pick: Callable[[Session], Command | None], none: str = "") -> int:
         """Run one; ``none``: what is said when there is none to run."""
+        self._tell_others()
         command = self.at.run(pick)
         if command is None:
             self.out.line(none)
             return 0
         self._ended(command)
         return self._code(command.status != DONE)
+
+    def _tell_others(self) -> None:
+        """Another one that runs may have the GPU that this one wants."""
+        for command in self.tracker.session().having(RUNNING):
+            who = f"pid {command.job.process.pid}" if command.job.process is not None else "being started"
+            self.out.aside(f"[{command.id}] still runs ({who}); nothing waits for it but run-all")
 
     def all(self) -> int:
         """Run all that wait, after what still runs of a run that was killed."""
@@ -185,6 +195,11 @@ class Work:
         if not tally.ran and not self.at.told_to_end:
             self.out.line("No pending commands.")
         self.out.line(tally.told)
+        if tally.failed and not self.at.told_to_end:
+            wait = len(self.tracker.session().having(PENDING))
+            self.out.aside(
+                f"stopped there, {wait} wait: gpujob track retry runs it again, skip passes it over, run-all goes on"
+            )
         if before and not self.at.told_to_end:
             which = ", ".join(f"[{number}]" for number in before)
             self.out.aside(f"not run, for they were interrupted before: {which} (gpujob track retry, or skip)")
@@ -272,7 +287,7 @@ def _lines(tracker: Tracker, command: Command, number: int, told: int) -> list[s
         if left_alone(command):
             who += "; its tracker was killed: it goes on alone"
         lines.append(f"{beside}{who}")
-    elif command.status == INTERRUPTED:
+    elif command.status in (INTERRUPTED, SKIPPED) and command.job.attempt:
         if command.job.reason:
             lines.append(beside + safe(command.job.reason))
         last = command.last_output.rpartition("\n")[2]
@@ -291,6 +306,27 @@ def _near(path: str) -> str:
 def _counts(session: Session) -> str:
     found = ((word, len(session.having(word))) for word in (DONE, RUNNING, INTERRUPTED, SKIPPED, PENDING))
     return ", ".join(f"{number} {word}" for word, number in found if number)
+
+
+def log(tracker: Tracker, typed: Typed) -> int:
+    """All that a command wrote in its last run; without a number that of the one that ran last."""
+    session = tracker.session()
+    if typed.id:
+        command = session.command(int(typed.id)) if typed.id.isdecimal() and len(typed.id) < 10 else None
+    else:
+        command = max(session.commands, key=lambda one: one.job.started_at or 0.0, default=None)
+    if command is None or not command.job.log:
+        which = f"command {typed.id} has" if typed.id else "no command has"
+        raise SchedulerError(f"{which} no log yet", where=f"session {session.id}", do="see gpujob track status")
+    out, path = Out(), tracker.log(command)
+    try:
+        with open(path, "rb", opener=plain) as stream:
+            while data := stream.read(PIECE):
+                out.raw(data)
+    except OSError as error:
+        if not out.gone:
+            raise SchedulerError(f"the log cannot be read: {error.strerror}", where=path) from None
+    return 0
 
 
 def remaining(tracker: Tracker, _: Typed) -> int:
@@ -333,8 +369,8 @@ def list_all(tracker: Tracker, _: Typed) -> int:
 
 def delete(tracker: Tracker, typed: Typed) -> int:
     """Forget a session."""
-    if not typed.delete:
+    if not typed.id:
         raise UsageError("no session is named", do="gpujob track delete ID; gpujob track list tells them")
     tracker.delete()
-    print(f"Deleted session {typed.delete}.")
+    print(f"Deleted session {typed.id}.")
     return 0

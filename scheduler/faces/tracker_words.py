@@ -20,6 +20,7 @@ connection or a reboot you see how far they came, and go on from there.
   run-all                   run all that wait, in their order, up to the first that fails
   next                      show the next that waits; with --run: run it
   status                    all commands as they are now (--json)
+  log [NUMBER]              all that a command wrote (without NUMBER the one that ran last)
   remaining                 those that run, were interrupted, or wait
   retry                     run the first that was interrupted again
   skip                      pass over all that were interrupted
@@ -39,7 +40,7 @@ Exit codes: 0 done, 1 a command failed, or an error, 2 wrong words, 6 no such se
 """
 
 _FLAGS = {"--skip-errors": "skip_errors", "--run": "run", "--keep": "keep", "--json": "json"}
-# verb → its options, and whether words may follow: none, text (a command), name, id
+# verb → its options, and whether words may follow: none, text (a command), name, id (of a session), number (of a command)
 VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "init": ((), "name"),
     "add": (("--session",), "text"),
@@ -47,6 +48,7 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "run-all": (("--session", "--keep", "--skip-errors"), ""),
     "next": (("--session", "--keep", "--run"), ""),
     "status": (("--session", "--json"), ""),
+    "log": (("--session",), "number"),
     "remaining": (("--session",), ""),
     "retry": (("--session", "--keep"), ""),
     "skip": (("--session",), ""),
@@ -63,7 +65,7 @@ class Typed:
     verb: str
     text: str = ""
     session: str = ""
-    delete: str = ""
+    id: str = ""  # of a session (delete), or of a command (log)
     skip_errors: bool = False
     run: bool = False
     keep: bool = False
@@ -149,6 +151,10 @@ def _words(typed: Typed, rest: list[str], takes: str) -> None:
     elif takes == "id":
         if len(rest) != 1 or not rest[0]:
             raise UsageError("delete takes the id of one session", do="gpujob track list tells them")
-        typed.delete = rest[0]
+        typed.id = rest[0]
+    elif takes == "number":
+        if len(rest) > 1:
+            raise UsageError("log takes the number of one command", do="gpujob track status tells them")
+        typed.id = rest[0] if rest else ""
     elif rest:
         raise UsageError(f"track {typed.verb} takes no {rest[0][:40]!r}", do="see gpujob track --help")

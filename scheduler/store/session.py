@@ -30,7 +30,17 @@ class NoSession(SchedulerError):
     """There is no session in this folder or above."""
 
     def __init__(self, folder: str) -> None:
-        super().__init__(f"no session here ({folder}) or in a folder above", do="begin one: gpujob track init NAME")
+        do = "begin one: gpujob track init NAME"
+        if any(name.startswith("ses_") for name in _names_in(os.path.join(folder, FOLDER))):
+            do = f"the sessions of gpu-tracker in {FOLDER} are not read; {do}"
+        super().__init__(f"no session here ({folder}) or in a folder above", do=do)
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []  # that it is not there is what is being said
 
 
 class SessionDamaged(SchedulerError):

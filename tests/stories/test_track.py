@@ -74,7 +74,7 @@ def test_s0_2_state_is_json_in_the_folder_and_found_from_below(tracked: Tracked)
     tracked.begin("pwd")
     tracked.run("add", "pwd", folder=below, code=0)
     tracked.run("run-all", folder=tracked.folder / "a", code=0)
-    assert [one["last_output"] for one in tracked.json()["commands"]] == [str(tracked.folder), str(below)]
+    assert [one["last_output"] for one in tracked.json()["commands"]] == [[str(tracked.folder)], [str(below)]]
     assert tracked.json()["cwd"] == str(tracked.folder)
     house = tracked.folder / ".gpu-tracker"
     for path in (house, *house.rglob("*")):
@@ -95,7 +95,7 @@ def test_s0_2_a_moved_folder_goes_on(tracked: Tracked, tmp_path: Path) -> None:
     tracked.folder = tmp_path / "new"
     old.rename(tracked.folder)
     tracked.run("run-all", code=0)
-    assert tracked.command(1)["last_output"] == str(tracked.folder)
+    assert tracked.command(1)["last_output"] == [str(tracked.folder)]
     assert "log: .gpu-tracker/" in tracked.run("status", code=0).stdout
 
 
@@ -108,13 +108,13 @@ def test_s0_3_status_as_json(tracked: Tracked) -> None:
     assert found["name"] == "a session" and found["id"] == tracked.files[0].stem
     failed, waits = found["commands"]
     assert (failed["status"], failed["exit_code"]) == ("interrupted", 4)
-    assert sorted(failed["last_output"].split("\n")) == ["err", "out"]
+    assert sorted(failed["last_output"]) == ["err", "out"]
     for key in ("started_at", "finished_at"):
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", failed[key])
     assert failed["started_at"] <= failed["finished_at"] and 0 <= failed["duration_seconds"] < 60
     assert waits == {
         "id": 2, "cmd": "true", "status": "pending", "exit_code": None, "started_at": None, "finished_at": None,
-        "duration_seconds": None, "last_output": "",
+        "duration_seconds": None, "last_output": [],
     }  # fmt: skip
 
 
@@ -176,9 +176,9 @@ def test_s0_6_the_last_twenty_lines_are_kept(tracked: Tracked) -> None:
     """S0.6: of stdout and stderr, as a terminal would end up showing them, with nothing that could play one."""
     tracked.begin()
     tracked.run("run", "seq 1 40; echo last >&2", code=0)
-    assert tracked.command(1)["last_output"].split("\n") == [*map(str, range(22, 41)), "last"]
+    assert tracked.command(1)["last_output"] == [*map(str, range(22, 41)), "last"]
     tracked.run("run", r"printf 'a\r10%%\r20%%\rbar 99%%\n\033[31mred\033[0m\033]0;t\007\nno end'", code=0)
-    assert tracked.command(2)["last_output"] == "bar 99%\nred\nno end"
+    assert tracked.command(2)["last_output"] == ["bar 99%", "red", "no end"]
     shown = tracked.run("run", r"printf '\033[31mred\n'; printf 'no end'", code=0).stdout
     assert "\x1b[31mred\n" in shown and shown.endswith("no end\n✓ [3] done (exit=0)\n"), (
         "on our stdout it is as it came"
@@ -191,11 +191,11 @@ def test_s0_6_output_is_shown_and_saved_while_the_command_runs(tracked: Tracked)
     one = tracked.popen("run", gated("a"))
     assert one.stdout is not None
     assert one.stdout.readline().startswith("Running [1]") and one.stdout.readline() == "begun a\n"
-    wait_for(lambda: tracked.stored()["commands"][0]["last_output"] == "begun a", "saved while it runs")
+    wait_for(lambda: tracked.stored()["commands"][0]["last_output"] == ["begun a"], "saved while it runs")
     assert tracked.stored()["commands"][0]["status"] == "running"
     tracked.go("a")
     assert one.wait(60) == 0
-    assert tracked.command(1)["last_output"] == "begun a\nover"
+    assert tracked.command(1)["last_output"] == ["begun a", "over"]
 
 
 def test_s0_6_a_script_sees_no_terminal_and_yet_is_shown_at_once(tracked: Tracked) -> None:
@@ -227,9 +227,9 @@ def test_a_command_inside_a_job_keeps_the_jobs_marks(tracked: Tracked) -> None:
     tracked.run("run", text, code=0, **job)
     own = ["GPUJOB_TRACK_ATTEMPT=1", "GPUJOB_TRACK_ID=1", f"GPUJOB_TRACK_SESSION={tracked.files[0]}"]
     theirs = [f"{name}={job[name]}" for name in sorted(job)]
-    assert tracked.command(1)["last_output"].split("\n") == [*theirs, *own]
+    assert tracked.command(1)["last_output"] == [*theirs, *own]
     tracked.run("run", text, code=0)
-    assert tracked.command(2)["last_output"].split("\n") == [own[0], "GPUJOB_TRACK_ID=2", own[2]]
+    assert tracked.command(2)["last_output"] == [own[0], "GPUJOB_TRACK_ID=2", own[2]]
 
 
 def test_s0_9_fifty_concurrent_adds(tracked: Tracked) -> None:
@@ -428,3 +428,49 @@ def test_options_may_stand_behind_a_text_in_quotes(tracked: Tracked) -> None:
     assert [one["cmd"] for one in tracked.json()["commands"]] == ["echo one two", "echo --keep", "echo --keep"]
     for words in (["-h"], ["--help"], [], ["run", "--help"], ["status", "-h"]):
         assert tracked.lines(*words)[0] == "Usage: gpujob track VERB"
+
+
+def test_the_whole_log_of_a_command(tracked: Tracked) -> None:
+    tracked.begin("seq 30", "echo b; exit 3", "true")
+    assert "has no log yet" in tracked.run("log", "1", code=1).stderr
+    tracked.run("run-all", code=1)
+    assert tracked.lines("log", "1") == [str(n) for n in range(1, 31)]
+    assert tracked.lines("log") == tracked.lines("log", "2") == ["b"]
+    for words, code in ((["log", "3"], 1), (["log", "9"], 1), (["log", "x"], 1), (["log", "1", "2"], 2)):
+        assert len(tracked.run(*words, code=code).stderr.splitlines()) == 1
+    tracked.run("skip", code=0)
+    assert any("log: " in line for line in tracked.lines("status")), "also of a skipped one"
+
+
+def test_who_runs_another_beside_is_told(tracked: Tracked) -> None:
+    """Two trainings may meet on one GPU: `next --run` and `retry` wait for nothing, and say so."""
+    tracked.begin(gated("a"), "true")
+    one = tracked.popen("run-all")
+    tracked.exists("begun.a")
+    done = tracked.run("next", "--run", code=0)
+    assert re.fullmatch(r"gpujob: \[1\] still runs \(pid \d+\); nothing waits for it but run-all\n", done.stderr)
+    assert "[1] still runs" in tracked.run("retry", code=0).stderr
+    tracked.go("a")
+    assert one.wait(60) == 0
+
+
+def test_what_to_do_after_a_failure_is_said(tracked: Tracked) -> None:
+    tracked.begin("false", "true", "true")
+    done = tracked.run("run-all", code=1)
+    assert done.stdout.splitlines()[-1] == "Finished: 1 ran, 0 skipped, 1 failed"
+    assert "stopped there, 2 wait: gpujob track retry" in done.stderr
+
+
+def test_called_gpu_tracker_it_is_the_tracker(tracked: Tracked) -> None:
+    """As scripts for the original call it; its own sessions are not read, and that is said."""
+    (tracked.folder / ".gpu-tracker").mkdir(mode=0o700)
+    (tracked.folder / ".gpu-tracker" / "ses_20260101_101010_123.json").write_text("{}")
+    assert "sessions of gpu-tracker in .gpu-tracker are not read" in tracked.run("status", code=1).stderr
+    program = tracked.folder / "gpu-tracker"
+    program.write_text(f"#!{sys.executable}\nfrom scheduler.faces.front import entry\n\nentry()\n")
+    program.chmod(0o755)
+    for words, code in ((["init", "x"], 0), (["run", "exit 4"], 1)):
+        assert (
+            subprocess.run([program, *words], cwd=tracked.folder, env=tracked.environ, check=False).returncode == code
+        )
+    assert tracked.statuses() == ["interrupted"]

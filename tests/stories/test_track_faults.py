@@ -50,14 +50,14 @@ def test_s0_7_the_tracker_is_killed_and_the_command_goes_on(tracked: Tracked) ->
     tracked.wait_status(1, "running")
     killed(one)
     running = tracked.command(1)
-    assert (running["status"], running["exit_code"], running["last_output"]) == ("running", None, "begun a")
+    assert (running["status"], running["exit_code"], running["last_output"]) == ("running", None, ["begun a"])
     pid = tracked.stored()["commands"][0]["process"]["pid"]
     assert f"pid {pid}; its tracker was killed: it goes on alone" in tracked.run("status", code=0).stdout and alive(pid)
     assert tracked.lines("retry") == ["No interrupted commands."], "nobody starts it a second time"
     assert tracked.lines("remaining")[0].startswith("► [1] running: ")
     tracked.go("a")
     ended = tracked.wait_status(1, "interrupted")
-    assert (ended["exit_code"], ended["last_output"]) == (7, "begun a\nover")
+    assert (ended["exit_code"], ended["last_output"]) == (7, ["begun a", "over"])
     assert ended["started_at"] == running["started_at"] and ended["finished_at"] >= ended["started_at"]
 
 
@@ -117,7 +117,7 @@ def test_s0_7_tracker_keeper_and_command_are_killed(tracked: Tracked) -> None:
     end(tracked.marked())
     wait_for(lambda: not tracked.marked(), "nothing lives")
     lost = tracked.command(1)
-    assert (lost["status"], lost["exit_code"], lost["last_output"]) == ("interrupted", None, "begun a")
+    assert (lost["status"], lost["exit_code"], lost["last_output"]) == ("interrupted", None, ["begun a"])
     status = tracked.run("status", code=0).stdout
     unknown = "whoever supervised it was killed while it ran, so nobody learned its exit code"
     assert "interrupted (signal=9)" in status or unknown in status, "whether pid 1 has reaped it is chance"
@@ -164,7 +164,7 @@ def test_s0_7_another_boot(tracked: Tracked) -> None:
     path.write_text(before[0].replace(boot, other))
     record.write_bytes(before[1].replace(boot.encode(), other.encode()))
     found = tracked.command(2)
-    assert (found["status"], found["exit_code"], found["last_output"]) == ("interrupted", None, "begun a")
+    assert (found["status"], found["exit_code"], found["last_output"]) == ("interrupted", None, ["begun a"])
     assert "the machine or pod in which it ran was started anew, or is gone" in tracked.run("status", code=0).stdout
     assert tracked.run("skip", code=0).stdout.startswith("⊘ [2] skipped: ")
     assert tracked.lines("run-all")[-1] == "Finished: 1 ran, 0 skipped, 0 failed"
@@ -252,7 +252,7 @@ def test_s0_8_the_command_gets_that_very_signal(tracked: Tracked, number: signal
     one.send_signal(number)
     assert one.wait(60) == 128 + number
     found = tracked.command(1)
-    assert (found["status"], found["exit_code"]) == ("interrupted", 0) and found["last_output"].endswith("tidied")
+    assert (found["status"], found["exit_code"]) == ("interrupted", 0) and found["last_output"][-1] == "tidied"
 
 
 def test_s0_8_a_second_ctrl_c_kills_at_once(tracked: Tracked) -> None:
@@ -417,7 +417,7 @@ def test_s0_8_a_reader_that_takes_nothing_holds_up_neither_the_record_nor_the_en
     tracked.begin()
     much = "head -c 400000 /dev/zero | tr '\\0' '\\n'; "
     one = tracked.popen("run", much + "echo end")
-    assert tracked.wait_status(1, "done")["last_output"].endswith("end") and one.poll() is None
+    assert tracked.wait_status(1, "done")["last_output"][-1] == "end" and one.poll() is None
     one.send_signal(signal.SIGTERM)
     assert one.wait(60) == 128 + signal.SIGTERM
     two = tracked.popen("run", much + "touch begun.b; while :; do sleep 0.05; done")
@@ -463,7 +463,7 @@ def test_s0_8_what_does_not_end_even_by_sigkill_is_running(tracked: Tracked) -> 
     """S0.8: a process that the kernel holds: said, and left; shown here with no patience for one that ignores signals."""
     tracked.begin()
     impatient = (
-        "import sys; from scheduler.engine import foreground; foreground.UNKILLABLE_S = 0.0; "
+        "import sys; from scheduler.engine import tracked_run as foreground; foreground.UNKILLABLE_S = 0.0; "
         "from scheduler.faces.front import main; sys.exit(main(sys.argv[1:]))"
     )
     text = "trap '' INT; touch begun.i; while [ ! -e go.i ]; do sleep 0.05; done; exit 2"
