@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,9 @@ def spooler(tmp_path: Path) -> Iterator[Callable[..., Spooler]]:
 def tracked(tmp_path: Path) -> Iterator[Tracked]:
     """A folder for `gpujob track`; all that it started is ended."""
     one = Tracked(tmp_path)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup, which trackers go by
     yield one
+    signal.signal(signal.SIGHUP, before)
     one.end_all()
 
 

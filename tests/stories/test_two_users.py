@@ -41,6 +41,8 @@ VERBS = (
     "recover",
     "release 1",
     "first 1",
+    "report",
+    "run jobs.txt",
 )
 NOT_OF_ONE = {"start", "doctor", "demo", "help", "version", "config", "ts", "track"}  # each tried below, or about no scheduler  # fmt: skip
 HOLD = '#!/bin/sh\necho secret > out.txt\nwhile [ ! -e "$0.go" ]; do sleep 0.05; done\n'
