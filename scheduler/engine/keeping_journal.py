@@ -209,7 +209,7 @@ def check_apart(config: Config, config_file: str, places: Places) -> None:
             raise UsageError(
                 f"journal: {config.journal} is the {name.replace('_', ' ')} as well", do="name another file"
             )
-    if not holds_records(path):
+    if not holds_records(config.journal):
         raise UsageError(
             "it holds something else than a journal, which would be set aside", where=config.journal,
             do="name another file (journal; in gpujob run: jobs_file)",
