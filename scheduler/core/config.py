@@ -229,9 +229,9 @@ class Config:
         reload=True,
     )
     poll_interval: float = _option(
-        60.0,
-        _often,
-        "the files and the GPUs are looked at at least this often, whatever the other intervals say",
+        0.0,
+        _interval,
+        "the files and the GPUs are looked at at least this often, whatever the other intervals say; 0: as they say (run: 60)",
         reload=True,
     )
     min_free_mem_mb: int = _option(

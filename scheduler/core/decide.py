@@ -23,7 +23,7 @@ from scheduler.core.facts import (
     Unclaimed,
 )
 from scheduler.core.failure import OUT_OF_MEMORY
-from scheduler.core.gpu import BY_MEMORY, WHOLE, Need, gpu_ids_text
+from scheduler.core.gpu import BY_MEMORY, WHOLE, Need, gpu_ids_text, ids_of
 from scheduler.core.job import TICKS_A_SECOND, Event, Holding, Job, JobState, Outcome, Process, Reason
 from scheduler.core.job_class import JobClass, class_of
 from scheduler.core.noticing import judge_gpus
@@ -421,7 +421,7 @@ class Turn:
         """Try a job that books memory again with twice as much, or all that a GPU has; False if it had that already."""
         before = job.spec.vram_mib or 0
         fleet = self.world.fleet
-        most = max(map(fleet.telemetry.most_mib, fleet.gpus), default=0)
+        most = max(map(fleet.telemetry.most_mib, ids_of(fleet.allowed_mask(job.allowed))), default=0)
         after = min(most, 2 * before)
         if after <= before:
             return False

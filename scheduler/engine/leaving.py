@@ -87,7 +87,8 @@ def end_jobs(house: House) -> None:
     try:
         with house.db.writing() as connection:
             rows.ask(connection, Cancel(ids), house.now().wall)
-            rows.set_meta(connection, INTERRUPTED, json.dumps(ids))
+            before = json.loads(rows.meta(connection, INTERRUPTED) or "[]")
+            rows.set_meta(connection, INTERRUPTED, json.dumps(sorted({*before, *ids})))
     except StoreTrouble as error:
         house.say(f"the jobs cannot be ended now: {error}; press Ctrl-C again", 40, kind="store")
         return

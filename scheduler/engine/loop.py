@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import select
@@ -484,7 +485,7 @@ class House:
         self.changed |= self.watcher.changed()
         slow = now.mono >= self.scan_due
         if slow:
-            self.scan_due = now.mono + min(self.config.monitor_interval, self.config.poll_interval)
+            self.scan_due = now.mono + min(self.config.monitor_interval, self.config.poll_interval or math.inf)
             self.watcher.rearm()
             self.db.check_in_place()
             look_at_runner(self)

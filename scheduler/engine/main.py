@@ -91,6 +91,7 @@ class Daemon:
         try:
             return self._run(drain)
         except _Stopped:
+            self.stop_signal = signal.SIGTERM
             return Ending(0)
         except sqlite3.Error as error:  # read before the loop is there to take it
             raise trouble(error, self.places.store) from error
@@ -261,7 +262,9 @@ class Daemon:
         leaving = Leaving(self.question)
         while True:
             if self.stop_signal == signal.SIGINT and not leaving.on_ctrl_c(house, epoll):
-                self.stop_signal = 0
+                self.stop_signal = (
+                    0 if self.stop_signal == signal.SIGINT else self.stop_signal
+                )  # SIGTERM came meanwhile
             if self.stop_signal:
                 break
             house.wait(epoll, wakeup)
@@ -330,7 +333,7 @@ class Daemon:
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 
         def stop(number: int, _frame: object) -> None:
-            self.stop_signal = self.stop_signal or number
+            self.stop_signal = number if number == signal.SIGTERM else self.stop_signal or number
 
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)

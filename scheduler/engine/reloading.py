@@ -70,7 +70,7 @@ def limits_of(config: Config) -> Limits:
         config.mem_threshold,
         config.load_threshold,
         config.whole_gpu_tolerance,
-        min(config.gpu_interval, config.poll_interval) or UNCHANGED_S,
+        min(config.gpu_interval, config.poll_interval or math.inf) or UNCHANGED_S,
         config.settle,
         config.release,
         config.hold_on_errors,

@@ -29,6 +29,7 @@ FLUSH_S = 5.0  # so often at least what a command has written last is saved
 EVERY_S = 0.05  # so often its log is looked at
 CHUNK = 1 << 16
 MOST_BEHIND = 1 << 20  # of what a command wrote that was interrupted: so much of it is still shown
+ONCE_S = 0.2  # what comes so soon after the first is the same Ctrl-C, told twice
 SOFT_S, HARD_S = 2.0, 3.5  # after a signal: SIGTERM, SIGKILL to what is left
 AGAIN_S = 0.1
 SHORT_WAIT_S = 0.3  # so long somebody who holds the files keeps us from the command
@@ -85,8 +86,9 @@ class Signals:
 
     def hang_up(self) -> None:
         """Nobody takes our output any more: as if the terminal had said so. Called by the thread that found it out."""
-        self.caught.append(signal.SIGHUP)
-        self.wake()
+        if not self.caught:  # else it is our end, or that of our reader, which it already knows of
+            self.caught.append(signal.SIGHUP)
+            self.wake()
 
     def wake(self) -> None:
         """Have the loop look."""
@@ -121,8 +123,9 @@ class Follower(threading.Thread):
 
     def _new(self, fd: int) -> None:
         self.at = min(self.at, os.fstat(fd).st_size)  # somebody may have cut it
-        while data := os.pread(fd, CHUNK, self.at):
-            behind = os.fstat(fd).st_size - self.at
+        size = os.fstat(fd).st_size  # not more in one go: somebody may write faster than we show
+        while self.at < size and (data := os.pread(fd, min(CHUNK, size - self.at), self.at)):
+            behind = size - self.at
             if self._cut and behind > MOST_BEHIND:
                 skipped = behind - MOST_BEHIND
                 self.at += skipped
@@ -355,10 +358,10 @@ class _Run:
     # -- ending it ----------------------------------------------------------------------------------------
 
     def _act_on_signals(self) -> None:
-        """The first is passed on at once, sharper ones follow; a second one from outside kills."""
+        """The first is passed on at once, sharper ones follow; Ctrl-C once more kills."""
         now = time.monotonic()
         if len(self.signals.caught) > self.heard:
-            first, self.heard = self.heard == 0, len(self.signals.caught)
+            first, more, self.heard = self.heard == 0, self.signals.caught[self.heard :], len(self.signals.caught)
             if first:
                 number = self.signals.caught[0]
                 self.stopped_at = now
@@ -367,7 +370,7 @@ class _Run:
                 why = f"interrupted by {signal.Signals(number).name}"
                 tracking.stop_asked(self.command, why, time.time())
                 self._save(lambda command: tracking.stop_asked(command, why, time.time()))
-            elif not all(hard for _, hard in self.steps):
+            elif signal.SIGINT in more and now - self.stopped_at > ONCE_S and not all(hard for _, hard in self.steps):
                 self.steps = [(now, True)]
         while self.steps and self.steps[0][0] <= now:
             _, hard = self.steps.pop(0)

@@ -304,7 +304,9 @@ def last_lines(path: str, most: int, within: int = 64 * 1024, packed: bool = Fal
         elif seek_last_lines(fd, most, within):
             folder.enter()
         lines: list[str] = []
-        while data := os.read(fd, CHUNK):
+        left = os.fstat(fd).st_size - os.lseek(fd, 0, os.SEEK_CUR)  # as it is now: it may grow faster than it is read
+        while left > 0 and (data := os.read(fd, min(CHUNK, left))):
+            left -= len(data)
             for piece in unpack.feed(data) if unpack is not None else (data,):
                 lines += folder.feed(piece)
                 del lines[:-most]

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.errors import NotFound, SchedulerError, UsageError
 from scheduler.core.secrets import without_secrets
 from scheduler.core.tracking import (
     DONE,
@@ -139,7 +139,7 @@ class Work:
 
     def _gives(self, folder: str) -> Gives | None:
         nothing = os.stat(os.devnull).st_rdev
-        if os.fstat(0).st_rdev == nothing:
+        if os.fstat(0).st_rdev == nothing or _in_background():
             return None
         from scheduler.faces.caller import Caller
 
@@ -204,6 +204,14 @@ class Work:
             which = ", ".join(f"[{number}]" for number in before)
             self.out.aside(f"not run, for they were interrupted before: {which} (gpujob track retry, or skip)")
         return self._code(tally.failed > 0)
+
+
+def _in_background() -> bool:
+    """Whether what is typed on the terminal is not for us: then it is not for the command either, which nothing would stop."""
+    try:
+        return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
+    except OSError:
+        return True  # it is no terminal of ours
 
 
 class Out:
@@ -312,12 +320,12 @@ def log(tracker: Tracker, typed: Typed) -> int:
     """All that a command wrote in its last run; without a number that of the one that ran last."""
     session = tracker.session()
     if typed.id:
-        command = session.command(int(typed.id)) if typed.id.isdecimal() and len(typed.id) < 10 else None
+        command = next((one for one in session.commands if str(one.id) == typed.id), None)
     else:
         command = max(session.commands, key=lambda one: one.job.started_at or 0.0, default=None)
     if command is None or not command.job.log:
         which = f"command {typed.id} has" if typed.id else "no command has"
-        raise SchedulerError(f"{which} no log yet", where=f"session {session.id}", do="see gpujob track status")
+        raise NotFound(f"{which} no log", where=f"session {session.id}", do="see gpujob track status")
     out, path = Out(), tracker.log(command)
     try:
         with open(path, "rb", opener=plain) as stream:

@@ -25,6 +25,7 @@ DISPATCHER = {
     "commands_file": "commands.txt",
     "journal": "jobs.jsonl",
     "log_dir": "logs",
+    "poll_interval": 60.0,
     "min_free_mem_mb": 6000,
 }
 

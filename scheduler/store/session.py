@@ -67,10 +67,10 @@ def find_root(folder: str) -> str:
 
 def _trusted(house: str, *, here: bool) -> bool:
     try:
-        found = os.stat(house)
+        found, link = os.stat(house), os.lstat(house)  # a link to a folder of ours may be somebody else's
     except OSError:
         return False
-    mine = found.st_uid == os.geteuid() or (here and not os.geteuid())
+    mine = {found.st_uid, link.st_uid} == {os.geteuid()} or (here and not os.geteuid())
     return stat.S_ISDIR(found.st_mode) and mine
 
 

@@ -432,11 +432,11 @@ def test_options_may_stand_behind_a_text_in_quotes(tracked: Tracked) -> None:
 
 def test_the_whole_log_of_a_command(tracked: Tracked) -> None:
     tracked.begin("seq 30", "echo b; exit 3", "true")
-    assert "has no log yet" in tracked.run("log", "1", code=1).stderr
+    assert "command 1 has no log" in tracked.run("log", "1", code=6).stderr
     tracked.run("run-all", code=1)
     assert tracked.lines("log", "1") == [str(n) for n in range(1, 31)]
     assert tracked.lines("log") == tracked.lines("log", "2") == ["b"]
-    for words, code in ((["log", "3"], 1), (["log", "9"], 1), (["log", "x"], 1), (["log", "1", "2"], 2)):
+    for words, code in ((["log", "3"], 6), (["log", "9"], 6), (["log", "x"], 6), (["log", "1", "2"], 2)):
         assert len(tracked.run(*words, code=code).stderr.splitlines()) == 1
     tracked.run("skip", code=0)
     assert any("log: " in line for line in tracked.lines("status")), "also of a skipped one"
@@ -446,7 +446,7 @@ def test_who_runs_another_beside_is_told(tracked: Tracked) -> None:
     """Two trainings may meet on one GPU: `next --run` and `retry` wait for nothing, and say so."""
     tracked.begin(gated("a"), "true")
     one = tracked.popen("run-all")
-    tracked.exists("begun.a")
+    tracked.pid_of(1)
     done = tracked.run("next", "--run", code=0)
     assert re.fullmatch(r"gpujob: \[1\] still runs \(pid \d+\); nothing waits for it but run-all\n", done.stderr)
     assert "[1] still runs" in tracked.run("retry", code=0).stderr

@@ -135,12 +135,11 @@ def test_s0_7_the_shell_is_killed_and_what_it_started_lives(tracked: Tracked) ->
     tracked.begin()
     one = tracked.popen("run", "(sleep 305; true) & echo $! > child; touch begun.a; wait")
     tracked.exists("begun.a")
-    tracked.wait_status(1, "running")
+    leader = tracked.pid_of(1)
     killed(one)
     end(tracked.keepers())
     wait_for(lambda: not tracked.keepers(), "no keeper")
     child = int((tracked.folder / "child").read_text())
-    leader = tracked.stored()["commands"][0]["process"]["pid"]
     os.kill(leader, signal.SIGKILL)
     wait_for(lambda: not alive(leader), "the shell is dead")
     assert alive(child) and tracked.command(1)["status"] == "running"
@@ -156,7 +155,9 @@ def test_s0_7_another_boot(tracked: Tracked) -> None:
     tracked.begin("echo two")
     one = tracked.popen("run", gated("a"))
     tracked.exists("begun.a")
-    tracked.wait_status(2, "running")
+    tracked.pid_of(2)
+    os.kill(one.pid, signal.SIGSTOP)  # it must not write into the file that is changed here
+    wait_for(lambda: Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it stands still")
     path, boot = tracked.files[0], Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     other = "0" * 8 + boot[8:]
     record = path.with_suffix("") / "2.1"
@@ -482,3 +483,19 @@ def test_s0_8_what_does_not_end_even_by_sigkill_is_running(tracked: Tracked) -> 
     tracked.go("i")
     ended = tracked.wait_status(1, "interrupted")
     assert ended["exit_code"] == 2 and "interrupted by SIGINT" in tracked.run("status", code=0).stdout
+
+
+def test_s0_8_who_reads_us_ends_by_the_same_ctrl_c(tracked: Tracked) -> None:
+    """S0.8: as in `track run … | tee log`: that the reader is gone is no second Ctrl-C, and the command may still tidy up."""
+    tracked.begin()
+    text = "trap 'echo saving; sleep 1; touch saved; exit 5' INT; touch begun.r; while :; do sleep 0.05; done"
+    one = tracked.popen("run", text)
+    tracked.exists("begun.r")
+    tracked.pid_of(1)
+    assert one.stdout is not None
+    one.stdout.close()
+    one.stdout = None
+    one.send_signal(signal.SIGINT)
+    assert one.wait(60) == 130
+    found = tracked.command(1)
+    assert (tracked.folder / "saved").exists() and (found["status"], found["exit_code"]) == ("interrupted", 5)

@@ -82,6 +82,15 @@ class Tracked:
         wait_for(lambda: self.statuses()[number - 1 : number] == [word], f"command {number} {word}")
         return self.command(number)
 
+    def pid_of(self, number: int) -> int:
+        """Wait until it is written down which process a command is."""
+
+        def look() -> int:
+            found = next((one for one in self.stored()["commands"] if one["id"] == number), {})
+            return int((found.get("process") or {}).get("pid", 0))
+
+        return int(wait_for(look, f"the process of command {number}"))
+
     def exists(self, name: str) -> None:
         """Wait for a file in the folder."""
         wait_for((self.folder / name).exists, name)

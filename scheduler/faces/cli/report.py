@@ -142,6 +142,8 @@ def _ids(line: Line) -> str:
 def _command(job: Job) -> str:
     """As it was written, in one text."""
     spec = job.spec
+    if spec.shell_text is not None:
+        return without_secrets(spec.shell_text)
     return shlex.join(words_without_secrets((spec.script, *spec.arguments) if spec.script else spec.arguments))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.core.job import HOLDING, Job, JobState
@@ -82,7 +83,7 @@ def run(
         if shown is not None:
             shown.stop()
     for line in ending.left:
-        print(safe(f"gpujob: {line}"), file=sys.stderr)
+        _say(line, sys.stderr)
     return _last_word(desk, settings, before, stopped=bool(daemon.stop_signal))
 
 
@@ -164,7 +165,7 @@ def _last_word(desk: Desk, settings: Settings, before: _Commands, stopped: bool)
     try:
         found = _look(desk, settings)
     except SchedulerError as error:  # it is gone: what was read of it is told
-        print(safe(f"gpujob: {error}"), file=sys.stderr)
+        _say(f"{error}", sys.stderr)
         unreadable = True
         found = _look(desk, settings, as_read=True)
     refused = [line for line in desk.overview(0).refused if line.path == path]
@@ -176,28 +177,39 @@ def _last_word(desk: Desk, settings: Settings, before: _Commands, stopped: bool)
             counts[state] = number
     bad = [job for job in found.jobs if job.state.ended and not job.succeeded]
     for job in bad[:MOST_NAMED]:
-        print(safe(f"gpujob: job {job.id} ({job.spec.shown_words()}) {state_text(job)}; log {job.log or 'none'}"))
+        _say(f"job {job.id} ({job.spec.shown_words()}) {state_text(job)}; log {job.log or 'none'}")
     if len(bad) > MOST_NAMED:
-        print(f"gpujob: … and {len(bad) - MOST_NAMED} more: gpujob status")
+        _say(f"… and {len(bad) - MOST_NAMED} more: gpujob status")
     over = {job.id for job in before.jobs if job.state.ended}
     over &= {job.id for job in found.jobs if job.state.ended}
     ran_before = f" ({len(over)} of them ended in runs before)" if over else ""
     all_told = sum(counts.values())
-    print(safe(f"gpujob: {name}: {all_told} command{'s' * (all_told != 1)}: {counts_text(counts)}{ran_before}"))
+    _say(f"{name}: {all_told} command{'s' * (all_told != 1)}: {counts_text(counts)}{ran_before}")
     if refused:
-        print(safe(f"gpujob: {name}: {len(refused)} line{'s' * (len(refused) > 1)} refused: gpujob status"))
+        _say(f"{name}: {len(refused)} line{'s' * (len(refused) > 1)} refused: gpujob status")
     if stopped:
-        print("gpujob: stopped before all had ended; the same command goes on from here", file=sys.stderr)
+        _say("stopped before all had ended; the same command goes on from here", sys.stderr)
         return STOPPED
     if found.forgotten:
         which = "1 command was" if len(found.forgotten) == 1 else f"{len(found.forgotten)} commands were"
-        print(f"gpujob: {which} run before and forgotten (reset, keep_finished): not run again; to run all of the file again: "
-              "gpujob run --again", file=sys.stderr)  # fmt: skip
+        _say(
+            f"{which} run before and forgotten (reset, keep_finished): not run again; to run all of the file again: gpujob run --again",
+            sys.stderr,
+        )
     if bad:
         ids = " ".join(str(job.id) for job in bad[:MOST_NAMED])
-        print(f"gpujob: to run again what did not end well: gpujob retry {ids}, then the same command", file=sys.stderr)
+        _say(f"to run again what did not end well: gpujob retry {ids}, then the same command", sys.stderr)
     left = [job for job in found.jobs if not job.state.ended]
     return 1 if bad or refused or left or found.forgotten or found.unread or unreadable else 0
+
+
+def _say(text: str, stream: TextIO | None = None) -> None:
+    """A sentence; where nobody can take it any more (a closed terminal), the exit code stays true all the same."""
+    out = stream or sys.stdout
+    try:
+        print(safe(f"gpujob: {text}"), file=out, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 class _Shown:
@@ -244,7 +256,7 @@ class _Shown:
 
     def write(self, text: str) -> None:
         """Print above it."""
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError, ValueError):  # nobody reads any more; the main log has it
             if self._progress is not None and self._up:
                 self._progress.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
                 return
@@ -253,7 +265,7 @@ class _Shown:
 
     def ask(self, question: str) -> None:
         """Show this below all that is said; empty: no more."""
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError, ValueError):
             self.question = question
             sys.stdout.write(question)
             sys.stdout.flush()
