@@ -21,10 +21,12 @@ ALWAYS = re.compile(r"passw|pwd|passphrase|secret|credential|auth", re.IGNORECAS
 HARMLESS_VALUE = re.compile(
     r"[+-]?\d{1,6}(?:\.\d*)?(?:e[+-]?\d+)?|true|false|none|null|value|<[\w|/]*>|\*+", re.IGNORECASE
 )
-VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[^\s"'`;&|,)}\]]+)"""
+VALUE = r"""(?:\\"[^"\\]*\\"|"(?:[^"\\]|\\.)*"|'[^']*'|[^\s"'`;&|,)}\]]+)"""
 ASSIGNED = re.compile(rf"(?<![\w.-])(?P<name>{NAME})(?P<between>=)(?P<value>{VALUE})", re.IGNORECASE | re.ASCII)
 # A whole word in quotes: blanks are part of its value.
-QUOTED = re.compile(rf"""(?<=["'])(?P<name>\+{{0,2}}{NAME})(?P<between>=)(?P<value>[^"']+)""", re.IGNORECASE | re.ASCII)
+QUOTED = re.compile(
+    rf"""(?<=["'])(?P<name>\+{{0,2}}{NAME})(?P<between>=)(?P<value>\\"[^"\\]*\\"|[^"']+)""", re.IGNORECASE | re.ASCII
+)
 OPTION = re.compile(rf"(?<!\S)(?P<name>--?{NAME})(?P<between>[ \t]+)(?P<value>(?!-){VALUE})", re.IGNORECASE | re.ASCII)
 # A header, or a key of JSON: with a colon, as sentences have it too, so only where the name cannot be a plain word.
 HEADER = re.compile(

@@ -25,7 +25,7 @@ from scheduler.runners.processes import (
     seen,
     zombie_status,
 )
-from scheduler.store.session import NoSession, SessionFiles, find_root
+from scheduler.store.session import SessionDamaged, SessionFiles, find_root
 
 Tail = Callable[[str, int], list[str]]  # the last lines of a log, with nothing in them that could play a terminal
 
@@ -149,18 +149,19 @@ class Tracker:
 
     def delete(self) -> None:
         """Forget it. Raises SchedulerError while a command runs."""
+        self.files.delete(self.name, self._check_idle)
+
+    def _check_idle(self) -> None:
+        """Raises SchedulerError while a command runs."""
         try:
-            running = [command.id for command in self.session().having(RUNNING)]
-        except NoSession:
-            raise
-        except SchedulerError:
-            if self.name not in self.files.names():
-                raise
-            running = self._running_by_records()  # damaged
+            session = self.files.read(self.name)
+            self.settle(session)
+            running = [command.id for command in session.having(RUNNING)]
+        except SessionDamaged:
+            running = self._running_by_records()
         if running:
             which = f"command {running[0]} runs" if len(running) == 1 else f"{len(running)} commands run"
             raise SchedulerError(f"{which}", where=f"session {self.name}", do="end it first, or wait for it")
-        self.files.delete(self.name)
 
     def _running_by_records(self) -> list[int]:
         found = []

@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from scheduler.core.errors import NotFound, SchedulerError, UsageError
 from scheduler.core.tracking import Session, age, is_session_id, next_id, session_of, stored
@@ -173,11 +173,12 @@ class SessionFiles:
                     os.unlink(os.path.join(folder, entry))
         return folder
 
-    def delete(self, name: str) -> None:
-        """Forget a session, its logs and records too. Raises NotFound."""
+    def delete(self, name: str, check: Callable[[], None] = lambda: None) -> None:
+        """Forget a session, its logs and records too. ``check`` may raise to keep it: nobody changes it meanwhile. Raises NotFound."""
         if not is_session_id(name) or name not in self.names():
             raise NotFound(f"there is no session {name[:40]}", do="see gpujob track list")
         with self._locked():
+            check()
             for path in (*left_aside(self.path(name)), self.path(name)):
                 os.unlink(path)
             with contextlib.suppress(FileNotFoundError):

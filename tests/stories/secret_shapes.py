@@ -15,6 +15,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "aws": (f"AWS_SECRET_ACCESS_KEY={SECRET}",),
     "hydra": (f"+logger.wandb.key={SECRET}",),
     "in shell text": ("sh", "-c", f"export PGPASSWORD='{SECRET}'; python t.py --secret {SECRET} | tee x"),
+    "in escaped quotes": ("sh", "-c", f'sh -c "PGPASSWORD=\\"{SECRET}\\" true"'),
     "in json": ("--config", f'{{"lr": 1, "api_key": "{SECRET}"}}'),
     "in python": ("python", "-c", f"login(token='{SECRET}')"),
     "bearer": ("curl", "-H", f"Authorization: Bearer {SECRET}"),
