@@ -111,6 +111,13 @@ class JobSpec:
         return self.arguments[2] if self.source == "commands" and self.arguments[:2] == ("sh", "-c") else None
 
     @property
+    def written_text(self) -> str:
+        """The whole command as it was written, without secrets: the line of a commands file, else words for a shell."""
+        if self.shell_text is not None:
+            return without_secrets(self.shell_text)
+        return shlex.join(words_without_secrets((self.script, *self.arguments) if self.script else self.arguments))
+
+    @property
     def shown_name(self) -> str:
         """A short name for tables: the label, the script's file name, or the command's first word."""
         if self.label:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
 from scheduler.core.job import Job, JobState
-from scheduler.core.secrets import without_secrets, words_without_secrets
 
 KEYS = (
     "id",
@@ -76,21 +74,13 @@ def history_of(job: Job, moments: Iterable[tuple[float, str]]) -> list[list[str]
     return [[utc(at), word] for at, word in found]
 
 
-def command_text(job: Job) -> str:
-    """The whole command as it was written, without secrets: of a commands file the line, else words for a shell."""
-    spec = job.spec
-    if spec.source == "commands" and len(spec.arguments) == 3:
-        return without_secrets(spec.arguments[2])
-    return shlex.join(words_without_secrets((spec.script, *spec.arguments) if spec.script else spec.arguments))
-
-
 def record_of(job: Job, moments: Iterable[tuple[float, str]]) -> dict[str, Any]:
     """The job as the journal has it (docs/formats.md, Journal)."""
     began = status_of(job) != PENDING
     gpus = job.gpus if began else ()
     return {
         "id": job.id,
-        "command": _text(command_text(job)),
+        "command": _text(job.spec.written_text),
         "status": status_of(job),
         "pid": job.process.pid if began and job.process else None,
         "gpu_id": None if not gpus else gpus[0] if len(gpus) == 1 else list(gpus),
@@ -136,7 +126,7 @@ def is_beginning(torn: bytes, job: Job | None) -> bool:
     """Whether ``torn`` is what was cut off of a line about ``job`` (None: of any job, when not even its id is whole)."""
     if job is None:
         return len(torn) <= 40 and _SHORT.fullmatch(torn.decode("utf-8", "replace")) is not None
-    start = json.dumps({"id": job.id, "command": _text(command_text(job))})[:-1].encode("ascii") + b', "status": "'
+    start = json.dumps({"id": job.id, "command": _text(job.spec.written_text)})[:-1].encode("ascii") + b', "status": "'
     if len(torn) <= len(start):
         return start.startswith(torn)
     return torn.startswith(start) and b"{" not in torn[len(start) :]  # else somebody has written on behind it

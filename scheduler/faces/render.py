@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -203,7 +202,7 @@ def command_lines(jobs: Sequence[Job], reasons: Mapping[int, Reason], alive: boo
         elif job.succeeded:
             mark, words = "[✓]", "Completed"
         gpu = f"GPU {gpu_ids_text(job.gpus) or 'N/A'}"
-        rows.append((mark, _typed(job), gpu, words, job.id))
+        rows.append((mark, job.spec.written_text, gpu, words, job.id))
     wide = max((terminal.cells(safe(text)) for _, text, *_ in rows), default=0)
     pad = min(wide, WIDEST_COMMAND)
     return [
@@ -219,13 +218,6 @@ def _short_reason(reason: Reason | None, alive: bool) -> str:
     if reason is None:
         return ""
     return f" ({reason.sentence.partition(';')[0] if reason.code == 'behind' else reason.sentence})"
-
-
-def _typed(job: Job) -> str:
-    """A command as it stands in its file, but for secrets."""
-    if job.spec.shell_text is not None:
-        return without_secrets(job.spec.shell_text)
-    return shlex.join(words_without_secrets(words_run(job)))
 
 
 def status_lines(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv as comma_separated
-import shlex
 import sys
 import time
 from datetime import datetime
@@ -13,7 +12,7 @@ from scheduler.core.errors import UsageError
 from scheduler.core.gpu import WHOLE
 from scheduler.core.job import Job
 from scheduler.core.reporting import GpuUse, Line, Report, Total
-from scheduler.core.secrets import without_secrets, words_without_secrets
+from scheduler.core.secrets import without_secrets
 from scheduler.core.units import seconds_of, span_text
 from scheduler.desk import SCHEMA, Desk
 from scheduler.faces import render, terminal
@@ -139,14 +138,6 @@ def _ids(line: Line) -> str:
 # -- for programs -----------------------------------------------------------------------------------------
 
 
-def _command(job: Job) -> str:
-    """As it was written, in one text."""
-    spec = job.spec
-    if spec.shell_text is not None:
-        return without_secrets(spec.shell_text)
-    return shlex.join(words_without_secrets((spec.script, *spec.arguments) if spec.script else spec.arguments))
-
-
 def _seconds(ms: float | None) -> float | None:
     return None if ms is None else round(ms / 1000, 3)
 
@@ -177,7 +168,7 @@ def _line_json(line: Line) -> dict[str, Any]:
     return {
         "id": job.id,
         "label": without_secrets(job.spec.label) or None,
-        "command": _command(job),
+        "command": job.spec.written_text,
         "state": job.state.value,
         "outcome": job.outcome.value if job.outcome else None,
         "exit_code": job.exit_code if job.state.ended else None,
