@@ -85,6 +85,11 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "pynvml": ("probes/reader.py",),
     "random": ("engine", "examples"),
     "marshal": ("runners",),
+    "starlette": ("faces/web",),
+    "uvicorn": ("faces/web",),
+    "jinja2": ("faces/web",),
+    "sse_starlette": ("faces/web",),
+    "prometheus_client": ("faces/web",),
 }
 
 

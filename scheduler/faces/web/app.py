@@ -1,0 +1,64 @@
+"""The application: every row of the tables as a route, its errors as answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from scheduler.core.errors import SchedulerError
+from scheduler.core.secrets import without_secrets
+from scheduler.faces.terminal import safe
+from scheduler.faces.web import api, pages
+from scheduler.faces.web.calls import Ask, Call, number, status_of
+from scheduler.faces.web.source import Source
+
+
+def all_calls() -> tuple[Call, ...]:
+    """Every route of the page."""
+    return (*api.CALLS, *pages.CALLS)
+
+
+def make_app(source: Source, more: Sequence[BaseRoute] = ()) -> Starlette:
+    """The application without its gate (`gate.py`), which has to stand before it. ``more``: routes that stream."""
+    app = Starlette(
+        routes=[*more, *(Route(call.path, _endpoint(call), methods=[call.method]) for call in all_calls())],
+        exception_handlers={HTTPException: _refuse},  # type: ignore[dict-item]
+    )
+    app.router.redirect_slashes = False
+    app.state.source = source
+    return app
+
+
+def problem(code: int, text: str) -> Response:
+    """An error as the API has it: ``{"error": "…"}``."""
+    return Response(json.dumps({"error": safe(without_secrets(text))}), code, media_type="application/json")
+
+
+def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
+    async def run(request: Request) -> Response:
+        found = {name: number(text) for name, text in request.path_params.items()}
+        numbers = {name: value for name, value in found.items() if value is not None}
+        if len(numbers) < len(found):
+            return problem(404, "no such thing here: an id is a plain number")
+        ask = Ask(request, request.app.state.source, numbers)
+        try:
+            return await run_in_threadpool(call.does, ask)
+        except SchedulerError as error:
+            if call.page:
+                return await run_in_threadpool(pages.trouble, ask, status_of(error), str(error))
+            return problem(status_of(error), str(error))
+
+    return run
+
+
+async def _refuse(_request: Request, error: HTTPException) -> Response:
+    answer = problem(error.status_code, error.detail)
+    answer.headers.update(error.headers or {})
+    return answer
