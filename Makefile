@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 TESTSTAMP := $(VENV)/.installed-test
-DEBIAN := python3-venv gcc libc6-dev procps screen strace zsh fish
+DEBIAN := python3-venv gcc libc6-dev procps screen strace zsh fish chromium fonts-dejavu-core
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
 
