@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, UsageError, did_you_mean
+from scheduler.core.errors import NoDaemon, NotAsked, NotFound, Refused, SchedulerError, UsageError, did_you_mean
 from scheduler.core.gpu import Gpu, Need
 from scheduler.core.job import HOLDING, Event, Job, JobSpec, JobState, Reason
 from scheduler.core.secrets import without_secrets
@@ -84,7 +84,7 @@ class Desk:
     def ask(self, request: Request, wait_s: float = ANSWER_S) -> Answer:
         """Have the daemon do something and wait for its answer.
 
-        Raises NoDaemon when none runs (then nothing was written) or when it does not answer in time.
+        Raises NotAsked when none runs, NoDaemon when it does not answer in time: then the request stands.
         """
         from scheduler.core.requests import Answer, to_row
 
@@ -95,7 +95,7 @@ class Desk:
         and lines of the answer. Raises NoDaemon likewise.
         """
         if not self.alive():
-            raise NoDaemon("no scheduler is running", where=self.places.state_file, do="start it: gpujob start")
+            raise NotAsked("no scheduler is running", where=self.places.state_file, do="start it: gpujob start")
         database = Database(self.places)
         try:
             with database.writing() as connection:

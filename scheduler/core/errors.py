@@ -90,6 +90,10 @@ class NoDaemon(SchedulerError):
     exit_code = 5
 
 
+class NotAsked(NoDaemon):
+    """None runs, and nothing was written: nobody will ever carry it out."""
+
+
 class NotFound(SchedulerError):
     """No such job or GPU (exit code 6)."""
 

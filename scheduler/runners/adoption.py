@@ -171,7 +171,7 @@ def why_lost(kind: Record, same_boot: bool) -> str:
         return "the machine was started anew while it ran"
     return {
         Record.NONE: "its record was removed",
-        Record.CLAIMED: "its start was not proven before the scheduler was killed",
+        Record.CLAIMED: "its start was not proven before its starter was killed",
         Record.RUNNING: "whoever supervised it was killed while it ran, so nobody learned its exit code",
         Record.BROKEN: "its record cannot be read",
         Record.NEVER_RAN: "its starter says that it never ran, but processes of it were found",

@@ -14,6 +14,7 @@ START_S = 5.0  # between the choice of an attempt and its first line: the sum of
 ENDED = frozenset({"done", "failed", "cancelled", "skipped"})
 PARTS = 1000
 HANGUP = 1
+UNPROVEN = "its start was not proven"  # its record was claimed, and says of no process
 
 
 def judge(history: History) -> list[str]:
@@ -118,6 +119,8 @@ class _Court:
             return ""  # also when it was cancelled a moment too late
         hit = self.hit(wish, row)
         if row.outcome == "lost":
+            if UNPROVEN in row.notes and any(kill.what == "shim" and kill.job == row.id for kill in hit):
+                return ""  # killed as it made the job a process: nobody was told which, and its daemon has many orphans
             known = all(self.died.get(kill.life, 0.0) > self.over(wish, kill) + SLACK_S for kill in hit)
             return "lost, though its end could be known" if known else ""
         if (row.outcome, row.signal) == ("signal", HANGUP) and any(kill.what == "shim" for kill in hit):

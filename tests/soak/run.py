@@ -189,6 +189,7 @@ def badly_said(place: World, given: Given) -> list[str]:
 def at_the_end(place: World, at_rest: tuple[int, int]) -> list[str]:
     """What a daemon at rest looks like that has lived through much."""
     wrong = []
+    wait_for(lambda: place.life.early[1], "the first reading of the last life: it may have begun this very moment")
     wait_for(lambda: abs(reading(place.life.pid)[0] - at_rest[0]) <= MOST_FDS or place.process.poll() is not None,
              f"descriptors: {at_rest[0]} at first, now {reading(place.life.pid)[0]}", 20)  # fmt: skip
     place.life.late = reading(place.life.pid)

@@ -173,6 +173,20 @@ def test_what_cannot_be_known_may_be_lost() -> None:
     assert judge(history) == []
 
 
+def test_a_shim_killed_as_it_starts_its_job_takes_the_proof_with_it() -> None:
+    """J10: its daemon lives on and cannot tell either; a job that had been told to it, or another one's, must not be lost."""
+    history = good()
+    history.ledger = [entry for entry in history.ledger if entry[1] != "k0"]
+    row = lose(history)
+    history.kills.append(Kill("shim", 77, 10.05, 1, job=1))
+    row.notes = '["lost: its start was not proven before its starter was killed"]'
+    assert judge(history) == []
+    history.kills[-1].job = 2
+    assert judge(history)
+    history.kills[-1].job, row.notes = 1, '["lost: whoever supervised it was killed while it ran"]'
+    assert judge(history)
+
+
 def test_a_killed_shim_takes_the_terminal_with_it() -> None:
     """B02: then the job ends by SIGHUP, wherever it is."""
     history = good()

@@ -64,6 +64,28 @@ def alive(pid: int) -> bool:
     return text[text.rindex(")") + 2] not in "ZX"
 
 
+def stopped(pid: int) -> bool:
+    """Whether it stands still (SIGSTOP): the signal is sent before it has its effect."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def freeze(pid: int, store_lock: Path) -> None:
+    """SIGSTOP of a daemon, at a moment at which it does not keep everybody out of the store."""
+
+    def frozen() -> bool:
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: stopped(pid), "a stop")
+        with store_lock.open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.kill(pid, signal.SIGCONT)
+                return False
+        return True
+
+    wait_for(frozen, "stopped between two transactions")
+
+
 class Scheduler:
     """One scheduler in ``folder``."""
 
@@ -140,19 +162,7 @@ class Scheduler:
 
     def freeze(self) -> None:
         """SIGSTOP, at a moment at which it does not keep everybody out of the store."""
-
-        def frozen() -> bool:
-            os.kill(self.pid, signal.SIGSTOP)
-            wait_for(lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
-            with (self.folder / ".gpujob" / "store.lock").open("rb") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    os.kill(self.pid, signal.SIGCONT)
-                    return False
-            return True
-
-        wait_for(frozen, "stopped between two transactions")
+        freeze(self.pid, self.folder / ".gpujob" / "store.lock")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Tell it to end; its exit code."""

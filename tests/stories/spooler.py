@@ -94,9 +94,9 @@ class Spooler:
         (self.folder / f"go-{key}").touch()
 
     def said_in(self, name: str) -> list[str]:
-        """The lines that jobs have written into a file of the folder so far."""
+        """The whole lines that jobs have written into a file of the folder so far."""
         path = self.folder / name
-        return path.read_text().splitlines() if path.exists() else []
+        return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
 
     def gpujob(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """`gpujob WORDS` for the same scheduler."""

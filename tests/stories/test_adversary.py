@@ -255,7 +255,7 @@ def test_an_nvidia_smi_that_cannot_be_ended_is_no_jobs(machine):
     m.running("old")
     hold.touch()
     wait_for(lambda: "hangs in the driver and cannot be ended" in (m.gpu(0)["reason"] or ""), "the stuck reader")
-    (pid,) = map(int, hold.read_text().split())
+    (pid,) = map(int, wait_for(lambda: hold.read_text().split(), "its number"))
     try:
         assert alive(pid)
         m.s.release("old")

@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.core.requests import Cancel
+from scheduler.desk import Desk
+from scheduler.faces.cli.control import do
 from scheduler.store.database import VERSION
 from tests.stories.harness import ROOT, Scheduler, alive, wait_for
 from tests.stories.pouring import Pouring
@@ -110,7 +113,8 @@ def steps(s: Scheduler, known: int) -> Iterator[tuple[Callable[[], object], str]
     s.append(*(s.line(key, 0, 600) for key in DEAFS), *(s.line(key, 5) + ";retries=3" for key in FLAKY))
     for number, key in enumerate(DEAFS, 6):
         yield lambda key=key: s.starts(key), f"{key} runs"
-        s.cli("cancel", str(number), code=None)
+        asked = s.cli("cancel", str(number), code=None)
+        assert asked.returncode in (0, 5), asked.stderr  # done, or written down for the next daemon
         yield lambda number=number: s.states()[number] in ("stopping", "cancelled"), f"{key} is being stopped"
     for key in names[5:]:
         s.append(s.line(key, PLAIN[key], 0.02))
@@ -458,6 +462,29 @@ def test_a04_a_verb_whose_daemon_is_killed_before_it_answers(scheduler):
     s.start()
     s.wait_state(1, "cancelled")
     assert s.starts("a") == 1 and s.status()["paused"]
+
+
+def test_a04_a_verb_whose_daemon_is_killed_as_it_turns_to_it(scheduler, monkeypatch):
+    """A04, P4: seen alive, and gone before anything was asked of it: it is done as without a daemon, and not forgotten."""
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_state(1, "running")
+    alive_now = Desk.alive
+
+    def killed_once_seen(desk: Desk) -> bool:
+        found = alive_now(desk)
+        s.kill()
+        return found
+
+    monkeypatch.setattr(Desk, "alive", killed_once_seen)
+    answer, by_daemon = do(Desk(str(s.folder / "gpu_scheduler_state.json")), Cancel((1,)))
+    monkeypatch.undo()
+    assert (answer.code, by_daemon) == (5, False) and "when the scheduler starts again" in answer.lines[0]
+    s.start()
+    s.wait_state(1, "cancelled")
+    assert s.starts("a") == 1
 
 
 def test_a16_a_pause_before_a_retry_goes_on_counting_over_a_kill(scheduler):

@@ -126,8 +126,7 @@ def test_doctor_with_a_scheduler_that_runs_stopped_or_ended(ill: Scheduler) -> N
     assert found["store"][0]["seen"] == "whole, 1 job" and found["scheduler"][0]["seen"] == f"runs, pid {ill.pid}"
     assert "declared" in found["NVML"][0]["seen"] or found["NVML"][0]["mark"] != "ok"
 
-    os.kill(ill.pid, signal.SIGSTOP)
-    wait_for(lambda: Path(f"/proc/{ill.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "stopped")
+    ill.freeze()
     found = doctor(ill, code=1)
     assert found["scheduler"][0]["mend"] == f"kill -CONT {ill.pid}"
     mend(ill, found["scheduler"][0])
@@ -255,8 +254,7 @@ def test_doctor_as_another_user_and_with_files_of_root(ill: Scheduler) -> None:
     assert [one["mend"] for one in found] == [f"chown -h root {ill.folder}/.gpujob"], "the odd one, not all others"
     mend(ill, found[0])
     ill.start()
-    os.kill(ill.pid, signal.SIGSTOP)  # or it might be what writes
-    wait_for(lambda: Path(f"/proc/{ill.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "stopped")
+    ill.freeze()  # or it might be what writes
     # Everything is imported before the user changes: the interpreter may stand where that one cannot look.
     script = (
         "import os, sys, json, ctypes, importlib\n"

@@ -33,7 +33,8 @@ for _ in range(5):
 if sys.argv[1] == "leave" and os.fork() == 0:
     if os.fork() == 0:
         os._exit(0)  # a zombie below what is left behind
-    open("survivor", "w").write(str(os.getpid()))
+    open("survivor.new", "w").write(str(os.getpid()))
+    os.rename("survivor.new", "survivor")  # who sees it finds the number in it
     time.sleep(600)
 while sys.argv[1] == "leave" and not os.path.exists("survivor"):
     time.sleep(0.01)

@@ -39,8 +39,9 @@ PAYLOADS = list(dict.fromkeys([
     "a b", " a", "a ", "\ta", "a\x01b", "\x1b[2J", "\x7f", "a\x0bb", "x" * 5000, "\u2028", "=cmd|' /C calc'!A0", "a'b\"c`d$e\\f",
 ]))  # fmt: skip
 
+# How many words there are stands before them: a file that is just being written is not taken for a whole one.
 SEES = """#!/bin/sh
-printf '%s\\0' "$GPUJOB_ID" "$@" > "{folder}/saw-$GPUJOB_ID"
+printf '%s\\0' "$GPUJOB_ID" "$#" "$@" > "{folder}/saw-$GPUJOB_ID"
 """
 
 
@@ -54,11 +55,14 @@ def s(scheduler: Callable[..., Scheduler]) -> Scheduler:
 
 
 def saw(s: Scheduler) -> dict[int, list[bytes]]:
-    """Job → the words that it got."""
+    """Job → the words that it got, of those that have written all of them."""
     found = {}
     for path in s.folder.glob("saw-*"):
-        number, *words, _ = path.read_bytes().split(b"\0")
-        found[int(number)] = words
+        number, _, rest = path.read_bytes().partition(b"\0")
+        count, whole, rest = rest.partition(b"\0")
+        words = rest.split(b"\0")[:-1]
+        if whole and len(words) == int(count):
+            found[int(number)] = words
     return found
 
 

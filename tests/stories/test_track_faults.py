@@ -156,8 +156,7 @@ def test_s0_7_another_boot(tracked: Tracked) -> None:
     one = tracked.popen("run", gated("a"))
     tracked.exists("begun.a")
     tracked.pid_of(2)
-    os.kill(one.pid, signal.SIGSTOP)  # it must not write into the file that is changed here
-    wait_for(lambda: Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it stands still")
+    tracked.freeze(one)  # it must not write into the file that is changed here
     path, boot = tracked.files[0], Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     other = "0" * 8 + boot[8:]
     record = path.with_suffix("") / "2.1"

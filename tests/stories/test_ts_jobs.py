@@ -315,7 +315,7 @@ def test_s4_26_a_program_is_called_at_each_end(spooler: Callable[..., Spooler]) 
     """S4.26: TS_ONFINISH with id, error, output file and command, always four; once a job; not for skipped ones."""
     s = spooler()
     program = s.folder / "ended"
-    program.write_text(f"#!/bin/sh\n(printf '%s' $#; printf '|%s' \"$@\"; echo) >>{s.folder}/called\n")
+    program.write_text(f"#!/bin/sh\nprintf '%s|%s|%s|%s|%s\\n' $# \"$@\" >>{s.folder}/called\n")
     program.chmod(0o755)
     (s.folder / "ended-by-name").symlink_to(program)
     given = {"TS_ONFINISH": str(program)}

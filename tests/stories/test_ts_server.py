@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.store.office import holder
-from tests.stories.harness import LONG, alive, wait_for
+from tests.stories.harness import LONG, alive, freeze, wait_for
 from tests.stories.spooler import Spooler
 
 # Each line of it that begins with `ts` or holds `$(ts` is a call that is counted; `until` loops and `states` are not.
@@ -230,7 +230,7 @@ def test_s4_2_calls_return_while_jobs_run_and_the_server_is_busy(spooler: Callab
         s.ts(*words)
         assert s.states()[0] == "running"
     server = s.pid()
-    os.kill(server, signal.SIGSTOP)
+    freeze(server, Path(s.server.places.store_lock))
     try:
         assert s.add("-L", "while it is stopped", "true") == 4
         assert list(s.states().items()) == [(0, "running"), (1, "queued"), (3, "queued"), (4, "queued")]

@@ -75,7 +75,7 @@ def test_s7_p9_another_user_reads_changes_and_signals_nothing(
     (place / "jobs.txt").write_text("0,hold,,,0\n")
     belongs(place / "jobs.txt", me)
     mine = daemon_of(me, place, API_KEY="of mine").ready()
-    wait_for((place / "out.txt").exists, f"the job runs\n{mine.said()}")
+    wait_for(lambda: (place / "out.txt").exists() and (place / "out.txt").read_text(), f"the job runs\n{mine.said()}")
     assert owned(me, "/tmp", "/var/tmp", "/dev/shm") == shared, "files in folders that all share"
     pids = [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if _owner(p) == me.uid]
     assert len(pids) >= 3 and mine.pid in pids  # scheduler, keeper, job

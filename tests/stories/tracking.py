@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.core.tracking import age
+from scheduler.store.session import lock
 from tests.stories import warm
-from tests.stories.harness import ROOT, wait_for
+from tests.stories.harness import ROOT, stopped, wait_for
 
 # A command that says when it has begun, goes on until it may end, and then ends with a code.
 GATED = "echo begun {key}; touch begun.{key}; while [ ! -e go.{key} ]; do sleep 0.05; done; echo over; exit {code}"
@@ -54,6 +55,13 @@ class Tracked:
         one = subprocess.Popen(command, cwd=self.folder, env={**self.environ, **(environ or {})}, **how)
         self.trackers.append(one)
         return one
+
+    def freeze(self, one: subprocess.Popen[str]) -> None:
+        """SIGSTOP of a tracker under way, while it does not keep all others out of the sessions."""
+        with (self.folder / ".gpu-tracker" / "lock").open("rb") as held:
+            wait_for(lambda: lock(held.fileno()), "the lock of the sessions")
+            one.send_signal(signal.SIGSTOP)
+            wait_for(lambda: stopped(one.pid), "it stands still")
 
     def begin(self, *commands: str, name: str = "a session") -> Tracked:
         """A session with these commands."""

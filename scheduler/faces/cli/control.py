@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from scheduler.core.errors import NoDaemon, NotFound, UsageError
+from scheduler.core.errors import NoDaemon, NotAsked, NotFound, UsageError
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import ENDED, Job, Outcome
 from scheduler.core.requests import (
@@ -66,11 +66,13 @@ def do(desk: Desk, request: Request, config: str | None = None) -> tuple[Answer,
     from scheduler.engine.offline import carry_out
     from scheduler.store.office import Taken
 
-    if not desk.alive():
-        settings = settings_if_readable({"state_file": desk.places.state_file}, config)
-        with contextlib.suppress(Taken):  # a daemon has started meanwhile: then it is to be asked
-            return carry_out(desk.places, settings.config, request), False
-    return desk.ask(request), True
+    while True:
+        if not desk.alive():
+            settings = settings_if_readable({"state_file": desk.places.state_file}, config)
+            with contextlib.suppress(Taken):  # a daemon has started meanwhile: then it is to be asked
+                return carry_out(desk.places, settings.config, request), False
+        with contextlib.suppress(NotAsked):  # it has ended meanwhile: then it is to be done without
+            return desk.ask(request), True
 
 
 def _ask(found: str, config: str | None, request: Request) -> int:
