@@ -275,13 +275,15 @@ def gpu_history(path: str, since: float, until: float, step_s: float, now: float
     asked = question(since, until, step_s, now)
     found: dict[int, list[GpuSample]] = {}
     with contextlib.suppress(*_UNKNOWN), _reading(path) as connection:
-        for gpu, at, *means, paused, used_max, load_max in connection.execute(
+        for gpu, at, used, own, others, reserved, load, temperature, power, booked, paused, *most in connection.execute(
             f"SELECT gpu, CAST(at / ?1 AS INTEGER) * ?1 AS slot, {_means(GPU_COLUMNS)}"
             f" FROM ({_rows_of('gpu', f'at, gpu, {_OF_GPU}', asked.short)}) WHERE at >= ?2 AND at < ?3"
             " GROUP BY gpu, slot ORDER BY gpu, slot",
             (asked.step_s, asked.since, asked.until),
         ):
-            found.setdefault(gpu, []).append(GpuSample(at, *means, bool(paused), used_max, load_max))
+            found.setdefault(gpu, []).append(
+                GpuSample(at, used, own, others, reserved, load, temperature, power, booked, bool(paused), *most)
+            )
     return found
 
 
