@@ -81,7 +81,9 @@ def test_what_gpus_and_jobs_were_like(machine: Callable[..., Machine]) -> None:
     assert of_gpu(found, "energy_joules_total", "GPU-a") == 90_000
     assert of_gpu(found, "temperature_celsius", "GPU-a") == 61 and of_gpu(found, "utilization_ratio", "GPU-a") == 0.5
     assert of_gpu(found, "allocated_ratio", "GPU-a") == 0.5 and of_gpu(found, "healthy", "GPU-b") == 1
-    parts = {part: of_gpu(found, "memory_bytes", "GPU-a", part=part) for part in ("ours", "foreign", "reserved", "free")}
+    parts = {
+        part: of_gpu(found, "memory_bytes", "GPU-a", part=part) for part in ("ours", "foreign", "reserved", "free")
+    }
     assert parts["ours"] == 4000 * MIB and sum(filter(None, parts.values())) == TOTAL * MIB and parts["foreign"] == 0
     assert found["gpujob_tick_seconds_count", ()] > 0 and found["gpujob_up", ()] == 1
     assert history_of(m.s).stat().st_mode & 0o777 == 0o600
@@ -149,7 +151,9 @@ def test_counts_outlive_restarts_crashes_and_what_is_forgotten(scheduler: Callab
 
 
 @pytest.mark.parametrize("what", ["removed", "noise", "a link", "another version"])
-def test_a_history_that_is_damaged_costs_only_curves(scheduler: Callable[..., Scheduler], what: str, tmp_path: Path) -> None:
+def test_a_history_that_is_damaged_costs_only_curves(
+    scheduler: Callable[..., Scheduler], what: str, tmp_path: Path
+) -> None:
     """While it runs and at a start: it is made anew, private, and jobs do not notice."""
     s = scheduler(gpus=1)
     s.start()
