@@ -212,6 +212,6 @@ def test_the_dashboard_asks_only_for_what_there_is(desk: Desk) -> None:
         known = set().union(*(samples.get(name, set()) for name in re.findall(r"gpujob_\w+", text)))
         assert grouped <= known | {"le", "instance", "job"}, (text, grouped - known)
     assert board["schemaVersion"] >= 39 and len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    assert [one["type"] for one in board["templating"]["list"]][0] == "datasource"
+    assert next(one["type"] for one in board["templating"]["list"]) == "datasource"
     for panel in board["panels"]:
         assert panel["type"] in ("row", "text") or panel["datasource"]["uid"] == "${datasource}", panel["title"]

@@ -16,7 +16,9 @@ from scheduler.core.history import SHORT_S, GpuSample
 from scheduler.desk import Desk
 from scheduler.faces.web.metrics import metrics
 from tests.stories.harness import Scheduler, wait_for
-from tests.stories.machine import IDLE, TOTAL, Machine, machine  # noqa: F401  a fixture
+from tests.stories.machine import IDLE, TOTAL, Machine, machine
+
+__all__ = ["machine"]
 
 MIB = 1 << 20
 
