@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dataclasses import replace
     from typing import Any
 
+    from scheduler.core.history import GpuSample, JobSample, PauseSpan
     from scheduler.core.llm import ModelTable
     from scheduler.core.reporting import Report
     from scheduler.core.requests import Answer, Request
@@ -364,6 +365,42 @@ class Desk:
                 since=since,
                 known_since=rows.known_since(connection),
             )
+
+    # -- curves -------------------------------------------------------------------------------------------
+
+    def gpu_history(self, since: float, until: float, step_s: float) -> dict[int, list[GpuSample]]:
+        """What each GPU was like in this time (seconds since 1970), averaged over ``step_s`` or more; see `core/history.py`."""
+        from scheduler.store.history import gpu_history
+
+        return gpu_history(self.places.history, since, until, step_s, time.time())
+
+    def job_history(self, job: int) -> dict[int, list[JobSample]]:
+        """Attempt → the GPU memory and load that were measured of it."""
+        from scheduler.store.history import job_history
+
+        return job_history(self.places.history, job)
+
+    def pause_spans(self, since: float, until: float) -> list[PauseSpan]:
+        """When GPUs or the whole queue were paused, as far as that reaches into this time."""
+        from scheduler.store.history import pauses
+
+        return pauses(self.places.history, since, until)
+
+    def ticks(self) -> tuple[dict[str, float], float] | None:
+        """How long the turns of the scheduler took: numbers by bucket, and their sum; None where no history is kept."""
+        from scheduler.store.history import ticks
+
+        return ticks(self.places.history)
+
+    def tallies(self) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
+        """What is counted for ever (`core/tallies.py`), and how many jobs wait for what, by reason code."""
+        from scheduler.store.tallies import tallies
+
+        with self._reading() as connection:
+            if connection is None:
+                return {}, {}
+            blocked = json.loads(rows.meta(connection, rows.BLOCKED) or "{}")
+            return tallies(connection), {str(code): int(number) for code, number in blocked.items()}
 
     def reset(self) -> int:
         """Forget all ended jobs, and the refused lines: how many jobs it were.

@@ -303,6 +303,9 @@ class Config:
         "ended jobs that are remembered: a number (10000), an age (90d) or both",
         reload=True,
     )
+    history: bool = _option(
+        True, _flag, "keep readings of GPUs and jobs for curves: 10 s for a day, 5 min for 90 days, at most some 150 MB"
+    )
     save_list: str = _option(
         "",
         _text,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from scheduler.core.answering import UNDYING, answer
@@ -33,6 +34,7 @@ from scheduler.core.queue import Order, Queue
 from scheduler.core.requests import Answer
 from scheduler.core.retry import LONGEST_WAIT_S, backoff_s
 from scheduler.core.states import Move, move
+from scheduler.core.tallies import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_OUT_OF_MEMORY
 from scheduler.core.telemetry import FRESH_S, Limits, Tenant
 from scheduler.core.units import mib_text
 
@@ -169,6 +171,13 @@ class World:
             paused = Reason("paused", "the whole queue is paused; `gpujob queue resume` lets it go on")
             return {kind.key: paused for kind in self.queue.classes()}
         return {kind.key: self.fleet.why_not(kind) for kind in self.queue.classes()}
+
+    def blocked(self, reasons: Mapping[str, Reason]) -> dict[str, int]:
+        """How many jobs wait for each reason, by its code; ``reasons``: those of the classes. Costs a look at each parked job."""
+        found = Counter(self.parked.values())
+        for kind, number in self.queue.sizes().items():
+            found[reasons[kind.key].code] += number
+        return dict(found)
 
     def adopt(self, job: Job, now: Now) -> None:
         """Count a STARTING, RUNNING or STOPPING job read from the store, with its GPUs."""
@@ -399,7 +408,7 @@ class Turn:
             job.runs_failed += 1
             left = f"run {job.runs_failed} of {job.spec.retries + 1}"
             wait = backoff_s(job.runs_failed, self.world.policy.assign_retry_wait_s, self.jitter)
-            self._fall_back(job, leftovers, f"ended with {how}; {left}", wait)
+            self._fall_back(job, leftovers, RETRY_FAILED, f"ended with {how}; {left}", wait)
             return
         out_of_memory = job.failure is not None and job.failure.kind == OUT_OF_MEMORY
         shares = job.need.count > 0 and 0 < job.need.parts < WHOLE
@@ -412,7 +421,7 @@ class Turn:
             job.oom_retries += 1
             before, after = job.need, Need(job.need.count, min(WHOLE, job.need.parts * 2))
             note = f"ran out of GPU memory with a need of {before}; tried again with {after}"
-            self._fall_back(job, leftovers, note, 0.0, after)
+            self._fall_back(job, leftovers, RETRY_OUT_OF_MEMORY, note, 0.0, after)
             job.notes = (*job.notes, note)
             return
         self._end(job, Move.GAVE_UP, outcome, leftovers)
@@ -427,7 +436,7 @@ class Turn:
             return False
         job.oom_retries += 1
         note = f"ran out of GPU memory with {mib_text(before)} booked; tried again with {mib_text(after)}"
-        self._fall_back(job, leftovers, note, 0.0, vram_mib=after)
+        self._fall_back(job, leftovers, RETRY_OUT_OF_MEMORY, note, 0.0, vram_mib=after)
         job.notes = (*job.notes, note)
         return True
 
@@ -435,6 +444,7 @@ class Turn:
         self,
         job: Job,
         leftovers: tuple[Process, ...],
+        cause: str,
         why: str,
         wait: float,
         need: Need | None = None,
@@ -452,7 +462,7 @@ class Turn:
         job.not_before = self.now.wall + wait
         job.reason_code = "backoff"
         job.reason = f"{why}; tried again {'at once' if not wait else f'in {wait:.0f} s'}"
-        self.changed(job, "fell", why=why, wait=wait, **gone)
+        self.changed(job, "fell", why=why, wait=wait, cause=cause, **gone)
         self.plan.must_sync = True
         self.enqueue(job)
 
@@ -517,7 +527,7 @@ class Turn:
         else:
             wait = backoff_s(job.start_failures, self.world.policy.assign_retry_wait_s, self.jitter)
             why = f"start failed: {fact.why}; attempt {job.start_failures + 1} of {most}"
-            self._fall_back(job, (), why, wait)
+            self._fall_back(job, (), RETRY_COULD_NOT_START, why, wait)
 
     def _unclaimed(self, fact: Unclaimed) -> None:
         job = self._of(fact.job, fact.attempt)

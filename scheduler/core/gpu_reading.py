@@ -35,3 +35,6 @@ class GpuReading:
     lost: bool = False  # the driver lists it, but cannot talk to it
     problem: str = ""  # why it must not be given jobs
     errors: str = ""  # uncorrected memory errors, fatal XIDs
+    reserved_mib: int | None = None  # kept by the driver for itself, and no part of what is used
+    power_w: float | None = None
+    energy_j: float | None = None  # since the driver was loaded

@@ -125,6 +125,10 @@ class Queue:
             else:
                 heapq.heapreplace(heads, (following, id(line), line))
 
+    def sizes(self) -> dict[JobClass, int]:
+        """How many jobs wait in each class."""
+        return {line.kind: line.size for line in self._lines.values()}
+
     def classes(self) -> list[JobClass]:
         """The classes in which a job waits."""
         return list(self._lines)

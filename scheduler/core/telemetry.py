@@ -96,6 +96,14 @@ class Card:
     accepted: dict[tuple[int, float], int] = field(default_factory=dict)  # pid and start → MiB that somebody accepted
 
     @property
+    def reserved_mib(self) -> int | None:
+        """Memory in use that is neither of our jobs nor of others: the driver's own, a display's, what was accepted."""
+        told = self.reading
+        if told is None or told.memory_used_mib is None:
+            return None
+        return (told.reserved_mib or 0) + max(0, told.memory_used_mib - self.own_mib - self.foreign_mib)
+
+    @property
     def reason(self) -> str:
         """Why it is not given every job that its free parts would hold."""
         if self.verdict.code:

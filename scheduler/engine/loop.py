@@ -34,6 +34,7 @@ from scheduler.engine.afterwards import Afterwards, wanted_of
 from scheduler.engine.announcing import announce
 from scheduler.engine.causes import with_causes
 from scheduler.engine.gpus import GpuEyes
+from scheduler.engine.keeping_history import KeptHistory
 from scheduler.engine.keeping_journal import KeptJournal
 from scheduler.engine.painting import Painter, open_state_file
 from scheduler.engine.preparing import prepare
@@ -51,6 +52,7 @@ from scheduler.runners import activate
 from scheduler.runners.processes import boot_id
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
+from scheduler.store import tallies
 from scheduler.store.database import Database, trouble
 from scheduler.store.places import Places
 from scheduler.store.readings import save_readings
@@ -102,6 +104,7 @@ class House:
     pruner: Pruner = field(init=False)
     afterwards: Afterwards = field(init=False)
     journal: KeptJournal | None = None
+    history: KeptHistory | None = None
     files: dict[str, Watched] = field(default_factory=dict)
     known_refusals: set[tuple[str, str]] = field(default_factory=set)
     kept: dict[int, Job] = field(default_factory=dict)  # waiting jobs at hand, so that the head needs no look-up
@@ -216,7 +219,7 @@ class House:
         self.heard.clear()
         if self.eyes is not None:
             with self.db.writing(sync=False) as writing:
-                save_readings(writing, self.telemetry.cards.values(), now.wall)
+                save_readings(writing, self.telemetry.cards.values(), now)
         for job in self.world.live.values():
             if job.process is not None and job.state is JobState.RUNNING and job.id not in self.told_running:
                 detail = {"gpus": list(job.gpus), "pid": job.process.pid, "attempt": job.attempt}
@@ -301,6 +304,8 @@ class House:
             self._broke(passing(error, self.places.house) or StoreTrouble(f"{DEFECT}: {error!r} ({where})"))
         with contextlib.suppress(OSError):  # a full disk: the records are lost, the jobs are not
             self.flush_log()
+        if self.history is not None:
+            self.history.look(self.world, now, time.monotonic() - now.mono)
 
     def _tick(self, now: Now) -> None:
         self._leave_helpers_alone()
@@ -379,12 +384,13 @@ class House:
             wanted = wanted_of(plan.changed.values())
             if wanted:
                 rows.note_calls(connection, wanted)
+            tallies.count(connection, plan.events, plan.changed)
             rows.write_events(connection, [*gathered.events, *plan.events])
             rows.answer(connection, plan.answers)
             if plan.held or plan.freed:
                 rows.save_holdings(connection, plan.held, plan.freed, boot_id())
             if any(isinstance(fact, Readings) for fact in facts):
-                save_readings(connection, self.world.fleet.telemetry.cards.values(), now.wall)
+                save_readings(connection, self.world.fleet.telemetry.cards.values(), now)
             if plan.pauses_changed:
                 world = self.world
                 rows.save_pauses(connection, ids_of(world.fleet.paused_mask), world.queue_paused, world.pauses.changes)
@@ -639,6 +645,8 @@ class House:
             due.append(written)
         if "missing" in self.world.parked.values():
             due.append(self.missing_due)
+        if self.history is not None:
+            due.append(self.history.due)
         return max(0.0, min(due) - now)
 
     def idle(self) -> bool:

@@ -20,6 +20,7 @@ from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job_class import class_of
 from scheduler.engine.gpus import Flag, GpuEyes, Managed, managed_gpus, moved_gpus, other_schedulers
 from scheduler.engine.home import check_home
+from scheduler.engine.keeping_history import KeptHistory
 from scheduler.engine.keeping_journal import KeptJournal, check_apart
 from scheduler.engine.leaving import Leaving, Question
 from scheduler.engine.loop import PARSERS, House
@@ -208,6 +209,10 @@ class Daemon:
                     db, config.journal, lambda text, level: house.say(text, level, kind="journal"), lambda: note(house)
                 )
                 house.journal.begin()
+            if config.history:
+                path = self.places.history
+                house.history = KeptHistory(path, lambda text, level: house.say(text, level, kind="history"))
+                house.history.begin()
             if config.jobs_file:
                 house.follow(config.jobs_file, PARSERS["jobs_file"])
             if config.commands_file:
@@ -239,6 +244,8 @@ class Daemon:
                 log(Said(text, 50))
             raise SchedulerError(text, do="running jobs go on; start it again: gpujob start") from error
         finally:
+            if house.history is not None:
+                house.history.end()
             flag.close()
             epoll.close()
             watching.close()

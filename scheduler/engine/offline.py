@@ -15,6 +15,7 @@ from scheduler.core.requests import Answer, Cancel, Request, Requeue
 from scheduler.engine.painting import Painter, open_state_file
 from scheduler.engine.reloading import policy_of
 from scheduler.store import jobs as rows
+from scheduler.store import tallies
 from scheduler.store.database import Database
 from scheduler.store.office import Office
 from scheduler.store.places import Places
@@ -60,6 +61,7 @@ def _carry_out(database: Database, config: Config, request: Request) -> Answer:
         rows.save(writing, plan.changed.values())
         for job in plan.respecs.values():
             rows.respec(writing, job)
+        tallies.count(writing, plan.events, plan.changed)
         rows.write_events(writing, plan.events)
         if plan.pauses_changed:
             rows.save_pauses(writing, ids_of(world.fleet.paused_mask), world.queue_paused, world.pauses.changes)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.core.decide import World
 from scheduler.core.facts import Now
 from scheduler.core.gpu import WHOLE, ids_of
-from scheduler.core.job import JobState
+from scheduler.core.job import JobState, Reason
 from scheduler.engine.state_file import Edit, StateFile
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
 
+COUNTING_SHARE = 0.01  # of the time at most may go into counting those that wait, by reason
 PAINT_S = 0.1  # at most ten pictures a second
 BUSY_PAINT_S = 0.5  # in the midst of a long paste counting all jobs would cost most
 AGAIN_S = 2.0  # after one that could not be written
@@ -78,6 +80,9 @@ class Painter:
     not_before: float = 0.0
     look_due: float = 0.0
     told_reasons: dict[str, object] = field(default_factory=dict)
+    told_blocked: dict[str, int] = field(default_factory=dict)
+    count_due: float = 0.0
+    count_owed: bool = False  # it was put off
     trouble: str = ""
     noted: bool = False
 
@@ -102,18 +107,20 @@ class Painter:
     def due(self, *, busy: bool) -> float | None:
         """The ``mono`` time at which to paint, None while the picture is true."""
         if not self.dirty:
-            return None
+            return self.count_due if self.count_owed else None
         return max(self.not_before, self.painted_at + (BUSY_PAINT_S if busy else PAINT_S))
 
     def paint(self, world: World, now: Now) -> None:
         """Paint the state file and write down the reasons. Raises sqlite3.Error, StoreTrouble."""
         self.dirty, self.painted_at = False, now.mono
         reasons = world.class_reasons()
-        if reasons != self.told_reasons or not self.noted:
+        blocked = self._blocked(world, reasons, now)
+        if reasons != self.told_reasons or blocked != self.told_blocked or not self.noted:
             with self.db.writing(sync=False) as connection:
                 rows.save_class_reasons(connection, reasons)
+                rows.set_meta(connection, rows.BLOCKED, json.dumps(blocked))
                 rows.set_meta(connection, "painted", "1")  # from now on a missing file is a deleted one
-            self.told_reasons, self.noted = dict(reasons), True
+            self.told_reasons, self.told_blocked, self.noted = dict(reasons), blocked, True
         try:
             done = self.file.paint(picture(world, rows.counts(self.db.connection), now.wall), now.mono)
         except OSError as error:
@@ -125,6 +132,16 @@ class Painter:
         if done and self.trouble:
             self.trouble = ""
             self.say(f"{self.file.path} can be written again", 20, "state")
+
+    def _blocked(self, world: World, reasons: Mapping[str, Reason], now: Now) -> dict[str, int]:
+        """How many wait for what; counted anew as often as its cost allows, and in the end."""
+        self.count_owed = now.mono < self.count_due
+        if self.count_owed:
+            return self.told_blocked
+        began = time.monotonic()
+        found = world.blocked(reasons)
+        self.count_due = now.mono + (time.monotonic() - began) / COUNTING_SHARE
+        return found
 
     def _trouble(self, error: OSError, now: Now) -> None:
         self.dirty, self.not_before = True, now.mono + AGAIN_S

@@ -40,7 +40,7 @@ from scheduler.store.salvage import COMPANIONS, Left, Row, copy_store, new_schem
 
 # Made anew at every start: nothing is lost with these.
 PASSING = frozenset(
-    {"sqlite_master", "counts", "reasons", "readings", "gpus", "meta", "files", "line_counts", "refused"}
+    {"sqlite_master", "counts", "reasons", "readings", "gpus", "meta", "files", "line_counts", "refused", "tallies"}
 )
 LOCK_WAIT_S = 10.0
 HEAD = {"sqlite_master": "the head of the file"}

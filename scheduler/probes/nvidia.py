@@ -306,6 +306,9 @@ def _reading(gpu: dict[str, Any]) -> GpuReading:
         memory_used_mib=_whole(gpu["used"]),
         load=None if gpu["load"] is None else min(1.0, max(0.0, gpu["load"] / 100)),
         temperature_c=_whole(gpu["temperature"]),
+        reserved_mib=_whole(gpu["reserved"]),
+        power_w=gpu["power"],
+        energy_j=gpu["energy"],
         processes=None
         if processes is None
         else tuple(

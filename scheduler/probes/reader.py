@@ -2,11 +2,11 @@
 
 Run as ``python reader.py nvml|smi`` (or ``imports``, which only says what of Python is missing for them). For each line on stdin it writes one line of JSON on stdout::
 
-    {"gpus": [{"ordinal", "uuid", "name", "total", "used", "load", "temperature", "processes", "lost", "problem",
-               "errors"}], "driver": "550.54"}
+    {"gpus": [{"ordinal", "uuid", "name", "total", "used", "reserved", "load", "temperature", "power", "energy",
+               "processes", "lost", "problem", "errors"}], "driver": "550.54"}
     {"trouble": "why it cannot be asked", "absent": true when there simply is no driver}
 
-Memory in MiB, load in percent, null where the driver would not say; ``processes`` is null or a list of
+Memory in MiB, load in percent, power in watts, energy in joules since the driver was loaded, null where it would not say; ``processes`` is null or a list of
 [pid, MiB, computes, percent]. ``errors`` are uncorrected memory errors and fatal XIDs. After trouble it ends: a library
 that was replaced under a running process can only be loaded by a new one. Stands alone.
 """
@@ -80,8 +80,8 @@ class Nvml:
 
     def _gpu(self, ordinal):
         n = self.n
-        gpu = {"ordinal": ordinal, "uuid": "", "name": "", "total": None, "used": None, "load": None,
-               "temperature": None, "processes": None, "lost": False, "problem": "", "errors": ""}  # fmt: skip
+        gpu = {"ordinal": ordinal, "uuid": "", "name": "", "total": None, "used": None, "reserved": None, "load": None,
+               "temperature": None, "power": None, "energy": None, "processes": None, "lost": False, "problem": "", "errors": ""}  # fmt: skip
         try:
             handle = n.nvmlDeviceGetHandleByIndex(ordinal)
             gpu["uuid"] = self.uuids[ordinal] = _text(n.nvmlDeviceGetUUID(handle))
@@ -93,7 +93,7 @@ class Nvml:
         if mig:
             gpu["problem"] = "MIG mode is on; gpujob gives out whole cards and shares of them, not MIG devices"
         try:
-            gpu["total"], gpu["used"] = self._memory(handle)
+            gpu["total"], gpu["used"], gpu["reserved"] = self._memory(handle)
             gpu["load"] = self._load(handle)
         except self.failures as error:
             if getattr(error, "value", None) == n.NVML_ERROR_GPU_IS_LOST:
@@ -101,6 +101,8 @@ class Nvml:
                 return gpu
             gpu["problem"] = gpu["problem"] or _words(error)
         gpu["temperature"] = self._or_none(lambda: n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU))
+        gpu["power"] = _thousandth(self._or_none(lambda: n.nvmlDeviceGetPowerUsage(handle)))
+        gpu["energy"] = _thousandth(self._or_none(lambda: n.nvmlDeviceGetTotalEnergyConsumption(handle)))
         gpu["processes"] = self._processes(handle, gpu["uuid"])
         ecc = self._or_none(
             lambda: n.nvmlDeviceGetTotalEccErrors(handle, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_VOLATILE_ECC)
@@ -111,7 +113,7 @@ class Nvml:
         return gpu
 
     def _memory(self, handle):
-        """Total and used, without what the driver keeps for itself where it tells that apart."""
+        """Total, used without what the driver keeps for itself where it tells that apart, and that (else None)."""
         n = self.n
         try:
             found = n.nvmlDeviceGetMemoryInfo(handle, version=n.nvmlMemory_v2)
@@ -123,8 +125,9 @@ class Nvml:
             except self.failures as again:
                 if getattr(again, "value", None) != n.NVML_ERROR_NOT_SUPPORTED:
                     raise
-                return _system_memory()  # the GPU has none of its own (GB10, Jetson)
-        return found.total // MIB, found.used // MIB
+                return (*_system_memory(), None)  # the GPU has none of its own (GB10, Jetson)
+        reserved = getattr(found, "reserved", None)
+        return found.total // MIB, found.used // MIB, None if reserved is None else reserved // MIB
 
     def _load(self, handle):
         try:
@@ -236,9 +239,9 @@ def _smi_gpu(gpu):
     problem = "" if used is not None and total else "nvidia-smi does not tell its memory"
     if not problem and (used > total or (load or 0) > 1):
         problem = "the answer of nvidia-smi makes no sense"
-    return {"ordinal": gpu.id, "uuid": gpu.uuid, "name": gpu.name, "total": total, "used": used,
+    return {"ordinal": gpu.id, "uuid": gpu.uuid, "name": gpu.name, "total": total, "used": used, "reserved": None,
             "load": None if load is None else round(100 * load), "temperature": _number(gpu.temperature),
-            "processes": None, "lost": False, "problem": problem, "errors": ""}  # fmt: skip
+            "power": None, "energy": None, "processes": None, "lost": False, "problem": problem, "errors": ""}  # fmt: skip
 
 
 def _library():
@@ -253,6 +256,10 @@ def _library():
 def _number(value):
     """None for what is no number (GPUtil says NaN for [N/A])."""
     return None if value is None or value != value else value
+
+
+def _thousandth(value):
+    return None if value is None else value / 1000
 
 
 def _system_memory():

@@ -131,12 +131,23 @@ _CALLS = """
 -- Jobs at whose end something is to be done; when it was begun.
 CREATE TABLE calls (job INTEGER PRIMARY KEY, begun REAL);
 """
+_TALLIES = """
+-- What is counted for ever, also of jobs that are forgotten (core/tallies.py).
+CREATE TABLE tallies (name TEXT, label TEXT, n REAL NOT NULL, PRIMARY KEY (name, label)) WITHOUT ROWID;
+-- When it answered last: of a silent GPU long before ``at``.
+ALTER TABLE readings ADD COLUMN read_at REAL;
+ALTER TABLE readings ADD COLUMN foreign_mib INTEGER;
+ALTER TABLE readings ADD COLUMN reserved INTEGER;
+ALTER TABLE readings ADD COLUMN power REAL;
+ALTER TABLE readings ADD COLUMN energy REAL;
+"""
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _script(_FIRST),
     _script(_READINGS),
     _script(_OLD_LOGS),
     _script(_COUNTS),
     _script(_CALLS),
+    _script(_TALLIES),
 )
 VERSION = len(MIGRATIONS)
 NO_VERSION = 1000  # from here on it is no newer gpujob, but noise

@@ -31,6 +31,7 @@ _CHANGING = (
 ).split()
 _UPDATE = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in _CHANGING)} WHERE id=?"
 _LIVE = frozenset({JobState.PENDING.value, JobState.STARTING.value, JobState.RUNNING.value})
+BLOCKED = "blocked"  # in `meta`: how many jobs wait for what, by reason code
 FORGOTTEN_UNTIL = "forgotten_until"  # in `meta`: when the forgotten job ended that ended last
 _STATES = {state.value: state for state in JobState}
 _BLOCKING = frozenset({JobState.PENDING, *HOLDING, JobState.DONE})

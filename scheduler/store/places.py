@@ -71,6 +71,11 @@ class Places:
         return os.path.join(self.house, "recovering.json")
 
     @property
+    def history(self) -> str:
+        """Readings kept for curves; whatever befalls it, no job and no decision depends on it."""
+        return os.path.join(self.house, "history.db")
+
+    @property
     def daemon_lock(self) -> str:
         return os.path.join(self.house, "daemon.lock")
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from scheduler.core.facts import Now
 from scheduler.core.telemetry import Card
+
+_COLUMNS = (
+    "at state reason memory_total memory_used own load temperature read_at foreign_mib reserved power energy".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LastReading:
-    """What a GPU last said: memory in MiB, load 0 to 1, None where it would not say."""
+    """What a GPU last said: memory in MiB, load 0 to 1, None where it would not say.
+
+    ``at``: when this was written (seconds since 1970); ``read_at``: when the GPU answered last, which of a silent one is
+    long ago. ``reserved_mib``: of the memory in use what is neither of our jobs nor of others: the driver's own, a
+    display's, and what was accepted.
+    """
 
     at: float
     state: str
@@ -21,21 +32,31 @@ class LastReading:
     own_mib: int
     load: float | None
     temperature_c: int | None
+    read_at: float | None = None
+    foreign_mib: int | None = None
+    reserved_mib: int | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
 
 
-def save_readings(connection: sqlite3.Connection, cards: Iterable[Card], at: float) -> None:
+def save_readings(connection: sqlite3.Connection, cards: Iterable[Card], now: Now) -> None:
     """Write what the GPUs said last."""
     connection.executemany(
-        "INSERT OR REPLACE INTO readings VALUES (?,?,?,?,?,?,?,?,?)",
-        [
-            (
-                card.gpu.index, at, card.state, card.reason,
-                card.reading.memory_total_mib if card.reading else None,
-                card.reading.memory_used_mib if card.reading else None, card.own_mib,
-                card.reading.load if card.reading else None, card.reading.temperature_c if card.reading else None,
-            )
-            for card in cards
-        ],
+        f"INSERT OR REPLACE INTO readings (gpu, {', '.join(_COLUMNS)}) VALUES (?{',?' * len(_COLUMNS)})",
+        [_row(card, now) for card in cards],
+    )
+
+
+def _row(card: Card, now: Now) -> tuple[object, ...]:
+    told = card.reading
+    read_at = None if card.read_at == -math.inf else now.wall - max(0.0, now.mono - card.read_at)
+    if told is None:
+        return (card.gpu.index, now.wall, card.state, card.reason, None, None, card.own_mib, None, None, read_at,
+                None, None, None, None)  # fmt: skip
+    return (
+        card.gpu.index, now.wall, card.state, card.reason, told.memory_total_mib, told.memory_used_mib, card.own_mib,
+        told.load, told.temperature_c, read_at, None if told.memory_used_mib is None else card.foreign_mib,
+        card.reserved_mib, told.power_w, told.energy_j,
     )  # fmt: skip
 
 
@@ -45,5 +66,5 @@ def forget_readings(connection: sqlite3.Connection) -> None:
 
 
 def readings(connection: sqlite3.Connection) -> dict[int, LastReading]:
-    """What the GPUs said last, by index."""
+    """What the GPUs said last, by index; of a store that no scheduler of this version has opened yet without the newer columns."""
     return {row[0]: LastReading(*row[1:]) for row in connection.execute("SELECT * FROM readings")}

@@ -27,6 +27,7 @@ def test_a_full_disk_is_no_defect(tmp_path: Path, error: Exception, said: str, m
     house.broken_until = house.broken_times = 0
     house.broken_said = ""
     house.flush_log = lambda: None
+    house.history = None
     told: list[str] = []
 
     def fail(_house: House, _now: object) -> None:

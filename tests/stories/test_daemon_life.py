@@ -268,7 +268,7 @@ def test_h15_an_upgrade_takes_over_the_jobs_of_the_old_one(scheduler):
     s.stop()
     store = sqlite3.connect(s.folder / ".gpujob" / "store.db", isolation_level=None)
     store.executescript(
-        "DROP TABLE calls; DROP TRIGGER jobs_added; DROP TRIGGER jobs_moved; DROP TRIGGER jobs_removed; DROP TABLE counts;"
+        "DROP TABLE tallies; DROP TABLE calls; DROP TRIGGER jobs_added; DROP TRIGGER jobs_moved; DROP TRIGGER jobs_removed; DROP TABLE counts;"
         "DROP INDEX jobs_in_hand; DROP INDEX line_counts_repeated;"
         "DROP TABLE readings; DROP TABLE old_logs; DROP INDEX jobs_dependents; DROP INDEX jobs_ending;"
         "ALTER TABLE jobs DROP COLUMN interpreter; PRAGMA user_version=1;"

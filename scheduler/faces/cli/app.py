@@ -179,6 +179,7 @@ def start(
     max_overtakes: Annotated[Optional[str], _setting("--max-overtakes", "max_overtakes", "N")] = None,
     keep_logs: Annotated[Optional[str], _setting("--keep-logs", "keep_logs", "LIMITS")] = None,
     keep_finished: Annotated[Optional[str], _setting("--keep-finished", "keep_finished", "LIMITS")] = None,
+    history: Annotated[Optional[str], _setting("--history", "history", "BOOL")] = None,
     trust_group: Annotated[Optional[str], _setting("--trust-group", "trust_group", "BOOL")] = None,
     save_list: Annotated[Optional[str], _setting("--save-list", "save_list", "PATH")] = None,
     watch: Annotated[Optional[str], _setting("--watch", "watch", "HOW")] = None,

@@ -26,6 +26,7 @@ CHOICES: dict[str, Sequence[str]] = {
     "order": ("fifo", "short"),
     "watch": ("auto", "inotify", "poll"),
     "hold_on_errors": ("true", "false"),
+    "history": ("true", "false"),
     "trust_group": ("true", "false"),
 }
 # The shells' own scripts evaluate what they are given (zsh twice): nothing but these ever reaches them.
