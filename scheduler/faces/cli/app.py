@@ -154,6 +154,8 @@ def start(
     trust_group: Annotated[Optional[str], _setting("--trust-group", "trust_group", "BOOL")] = None,
     save_list: Annotated[Optional[str], _setting("--save-list", "save_list", "PATH")] = None,
     watch: Annotated[Optional[str], _setting("--watch", "watch", "HOW")] = None,
+    web: Annotated[Optional[bool], typer.Option("--web/--no-web", help=_help("web"), show_default=False)] = None,
+    web_port: Annotated[Optional[str], _setting("--web-port", "web_port", "N")] = None,
     drain: Annotated[
         bool, typer.Option("--drain", help="End when nothing is left to do; exit 1 if any job failed.")
     ] = False,
@@ -589,7 +591,7 @@ def doctor(json: Json = False, state_file: StateFile = None, config: ConfigFile 
 
 
 @app.command("web")
-def web(
+def web_page(
     port: Annotated[str, typer.Option("--port", metavar="N", help="Port; 0: any that is free.")] = "4004",
     host: Annotated[
         str, typer.Option("--host", metavar="ADDRESS", help="Address; any but this machine's own needs TLS or a proxy.")

@@ -6,9 +6,8 @@ import os
 from collections.abc import Sequence
 
 from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.engine.page import LIFE
 from scheduler.faces.finding import state_file_for
-
-UNTIL = "GPUJOB_PAGE_FD"  # set by `start --web`: a pipe that is at its end when the scheduler is gone
 
 
 def web(
@@ -37,6 +36,6 @@ def web(
         raise SchedulerError(
             f"the page needs libraries that are not installed ({name})", where="web", do="pip install 'gpujob[web]'"
         ) from None
-    until = os.environ.pop(UNTIL, "")
+    until = os.environ.pop(LIFE, "")
     way = Way(host, int(port), tls_cert, tls_key, behind_proxy, tuple(names), int(until) if until.isdigit() else -1)
     return serve(path, way, config=config)

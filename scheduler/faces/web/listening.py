@@ -91,7 +91,7 @@ class Connection(H11Protocol):
     @property
     def served(self) -> bool:
         """Whether a request that has shown the token is being answered."""
-        return self.cycle is not None and not self.cycle.response_complete and bool(self.cycle.scope.get(PASSED))  # type: ignore[typeddict-item]
+        return self.cycle is not None and not self.cycle.response_complete and bool(self.cycle.scope.get(PASSED))
 
     # -- its life -------------------------------------------------------------------------------------
 
