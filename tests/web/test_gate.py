@@ -270,6 +270,8 @@ def test_s4_a_wrong_token_in_the_form_is_401_with_the_form(page: Page) -> None:
         assert "not the token" in answer.text and (len(token) < 9 or token not in answer.text)
         check_headers(answer)
     assert page.login(f"  {page.token}\n").status == 303  # as it comes out of a terminal
+    kind = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert 'name="next" value="/jobs/3"' in page.ask("POST", "/login", kind, b"token=x&next=/jobs/3").text
 
 
 def test_s2_signing_in_from_elsewhere_is_403(page: Page) -> None:

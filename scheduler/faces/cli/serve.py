@@ -90,7 +90,7 @@ def _detached(flags: dict[str, Any], config: str | None, drain: bool, meant: Con
         print(f"it runs in the background; to end it (jobs go on): kill {pid}")
         if meant.web:
             where = f"http://127.0.0.1:{meant.web_port}/ in a moment; " if meant.web_port else ""
-            print(safe(f"the page: {where}its address and its token's file are told in {meant.log_file or 'the main log'}"))
+            print(safe(f"the page: {where}{meant.log_file or 'the main log'} tells its address and its token's file"))
         return 0
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)

@@ -69,11 +69,16 @@ class Entrance:
 
 
 class Refusal(Exception):
-    """The answer to a request that does not pass. ``login``: with the form to sign in; ``close``: nothing more is read."""
+    """The answer to a request that does not pass. ``close``: nothing more is read.
 
-    def __init__(self, code: int, text: str, *, login: bool = False, wrong: str = "", close: bool = False) -> None:
+    ``login``: with the form to sign in, which leads to ``place`` (else to what was asked for) and says what was ``wrong``.
+    """
+
+    def __init__(
+        self, code: int, text: str, *, login: bool = False, wrong: str = "", place: str = "", close: bool = False
+    ) -> None:
         super().__init__(text)
-        self.code, self.text, self.login, self.wrong, self.close = code, text, login, wrong, close
+        self.code, self.text, self.login, self.wrong, self.place, self.close = code, text, login, wrong, place, close
 
 
 class _Gone(Exception):
@@ -265,11 +270,11 @@ class Gate:
             form = parse_qs(data.decode("ascii"), max_num_fields=8)
         except ValueError:
             form = {}
-        said = form.get("token", [""])
+        said, place = form.get("token", [""]), page_of(form.get("next", ["/"])[0])
         if len(said) != 1 or not self.entrance.key.is_token(said[0].strip().encode("utf-8", "replace")):
             await self.guesses.wrong()
-            raise Refusal(401, "that is not the token", login=True, wrong="That is not the token of this scheduler.")
-        place = page_of(form.get("next", ["/"])[0])
+            wrong = "That is not the token of this scheduler."
+            raise Refusal(401, "that is not the token", login=True, wrong=wrong, place=place)
         cookie = self._cookie(self.entrance.key.cookie(), COOKIE_S)
         await answer.whole(303, "text/plain", b"", [("location", place), ("set-cookie", cookie)])
 
@@ -286,7 +291,7 @@ class Gate:
             more.append(("connection", "close"))
         form = refusal.login and (asked.path in ("/", "/login") or asked.wants_page())
         if form:
-            body = login_page(word(self.entrance.token_file), nonce, asked.path, refusal.wrong)
+            body = login_page(word(self.entrance.token_file), nonce, refusal.place or asked.path, refusal.wrong)
         elif asked.wants_page():
             body = refusal_page(refusal.code, refusal.text, nonce)
         else:

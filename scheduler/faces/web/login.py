@@ -32,6 +32,7 @@ _PAGE_TEXT = Template("""\
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <meta name="referrer" content="same-origin">
+<link rel="icon" href="data:,">
 <title>$title · gpujob</title>
 <style nonce="$nonce">$style</style>
 </head>
@@ -49,6 +50,7 @@ _FORM = Template("""\
 $wrong<form method="post" action="/login">
 <label for="token">Token</label>
 <input id="token" name="token" type="password" required autofocus autocomplete="current-password" spellcheck="false"$described>
+<input type="text" name="user" value="gpujob" autocomplete="username" hidden>
 <input type="hidden" name="next" value="$next">
 <button>Sign in</button>
 </form>""")
