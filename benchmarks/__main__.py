@@ -21,6 +21,7 @@ from benchmarks.programs import NoCompiler
 from benchmarks.sessions import readings, screen
 from benchmarks.spooling import spool
 from benchmarks.starting import burst, gap, start
+from benchmarks.web import web
 
 CASES: dict[str, Callable[[Plan], Report]] = {
     "disk": disk,
@@ -35,6 +36,7 @@ CASES: dict[str, Callable[[Plan], Report]] = {
     "screen": screen,
     "readings": readings,
     "ts": spool,
+    "web": web,
 }
 
 

@@ -15,6 +15,7 @@ from scheduler.core.launch import CONDA_MODES, CUDA_MODES
 from scheduler.core.units import seconds_of
 
 LARGEST = 10**9  # of any number: some 30 years, and far from what the store can hold
+HIGHEST_PORT = 65535
 LONGEST_LIST = 4000  # characters of a list of GPUs
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 # What may stand in YAML without quotes and is a text to every reader of YAML.
@@ -79,6 +80,15 @@ def _whole(low: int) -> Callable[[Any], int]:
         return number
 
     return read
+
+
+def _port(value: Any) -> int:
+    number = _whole(0)(value)
+    if number > HIGHEST_PORT:
+        raise UsageError(
+            f"must be {HIGHEST_PORT} or less, not {said(number)}", do="write 4004, or 0 for any that is free"
+        )
+    return number
 
 
 def _number(value: Any) -> float:
@@ -312,6 +322,8 @@ class Config:
         "a shell script that queues anew (by ts) what is left when SIGTERM ends the scheduler; empty: none",
         path=True,
     )
+    web: bool = _option(False, _flag, "show the page too, beside the scheduler, as `gpujob web` does")
+    web_port: int = _option(4004, _port, "port of that page on 127.0.0.1; 0: any that is free")
     watch: str = _option(
         "auto", _one_of("auto", "inotify", "poll"), "how changed files are noticed; poll is for network folders"
     )

@@ -36,6 +36,7 @@ from scheduler.engine.causes import with_causes
 from scheduler.engine.gpus import GpuEyes
 from scheduler.engine.keeping_history import KeptHistory
 from scheduler.engine.keeping_journal import KeptJournal
+from scheduler.engine.page import KeptPage
 from scheduler.engine.painting import Painter, open_state_file
 from scheduler.engine.preparing import prepare
 from scheduler.engine.pruning import Pruner
@@ -105,6 +106,7 @@ class House:
     afterwards: Afterwards = field(init=False)
     journal: KeptJournal | None = None
     history: KeptHistory | None = None
+    page: KeptPage | None = None
     files: dict[str, Watched] = field(default_factory=dict)
     known_refusals: set[tuple[str, str]] = field(default_factory=set)
     kept: dict[int, Job] = field(default_factory=dict)  # waiting jobs at hand, so that the head needs no look-up
@@ -293,6 +295,8 @@ class House:
             self.afterwards.step()
             if self.journal is not None:
                 self.journal.step()
+            if self.page is not None:
+                self.page.step()
             busy = self.again or self.rung or self.lazy or self.painter.dirty
             self.pruner.step(self.config, quiet=not busy)
         except StoreTrouble as error:
@@ -483,9 +487,10 @@ class House:
         return [found]
 
     def _leave_helpers_alone(self) -> None:
-        """The processes of a reader of the GPUs, and what is called at the end of a job, are no job's."""
+        """The processes of a reader of the GPUs, what is called at the end of a job, and the page are no job's."""
         readers = self.eyes.probe.sessions() if self.eyes is not None else set()
-        self.runner.leave_alone(readers | self.afterwards.sessions())
+        page = self.page.sessions() if self.page is not None else set()
+        self.runner.leave_alone(readers | self.afterwards.sessions() | page)
 
     def _batches(self, now: Now) -> list[tuple[Reader, Batch]]:
         self.changed |= self.watcher.changed()
@@ -640,9 +645,8 @@ class House:
         due += [watched.due for watched in self.files.values() if watched.due]
         if self.lazy:
             due.append(self.lazy_due)
-        written = self.journal.due() if self.journal is not None else None
-        if written is not None:
-            due.append(written)
+        beside = (one.due() for one in (self.journal, self.page) if one is not None)
+        due += [moment for moment in beside if moment is not None]
         if "missing" in self.world.parked.values():
             due.append(self.missing_due)
         if self.history is not None:

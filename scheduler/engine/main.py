@@ -24,6 +24,7 @@ from scheduler.engine.keeping_history import KeptHistory
 from scheduler.engine.keeping_journal import KeptJournal, check_apart
 from scheduler.engine.leaving import Leaving, Question
 from scheduler.engine.loop import PARSERS, House
+from scheduler.engine.page import KeptPage
 from scheduler.engine.reloading import Rereading, note_of, rebooked
 from scheduler.engine.saving_list import script_of
 from scheduler.engine.seen_lines import note_watched
@@ -227,6 +228,10 @@ class Daemon:
             house.tick()
             gc.freeze()  # what was imported stays for good: the collector need not look at it between two jobs
             gc.set_threshold(20_000, 20, 50)
+            if config.web and not self.settings.dispatcher:
+                file = self.settings.config_file
+                house.page = KeptPage(config.state_file, file, config.web_port, self.environ, epoll,
+                                      lambda text, level: house.say(text, level, kind="page"))  # fmt: skip
             self.ready()
             ending = self._loop(house, epoll, wakeup, drain, tell)
             if house.journal is not None:
@@ -247,6 +252,8 @@ class Daemon:
             if house.history is not None:
                 house.history.end()
             flag.close()
+            if house.page is not None:
+                house.page.close()
             epoll.close()
             watching.close()
             runner.close()

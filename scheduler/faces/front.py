@@ -26,7 +26,7 @@ SETTINGS = (
     "gpus", "gpu_ids", "jobs_file", "commands_file", "llm_config", "log_dir", "log_file", "journal", "without_gpus", "cpu_slots", "mem_threshold", "load_threshold",
     "whole_gpu_tolerance", "gpu_interval", "settle", "release", "hold_on_errors", "poll_interval", "min_free_mem_mb", "monitor_interval", "state_interval",
     "max_assign_attempts", "assign_retry_wait", "oom_retries", "kill_grace", "cuda_ids", "python", "conda_mode", "activation_limit",
-    "order", "aging", "max_overtakes", "keep_logs", "keep_finished", "history", "trust_group", "save_list", "watch",
+    "order", "aging", "max_overtakes", "keep_logs", "keep_finished", "history", "trust_group", "save_list", "watch", "web_port",
 )  # fmt: skip
 # verb → its options, and how many words it takes beside them: none, one, some, or the rest of the line as it stands.
 # The same as `faces/cli/app.py` declares (tests/faces compares the two); whatever is not found here goes there.
@@ -69,7 +69,7 @@ HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
     "start": (
         {
             **{f"--{name.replace('_', '-')}": (name, ONE) for name in SETTINGS},
-            "--screen": ("screen", FLAG), "--no-screen": ("screen", OFF), "--drain": ("drain", FLAG), "--detach": ("detach", FLAG),
+            "--screen": ("screen", FLAG), "--no-screen": ("screen", OFF), "--web": ("web", FLAG), "--no-web": ("web", OFF), "--drain": ("drain", FLAG), "--detach": ("detach", FLAG),
         },
         "none",
     ),

@@ -39,7 +39,8 @@ LOOK_AGAIN_S = 0.005
 LONGEST_LOOK_S = 0.5
 MOST_LOOKS = 8
 KEPT_FREE = 64  # descriptors for everything else
-HELPERS = (b"GPUJOB_SESSION=", b"GPUJOB_READER=", b"GPUJOB_KEEPER=")  # in the environment of what belongs to no job
+# In the environment of what belongs to no job.
+HELPERS = (b"GPUJOB_SESSION=", b"GPUJOB_READER=", b"GPUJOB_KEEPER=", b"GPUJOB_PAGE=")
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class Watching:
         self, attempts: str, state_file: str, environ: Mapping[str, str], names: tuple[str, str, str] = JOB_NAMES
     ) -> None:
         self.attempts, self.state_file, self.names = attempts, state_file, names
-        drop = ("GPUJOB_CRASH_AT", "GPUJOB_SESSION", "GPUJOB_LAUNCH", "GPUJOB_READER", "GPUJOB_KEEPER")
+        drop = ("GPUJOB_CRASH_AT", "GPUJOB_SESSION", "GPUJOB_LAUNCH", "GPUJOB_READER", "GPUJOB_KEEPER", "GPUJOB_PAGE")
         self.environ = {name: value for name, value in environ.items() if name not in drop}
         self.boot = boot_id()
         self._epoll = select.epoll()

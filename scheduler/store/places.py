@@ -96,6 +96,11 @@ class Places:
         return os.path.join(self.house, "sessions")
 
     @property
+    def web_token(self) -> str:
+        """What lets one in to the page; see `faces/web/token.py`."""
+        return os.path.join(self.house, "web-token")
+
+    @property
     def environments(self) -> str:
         return os.path.join(self.house, "env")
 

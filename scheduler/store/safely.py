@@ -67,13 +67,13 @@ def _write_aside(path: str, data: bytes, sync: bool) -> str:
     return aside
 
 
-def swap_file(path: str, data: bytes, there: bool) -> int:
+def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False) -> int:
     """Put a new file at ``path`` and hand out the one that stood there, open for reading: nothing is overwritten unseen.
 
     ``there``: whether a file is thought to stand there. Returns its descriptor, -1 when there was none. Not synced.
     Raises FileNotFoundError or FileExistsError when ``there`` is wrong, and other OSErrors; the old file stays then.
     """
-    aside = _write_aside(path, data, sync=False)
+    aside = _write_aside(path, data, sync)
     out = -1
     try:
         crash_point("state.tmp_written")

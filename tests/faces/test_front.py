@@ -484,7 +484,7 @@ def test_words_of_other_programs_are_answered(tmp_path: Path, verb: str, said: s
 
 
 def test_no_word_of_other_programs_hides_a_verb() -> None:
-    from scheduler.faces.cli.app import ELSEWHERE
+    from scheduler.faces.cli.verbs import ELSEWHERE
 
     assert not set(ELSEWHERE) & set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Annotated, Any, Optional
 
 import typer
-from typer.core import TyperGroup
 
 from scheduler import __version__
 from scheduler.core.config import OPTIONS
@@ -16,34 +15,7 @@ from scheduler.faces import terminal
 from scheduler.faces.cli import add as adding
 from scheduler.faces.cli import completing, control, sessions, show
 from scheduler.faces.cli import logs as logs_of
-
-# What other programs call it, and what it is here.
-ELSEWHERE = {
-    **dict.fromkeys(
-        ("stop", "quit", "shutdown", "exit"), "end the scheduler by kill PID (gpujob status tells it): its jobs go on"
-    ),
-    **dict.fromkeys(
-        ("kill", "rm", "delete", "remove", "scancel", "qdel"),
-        "gpujob cancel JOB ends a job, gpujob reset forgets ended ones",
-    ),
-    **dict.fromkeys(("ps", "top", "ls", "list", "queue-list", "squeue", "qstat"), "did you mean status, or jobs?"),
-    **dict.fromkeys(("sbatch", "qsub"), "did you mean submit?"),
-    **dict.fromkeys(("tail", "log", "output", "cat"), "did you mean logs?"),
-    **dict.fromkeys(("restart", "rerun", "requeue"), "did you mean retry JOB, or start?"),
-}
-
-
-class Verbs(TyperGroup):
-    """The verbs; an unknown one is answered with the nearest."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is meant. Raises UsageError."""
-        if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
-            meant = ELSEWHERE.get(args[0])
-            near = f"; {meant}" if meant else did_you_mean(args[0], self.list_commands(ctx))
-            raise UsageError(f"no command {args[0]!r}{near}", do="see gpujob --help")
-        return super().resolve_command(ctx, args)
-
+from scheduler.faces.cli.verbs import Verbs
 
 app = typer.Typer(
     name="gpujob",
@@ -183,6 +155,8 @@ def start(
     trust_group: Annotated[Optional[str], _setting("--trust-group", "trust_group", "BOOL")] = None,
     save_list: Annotated[Optional[str], _setting("--save-list", "save_list", "PATH")] = None,
     watch: Annotated[Optional[str], _setting("--watch", "watch", "HOW")] = None,
+    web: Annotated[Optional[bool], typer.Option("--web/--no-web", help=_help("web"), show_default=False)] = None,
+    web_port: Annotated[Optional[str], _setting("--web-port", "web_port", "N")] = None,
     drain: Annotated[
         bool, typer.Option("--drain", help="End when nothing is left to do; exit 1 if any job failed.")
     ] = False,
@@ -615,6 +589,31 @@ def doctor(json: Json = False, state_file: StateFile = None, config: ConfigFile 
     from scheduler.faces.cli.doctor import doctor as examine
 
     raise typer.Exit(examine(json=json, **_which(state_file, config)))
+
+
+@app.command("web")
+def web_page(
+    port: Annotated[str, typer.Option("--port", metavar="N", help="Port; 0: any that is free.")] = "4004",
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Address; any but this machine's own needs TLS or a proxy.")
+    ] = "127.0.0.1",
+    tls_cert: Annotated[str, typer.Option("--tls-cert", metavar="PATH", help="Certificate (PEM), for HTTPS.")] = "",
+    tls_key: Annotated[str, typer.Option("--tls-key", metavar="PATH", help="Its key (PEM).")] = "",
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A proxy of yours, with TLS, is the only way here.")
+    ] = False,
+    names: Annotated[
+        Optional[list[str]], typer.Option("--name", metavar="NAME", help="A name that the proxy has for it (Host).")
+    ] = None,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """The page in a browser, and the HTTP API: see and steer this scheduler; prints how to get there and sign in."""
+    from scheduler.faces.cli.web import web as serve
+
+    code = serve(port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, behind_proxy=behind_proxy,
+                 names=tuple(names or ()), **_which(state_file, config))  # fmt: skip
+    raise typer.Exit(code)
 
 
 @app.command("demo")

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from scheduler.core.config import Config
 from scheduler.core.errors import SchedulerError
 from scheduler.engine.main import Daemon
 from scheduler.faces.finding import settings_for
@@ -29,7 +30,7 @@ def start(
     config = config or None
     settings = settings_for(flags, config)
     if detach:
-        return _detached(flags, config or find_config(os.environ, None, os.getcwd()) or None, drain)
+        return _detached(flags, config or find_config(os.environ, None, os.getcwd()) or None, drain, settings.config)
     environ = {name: value for name, value in os.environ.items() if name != READY}
     ready_fd = int(os.environ.pop(READY, "-1"))
     if ready_fd >= 0:
@@ -61,7 +62,7 @@ def _say_ready(fd: int, stream: Stream) -> None:
     os.close(fd)
 
 
-def _detached(flags: dict[str, Any], config: str | None, drain: bool) -> int:
+def _detached(flags: dict[str, Any], config: str | None, drain: bool, meant: Config) -> int:
     """Start the same command in a session of its own and wait until it is in office."""
     import scheduler
 
@@ -87,6 +88,9 @@ def _detached(flags: dict[str, Any], config: str | None, drain: bool) -> int:
     os.close(read)
     if told == b"ready":
         print(f"it runs in the background; to end it (jobs go on): kill {pid}")
+        if meant.web:
+            where = f"http://127.0.0.1:{meant.web_port}/ in a moment; " if meant.web_port else ""
+            print(safe(f"the page: {where}{meant.log_file or 'the main log'} tells its address and its token's file"))
         return 0
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)

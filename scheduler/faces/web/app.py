@@ -29,7 +29,7 @@ def make_app(source: Source, more: Sequence[BaseRoute] = ()) -> Starlette:
     """The application without its gate (`gate.py`), which has to stand before it. ``more``: routes that stream."""
     app = Starlette(
         routes=[*more, *(Route(call.path, _endpoint(call), methods=[call.method]) for call in all_calls())],
-        exception_handlers={HTTPException: _refuse},  # type: ignore[dict-item]
+        exception_handlers={HTTPException: _refuse, Exception: _defect},  # type: ignore[dict-item]
     )
     app.router.redirect_slashes = False
     app.state.source = source
@@ -56,6 +56,11 @@ def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
             return problem(status_of(error), str(error))
 
     return run
+
+
+async def _defect(_request: Request, _error: Exception) -> Response:
+    """A defect of ours, which the gate tells the log."""
+    return problem(500, "a defect of gpujob, please report it: the log of the page says more")
 
 
 async def _refuse(_request: Request, error: HTTPException) -> Response:

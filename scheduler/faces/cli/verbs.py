@@ -1,0 +1,36 @@
+"""The list of verbs, and what is said of one that does not exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+from scheduler.core.errors import UsageError, did_you_mean
+
+# What other programs call it, and what it is here.
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("stop", "quit", "shutdown", "exit"), "end the scheduler by kill PID (gpujob status tells it): its jobs go on"
+    ),
+    **dict.fromkeys(
+        ("kill", "rm", "delete", "remove", "scancel", "qdel"),
+        "gpujob cancel JOB ends a job, gpujob reset forgets ended ones",
+    ),
+    **dict.fromkeys(("ps", "top", "ls", "list", "queue-list", "squeue", "qstat"), "did you mean status, or jobs?"),
+    **dict.fromkeys(("sbatch", "qsub"), "did you mean submit?"),
+    **dict.fromkeys(("tail", "log", "output", "cat"), "did you mean logs?"),
+    **dict.fromkeys(("restart", "rerun", "requeue"), "did you mean retry JOB, or start?"),
+}
+
+
+class Verbs(TyperGroup):
+    """The verbs; an unknown one is answered with the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is meant. Raises UsageError."""
+        if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            meant = ELSEWHERE.get(args[0])
+            near = f"; {meant}" if meant else did_you_mean(args[0], self.list_commands(ctx))
+            raise UsageError(f"no command {args[0]!r}{near}", do="see gpujob --help")
+        return super().resolve_command(ctx, args)

@@ -1,0 +1,406 @@
+"""What connections may do to the page: take their time, send nonsense, come in great numbers, guess."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from scheduler.faces.web import listening
+from tests.stories.harness import wait_for
+from tests.web.page import Page, read_all
+
+FLAT_KIB = 24 << 10  # what the page may grow by while it is pestered
+
+
+def head(page: Page, method: str = "GET", path: str = "/api/status", more: str = "", by_token: bool = True) -> bytes:
+    """A request's head, whole."""
+    token = f"Authorization: Bearer {page.token}\r\n" if by_token else ""
+    return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n{token}{more}\r\n".encode()
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the other side has ended it (what came before is thrown away)."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(65536):
+            continue
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+@contextlib.contextmanager
+def many(page: Page, number: int) -> Iterator[list[socket.socket]]:
+    """So many connections that say nothing."""
+    opened: list[socket.socket] = []
+    try:
+        for _ in range(number):
+            opened.append(page.connect())
+        yield opened
+    finally:
+        for one in opened:
+            one.close()
+
+
+# -- K10, S21: slow ones ----------------------------------------------------------------------------------
+
+
+def test_k10_s21_a_head_that_comes_byte_by_byte_is_cut_and_others_are_served(page: Page) -> None:
+    """K10, S21: slowloris. A byte now and then does not buy more time; and meanwhile the next is answered."""
+    with page.connect() as slow, page.connect() as silent:
+        over = threading.Event()
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                slow.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+                while not over.wait(0.2):
+                    slow.sendall(b"x")
+
+        dripping = threading.Thread(target=drip, daemon=True)
+        dripping.start()
+        assert page.get("/api/status").status == 200
+        try:
+            answer = read_all(slow)
+        finally:
+            over.set()
+            dripping.join()
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 408 ")  # a reset may take it away
+        assert read_all(silent) == b""
+    assert page.get("/api/status").status == 200
+
+
+def test_k10_a_body_that_does_not_come_is_408(page: Page) -> None:
+    """K10: all of it has its time, however it is dealt out."""
+    with page.connect() as slow:
+        slow.sendall(
+            head(page, "POST", "/api/jobs", "Content-Type: application/json\r\nContent-Length: 1000\r\n") + b"{"
+        )
+        assert page.get("/api/status").status == 200
+        assert read_all(slow).startswith(b"HTTP/1.1 408 ")
+
+
+def test_k10_a_connection_that_is_kept_alive_is_ended_when_it_says_nothing_more(page: Page) -> None:
+    """K10."""
+    with page.connect() as kept:
+        kept.sendall(head(page))
+        assert read_all(kept).startswith(b"HTTP/1.1 200 ")  # and it came to an end by itself
+
+
+def test_k10_more_connections_than_there_is_room_for_cut_the_oldest_idle_ones(page: Page) -> None:
+    """K10, S21: 1,000 idle connections, and 100 more: everybody who asks is answered, and jobs start as ever."""
+    before = page.rss_kib()
+    with many(page, listening.MOST_OPEN + 100) as opened:
+        assert page.get("/api/status").status == 200
+        page.scheduler.append(page.scheduler.line("k10"))
+        wait_for(lambda: page.scheduler.starts("k10"), "a job starts meanwhile")
+        wait_for(lambda: all(map(closed, opened[:50])), "the oldest are cut")
+        opened[-1].setblocking(True)
+        opened[-1].sendall(head(page))
+        assert opened[-1].recv(100).startswith(b"HTTP/1.1 200 ")
+        fds = len(os.listdir(f"/proc/{page.pid}/fd"))
+        assert fds < listening.MOST_OPEN + 50
+    wait_for(lambda: len(os.listdir(f"/proc/{page.pid}/fd")) < 50, "they are gone")
+    assert page.rss_kib() - before < FLAT_KIB
+
+
+def test_k10_a_client_that_does_not_read_is_cut(page: Page) -> None:
+    """K10: answers without end are asked for and none is read; the page keeps no more of them than a little."""
+    before = page.rss_kib()
+    with socket.socket() as lazy:
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.settimeout(60)
+        lazy.connect(("127.0.0.1", page.port))
+        asks = head(page, path="/") * 100
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            while True:
+                lazy.sendall(asks)  # blocks once nothing is taken any more; fails when it is cut
+        assert page.rss_kib() - before < FLAT_KIB
+    assert page.get("/api/status").status == 200
+
+
+# -- K11: nonsense ----------------------------------------------------------------------------------------
+
+
+def nonsense(page: Page) -> dict[str, bytes]:
+    """What is no request, or two in one."""
+    host = f"Host: 127.0.0.1:{page.port}\r\n"
+    post = f"POST /api/jobs HTTP/1.1\r\n{host}Authorization: Bearer {page.token}\r\nContent-Type: application/json\r\n"
+    inner = f"GET /api/status HTTP/1.1\r\n{host}\r\n"
+    return {name: text.encode("latin-1") for name, text in {
+        "HTTP/0.9": "GET /\r\n",
+        "HTTP/0.9 with headers": f"GET /\r\n{host}\r\n",
+        "HTTP/2": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "HTTP/3.0": f"GET / HTTP/3.0\r\n{host}\r\n",
+        "no words": "\r\n\r\n\r\n\r\n x",
+        "TLS": "\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03" + "\x00" * 100 + "\r\n\r\n",
+        "zero bytes": "GET /\x00 HTTP/1.1\r\n" + host + "\r\n",
+        "huge line": "GET /" + "a" * (1 << 20) + " HTTP/1.1\r\n" + host + "\r\n",
+        "huge header": f"GET / HTTP/1.1\r\n{host}X: " + "a" * (1 << 20) + "\r\n\r\n",
+        "many headers": f"GET / HTTP/1.1\r\n{host}" + "X: y\r\n" * 100_000 + "\r\n",
+        "space before the colon": f"GET / HTTP/1.1\r\n{host}Content-Length : 5\r\n\r\nhello",
+        "folded first header": f"GET / HTTP/1.1\r\n X: y\r\n{host}\r\n",
+        "both lengths": f"{post}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{inner}",
+        "both lengths, the other way": f"{post}Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n{inner}",
+        "two lengths": f"{post}Content-Length: 4\r\nContent-Length: 5\r\n\r\n{{}}  {inner}",
+        "two lengths in one": f"{post}Content-Length: 4, 5\r\n\r\n{{}}  {inner}",
+        "negative length": f"{post}Content-Length: -1\r\n\r\n{{}}",
+        "signed length": f"{post}Content-Length: +2\r\n\r\n{{}}",
+        "hex length": f"{post}Content-Length: 0x2\r\n\r\n{{}}",
+        "endless length": f"{post}Content-Length: {'9' * 5000}\r\n\r\n{{}}",
+        "unknown encoding": f"{post}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n{inner}",
+        "two encodings": f"{post}Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n{inner}",
+        "hidden encoding": f"{post}Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n{inner}",
+        "wrong chunk size": f"{post}Transfer-Encoding: chunked\r\n\r\nzz\r\n{{}}\r\n0\r\n\r\n{inner}",
+        "huge chunk size": f"{post}Transfer-Encoding: chunked\r\n\r\n{'f' * 5000}\r\n{{}}\r\n",
+        "chunk longer than said": f"{post}Transfer-Encoding: chunked\r\n\r\n1\r\n{{}}xx\r\n0\r\n\r\n{inner}",
+        "chunk with a long extension": f"{post}Transfer-Encoding: chunked\r\n\r\n1;{'x' * (1 << 20)}\r\n{{\r\n0\r\n\r\n",
+        "bare CR": f"GET / HTTP/1.1\r\n{host}X: a\rHost: evil.test\r\n\r\n",
+    }.items()}  # fmt: skip
+
+
+def test_k11_nonsense_is_answered_with_4xx_and_the_end(page: Page) -> None:
+    """K11: one answer, of the 400s, and the connection is closed: what came behind is never taken for a request of its own."""
+    before = page.rss_kib()
+    told = nonsense(page)
+    with ThreadPoolExecutor(len(told)) as pool:  # some of it could go on, and is waited for
+        answers = dict(zip(told, pool.map(page.raw, told.values()), strict=True))
+    for name, answer in answers.items():
+        if not answer and len(told[name]) > 100_000:
+            continue  # cut while it was still being sent
+        assert re.match(rb"HTTP/1.1 4\d\d ", answer), (name, answer[:200])
+        assert answer.count(b"HTTP/1.1 ") == 1, (name, answer)
+        assert b"Traceback" not in answer
+    assert page.get("/api/status").status == 200
+    assert page.rss_kib() - before < FLAT_KIB
+
+
+def test_k11_more_than_a_mebibyte_is_413_and_is_not_kept(page: Page) -> None:
+    """K11: by the length that was said, and by what really comes in chunks; the answer arrives though more is being sent."""
+    before = page.rss_kib()
+    for size in ((1 << 20) + 1, 30 << 20):
+        assert page.post("/api/jobs", {"command": ["x" * size]}).status == 413
+    piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
+    kind = {**page.bearer, "Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+    assert page.ask("POST", "/api/jobs", kind, piece * 300 + b"0\r\n\r\n").status == 413
+    lied = head(page, "POST", "/api/jobs", f"Content-Type: application/json\r\nContent-Length: {10**18}\r\n")
+    assert page.raw(lied + b"{").startswith(b"HTTP/1.1 413 ")
+    assert page.ask("POST", "/api/jobs", {"Content-Type": "application/json"}, b" " * (4 << 20)).status == 401
+    assert page.rss_kib() - before < FLAT_KIB
+
+
+def test_k11_chunks_of_a_byte_each_and_a_body_of_just_a_mebibyte_are_read(page: Page) -> None:
+    """K11: what is allowed stays allowed."""
+    kind = {**page.bearer, "Content-Type": "application/json"}
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in b"{" + b" " * 20_000 + b"}") + b"0\r\n\r\n"
+    assert page.ask("POST", "/api/nothing", {**kind, "Transfer-Encoding": "chunked"}, chunks).status == 404
+    assert page.ask("POST", "/api/nothing", kind, b"{}".ljust(1 << 20)).status == 404
+    assert page.ask("POST", "/api/nothing", {**kind, "Expect": "100-continue"}, b"{}").status == 404
+
+
+def test_k11_requests_behind_each_other_are_answered_in_turn(page: Page) -> None:
+    """K11: pipelining is HTTP; and a refused body does not become the next request."""
+    json = "Content-Type: application/json\r\n"
+    inner = head(page).decode()
+    text = (
+        head(page).decode() * 2
+        + head(page, "POST", "/api/nothing", f"{json}Content-Length: 2\r\n").decode() + "{}"
+        + head(page, "POST", "/api/nothing", f"Content-Type: text/plain\r\nContent-Length: {len(inner)}\r\n").decode() + inner
+        + head(page, "GET", "/api/nothing", f"Content-Length: {len(inner)}\r\n").decode() + inner
+        + head(page, more="Connection: close\r\n").decode()
+    )  # fmt: skip
+    codes = re.findall(rb"HTTP/1.1 (\d+) ", page.raw(text.encode()))
+    assert codes == [b"200", b"200", b"404", b"415", b"404", b"200"]
+
+
+def test_k11_half_a_request_is_told_so(page: Page) -> None:
+    """K11: wrong lengths. A client that has sent less than it said, and no more will come."""
+    for data in (
+        head(page, "POST", "/api/jobs", "Content-Type: application/json\r\nContent-Length: 50\r\n") + b"{}",
+        b"GET / HT",
+    ):
+        with page.connect() as connection:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            assert read_all(connection).startswith(b"HTTP/1.1 400 "), data
+    with page.connect() as connection:  # a whole one, as a pipe into netcat ends it
+        connection.sendall(head(page))
+        connection.shutdown(socket.SHUT_WR)
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+
+
+# -- K13: the port ----------------------------------------------------------------------------------------
+
+
+def test_k13_a_taken_port_is_one_line_with_who_has_it(page: Page, pages: Callable[[], Page]) -> None:
+    """K13: exit code 1 (docs/formats.md); the page that has it goes on."""
+    other = pages().start("--port", str(page.port), ready=False)
+    assert other.process is not None and other.process.wait(60) == 1
+    said = other.said()
+    assert said.count("\n") == 1 and f"port {page.port} is taken by pid {page.pid} " in said and "--port" in said
+    assert page.get("/api/status").status == 200
+
+
+def test_k13_the_port_is_free_again_at_once(pages: Callable[[], Page]) -> None:
+    """K13: connections of before do not keep it."""
+    page = pages().start()
+    port = page.port
+    with page.connect() as left:
+        left.sendall(head(page))
+        assert left.recv(10)
+        page.process.kill()  # type: ignore[union-attr]
+        page.process.wait()  # type: ignore[union-attr]
+    page.start("--port", str(port))
+    assert page.port == port and page.get("/api/status").status == 200
+
+
+@pytest.mark.parametrize("words", [("--port", "x"), ("--port", "65536"), ("--port", "-1"), ("--tls-cert", "x"), ("--host", "no such host", "--behind-proxy"), ("--tls-cert", "/dev/null", "--tls-key", "/dev/null")])  # fmt: skip
+def test_k13_options_that_cannot_be_meant_are_usage_errors(pages: Callable[[], Page], words: tuple[str, ...]) -> None:
+    """P3: one line, exit code 2."""
+    page = pages().start(*words, ready=False)
+    assert page.process is not None and page.process.wait(60) == 2
+    assert page.said().count("\n") == 1
+
+
+# -- K14: guesses -----------------------------------------------------------------------------------------
+
+
+def test_k14_ten_thousand_guesses(page: Page) -> None:
+    """K14: each is 401; the log tells how many without one of them; memory stays; the right token is answered meanwhile."""
+    before = page.rss_kib()
+    guesses, workers = 10_000, 40
+    request = b"GET /api/status HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAuthorization: Bearer guess-%06d-%s\r\n\r\n"
+    wrong = []
+
+    def guess(worker: int) -> None:
+        with page.connect() as connection, connection.makefile("rb") as stream:
+            for number in range(guesses // workers):
+                connection.sendall(request % (page.port, worker * 1000 + number, b"x" * 30))
+                wrong.append(stream.readline().split()[1] != b"401")
+                length = 0
+                while (line := stream.readline().strip()) != b"":
+                    name, _, value = line.lower().partition(b": ")
+                    length = int(value) if name == b"content-length" else length
+                stream.read(length)
+
+    with ThreadPoolExecutor(workers) as pool:
+        running = [pool.submit(guess, worker) for worker in range(workers)]
+        while not all(one.done() for one in running):
+            assert page.get("/api/status").status == 200
+        for one in running:
+            one.result()
+    assert len(wrong) == guesses and not any(wrong)
+    told = wait_for(
+        lambda: re.findall(r"! (?:a|(\d+)) wrong tokens? w\w+ refused", page.errors.read_text()), "a line of the log"
+    )
+    assert len(told) < 20
+    assert "guess-" not in page.said()
+    assert page.rss_kib() - before < FLAT_KIB
+
+
+# -- its end, TLS, and what else is said ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_k10_it_ends_at_once_with_connections_open(pages: Callable[[], Page], number: int, code: int) -> None:
+    """K10: idle ones, half requests and bodies under way do not hold it up."""
+    page = pages().start()
+    with page.connect() as idle, page.connect() as half, page.connect() as body:
+        half.sendall(b"GET / HTTP/1.1\r\n")
+        body.sendall(head(page, "POST", "/api/jobs", "Content-Type: application/json\r\nContent-Length: 9\r\n") + b"{")
+        assert page.get("/api/status").status == 200
+        assert page.stop(number) == code
+        assert read_all(idle) == b""
+    assert "Traceback" not in page.said()
+
+
+def test_s2_1_it_says_where_it_is_and_how_to_get_there(page: Page) -> None:
+    """S2.1: the address, the token's file, the tunnel."""
+    said = page.output.read_text()
+    assert f"http://127.0.0.1:{page.port}/\n" in said
+    assert f"cat {page.token_file}\n" in said
+    assert f"ssh -L {page.port}:127.0.0.1:{page.port} " in said
+
+
+def test_s1_ipv6_loopback(pages: Callable[[], Page]) -> None:
+    """S1: `--host ::1` is this machine's own too."""
+    if (
+        not Path("/proc/net/if_inet6").exists()
+        or "00000000000000000000000000000001" not in Path("/proc/net/if_inet6").read_text()
+    ):
+        pytest.skip("no IPv6 here")
+    page = pages().start("--host", "::1")
+    with socket.create_connection(("::1", page.port), timeout=60) as connection:
+        connection.sendall(
+            head(page)
+            .replace(b"Host: 127.0.0.1", b"Host: [::1]")
+            .replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        )
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_s21_tls_and_a_handshake_that_stops_half_way(pages: Callable[[], Page], tmp_path: Path) -> None:
+    """S1, S21: with a certificate it may listen elsewhere (here: loopback too); half a handshake does not hold up the next."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)], capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    page = pages().start("--tls-cert", str(cert), "--tls-key", str(key))
+    assert f"https://127.0.0.1:{page.port}/" in page.said()
+    context = ssl.create_default_context(cafile=str(cert))
+    with page.connect() as half:
+        half.sendall(b"\x16\x03\x01\x02\x00\x01")
+        with page.connect() as plain, context.wrap_socket(plain, server_hostname="localhost") as secure:
+            form = f"token={page.token}"
+            secure.sendall(
+                f"POST /login HTTP/1.1\r\nHost: localhost:{page.port}\r\nOrigin: https://localhost:{page.port}\r\nConnection: close\r\n"
+                f"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {len(form)}\r\n\r\n{form}".encode()
+            )
+            answer = read_all(secure)  # type: ignore[arg-type]
+        assert answer.startswith(b"HTTP/1.1 303 ") and b"; Secure" in answer
+        assert read_all(half) == b""
+    assert page.stop() == 0
+
+
+def test_s1_without_its_libraries_one_line_says_what_to_install(tmp_path: Path) -> None:
+    """P3."""
+    program = "import sys; sys.modules['uvicorn'] = None\nfrom scheduler.faces.front import main\nsys.exit(main(['web', '--port', '0']))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "XDG_RUNTIME_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == "gpujob: web: the page needs libraries that are not installed (uvicorn); pip install 'gpujob[web]'\n"
+    )
+    assert not (tmp_path / ".gpujob").exists()
+
+
+def test_k12_it_uses_nothing_while_nobody_asks(page: Page) -> None:
+    """K12: and it is nicer than the scheduler and its jobs."""
+    stat = Path(f"/proc/{page.pid}/stat").read_text().rpartition(")")[2].split()
+    assert int(stat[16]) > 0
+
+    def used() -> int:
+        return sum(map(int, Path(f"/proc/{page.pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+    before, since = used(), time.monotonic()
+    wait_for(lambda: time.monotonic() - since > 2, "two seconds")
+    assert used() - before <= 5  # hundredths of a second

@@ -1,0 +1,166 @@
+"""`start --web`: the page as a child of the scheduler, which never waits for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.stories.harness import alive, wait_for
+from tests.web.page import Page
+
+
+def begin(page: Page, *words: str, port: int = 0) -> Page:
+    """A scheduler with its page; what it tells of it."""
+    page.scheduler.start("--web", f"--web-port={port}", *words)
+    return found(page)
+
+
+def found(page: Page, before: int = 0) -> Page:
+    """The page that was told of after ``before`` others."""
+    told = wait_for(lambda: re.findall(r"the page: http://127.0.0.1:(\d+)/", page.scheduler.said())[before:], "a page")
+    page.port = int(told[-1])
+    return page
+
+
+def pid_of(page: Page) -> int:
+    """The child that is the page."""
+    words = (b"\0web\0--state-file\0" + bytes(page.folder) + b"/").replace(b"//", b"/")
+    children = Path(f"/proc/{page.scheduler.pid}/task/{page.scheduler.pid}/children").read_text().split()
+    return next(int(pid) for pid in children if words in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def test_s2_1_start_web_shows_the_page_and_takes_it_along(pages: Callable[[], Page]) -> None:
+    """S2.1: `start --web` says where it is; it ends with the scheduler."""
+    page = begin(pages())
+    assert page.get("/api/status").json()["daemon"]["pid"] == page.scheduler.pid
+    pid = pid_of(page)
+    assert f"cat {page.token_file}" in page.scheduler.said()
+    assert page.scheduler.stop() == 0
+    wait_for(lambda: not alive(pid), "the page ends too")
+
+
+def test_s2_1_the_page_ends_when_the_scheduler_is_killed(pages: Callable[[], Page]) -> None:
+    """S2.1: whatever ends it; and a job that runs, or the keeper, does not keep the page alive."""
+    page = begin(pages())
+    page.scheduler.hold("long")
+    page.scheduler.append(page.scheduler.line("long"))
+    wait_for(lambda: page.scheduler.starts("long"), "a job runs")
+    pid, keeper = pid_of(page), page.scheduler.keeper_pid()
+    job = int(page.scheduler.ledger()[0][2])
+    ends = {os.readlink(f"/proc/{page.scheduler.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{page.scheduler.pid}/fd")}
+    life = os.readlink(f"/proc/{pid}/fd/3")
+    assert life.startswith("pipe:") and life in ends
+    for other in (keeper, job):
+        assert life not in {os.readlink(f"/proc/{other}/fd/{fd}") for fd in os.listdir(f"/proc/{other}/fd")}
+    page.scheduler.kill()
+    wait_for(lambda: not alive(pid), "the page ends too")
+    assert alive(job)
+    page.scheduler.release("long")
+
+
+def test_k13_the_port_is_taken_the_scheduler_goes_on_without(pages: Callable[[], Page]) -> None:
+    """K13: said once, with who has it; jobs run; the page comes when the port is free."""
+    page = pages()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        page.scheduler.start("--web", f"--web-port={port}")
+        wait_for(lambda: f"port {port} is taken by pid {os.getpid()} " in page.scheduler.said(), "who has the port")
+        page.scheduler.append(page.scheduler.line("a"))
+        page.scheduler.wait_ended(1)
+        wait_for(lambda: page.scheduler.said().count("is taken") == 1, "said once")
+    found(page)
+    assert page.port == port and page.get("/api/status").status == 200
+    assert page.scheduler.said().count("is taken") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
+def test_k10_a_page_that_dies_is_started_again(pages: Callable[[], Page], number: int) -> None:
+    """S2.1: and no job is taken for having ended."""
+    page = begin(pages())
+    page.scheduler.hold("long")
+    page.scheduler.append(page.scheduler.line("long"))
+    wait_for(lambda: page.scheduler.starts("long"), "a job runs")
+    first = pid_of(page)
+    os.kill(first, number)
+    found(page, before=1)
+    assert pid_of(page) != first and page.get("/api/status").status == 200
+    page.scheduler.release("long")
+    assert set(page.scheduler.wait_ended(1).values()) == {"done"}
+
+
+def test_k12_a_stopped_page_changes_nothing(pages: Callable[[], Page]) -> None:
+    """K10, K12: SIGSTOP with requests under way; jobs start, requests are answered, the scheduler ends at once."""
+    page = begin(pages())
+    pid = pid_of(page)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with page.connect() as waiting:
+            waiting.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n\r\n".encode())
+            page.scheduler.append(page.scheduler.line("a"), page.scheduler.line("b"))
+            assert set(page.scheduler.wait_ended(2).values()) == {"done"}
+            page.scheduler.cli("pause", "0")
+            assert page.scheduler.status()["gpus"][0]["paused"] is True
+            assert page.scheduler.stop() == 0
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: not alive(pid), "it ends as soon as it can")
+
+
+def test_k13_without_its_libraries_the_scheduler_goes_on(pages: Callable[[], Page]) -> None:
+    """P3: said once."""
+    page = pages()
+    broken = page.folder / "broken"
+    broken.mkdir(mode=0o700)
+    (broken / "uvicorn.py").write_text("raise ImportError('no uvicorn here', name='uvicorn')\n")
+    page.scheduler.start("--web", "--web-port=0", PYTHONPATH=f"{broken}:{page.scheduler.environ['PYTHONPATH']}")
+    wait_for(lambda: "pip install 'gpujob[web]'" in page.scheduler.said(), "what to install")
+    page.scheduler.append(page.scheduler.line("a"))
+    page.scheduler.wait_ended(1)
+
+
+def test_s4_what_the_page_says_goes_to_the_log_and_is_bounded(pages: Callable[[], Page]) -> None:
+    """S4, K12: a page that says more than anybody can read is not listened to for a while; the scheduler does its work."""
+    page = pages()
+    loud = page.folder / "loud"
+    loud.mkdir(mode=0o700)
+    (loud / "uvicorn.py").write_text(
+        "import os, signal\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\nn = 0\n"
+        "while True:\n    n += 1\n    os.write(2, b'line %d \\x1b[31m of very many\\n' % n * 100)\n"
+    )
+    page.scheduler.start("--web", "--web-port=0", PYTHONPATH=f"{loud}:{page.scheduler.environ['PYTHONPATH']}")
+    wait_for(lambda: "of very many" in page.scheduler.said(), "a line of it")
+    page.scheduler.append(*(page.scheduler.line(str(number)) for number in range(5)))
+    page.scheduler.wait_ended(5)
+    assert page.scheduler.said().count("of very many") < 100
+    assert "\x1b" not in page.scheduler.said()
+    assert page.scheduler.stop() == 0
+
+
+def test_s2_1_it_is_off_by_default_and_a_setting_like_any_other(pages: Callable[[], Page]) -> None:
+    """S1, S3.1: no page without being asked for; `web: true` in the config asks; `run` shows none."""
+    plain = pages()
+    plain.scheduler.start()
+    assert "the page" not in plain.scheduler.said() and not plain.token_file.exists()
+    page = pages()
+    (page.folder / "config.yaml").write_text("web: true\nweb_port: 0\n")
+    (page.folder / "config.yaml").chmod(0o600)
+    page.scheduler.start()
+    found(page)
+    assert page.get("/api/status").status == 200
+    done = page.scheduler.cli("start", "--web-port", "70000", code=2)
+    assert "65535" in done.stderr
+    dispatcher = pages()
+    (dispatcher.folder / "config.yaml").write_text("web: true\nweb_port: 0\n")
+    (dispatcher.folder / "config.yaml").chmod(0o600)
+    (dispatcher.folder / "commands.txt").write_text("true\n")
+    said = dispatcher.scheduler.cli("run", "--gpus", "1")
+    assert "the page" not in said.stdout + said.stderr
+    assert not dispatcher.token_file.exists()
