@@ -27,6 +27,7 @@ MOST_BYTES = 1 << 20  # of an answer
 LONGEST_UNFINISHED = 64 << 10  # a longer line without an end is given in pieces
 LONGEST_LINE = 256 << 10
 SEARCHED = 64 << 20  # the last bytes of a log are looked through for a word
+SEARCHED_PACKED = 8 << 20
 UNPACKED = 256 << 20  # a packed log is unpacked from its beginning, and no further than this
 LONGEST_WORD = 200
 AT_ONCE = 2  # searches
@@ -77,7 +78,7 @@ def log(ask: Ask) -> Response:
     part = Part()
     if path:
         try:
-            with _opened(path) as source:
+            with _opened(path, word is not None) as source:
                 part = _found(source, word, lines) if word is not None else _part(source, start, lines)
         except FileNotFoundError:
             if job.state.ended:
@@ -95,10 +96,10 @@ def log(ask: Ask) -> Response:
     )
 
 
-def _opened(path: str) -> _Log:
+def _opened(path: str, searching: bool) -> _Log:
     fd = plain_or_link(path, os.O_RDONLY)
     try:
-        return _Packed(fd) if is_packed(path) else _Log(fd)
+        return _Packed(fd, SEARCHED_PACKED if searching else MOST_BYTES) if is_packed(path) else _Log(fd)
     except BaseException:
         os.close(fd)
         raise
@@ -110,7 +111,7 @@ class _Log:
     cut = False
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        self.fd, self.searched = fd, SEARCHED
         self.size = os.fstat(fd).st_size  # a job that writes faster than we read must not keep us for ever
 
     def read(self, at: int, most: int) -> bytes:
@@ -120,12 +121,6 @@ class _Log:
         while len(found) < most and (data := os.pread(self.fd, most - len(found), at + len(found))):
             found += data
         return bytes(found)
-
-    def pieces(self, start: int) -> Iterator[bytes]:
-        """All from ``start`` on."""
-        while start < self.size and (data := self.read(start, CHUNK)):
-            start += len(data)
-            yield data
 
     def __enter__(self) -> _Log:
         return self
@@ -137,19 +132,20 @@ class _Log:
 class _Packed(_Log):
     """The same of a packed one: bytes are counted as they are unpacked."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, keep: int) -> None:
         super().__init__(fd)
         self._packed_size = self.size
-        self._last = bytearray()  # the last `MOST_BYTES` at least
+        self._last = bytearray()  # the last ``keep`` bytes at least
         self.size = 0
         for data in self._unpacked():
             self.size += len(data)
             self._last += data
-            if len(self._last) > 2 * MOST_BYTES:
-                del self._last[:-MOST_BYTES]
+            if len(self._last) > 2 * keep:
+                del self._last[:-keep]
             if self.size >= UNPACKED:
                 self.cut = True
                 break
+        self.searched = len(self._last)
 
     def _unpacked(self) -> Iterator[bytes]:
         unpack, at = Unpacker(), 0
@@ -161,21 +157,13 @@ class _Packed(_Log):
         known_from = self.size - len(self._last)
         if at >= known_from:
             return bytes(self._last[at - known_from :][:most])
-        found = bytearray()
-        for data in self.pieces(at):
-            found += data
-            if len(found) >= most:
+        found, before = bytearray(), 0
+        for data in self._unpacked():
+            found += data[max(0, at - before) :]
+            before += len(data)
+            if len(found) >= most or before >= self.size:
                 break
         return bytes(found[:most])
-
-    def pieces(self, start: int) -> Iterator[bytes]:
-        at = 0
-        for data in self._unpacked():
-            if at >= self.size:
-                return
-            if at + len(data) > start:
-                yield data[max(0, start - at) :]
-            at += len(data)
 
 
 def _part(log: _Log, start: int | None, lines: int) -> Part:
@@ -236,34 +224,48 @@ def _last_lines(log: _Log, most: int) -> tuple[int, bool]:
 
 
 def _found(log: _Log, word: str, most: int) -> Part:
-    """The last lines that hold a word, whatever its case, each with its number; from the end where the beginning was not read."""
+    """The last lines that hold a word, whatever its case, each with its number; from the end where the beginning was not read.
+
+    Looks from the end, in blocks of whole lines as far as there are any; most blocks do not hold it, and cost little.
+    """
     if not _searching.acquire(timeout=PATIENCE_S):
         raise Busy("others are searching logs", do="try again in a moment")
     try:
-        first = max(0, log.size - SEARCHED)
-        wanted, folder, number = word.casefold(), Folder(longest=LONGEST_LINE), 0
-        hits: deque[tuple[int, str]] = deque(maxlen=most)
-        if first:
-            folder.enter()
-        for data in log.pieces(first):
-            for line in folder.feed(data):
-                number += 1
-                if wanted in line.casefold():
-                    hits.append((number, line))
-        for line in folder.feed(b"", last=True):
-            number += 1
-            if wanted in line.casefold():
-                hits.append((number, line))
+        return _found_in(log, word.casefold(), most)
     finally:
         _searching.release()
-    kept: deque[str] = deque()
-    room, cut = MOST_BYTES, bool(first) or log.cut
-    while hits:
-        at, line = hits.pop()
-        text = f"{at - number - 1 if first else at}:{line}\n"
-        room -= len(text)
-        if room < 0:
-            cut = True
-            break
-        kept.appendleft(text)
-    return Part("".join(kept), log.size, log.size, 0, False, cut)
+
+
+def _found_in(log: _Log, word: str, most: int) -> Part:
+    hits: deque[tuple[int, str]] = deque()  # lines behind it, itself counted; and the line
+    first = max(0, log.size - log.searched)
+    end, behind, room = log.size, 0, MOST_BYTES
+    cut = bool(first) or log.cut
+    while end > first and len(hits) < most and room > 0:
+        start = max(first, end - CHUNK)
+        data = log.read(start, end - start)
+        begins = data.find(b"\n") + 1 if start > first else 0
+        if begins < len(data):
+            start, data = start + begins, data[begins:]
+        lines = data.count(b"\n") + (end == log.size and not data.endswith(b"\n"))
+        if word in data.decode("utf-8", "replace").casefold() or b"\x1b" in data:
+            folded = Folder(longest=LONGEST_LINE).feed(data, last=True)
+            for number in range(len(folded) - 1, -1, -1):
+                line = folded[number]
+                if word in line.casefold() and len(hits) < most:
+                    room -= len(line) + 20
+                    if room < 0:
+                        cut = True
+                        break
+                    hits.appendleft((behind + len(folded) - number, line))
+        behind += lines
+        end = start
+    if first or log.cut:
+        text = "".join(f"-{number}:{line}\n" for number, line in hits)
+    else:
+        while end > 0:  # how many lines stand before them
+            start = max(0, end - CHUNK)
+            behind += log.read(start, end - start).count(b"\n")
+            end = start
+        text = "".join(f"{behind - number + 1}:{line}\n" for number, line in hits)
+    return Part(text, log.size, log.size, 0, False, cut)
