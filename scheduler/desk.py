@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from scheduler.core.llm import ModelTable
     from scheduler.core.reporting import Report
     from scheduler.core.requests import Answer, Request
-    from scheduler.overview import Overview
+    from scheduler.overview import Overview, Watch
 else:
     from scheduler.core.quick_dataclass import replace
 
@@ -229,6 +229,12 @@ class Desk:
         alive = self.alive()
         with self._reading() as connection:
             return overview_of(connection, self.places, alive, most_waiting)
+
+    def changes(self) -> Watch:
+        """Who looks again and again what has changed: for one thread, to be closed."""
+        from scheduler.overview import Watch
+
+        return Watch(self.places)
 
     def jobs(self, states: Sequence[str] = (), most: int | None = None) -> tuple[list[Job], dict[int, Reason]]:
         """All jobs (or those in these states, or the newest of them), by id, and why each waiting one waits."""

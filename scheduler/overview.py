@@ -6,8 +6,9 @@ import glob
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler.core.gpu import WHOLE, Gpu
 from scheduler.core.job import HOLDING, Job, JobState, Outcome, Reason
@@ -18,11 +19,14 @@ from scheduler.core.secrets import without_secrets
 from scheduler.runners import record
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
-from scheduler.store.office import holder
+from scheduler.store.changes import Changes
+from scheduler.store.database import trouble
+from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places
 from scheduler.store.readings import LastReading, readings
 
 LAST_ENDED = 100
+ALIVE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +82,25 @@ def overview_of(
     ended = [*(job for job in seen if job.state.ended), *rows.last_ended(connection, LAST_ENDED)]
     ended.sort(key=lambda job: job.finished_at or 0.0, reverse=True)
     counts = _counts(connection, seen)
-    paused = set(rows.paused_gpus(connection))
     queue_paused = bool(rows.meta(connection, "queue_paused"))
     held = {
         gpu: f"processes {', '.join(str(p.pid) for p in holding.processes)} of job {holding.job}"
         for holding, _ in rows.holdings(connection)
         for gpu in holding.gpus
     }
+    views = _gpu_views(connection, alive, live)
+    return Overview(
+        alive, pid, counts, views, [*live, *ended[:LAST_ENDED]], reasons_of(connection, live),
+        kept.refused(connection), kept.duplicates(connection), queue_paused, held, since, runner,
+        max(glob.glob(f"{glob.escape(places.state_file)}.bad-*"), default=""),
+        rows.meta(connection, "begun_by") == "run",
+        json.loads(rows.meta(connection, "trouble") or "[]") if alive else (),
+    )  # fmt: skip
+
+
+def _gpu_views(connection: sqlite3.Connection, alive: bool, live: Sequence[Job]) -> list[GpuView]:
+    """The GPUs. ``live``: at least the jobs that hold some."""
+    paused = set(rows.paused_gpus(connection))
     booked = _booked(connection, live)
     read = readings(connection) if alive else {}
     views = []
@@ -97,13 +113,7 @@ def overview_of(
         elif reading is not None and reading.state:
             state = reading.state
         views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused, reading))
-    return Overview(
-        alive, pid, counts, views, [*live, *ended[:LAST_ENDED]], reasons_of(connection, live),
-        kept.refused(connection), kept.duplicates(connection), queue_paused, held, since, runner,
-        max(glob.glob(f"{glob.escape(places.state_file)}.bad-*"), default=""),
-        rows.meta(connection, "begun_by") == "run",
-        json.loads(rows.meta(connection, "trouble") or "[]") if alive else (),
-    )  # fmt: skip
+    return views
 
 
 def as_recorded(jobs: Sequence[Job], attempts: str) -> list[Job]:
@@ -199,3 +209,85 @@ def words_run(job: Job) -> list[str]:
         ids = range(len(job.gpus)) if spec.cuda == "local" else job.gpus
         arguments = with_cuda(arguments, ",".join(map(str, ids)), add=LAUNCHERS[spec.launch].adds_cuda)
     return list(script_words(spec, "python", arguments, len(job.gpus) or job.need.count))
+
+
+@dataclass(slots=True)
+class News:
+    """What has changed since the last look: jobs with why they wait, where that is known. None: nothing of that kind."""
+
+    jobs: list[tuple[Job, Reason | None]] = field(default_factory=list)
+    gpus: Sequence[GpuView] | None = None
+    queue: tuple[bool, Mapping[str, int]] | None = None  # paused, jobs in each state
+    alive: bool | None = None
+
+
+class Watch:
+    """Looks at a store again and again, for those who want to be told of changes. For one thread.
+
+    Waiting jobs are watched as far as they come first (`store/changes.py: MOST_WAITING`); of the others it is told that they
+    came, were begun, or ended.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._places, self._changes = places, Changes(places)
+        self._alive: bool | None = None
+        self._alive_due = 0.0
+        self._gpus: Sequence[GpuView] = ()
+        self._queue: tuple[bool, Mapping[str, int]] | None = None
+        self._reasons: dict[int, Reason] = {}
+        self._recorded: dict[int, JobState] = {}
+
+    def close(self) -> None:
+        """Close the store."""
+        self._changes.close()
+
+    def look(self) -> News:
+        """What has changed; at the first call GPUs, queue and whether a scheduler runs. Raises SchedulerError."""
+        news = News()
+        now = time.monotonic()
+        force = False
+        if now >= self._alive_due:
+            alive = daemon_alive(self._places)
+            force = alive is not self._alive or not alive  # of what ends while none runs only records tell
+            news.alive = alive if alive is not self._alive else None
+            self._alive, self._alive_due = alive, now + ALIVE_EVERY_S
+        try:
+            with self._changes.moment(force) as connection:
+                if connection is not None:
+                    self._ask(connection, news)
+        except sqlite3.Error as error:
+            self._changes.close()
+            raise trouble(error, self._places.store) from error
+        return news
+
+    def _ask(self, connection: sqlite3.Connection, news: News) -> None:
+        changed = {job.id: job for job in map(rows.job_of, self._changes.jobs(connection))}
+        in_hand = list(rows.in_hand(connection))
+        if not self._alive:
+            in_hand = as_recorded(in_hand, self._places.attempts)
+            ended = {job.id: job.state for job in in_hand if job.state.ended}
+            changed |= {
+                job.id: job for job in in_hand if job.id in changed or ended.get(job.id) != self._recorded.get(job.id)
+            }
+            self._recorded = ended
+        first = [rows.job_of(row) for row in self._changes.first]
+        reasons = reasons_of(connection, first)
+        for job in first:
+            if reasons.get(job.id) != self._reasons.get(job.id) and self._queue is not None:
+                changed[job.id] = job
+        self._reasons = reasons
+        for number, job in sorted(changed.items()):
+            own = Reason(job.reason_code, without_secrets(job.reason)) if job.reason_code else None
+            waits = job.state is JobState.PENDING
+            news.jobs.append((job, (reasons.get(number) or own) if waits else None))
+        gpus = _gpu_views(connection, bool(self._alive), [job for job in in_hand if not job.state.ended])
+        if _told(gpus) != _told(self._gpus) or self._queue is None:
+            news.gpus = self._gpus = gpus
+        queue = (bool(rows.meta(connection, "queue_paused")), _counts(connection, in_hand))
+        if queue != self._queue:
+            news.queue = self._queue = queue
+
+
+def _told(gpus: Iterable[GpuView]) -> list[tuple[object, ...]]:
+    """What of the GPUs is told when it changes: not each reading."""
+    return [(one.gpu.uuid, one.state, one.paused, one.allocated, one.jobs) for one in gpus]

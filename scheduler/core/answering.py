@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from scheduler.core.decide import Turn
 
 UNDYING = "it does not die of SIGKILL (stuck in the kernel, on a disk or a driver?); its GPUs stay taken"
+ENDED_ALREADY = "has ended already"
 
 
 def answer(turn: Turn, fact: Asked) -> None:
@@ -211,7 +212,7 @@ def _swap(turn: Turn, job: Job, others: tuple[int, ...]) -> str:
 def _cancel(turn: Turn, job: Job) -> str:
     now = turn.now
     if job.state.ended:
-        return f"job {job.id} has ended already ({job.state.value})"
+        return f"job {job.id} {ENDED_ALREADY} ({job.state.value})"
     if job.state is JobState.STOPPING:
         if job.stop_why != "cancelled":  # its time limit was first; it must not be tried again all the same
             job.stop_why = "cancelled"

@@ -40,7 +40,7 @@ class Interrupts:
         if job.process is not None and ticks_of(job.process.pid) == job.process.ticks:
             os.killpg(job.process.pid, signal.SIGINT)  # it leads a group of its own
             return
-        from scheduler.faces.cli.control import do
+        from scheduler.faces.asking import do
 
         self.cancelled = True
         try:

@@ -71,6 +71,25 @@ def _bytes(mib: int | None) -> int | None:
     return None if mib is None else mib << 20
 
 
+def gpu_json(gpu: GpuView) -> dict[str, Any]:
+    """A GPU as `status --json` gives it."""
+    return {
+        "index": gpu.gpu.index,
+        "uuid": gpu.gpu.uuid,
+        "name": gpu.gpu.name,
+        "state": gpu.state,
+        "paused": gpu.paused,
+        "allocated": gpu.allocated,
+        "memory_used": _bytes(gpu.reading.memory_used_mib if gpu.reading else None),
+        "memory_total": _bytes(gpu.gpu.memory_mib),
+        "memory_own": _bytes(gpu.reading.own_mib if gpu.reading else None),
+        "load": gpu.reading.load if gpu.reading else None,
+        "temperature": gpu.reading.temperature_c if gpu.reading else None,
+        "reason": gpu.reading.reason or None if gpu.reading else None,
+        "jobs": list(gpu.jobs),
+    }
+
+
 def status_json(view: Overview) -> dict[str, Any]:
     """`status --json`."""
     return {
@@ -83,24 +102,7 @@ def status_json(view: Overview) -> dict[str, Any]:
         },
         "paused": view.queue_paused,
         "counts": dict(view.counts),
-        "gpus": [
-            {
-                "index": gpu.gpu.index,
-                "uuid": gpu.gpu.uuid,
-                "name": gpu.gpu.name,
-                "state": gpu.state,
-                "paused": gpu.paused,
-                "allocated": gpu.allocated,
-                "memory_used": _bytes(gpu.reading.memory_used_mib if gpu.reading else None),
-                "memory_total": _bytes(gpu.gpu.memory_mib),
-                "memory_own": _bytes(gpu.reading.own_mib if gpu.reading else None),
-                "load": gpu.reading.load if gpu.reading else None,
-                "temperature": gpu.reading.temperature_c if gpu.reading else None,
-                "reason": gpu.reading.reason or None if gpu.reading else None,
-                "jobs": list(gpu.jobs),
-            }
-            for gpu in view.gpus
-        ],
+        "gpus": [gpu_json(gpu) for gpu in view.gpus],
         "jobs": [job_json(job, view.reasons.get(job.id)) for job in view.jobs],
         "refused": [
             {

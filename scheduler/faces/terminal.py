@@ -13,6 +13,7 @@ from collections.abc import Iterator
 ELLIPSIS = "…"
 _PLAINLY = {"…": "...", "·": "-", "–": "-", "—": "-", "×": "x", "→": "->", "’": "'", "‘": "'", "“": '"', "”": '"', "≥": ">=", "≤": "<=", "○": "o", "►": ">", "✓": "+", "✗": "x", "⊘": "-"}  # fmt: skip
 _UNSAFE = r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+_TURNING = "[\u202a-\u202e\u2066-\u2069]"  # change the direction of what a terminal shows
 _ZERO_WIDTH = frozenset("\u200b\u200c\u200d\u2060\ufeff")
 GREEN, RED, YELLOW, CYAN = "32", "31", "33", "36"
 _COLOURS = {
@@ -79,6 +80,11 @@ def safe(text: object) -> str:
     if plain.isascii() and plain.isprintable():
         return plain
     return shown(re.sub(_UNSAFE, lambda found: f"\\x{ord(found.group()):02x}", plain))
+
+
+def upright(text: str) -> str:
+    """The same, with what changes the direction of a text made visible."""
+    return text if text.isascii() else re.sub(_TURNING, lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 def width() -> int | None:

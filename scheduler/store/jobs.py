@@ -178,8 +178,7 @@ def get(connection: sqlite3.Connection, job: int) -> Job | None:
 
 def page(connection: sqlite3.Connection, after: int, most: int) -> list[Job]:
     """The next jobs with an id above ``after``, by id."""
-    rows = connection.execute(f"{_SELECT} WHERE id>? ORDER BY id LIMIT ?", (after, most)).fetchall()
-    return [job_of(row) for row in rows]
+    return [job_of(row) for row in raw_new(connection, after, most)]
 
 
 def accepted_at(connection: sqlite3.Connection, job: int) -> float | None:
@@ -207,8 +206,7 @@ def live(connection: sqlite3.Connection) -> Iterator[Job]:
 
 def in_hand(connection: sqlite3.Connection) -> Iterator[Job]:
     """Jobs that are STARTING, RUNNING or STOPPING."""
-    rows = connection.execute(f"{_SELECT} WHERE state IN ({_IN_HAND}) ORDER BY id").fetchall()
-    return map(job_of, rows)
+    return map(job_of, raw_in_hand(connection))
 
 
 def pending(connection: sqlite3.Connection, after: int = -1) -> Iterator[Job]:
@@ -260,12 +258,51 @@ def last_ended(connection: sqlite3.Connection, most: int) -> list[Job]:
 
 def first_pending(connection: sqlite3.Connection, most: int) -> list[Job]:
     """The waiting jobs that come first by priority and place."""
-    rows = connection.execute(
+    return [job_of(row) for row in raw_first_pending(connection, most)]
+
+
+# Rows as `job_of` takes them: where two are equal, nothing has changed (`store/changes.py`).
+STATE, FINISHED_AT = _COLUMNS.index("state"), _COLUMNS.index("finished_at")
+
+
+def raw_first_pending(connection: sqlite3.Connection, most: int) -> list[tuple[Any, ...]]:
+    """The same as rows."""
+    return connection.execute(
         f"{_SELECT} WHERE finished_at IS NULL AND state='pending' ORDER BY min(place, 0), priority,"
         " CASE place WHEN 0 THEN id ELSE place END LIMIT ?",
         (most,),
-    )
-    return [job_of(row) for row in rows]
+    ).fetchall()
+
+
+def raw_in_hand(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    """Those of `in_hand`."""
+    return connection.execute(f"{_SELECT} WHERE state IN ({_IN_HAND}) ORDER BY id").fetchall()
+
+
+def raw_new(connection: sqlite3.Connection, after: int, most: int) -> list[tuple[Any, ...]]:
+    """The next jobs with an id above ``after``, by id."""
+    return connection.execute(f"{_SELECT} WHERE id>? ORDER BY id LIMIT ?", (after, most)).fetchall()
+
+
+def raw_ended_since(connection: sqlite3.Connection, at: float, most: int) -> list[tuple[Any, ...]]:
+    """Jobs that ended at this moment or later, the newest of them."""
+    return connection.execute(
+        f"{_SELECT} WHERE finished_at>=? ORDER BY finished_at DESC LIMIT ?", (at, most)
+    ).fetchall()
+
+
+def raw_of(connection: sqlite3.Connection, jobs: Sequence[int]) -> list[tuple[Any, ...]]:
+    """These jobs, as far as they are not forgotten."""
+    found: list[tuple[Any, ...]] = []
+    for at in range(0, len(jobs), 500):
+        some = jobs[at : at + 500]
+        found += connection.execute(f"{_SELECT} WHERE id IN ({','.join('?' * len(some))})", tuple(some))
+    return found
+
+
+def ended_last(connection: sqlite3.Connection) -> float:
+    """When the job ended that ended last; 0 where none has."""
+    return float(connection.execute("SELECT max(finished_at) FROM jobs").fetchone()[0] or 0.0)
 
 
 def select(connection: sqlite3.Connection, states: Sequence[str] = (), most: int | None = None) -> Iterator[Job]:

@@ -19,7 +19,7 @@ import pytest
 
 from scheduler.core.requests import Cancel
 from scheduler.desk import Desk
-from scheduler.faces.cli.control import do
+from scheduler.faces.asking import do
 from scheduler.store.database import VERSION
 from tests.stories.harness import ROOT, Scheduler, alive, wait_for
 from tests.stories.pouring import Pouring

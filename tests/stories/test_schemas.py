@@ -1,4 +1,4 @@
-"""The JSON of the verbs and the state file is what docs/schemas says, to the last key, and docs/formats.md names every key."""
+"""The JSON of the verbs and the state file is what scheduler/faces/schemas says, to the last key, and docs/formats.md names every key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tests.stories.harness import ROOT, Scheduler, wait_for
 from tests.stories.machine import Machine, machine
 
 __all__ = ["machine"]
-SCHEMAS = {path.name: json.loads(path.read_text()) for path in sorted((ROOT / "docs/schemas").glob("*.schema.json"))}
+SCHEMAS = {
+    path.name: json.loads(path.read_text()) for path in sorted((ROOT / "scheduler/faces/schemas").glob("*.schema.json"))
+}
 REASONS = {"no-room", "no-wide-room", "missing", "depends", "hold-user", "backoff", "behind"}
 
 

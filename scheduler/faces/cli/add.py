@@ -4,44 +4,28 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-from scheduler.core.command_limits import LONGEST_WORD
-from scheduler.core.config import Config
 from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import JobSpec
 from scheduler.core.job_class import JobClass
-from scheduler.core.llm import ModelTable, need_of
+from scheduler.core.llm import need_of
 from scheduler.core.placement import Fleet
 from scheduler.desk import Desk
-from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
+from scheduler.faces.finding import settings_for, state_file_for
 from scheduler.faces.handing import limits_here, said_by
+from scheduler.faces.submitting import Wish, level_of, model_table_for, read, spec_of, table_for, trusting
 from scheduler.faces.terminal import safe
-from scheduler.intake.environment_places import program_in
-from scheduler.intake.files import FileTrouble, check_owner, check_places, check_private, places_of
-from scheduler.intake.jobs_csv import (
-    OPTION_KEYS,
-    PRIORITIES,
-    Door,
-    check_launch,
-    named_gpus,
-    parse,
-    read_options,
-    write_line,
-)
-from scheduler.intake.settings import model_table
+from scheduler.intake.files import check_owner, check_places, check_private, places_of
+from scheduler.intake.jobs_csv import OPTION_KEYS, Door, parse, read_options, write_line
 from scheduler.probes.fixed import declared
 from scheduler.store.places import check_not_for_another
 from scheduler.store.safely import append_line
-
-_SHELL = frozenset(" \t\n;|&<>()$`\"'*?")
-Read = TypeVar("Read")
 
 
 def add(
@@ -68,7 +52,7 @@ def add(
             script = os.path.abspath(script)
         if "/" in conda and not conda.startswith(("/", "~/")):
             conda = os.path.abspath(conda)
-    level = _level(priority)
+    level = level_of(priority)
     try:
         parse_gpu_ids(gpus)
     except UsageError as error:
@@ -96,10 +80,10 @@ def add(
     if path != "-":
         try:
             if os.path.exists(path):
-                _trusting(desk, config, lambda trust: check_private(path, os.stat(path), trust))
+                trusting(desk, config, lambda trust: check_private(path, os.stat(path), trust))
             else:
                 check_not_for_another(os.path.dirname(os.path.realpath(path)))
-                _trusting(desk, config, lambda trust: check_places(path, places_of(path), trust))
+                trusting(desk, config, lambda trust: check_places(path, places_of(path), trust))
             append_line(path, line, lambda status: check_owner(path, status))
         except OSError as error:
             raise SchedulerError(f"cannot be written: {error.strerror}", where=path) from None
@@ -132,33 +116,10 @@ def _as_options(wishes: Sequence[str]) -> tuple[str, dict[str, Any]]:
     return "".join(f";{wish}" for wish in wishes), values
 
 
-def _level(text: str) -> int:
-    if not re.fullmatch(r"\s*[+-]?[0-9]{1,30}\s*", text):
-        raise UsageError(f"the priority must be a whole number, not {text[:40]!r}", where="--priority")
-    if int(text) not in PRIORITIES:
-        raise UsageError(f"the priority {text.strip()} is out of range", where="--priority",
-                         do=f"write a number from {PRIORITIES[0]} to {PRIORITIES[-1]}")  # fmt: skip
-    return int(text)
-
-
-def _read(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """JobSpec fields from options of the command line. Raises UsageError, Refused naming the option."""
-    for key, text in pairs:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise UsageError("not UTF-8", where=f"--{key.replace('_', '-')}") from None
-    try:
-        return read_options(pairs)
-    except SchedulerError as error:
-        key, _, what = error.what.partition("=: ")
-        raise type(error)(f"--{key.strip(';').replace('_', '-')}: {what}", do=error.do) from None
-
-
 def changes_of(wishes: Mapping[str, str]) -> dict[str, Any]:
     """JobSpec fields that `edit` changes: option → text, an empty text gives a field its default back."""
     rest = {key: text for key, text in wishes.items() if key not in ("priority", "allowed")}
-    changes = _read([(key, text) for key, text in rest.items() if text])
+    changes = read([(key, text) for key, text in rest.items() if text])
     defaults = JobSpec()
     for key, text in rest.items():
         if not text:
@@ -166,42 +127,10 @@ def changes_of(wishes: Mapping[str, str]) -> dict[str, Any]:
     if changes.get("cwd"):
         changes["cwd"] = os.path.abspath(os.path.expanduser(changes["cwd"]))
     if "priority" in wishes:
-        changes["priority"] = _level(wishes["priority"] or "0")
+        changes["priority"] = level_of(wishes["priority"] or "0")
     if "allowed" in wishes:
         changes["allowed"] = None if wishes["allowed"] == "any" else parse_gpu_ids(wishes["allowed"])
     return changes
-
-
-def _check_program(command: list[str], folder: str, path: str) -> None:
-    """Refuse a shell text that was meant for a shell, unless a program is really called so. Raises UsageError."""
-    name = command[0]
-    if not _SHELL.intersection(name):
-        return
-    there = os.path.exists(os.path.join(folder, name)) if "/" in name else program_in(path, name)
-    if not there:
-        text = " ".join([name, *map(shlex.quote, command[1:])])
-        raise UsageError(
-            f"there is no program {name!r}", do=f"to run shell text write: gpujob submit -- sh -c {shlex.quote(text)}"
-        )
-
-
-def model_table_for(desk: Desk, config: str | None) -> ModelTable:
-    """The model table that the scheduler reads."""
-    path = desk.remembered("llm_config") or _settings(desk, config).llm_config
-    return _trusting(desk, config, lambda trust: model_table(path, trust))
-
-
-def _trusting(desk: Desk, config: str | None, read: Callable[[bool], Read]) -> Read:
-    """Read a file that nobody else could write; only if its group could, the settings are asked whether it may."""
-    try:
-        return read(False)
-    except FileTrouble:
-        noted = desk.settings()
-        return read(bool(noted["trust_group"][0] if "trust_group" in noted else _settings(desk, config).trust_group))
-
-
-def _settings(desk: Desk, config: str | None) -> Config:
-    return settings_if_readable({"state_file": desk.places.state_file}, config).config
 
 
 def submit(
@@ -247,51 +176,21 @@ def submit(
     desk = Desk(found)
     if cpu and gpus:
         raise UsageError("--cpu and --gpus exclude each other")
-    pairs = [
-        ("gpus", "0" if cpu else gpus), ("label", label), ("after", after), ("after_ok", after_ok), ("vram", vram),
-        ("time", time_limit), ("retries", retries), ("cuda", cuda), ("launch", launch), ("slots", slots), ("on", on),
-        ("output", "none" if no_output else ""), ("stderr", "apart" if stderr_apart else ""), ("gzip", "yes" if gzip else ""),
-        ("log_dir", os.path.abspath(os.path.expanduser(log_dir)) if log_dir else ""), ("log_name", log_name),
-        ("on_finish", on_finish), ("mail", mail), ("info", info or (said_by(info_command) if info_command else "")),
-    ]  # fmt: skip
-    values = _read([(key, text) for key, text in pairs if text])
-    level = _level(priority)
-    environment = dict(os.environ)
-    for item in env:
-        name, equals, value = item.partition("=")
-        if not equals or not name:
-            raise UsageError(f"{item!r} is not NAME=VALUE", where="--env")
-        if len(os.fsencode(item)) > LONGEST_WORD:
-            raise UsageError(f"{name}= has {len(value)} characters", where="--env",
-                             do=f"the kernel takes {LONGEST_WORD} bytes a variable")  # fmt: skip
-        environment[name] = value
-    if "/" in conda:
-        conda = os.path.abspath(os.path.expanduser(conda))
-    script = ""
-    for name, text in (
-        ("--conda", conda),
-        ("--cwd", cwd),
-        ("--launch", command[0] if launch else ""),
-    ):
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise UsageError("not UTF-8", where=name) from None
     mask = os.umask(0)
     os.umask(mask)
-    folder = os.path.abspath(os.path.expanduser(cwd)) if cwd else os.getcwd()
-    if not launch:
-        _check_program(command, folder, environment.get("PATH", os.defpath))
-    if launch:
-        script, command = os.path.normpath(os.path.join(folder, command[0])), command[1:]
-    spec = JobSpec(
-        source="submit", script=script, arguments=tuple(command), priority=level, cwd=folder, conda_env=conda, umask=mask,
-        allowed=named_gpus(values, parse_gpu_ids(allowed)), limits=limits_here(), **values,
+    options = {
+        "gpus": "0" if cpu else gpus, "label": label, "after": after, "after_ok": after_ok, "vram": vram,
+        "time": time_limit, "retries": retries, "cuda": cuda, "launch": launch, "slots": slots, "on": on,
+        "output": "none" if no_output else "", "stderr": "apart" if stderr_apart else "", "gzip": "yes" if gzip else "",
+        "log_dir": log_dir, "log_name": log_name,
+        "on_finish": on_finish, "mail": mail, "info": info or (said_by(info_command) if info_command else ""),
+    }  # fmt: skip
+    wish = Wish(
+        command=command, folder=os.getcwd(), environ=os.environ, options=options, priority=priority, allowed=allowed,
+        cwd=cwd, conda=conda, env=env, umask=mask, limits=limits_here(),
     )  # fmt: skip
-    check_launch(spec)
-    table = (
-        ModelTable() if spec.gpus else model_table_for(desk, config)
-    )  # one that cannot be read matters only where it is asked
+    spec, environment = spec_of(wish)
+    table = table_for(spec, desk, config)
     caller = None
     if foreground:
         from scheduler.faces.caller import Caller

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from scheduler.core.errors import NoDaemon, NotAsked, NotFound, UsageError
+from scheduler.core.errors import NoDaemon, NotFound, UsageError
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import ENDED, Job, Outcome
 from scheduler.core.requests import (
@@ -29,14 +27,13 @@ from scheduler.core.requests import (
 from scheduler.core.secrets import without_secrets
 from scheduler.core.units import seconds_of
 from scheduler.desk import Desk
-from scheduler.faces.finding import settings_for, settings_if_readable, state_file_for
+from scheduler.faces.asking import do, until_shown
+from scheduler.faces.finding import settings_for, state_file_for
 from scheduler.faces.render import state_text
 from scheduler.faces.terminal import safe
-from scheduler.opening import plain
 
 TIMED_OUT = 124
 SAY_WHY_S = 2.0
-SHOWN_S = 0.5  # so long a verb waits until the state file shows what it did
 MOST_NAMED = 10  # jobs that failed
 STUCK = ("missing", "paused", "never", "hold-user")
 
@@ -61,45 +58,13 @@ def _say_failed(ended: Sequence[Job]) -> None:
         print(f"gpujob: and {len(failed) - MOST_NAMED} more", file=sys.stderr)
 
 
-def do(desk: Desk, request: Request, config: str | None = None) -> tuple[Answer, bool]:
-    """What was asked, by the daemon or without one: the answer, and whether one runs. Raises SchedulerError."""
-    from scheduler.engine.offline import carry_out
-    from scheduler.store.office import Taken
-
-    while True:
-        if not desk.alive():
-            settings = settings_if_readable({"state_file": desk.places.state_file}, config)
-            with contextlib.suppress(Taken):  # a daemon has started meanwhile: then it is to be asked
-                return carry_out(desk.places, settings.config, request), False
-        with contextlib.suppress(NotAsked):  # it has ended meanwhile: then it is to be done without
-            return desk.ask(request), True
-
-
 def _ask(found: str, config: str | None, request: Request) -> int:
     answer, by_daemon = do(Desk(found), request, config)
     if not by_daemon:
         print("gpujob: no scheduler is running", file=sys.stderr)
     elif isinstance(request, (Pause, Resume, PauseQueue)) and not answer.code:
-        _until_shown(found, request)
+        until_shown(found, request)
     return _show(answer)
-
-
-def _until_shown(state_file: str, request: Pause | Resume | PauseQueue) -> None:
-    """Wait a moment for the state file: who edits it next must find there what was just done."""
-    end = time.monotonic() + SHOWN_S
-    while time.monotonic() < end:
-        try:
-            with open(state_file, encoding="utf-8", opener=plain) as stream:
-                document = json.load(stream)
-            if isinstance(request, PauseQueue):
-                shown = document["paused"] is request.on
-            else:
-                shown = all((gpu in document["paused_gpus"]) is isinstance(request, Pause) for gpu in request.gpus)
-        except (OSError, ValueError, KeyError, TypeError):
-            shown = False  # somebody is saving it
-        if shown:
-            return
-        time.sleep(0.003)
 
 
 def _show(answer: Answer) -> int:
@@ -158,7 +123,8 @@ def edit(
 ) -> int:
     """Change waiting jobs. ``wishes``: option → text as `submit` takes it, an empty text takes the wish back."""
     from scheduler.core.llm import ModelTable, need_of
-    from scheduler.faces.cli.add import changes_of, model_table_for
+    from scheduler.faces.cli.add import changes_of
+    from scheduler.faces.submitting import model_table_for
     from scheduler.intake.jobs_csv import check_launch
 
     found = state_file_for(state_file, config)

@@ -24,7 +24,6 @@ from scheduler.proc import ticks_of
 
 EVERY_S = 0.1
 MATCH = "\x1b[1;31m"
-_TURNING = re.compile("[\u202a-\u202e\u2066-\u2069]")  # change the direction of what a terminal shows
 
 
 def logs(
@@ -234,7 +233,7 @@ class Printer:
             line = self._folder.unfinished()
             if line or self._drawn:
                 width = terminal.width() or 80
-                text = clipped(_upright(line), max(1, width - 1)) + (RESET if "\x1b" in line else "")
+                text = clipped(terminal.upright(line), max(1, width - 1)) + (RESET if "\x1b" in line else "")
                 if text != self._drawn:
                     sys.stdout.write(f"\r{text}\x1b[K")
                     self._drawn = text
@@ -278,16 +277,20 @@ class Printer:
         if self.highlights:
             lines = [self._highlighted(line) for line in lines]
         elif self.terminal:
-            lines = [_upright(line) for line in lines]
+            lines = [terminal.upright(line) for line in lines]
         sys.stdout.write("\n".join(lines) + "\n")
 
     def _highlighted(self, line: str) -> str:
         assert self.pattern is not None
         plain, out, at = without_colours(line), [], 0
         for found in self.pattern.finditer(plain):
-            out += [_upright(plain[at : found.start()]), MATCH, _upright(found.group()), RESET] if found.group() else []
+            out += (
+                [terminal.upright(plain[at : found.start()]), MATCH, terminal.upright(found.group()), RESET]
+                if found.group()
+                else []
+            )
             at = found.end() if found.group() else at
-        return "".join(out) + _upright(plain[at:])
+        return "".join(out) + terminal.upright(plain[at:])
 
     def _print_header(self) -> None:
         if self._header:
@@ -299,10 +302,6 @@ class Printer:
         if self._drawn:
             sys.stdout.write("\r\x1b[K")
             self._drawn = ""
-
-
-def _upright(text: str) -> str:
-    return text if text.isascii() else _TURNING.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 class _Following:

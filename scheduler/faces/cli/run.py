@@ -17,7 +17,7 @@ from scheduler.desk import Desk
 from scheduler.engine.leaving import END, GO_ON, INTERRUPTED, LEAVE
 from scheduler.engine.main import Daemon
 from scheduler.engine.taking_up import commands_in, read_anew
-from scheduler.faces.cli.control import do
+from scheduler.faces.asking import do
 from scheduler.faces.finding import settings_for
 from scheduler.faces.render import counts_text, state_text
 from scheduler.faces.stream import Stream

@@ -368,7 +368,7 @@ class Server:
 
     def _cancel_waiting(self) -> None:
         from scheduler.core.requests import Cancel
-        from scheduler.faces.cli.control import do
+        from scheduler.faces.asking import do
 
         desk = Desk(self.state_file)
         waiting, _ = desk.jobs(("pending",))

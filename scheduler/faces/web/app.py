@@ -12,11 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from scheduler.core.errors import SchedulerError
+from scheduler.core.errors import SchedulerError, UsageError, did_you_mean
 from scheduler.core.secrets import without_secrets
 from scheduler.faces.terminal import safe
 from scheduler.faces.web import api, pages
 from scheduler.faces.web.calls import Ask, Call, number, status_of
+from scheduler.faces.web.live import Hub
 from scheduler.faces.web.source import Source
 
 
@@ -33,6 +34,7 @@ def make_app(source: Source, more: Sequence[BaseRoute] = ()) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.source = source
+    app.state.hub = Hub(source.desk)  # its close() ends all streams
     return app
 
 
@@ -49,6 +51,8 @@ def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
             return problem(404, "no such thing here: an id is a plain number")
         ask = Ask(request, request.app.state.source, numbers)
         try:
+            if not call.page:
+                check_query(call, request)
             return await run_in_threadpool(call.does, ask)
         except SchedulerError as error:
             if call.page:
@@ -61,6 +65,19 @@ def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
 async def _defect(_request: Request, _error: Exception) -> Response:
     """A defect of ours, which the gate tells the log."""
     return problem(500, "a defect of gpujob, please report it: the log of the page says more")
+
+
+def check_query(call: Call, request: Request) -> None:
+    """Raise UsageError naming a word of the query that this route does not know, or that stands twice."""
+    known = [parameter.name for parameter in call.parameters if parameter.where == "query"]
+    seen: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        if name not in known:
+            do = f"known: {', '.join(known)}" if known else "this address takes none"
+            raise UsageError(f"unknown parameter {name[:40]!r}{did_you_mean(name, known)}", do=do)
+        if name in seen:
+            raise UsageError(f"the parameter {name} stands twice", do="give it once")
+        seen.add(name)
 
 
 async def _refuse(_request: Request, error: HTTPException) -> Response:

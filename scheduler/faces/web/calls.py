@@ -24,6 +24,10 @@ class Conflict(SchedulerError):
     """It is there, but not in a state in which this can be done."""
 
 
+class Busy(SchedulerError):
+    """Others are at it, as many as may be; later it will go."""
+
+
 # The first that fits; whatever else goes wrong for a reason that we know is the server's trouble.
 STATUS: tuple[tuple[type[SchedulerError], int], ...] = (
     (NotFound, 404),
@@ -31,6 +35,7 @@ STATUS: tuple[tuple[type[SchedulerError], int], ...] = (
     (QueueFull, 409),
     (UsageError, 400),
     (Refused, 400),
+    (Busy, 503),
     (NoDaemon, 503),
     (StoreTrouble, 503),
 )
@@ -52,7 +57,7 @@ class Call:
 
     ``path`` in Starlette's words (``/api/jobs/{id}``): every name in braces is a plain number, else the answer is 404.
     ``answers``: status → (what it means, JSON Schema of the body, or None where it is no JSON). ``body``: JSON Schema of
-    what is sent. ``page``: for people; its errors are pages, and it does not stand in the OpenAPI document.
+    what is sent. ``media``: of a good answer that is no JSON; ``headers``: of a good answer, and what they say. ``page``: for people; its errors are pages, and it does not stand in the OpenAPI document.
     """
 
     method: str
@@ -63,6 +68,7 @@ class Call:
     parameters: Sequence[Parameter] = ()
     body: Mapping[str, Any] | None = None
     media: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
     page: bool = False
 
 
@@ -74,6 +80,21 @@ class Ask:
     source: Source
     numbers: Mapping[str, int]
 
+    def query(self, name: str) -> str | None:
+        """A word of the query, or None where it is not given."""
+        found = self.request.query_params.get(name)
+        return None if found is None else str(found)
+
+    def whole(self, name: str, default: int, least: int, most: int) -> int:
+        """A number of the query within bounds; one above is taken for the highest. Raises UsageError."""
+        text = self.query(name)
+        if text is None:
+            return default
+        found = number(text)
+        if found is None or found < least:
+            raise UsageError(f"{text[:40]!r} is not a whole number from {least} on", where=name)
+        return min(found, most)
+
     @property
     def nonce(self) -> str:
         """What the Content-Security-Policy of this answer lets a script or style of the page carry."""
@@ -82,7 +103,7 @@ class Ask:
     def body(self) -> dict[str, Any]:
         """The JSON object that was sent. Raises UsageError."""
         try:
-            found = json.loads(self.request.scope.get(BODY, b""))
+            found = json.loads(self.request.scope.get(BODY, b""), parse_constant=_no_number)
         except (ValueError, RecursionError):
             raise UsageError("the body is no JSON", do='send an object, say {"command": ["true"]}') from None
         if not isinstance(found, dict):
@@ -90,9 +111,18 @@ class Ask:
         return found
 
 
+def as_json(value: object, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer of the API."""
+    return Response(json.dumps(value), code, headers, media_type=JSON)
+
+
 def number(text: str) -> int | None:
     """A plain number of ASCII digits, or None."""
     return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")
 
 
 def status_of(error: SchedulerError) -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 
+from scheduler.core.requests import Answer, Pause, PauseQueue, Request, Resume
 from scheduler.desk import Desk
+from scheduler.faces.asking import do, until_shown
+from scheduler.faces.render import status_json
 from scheduler.overview import Overview
 
 FRESH_S = 0.2  # a look so old still counts: a flood of requests reads the store five times a second
-MOST_WAITING = 200  # jobs of the queue that pages and `/api/status` show; `counts` has them all
+MOST_WAITING = 200  # jobs of the queue that pages show; `counts` has them all
 
 
 class Source:
@@ -21,6 +25,11 @@ class Source:
         self._lock = threading.Lock()
         self._seen: Overview | None = None
         self._seen_at = 0.0
+        self._status_lock = threading.Lock()
+        self._status: bytes | None = None
+        self._status_at = 0.0
+        self._changes = 0  # counts what was done here: a look that began before it is not kept
+        self._one_by_one = threading.Lock()
 
     def overview(self) -> Overview:
         """What there is now, at most `FRESH_S` old. Raises SchedulerError when the store cannot be read."""
@@ -30,7 +39,30 @@ class Source:
                 self._seen_at = time.monotonic()
             return self._seen
 
+    def status(self) -> bytes:
+        """The JSON of `gpujob status --json`, whole, at most `FRESH_S` old. Raises SchedulerError likewise."""
+        with self._status_lock:
+            if self._status is None or time.monotonic() - self._status_at >= FRESH_S:
+                before = self._changes
+                found = json.dumps(status_json(self.desk.overview())).encode()
+                if before != self._changes:
+                    return found
+                self._status, self._status_at = found, time.monotonic()
+            return self._status
+
+    def do(self, request: Request) -> Answer:
+        """What was asked, done by the daemon or, where none runs, here. Raises SchedulerError."""
+        try:
+            answer, by_daemon = do(self.desk, request, self.config, self._one_by_one)
+        finally:
+            self.changed()
+        if by_daemon and not answer.code and isinstance(request, (Pause, Resume, PauseQueue)):
+            until_shown(self.desk.places.state_file, request)
+        return answer
+
     def changed(self) -> None:
         """Something was just done: the next look is a new one."""
+        self._changes += 1
         with self._lock:
             self._seen = None
+        self._status_at = 0.0

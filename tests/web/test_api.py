@@ -1,0 +1,518 @@
+"""The HTTP API over a real scheduler: each row of its table, and what the web-driven scheduler of the documents promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stories.harness import alive, wait_for
+from tests.stories.test_schemas import wrong
+from tests.web.page import Page
+
+
+@pytest.fixture(autouse=True)
+def quiet(page: Page) -> Iterator[None]:
+    """Each test begins with nothing waiting or running, and nothing paused."""
+    yield
+    for held in page.folder.glob("hold-*"):
+        held.unlink()
+    page.post("/api/queue/resume")
+    for gpu in (0, 1):
+        page.post(f"/api/gpus/{gpu}/resume")
+    ended = {"done", "failed", "cancelled", "skipped"}
+    for number, state in page.scheduler.states().items():
+        if state not in ended:
+            page.post(f"/api/jobs/{number}/cancel")
+    wait_for(lambda: set(page.scheduler.states().values()) <= ended, "a quiet scheduler")
+
+
+def ledger(page: Page, key: str, *, code: object = 0, held: bool = False) -> list[str]:
+    """A command that notes its start and end; ``held``: it runs until `release` is called with its key."""
+    if held:
+        page.scheduler.hold(key)
+    return ["python3", str(page.scheduler.script), str(page.folder), key, str(code), "0"]
+
+
+def made(page: Page, command: list[str], **options: Any) -> int:
+    """Submit; the id."""
+    answer = page.post("/api/jobs", {"command": command, **options})
+    assert answer.status == 201, answer.text
+    number = answer.json()["id"]
+    assert answer.json() == {"id": number} and answer.headers["location"] == f"/api/jobs/{number}"
+    return int(number)
+
+
+def acted(page: Page, number: int, verb: str, status: int = 200, body: Any = None) -> Any:
+    answer = page.post(f"/api/jobs/{number}/{verb}", body)
+    assert answer.status == status, answer.text
+    found = answer.json()
+    if status == 200:
+        assert set(found) == {"id", "state"} and found["id"] == number
+        return found["state"]
+    assert list(found) == ["error"]
+    return found["error"]
+
+
+def test_status_jobs_and_gpus_are_what_the_verbs_print(page: Page) -> None:
+    """S3.38: the same JSON, by the published schemas."""
+    number = made(page, ["true"], label="one")
+    page.scheduler.wait_state(number, "done")
+    status = page.get("/api/status")
+    assert status.status == 200 and status.headers["content-type"] == "application/json"
+    told, printed = status.json(), page.scheduler.status()
+    assert wrong("status", told) == [] and told == printed
+    jobs = page.get("/api/jobs").json()
+    assert wrong("jobs", jobs) == []
+    assert jobs == json.loads(page.scheduler.cli("jobs", "--json").stdout)
+    job = page.get(f"/api/jobs/{number}").json()
+    assert wrong("job", job) == [] and (job["state"], job["label"], job["arguments"]) == ("done", "one", ["true"])
+    gpus = page.get("/api/gpus").json()
+    assert list(gpus) == ["schema", "gpus"] and gpus["gpus"] == told["gpus"] and len(gpus["gpus"]) == 2
+
+
+def test_jobs_by_state(page: Page) -> None:
+    """One state, several, one that there is not, none."""
+    good, bad = made(page, ["true"]), made(page, ["false"])
+    page.scheduler.wait_state(good, "done")
+    page.scheduler.wait_state(bad, "failed")
+    ids = {
+        state: {job["id"] for job in page.get(f"/api/jobs?state={state}").json()["jobs"]}
+        for state in ("done", "failed")
+    }
+    assert good in ids["done"] and bad in ids["failed"] and not ids["done"] & ids["failed"]
+    both = {job["id"] for job in page.get("/api/jobs?state=done,failed").json()["jobs"]}
+    assert both == ids["done"] | ids["failed"]
+    for text in ("doen", "", "done,", "__class__"):
+        answer = page.get(f"/api/jobs?state={text}")
+        assert answer.status == 400 and "known: pending" in answer.json()["error"], text
+    assert "did you mean done?" in page.get("/api/jobs?state=doen").json()["error"]
+    assert page.get("/api/jobs?stat=done").status == 400 and page.get("/api/jobs?state=done&state=done").status == 400
+
+
+def test_k16_an_id_that_is_not_plain_digits_is_not_there(page: Page) -> None:
+    """K16, S20: signs, other digits, encodings, long numbers, ways out: 404, as for a job that is not there."""
+    number = made(page, ["true"])
+    odd = (
+        "999999",
+        "-1",
+        "+1",
+        "01",
+        "1.0",
+        "1e0",
+        "%D9%A3",
+        "0x1",
+        "1%00",
+        "9" * 16,
+        "@",
+        "1;2",
+        "a",
+        "%20",
+        "1%0a",
+        "..",
+        "%2e%2e",
+        "1%2f..",
+        "",
+    )
+    for text in odd:
+        for path in (f"/api/jobs/{text}", f"/api/jobs/{text}/log", f"/api/jobs/{text}/story"):
+            answer = page.get(path)
+            assert answer.status == 404 and list(answer.json()) == ["error"], path
+        assert page.post(f"/api/jobs/{text}/cancel").status == 404, text
+    for path in (
+        f"/api/jobs/{number}/../../etc/passwd",
+        f"/api/jobs/{number}/log/etc/passwd",
+        f"/api/jobs/{number}/log//etc/passwd",
+        "/api//etc/passwd",
+    ):
+        assert page.get(path).status == 404, path
+    assert page.get(f"/api/jobs/{number}/log?file=/etc/passwd").status == 400
+    for text in ("9", "-1", "01", "x", "%D9%A0"):
+        assert page.post(f"/api/gpus/{text}/pause").status == 404, text
+
+
+def test_s2_4_a_waiting_job_is_taken_out_and_a_running_one_ended_with_all_its_processes(page: Page) -> None:
+    """S2.4: cancel of both, of one that has ended, and of one that is not there."""
+    script = "sleep 600 & echo $! > child; wait"
+    running = made(page, ["sh", "-c", script], cpu=True, cwd=str(page.folder))
+    page.scheduler.wait_state(running, "running")
+    child = int(
+        wait_for(lambda: (page.folder / "child").exists() and (page.folder / "child").read_text().strip(), "a child")
+    )
+    held = [made(page, ledger(page, f"c{n}", held=True)) for n in range(2)]
+    waiting = made(page, ledger(page, "never"))
+    for number in held:
+        page.scheduler.wait_state(number, "running")
+    assert acted(page, waiting, "cancel") == "cancelled"
+    assert page.scheduler.starts("never") == 0
+    assert acted(page, running, "cancel") in ("stopping", "cancelled")
+    page.scheduler.wait_state(running, "cancelled")
+    wait_for(lambda: not alive(child), "the whole process group has ended")
+    assert "no state to cancel" in acted(page, waiting, "cancel", 409)
+    assert acted(page, 987654, "cancel", 404).startswith(f"{page.folder}")
+
+
+def test_s2_5_the_whole_scheduler_is_paused(page: Page) -> None:
+    """S2.5: nothing starts, what runs goes on."""
+    running = made(page, ledger(page, "goes-on", held=True))
+    page.scheduler.wait_state(running, "running")
+    assert page.post("/api/queue/pause").json() == {"paused": True}
+    waiting = made(page, ledger(page, "waits"))
+    job = wait_for(lambda: (j := page.get(f"/api/jobs/{waiting}").json())["reason_code"] == "paused" and j, "a reason")
+    assert "paused" in job["reason"] and page.get("/api/status").json()["paused"] is True
+    page.scheduler.release("goes-on")
+    page.scheduler.wait_state(running, "done")
+    assert page.scheduler.starts("waits") == 0
+    assert page.post("/api/queue/resume").json() == {"paused": False}
+    page.scheduler.wait_state(waiting, "done")
+
+
+def test_s2_6_gpus_are_paused_and_resumed(page: Page) -> None:
+    """S2.6: what runs there goes on; the state file says so when the answer comes."""
+    running = made(page, ledger(page, "there", held=True), allowed=[1])
+    page.scheduler.wait_state(running, "running")
+    assert page.post("/api/gpus/1/pause").json() == {"paused_gpus": [1]}
+    shown = json.loads((page.folder / "gpu_scheduler_state.json").read_text())
+    assert shown["paused_gpus"] == [1]
+    waiting = made(page, ["true"], allowed="1")
+    wait_for(lambda: page.get(f"/api/jobs/{waiting}").json()["reason_code"] == "paused", "its reason")
+    assert page.scheduler.states()[running] == "running"
+    assert page.post("/api/gpus/0/pause").json() == {"paused_gpus": [0, 1]}
+    assert page.post("/api/gpus/1/resume", {"force": True}).json() == {"paused_gpus": [0]}
+    page.scheduler.release("there")
+    page.scheduler.wait_state(waiting, "done")
+    assert page.post("/api/gpus/7/pause").status == 404 and page.post("/api/gpus/7/resume").status == 404
+
+
+def test_s2_7_lower_numbers_start_first(page: Page) -> None:
+    """S2.7, S2.14: by priority, then first of all the one that is put first, and one whose priority is changed."""
+    blockers = [made(page, ledger(page, f"b{n}", held=True)) for n in range(2)]
+    for number in blockers:
+        page.scheduler.wait_state(number, "running")
+    page.post("/api/gpus/1/pause")
+    late, soon = made(page, ledger(page, "late"), priority=5), made(page, ledger(page, "soon"), priority="-3")
+    raised, ahead = made(page, ledger(page, "raised"), priority=9), made(page, ledger(page, "ahead"), priority=9)
+    assert acted(page, raised, "priority", body={"priority": -5}) == "pending"
+    assert acted(page, ahead, "first") == "pending"
+    assert page.get(f"/api/jobs/{raised}").json()["priority"] == -5
+    for key in ("b0", "b1"):
+        page.scheduler.release(key)
+    for number in (late, soon, raised, ahead):
+        page.scheduler.wait_state(number, "done")
+    keys = [
+        entry[1]
+        for entry in page.scheduler.ledger()
+        if entry[0] == "start" and entry[1] in ("late", "soon", "raised", "ahead")
+    ]
+    assert keys == ["ahead", "raised", "soon", "late"]
+    assert "only a waiting job" in acted(page, late, "priority", 409, {"priority": 1})
+    for body in (
+        {},
+        {"priority": "x"},
+        {"priority": 10**12},
+        {"priority": True},
+        {"priority": None},
+        {"priority": 1, "x": 2},
+    ):
+        assert "priority" in acted(page, late, "priority", 400, body) or "'x'" in acted(
+            page, late, "priority", 400, body
+        )
+
+
+def test_s2_8_run_again_with_a_record_of_its_own_and_the_old_output_kept(page: Page) -> None:
+    """S2.8, S2.15: same id, new attempt, new log; the old log is what it was."""
+    number = made(page, ["sh", "-c", "echo run $GPUJOB_ATTEMPT; exit 3"])
+    page.scheduler.wait_state(number, "failed")
+    before = page.get(f"/api/jobs/{number}").json()
+    assert (before["exit_code"], before["attempt"]) == (3, 1)
+    assert acted(page, number, "retry") in ("pending", "starting", "running", "failed")
+    wait_for(
+        lambda: (j := page.get(f"/api/jobs/{number}").json())["attempt"] == 2 and j["state"] == "failed", "run again"
+    )
+    after = page.get(f"/api/jobs/{number}").json()
+    assert after["log"] != before["log"] and Path(before["log"]).read_text() == "run 1\n"
+    assert page.get(f"/api/jobs/{number}/log").text == "run 2\n"
+    old = page.get(f"/api/jobs/{number}/log?attempt=1")
+    assert old.text == "run 1\n" and old.headers["x-gpujob-log-attempt"] == "1"
+    story = page.get(f"/api/jobs/{number}/story").json()
+    assert [run["attempt"] for run in story["attempts"]] == [1, 2]
+    assert [run["log"] for run in story["attempts"]] == [before["log"], after["log"]]
+    assert {"started", "failed", "requeued"} <= {event["kind"] for event in story["events"]}
+
+
+def test_s2_9_the_pid_is_shown_and_a_job_killed_from_outside_has_failed(page: Page) -> None:
+    """S2.9: kill -9 from outside: failed by signal 9, its GPU free."""
+    number = made(page, ["sleep", "600"])
+    page.scheduler.wait_state(number, "running")
+    job = wait_for(lambda: (j := page.get(f"/api/jobs/{number}").json())["pid"] and j, "its pid")
+    assert Path(f"/proc/{job['pid']}/cmdline").read_bytes().split(b"\0")[1:] == [b"600", b""]
+    os.kill(job["pid"], signal.SIGKILL)
+    page.scheduler.wait_state(number, "failed")
+    job = page.get(f"/api/jobs/{number}").json()
+    assert (job["outcome"], job["signal"], job["pid"]) == ("signal", 9, None)
+    wait_for(lambda: [gpu["allocated"] for gpu in page.get("/api/gpus").json()["gpus"]] == [0, 0], "free GPUs")
+
+
+def test_s2_12_why_a_command_could_not_be_started_stands_in_its_log(page: Page) -> None:
+    """S2.12, S2.1: the log has it; of one that runs it has stdout and stderr in order."""
+    number = made(page, ["/no/such/program", "x"])
+    page.scheduler.wait_state(number, "failed")
+    assert page.get(f"/api/jobs/{number}").json()["outcome"] == "could_not_start"
+    assert "/no/such/program" in page.get(f"/api/jobs/{number}/log").text
+    number = made(page, ["sh", "-c", "echo a; echo b >&2; echo c"])
+    page.scheduler.wait_state(number, "done")
+    assert page.get(f"/api/jobs/{number}/log").text == "a\nb\nc\n"
+
+
+def test_s2_13_several_share_a_gpu_and_one_has_a_pair(page: Page) -> None:
+    """S2.13, S2.2: two halves on one GPU; both GPUs for one job, told in CUDA_VISIBLE_DEVICES."""
+    halves = [made(page, ledger(page, f"h{n}", held=True), gpus=0.5) for n in range(2)]
+    for number in halves:
+        page.scheduler.wait_state(number, "running")
+    assert {tuple(page.get(f"/api/jobs/{n}").json()["gpus"]) for n in halves} == {(0,)}
+    assert page.get("/api/gpus").json()["gpus"][0]["allocated"] == 1.0
+    pair = made(page, ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"], gpus=2)
+    wait_for(lambda: page.get(f"/api/jobs/{pair}").json()["reason_code"] == "no-wide-room", "it waits")
+    for n in range(2):
+        page.scheduler.release(f"h{n}")
+    page.scheduler.wait_state(pair, "done")
+    assert page.get(f"/api/jobs/{pair}/log").text == "0,1\n"
+
+
+def test_hold_and_release(page: Page) -> None:
+    """Held, it does not start; each is said again if asked again; neither can be done to one that has ended."""
+    page.post("/api/queue/pause")
+    number = made(page, ["true"])
+    for verb in ("hold", "hold", "release", "release", "hold"):
+        assert acted(page, number, verb) == "pending"
+    page.post("/api/queue/resume")
+    wait_for(lambda: page.get(f"/api/jobs/{number}").json()["reason_code"] == "hold-user", "held")
+    acted(page, number, "release")
+    page.scheduler.wait_state(number, "done")
+    for verb in ("hold", "release", "first"):
+        assert "done" in acted(page, number, verb, 409)
+
+
+def test_a_job_that_runs_cannot_be_run_again_held_or_put_first(page: Page) -> None:
+    """409 with a sentence, and nothing changed."""
+    number = made(page, ledger(page, "busy", held=True))
+    page.scheduler.wait_state(number, "running")
+    for verb in ("retry", "hold", "release", "first"):
+        assert "running" in acted(page, number, verb, 409)
+    assert page.scheduler.states()[number] == "running"
+
+
+def test_what_is_submitted_may_have_all_options(page: Page) -> None:
+    """Numbers or texts; folder, variables, log, dependencies are those that were asked for."""
+    folder = page.folder / "work"
+    folder.mkdir(exist_ok=True)
+    first = made(page, ["true"], label="first")
+    number = made(
+        page, ["sh", "-c", 'pwd; echo "$A-$B"; echo oops >&2'], gpus="0.25", priority="7", label="all", allowed="0-1", after=[first],
+        after_ok=f"{first}", vram="1M", time="1h", retries=1, cwd=str(folder), env={"A": "x y", "B": 5}, slots=1,
+        stderr_apart=True, gzip=False, log_dir=str(folder), log_name="mine", info="remember",
+    )  # fmt: skip
+    page.scheduler.wait_state(number, "done")
+    job = page.get(f"/api/jobs/{number}").json()
+    assert (job["need"], job["priority"], job["label"], job["allowed_gpus"]) == (0.25, 7, "all", [0, 1])
+    assert job["log"].startswith(f"{folder}/mine.") and Path(job["log"] + ".e").read_text() == "oops\n"
+    assert page.get(f"/api/jobs/{number}/log").text == f"{folder}\nx y-5\n"
+    packed = made(page, ["sh", "-c", "echo packed"], cpu=True, gzip=True)
+    page.scheduler.wait_state(packed, "done")
+    assert page.get(f"/api/jobs/{packed}").json()["log"].endswith(".gz")
+    assert page.get(f"/api/jobs/{packed}/log").text == "packed\n"
+    silent = made(page, ["echo", "nothing"], cpu=True, no_output=True)
+    page.scheduler.wait_state(silent, "done")
+    assert page.get(f"/api/jobs/{silent}").json()["log"] is None and page.get(f"/api/jobs/{silent}/log").text == ""
+    here = made(page, ["pwd"], cpu=True)
+    page.scheduler.wait_state(here, "done")
+    assert page.get(f"/api/jobs/{here}/log").text == f"{page.folder}\n"  # that of the jobs file
+
+
+def test_the_page_s_own_variables_are_no_job_s_business(page: Page) -> None:
+    """A job sees the marks that the scheduler gives it, and no others of ours."""
+    number = made(page, ["sh", "-c", "env | grep ^GPUJOB_ | cut -d= -f1 | sort"], cpu=True)
+    page.scheduler.wait_state(number, "done")
+    names = page.get(f"/api/jobs/{number}/log").text.split()
+    assert names == ["GPUJOB_ATTEMPT", "GPUJOB_GPUS", "GPUJOB_ID", "GPUJOB_SHARE", "GPUJOB_STATE_FILE"]
+
+
+BAD: list[tuple[Any, str]] = [
+    ({}, "command"), ({"command": []}, "command"), ({"command": "ls"}, "command"), ({"command": [1]}, "command"),
+    ({"command": [""]}, "command"), ({"command": ["a\0b"]}, "command"), ({"command": ["\ud800"]}, "command"),
+    ({"command": None}, "command"), ({"comand": ["x"]}, "did you mean command?"), ({"command": ["x"], "foreground": True}, "foreground"),
+    ({"command": ["x"], "wait": True}, "wait"), ({"command": ["x"], "info_command": "id"}, "info_command"),
+    ({"command": ["x"], "__class__": 1}, "__class__"), ({"command": ["x"], "gpus": "much"}, "gpus"), ({"command": ["x"], "gpus": -1}, "gpus"),
+    ({"command": ["x"], "gpus": True}, "gpus"), ({"command": ["x"], "gpus": None}, "gpus"), ({"command": ["x"], "gpus": [1]}, "gpus"),
+    ({"command": ["x"], "gpus": 3}, "GPU"), ({"command": ["x"], "priority": "high"}, "priority"), ({"command": ["x"], "priority": 1.5}, "priority"),
+    ({"command": ["x"], "priority": 10**10}, "priority"), ({"command": ["x"], "label": "a\nb"}, "label"), ({"command": ["x"], "time": "soon"}, "time"),
+    ({"command": ["x"], "vram": "big"}, "vram"), ({"command": ["x"], "retries": 1.5}, "retries"), ({"command": ["x"], "retries": -1}, "retries"),
+    ({"command": ["x"], "after": [99999]}, "no job 99999"), ({"command": ["x"], "after": "x"}, "after"), ({"command": ["x"], "after_ok": [True]}, "after_ok"),
+    ({"command": ["x"], "allowed": [9]}, "GPU 9"), ({"command": ["x"], "allowed": "3-1"}, "runs backwards"), ({"command": ["x"], "cpu": 1}, "cpu"),
+    ({"command": ["x"], "cpu": True, "gpus": 1}, "cpu and gpus"), ({"command": ["x"], "env": ["A=1"]}, "env"), ({"command": ["x"], "env": {"A=B": "1"}}, "env"),
+    ({"command": ["x"], "env": {"": "1"}}, "env"), ({"command": ["x"], "env": {"A": None}}, "env"), ({"command": ["x"], "cuda": "all"}, "cuda"),
+    ({"command": ["x"], "launch": "torchrun"}, "torchrun"), ({"command": ["x"], "log_name": "a/b"}, "log_name"), ({"command": ["x"], "cwd": 5}, "cwd"),
+    ({"command": ["x | y"]}, '{"command": ["sh", "-c", "x | y"]}'), ({"command": ["x"], "slots": 0}, "slots"), ({"command": ["x"], "on": [], "gpus": 1}, "on"),
+    ([], "object"), ("x", "object"), (1, "object"), (None, "object"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "named"), BAD, ids=[str(n) for n in range(len(BAD))])
+def test_what_cannot_be_submitted_is_refused_by_name(page: Page, body: Any, named: str) -> None:
+    """400 naming the key; no option by its name on a command line; nothing is queued."""
+    before = page.scheduler.rows("SELECT count(*) FROM jobs")
+    data = json.dumps(body).encode()
+    answer = page.ask("POST", "/api/jobs", {**page.bearer, "Content-Type": "application/json"}, data)
+    assert answer.status == 400 and list(answer.json()) == ["error"], answer.text
+    text = answer.json()["error"]
+    assert named in text and "--" not in text, text
+    assert page.scheduler.rows("SELECT count(*) FROM jobs") == before
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"nul", b"\xff\xfe", b'{"command": ["x"], "gpus": NaN}', b"[" * 100_000, b"9" * 5000]
+)
+def test_what_is_no_json_is_refused(page: Page, data: bytes) -> None:
+    """400, on every route that takes a body."""
+    for path in ("/api/jobs", "/api/preview", "/api/queue/pause", "/api/jobs/1/cancel", "/api/gpus/0/pause"):
+        answer = page.ask("POST", path, {**page.bearer, "Content-Type": "application/json"}, data)
+        assert answer.status == 400 and list(answer.json()) == ["error"], (path, answer.text)
+    assert page.get("/api/status").json()["paused"] is False
+
+
+def test_keys_that_are_not_known_are_named(page: Page) -> None:
+    """S6: also where the body is to be empty."""
+    for path in (
+        "/api/queue/pause",
+        "/api/queue/resume",
+        "/api/gpus/0/pause",
+        "/api/jobs/1/cancel",
+        "/api/jobs/1/hold",
+    ):
+        answer = page.post(path, {"sudo": 1})
+        assert answer.status == 400 and "'sudo'" in answer.json()["error"], path
+    assert page.post("/api/gpus/0/resume", {"force": 1}).status == 400
+    assert page.get("/api/status").json()["paused"] is False
+
+
+def test_other_methods_change_nothing(page: Page) -> None:
+    """405 or 404 with a token."""
+    number = made(page, ["true"])
+    for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"):
+        for path in (
+            f"/api/jobs/{number}",
+            f"/api/jobs/{number}/cancel",
+            "/api/queue/pause",
+            "/api/jobs",
+            "/api/nothing",
+        ):
+            headers = {**page.bearer, "Content-Type": "application/json"}
+            assert page.ask(method, path, headers, b"{}").status in (404, 405), (method, path)
+    assert page.ask("GET", "/api/queue/pause", page.bearer).status == 405
+    assert page.get("/api/status").json()["paused"] is False
+
+
+def test_s6_a_command_that_is_a_shell_text_with_every_character_reaches_the_job_as_it_is(page: Page) -> None:
+    """S12: words are words; no shell of ours sees them."""
+    words = ["a b", "$(touch pwned)", "`touch pwned`", ";touch pwned", "'\"\\", "ünïcode ☃", "-x", "--", "\t", "*"]
+    number = made(page, ["printf", "%s\\n", *words], cpu=True, cwd=str(page.folder))
+    page.scheduler.wait_state(number, "done")
+    log = page.scheduler.rows("SELECT log FROM jobs WHERE id=?", number)[0][0]
+    assert Path(log).read_text() == "".join(f"{word}\n" for word in words)
+    assert not (page.folder / "pwned").exists()
+
+
+def test_a_preview_is_what_happens_then(page: Page) -> None:
+    """Where it would start, why it would wait, that it never can; and nothing is written."""
+    rows = page.scheduler.rows("SELECT count(*), max(id) FROM jobs")
+    version = page.scheduler.rows("SELECT count(*) FROM events")
+    answer = page.post("/api/preview", {"command": ["echo", "{gpus}", "--token=abc"], "gpus": 2}).json()
+    assert answer == {
+        "schema": 1, "would": "start", "gpus": [0, 1], "reason": None, "reason_code": None, "need": 2.0,
+        "command": ["echo", "0,1", "--token=***"], "notes": [],
+    }  # fmt: skip
+    assert page.post("/api/preview", {"command": ["x"], "gpus": 3}).json()["would"] == "never"
+    assert page.post("/api/preview", {"command": ["x"], "gpus": "x"}).status == 400
+    missing = page.post("/api/preview", {"command": ["x"], "cwd": "/no/such/folder"}).json()
+    assert (missing["would"], missing["reason_code"]) == ("wait", "missing")
+    page.post("/api/gpus/0/pause")
+    assert page.post("/api/preview", {"command": ["x"]}).json()["gpus"] == [1]
+    assert page.post("/api/preview", {"command": ["x"], "allowed": [0]}).json()["reason_code"] == "paused"
+    assert (
+        page.scheduler.rows("SELECT count(*), max(id) FROM jobs"),
+        page.scheduler.rows("SELECT count(*) FROM events"),
+    ) == (rows, version)
+    page.post("/api/gpus/0/resume")
+    for n in range(2):
+        page.scheduler.wait_state(made(page, ledger(page, f"p{n}", held=True)), "running")
+    told = page.post("/api/preview", {"command": ["true"], "gpus": 0.5}).json()
+    assert told["would"] == "wait" and told["gpus"] == [] and told["reason_code"] == "no-room"
+    number = made(page, ["true"], gpus=0.5)
+    job = wait_for(lambda: (j := page.get(f"/api/jobs/{number}").json())["reason_code"] != "new" and j, "its reason")
+    assert (job["reason_code"], job["reason"]) == (told["reason_code"], told["reason"])
+    behind = page.post("/api/preview", {"command": ["true"], "gpus": 0.5}).json()
+    assert behind["reason_code"] == "behind" and "1 job of the same kind is before it" in behind["reason"]
+
+
+def test_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pages: Callable[[], Page]) -> None:
+    """S2.10, S3.30: before the first start, and after the end of one; what was asked stands at the next."""
+    page = pages()
+    page.start()
+    assert page.get("/api/status").json()["daemon"]["alive"] is False and page.get("/api/jobs").json()["jobs"] == []
+    told = page.post("/api/preview", {"command": ["true"]}).json()
+    assert (told["would"], told["reason_code"]) == ("wait", "no-scheduler")
+    first, second = made(page, ["true"]), made(page, ["true"])
+    assert acted(page, first, "cancel") == "cancelled" and acted(page, second, "hold") == "pending"
+    assert (
+        acted(page, second, "first") == "pending" and acted(page, second, "priority", body={"priority": 3}) == "pending"
+    )
+    assert page.post("/api/queue/pause").json() == {"paused": True}
+    assert page.post("/api/gpus/0/resume", {"force": True}).status == 409
+    page.scheduler.start()
+    assert page.get("/api/status").json()["daemon"]["alive"] is True
+    assert page.scheduler.states() == {first: "cancelled", second: "pending"}
+    running = made(page, ["sleep", "600"])
+    page.post("/api/queue/resume")
+    page.scheduler.wait_state(running, "running")
+    page.scheduler.kill()
+    assert page.post("/api/gpus/1/pause").json() == {"paused_gpus": [1]}
+    assert acted(page, running, "cancel") == "running"  # when the next one starts
+    page.scheduler.start()
+    page.scheduler.wait_state(running, "cancelled")
+    assert page.get("/api/gpus").json()["gpus"][1]["paused"] is True
+
+
+def test_a_scheduler_that_does_not_answer_costs_an_answer_not_the_page(pages: Callable[[], Page]) -> None:
+    """K10: a stopped scheduler: changes are 503 with what to do, reading goes on."""
+    page = pages()
+    page.scheduler.start()
+    page.start()
+    number = made(page, ["sleep", "600"])
+    page.scheduler.wait_state(number, "running")
+    page.scheduler.freeze()
+    try:
+        answer = page.post(f"/api/jobs/{number}/cancel")
+        assert answer.status == 503 and "has not answered" in answer.json()["error"]
+        assert page.get(f"/api/jobs/{number}").json()["state"] == "running"
+    finally:
+        os.kill(page.scheduler.pid, signal.SIGCONT)
+    page.scheduler.wait_state(number, "cancelled")
+
+
+def test_a_store_that_is_gone_is_said(pages: Callable[[], Page]) -> None:
+    """503 with a sentence, and whole again when it is there again."""
+    page = pages()
+    page.start()
+    made(page, ["true"])
+    store = page.folder / ".gpujob" / "store.db"
+    store.rename(page.folder / "away")
+    store.write_bytes(b"no store" * 1000)
+    answer = page.get("/api/jobs")
+    assert answer.status == 503 and "store.db" in answer.json()["error"]
+    (page.folder / "away").rename(store)
+    wait_for(lambda: page.get("/api/jobs").status == 200, "it is read again")

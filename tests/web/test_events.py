@@ -1,0 +1,255 @@
+"""The event stream: what changes is told to whoever listens, whole and soon, and costs nothing that grows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from scheduler.core.gpu import Need
+from scheduler.core.job import JobSpec
+from scheduler.desk import Desk
+from scheduler.faces.web import live
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
+from tests.stories.harness import wait_for
+from tests.stories.test_schemas import wrong
+from tests.web.listening import Listening
+from tests.web.page import Page
+
+
+@pytest.fixture
+def listen(page: Page) -> Iterator[Callable[..., Listening]]:
+    """Makes listeners; closes them."""
+    made: list[Listening] = []
+
+    def make(at: Page = page, **headers: str) -> Listening:
+        made.append(Listening(at, **headers))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def submit(page: Page, *words: str, **options: object) -> int:
+    answer = page.post("/api/jobs", {"command": list(words), **options})
+    assert answer.status == 201, answer.text
+    return int(answer.json()["id"])
+
+
+def test_a_job_is_told_from_its_coming_to_its_end(page: Page, listen: Callable[..., Listening]) -> None:
+    """Each as `event: job` and its data on one line, as the JSON of a job; how soon is printed."""
+    one = listen()
+    assert one.headers["content-type"].startswith("text/event-stream") and one.headers["cache-control"] == "no-store"
+    begun = time.monotonic()
+    number = submit(page, "sh", "-c", "echo x; exit 4", label="told")
+    job = one.until("job", lambda job: job["id"] == number and job["state"] == "failed", "its end")
+    print(f"told after {time.monotonic() - begun:.2f} s")
+    assert wrong("job", job) == [] and (job["exit_code"], job["label"]) == (4, "told")
+    assert job == page.get(f"/api/jobs/{number}").json()
+    at = one.raw.index("event: job")
+    assert one.raw[at + 1].startswith('data: {"id":') and one.raw[at + 2] == ""
+    assert any(line.startswith("id: ") for line in one.raw) and "retry: 2000" in one.raw
+
+
+def test_what_jobs_do_that_start_and_end_between_two_looks(page: Page, listen: Callable[..., Listening]) -> None:
+    """Twenty at once: the end of each is told to two listeners."""
+    both = [listen(), listen()]
+    numbers = [submit(page, "true", cpu=True) for _ in range(20)]
+    for one in both:
+        for number in numbers:
+            one.until(
+                "job", lambda job, number=number: job["id"] == number and job["state"] == "done", f"the end of {number}"
+            )
+
+
+def test_how_things_stand_is_told_first(page: Page, listen: Callable[..., Listening]) -> None:
+    """Also to one that connects again: its Last-Event-ID means nothing."""
+    one = listen()
+    assert one.until("scheduler", lambda value: True, "the scheduler") == {"alive": True}
+    assert [gpu["index"] for gpu in one.until("gpus", lambda value: True, "GPUs")["gpus"]] == [0, 1]
+    assert one.until("queue", lambda value: True, "the queue")["paused"] is False
+    again = listen(**{"Last-Event-ID": "77"})
+    assert again.until("queue", lambda value: True, "the queue")["counts"] == page.get("/api/status").json()["counts"]
+
+
+def test_reasons_pauses_attempts_and_changes_are_told(page: Page, listen: Callable[..., Listening]) -> None:
+    """A reason to wait, a pause of a GPU and of the queue, another priority, a second attempt, an edit, a cancel."""
+    one = listen()
+    assert page.post("/api/gpus/1/pause").status == 200
+    one.until("gpus", lambda value: value["gpus"][1]["paused"], "the pause")
+    page.post("/api/queue/pause")
+    one.until("queue", lambda value: value["paused"], "the queue's pause")
+    number = submit(page, "sh", "-c", "exit 1", allowed=[1])
+    one.until("job", lambda job: job["id"] == number and job["reason_code"] == "paused", "its reason")
+    page.post(f"/api/jobs/{number}/priority", {"priority": -4})
+    one.until("job", lambda job: job["id"] == number and job["priority"] == -4, "its priority")
+    page.post(f"/api/jobs/{number}/hold")
+    one.until("job", lambda job: job["id"] == number and job["reason_code"] == "hold-user", "that it is held")
+    page.post(f"/api/jobs/{number}/release")
+    page.post("/api/queue/resume")
+    page.post("/api/gpus/1/resume")
+    one.until("queue", lambda value: not value["paused"] and value["counts"]["failed"], "that the queue goes on")
+    one.until("job", lambda job: job["id"] == number and job["state"] == "failed", "its end")
+    page.post(f"/api/jobs/{number}/retry")
+    one.until("job", lambda job: job["id"] == number and job["attempt"] == 2 and job["state"] == "failed", "the second")
+    sleeper = submit(page, "sleep", "600", gpus=0.5)
+    one.until("job", lambda job: job["id"] == sleeper and job["state"] == "running" and job["pid"], "that it runs")
+    one.until(
+        "gpus", lambda value: value["gpus"][0]["jobs"] == [sleeper] and value["gpus"][0]["allocated"] == 0.5, "its GPU"
+    )
+    page.post(f"/api/jobs/{sleeper}/cancel")
+    one.until("job", lambda job: job["id"] == sleeper and job["state"] == "cancelled", "that it was cancelled")
+    states = one.states(sleeper)
+    assert states[-1] == "cancelled" and states.index("running") < len(states) - 1
+
+
+def test_a_scheduler_that_dies_and_comes_again_is_told(
+    pages: Callable[[], Page], listen: Callable[..., Listening]
+) -> None:
+    """What ends meanwhile is told, too; a store that goes away ends nothing."""
+    page = pages()
+    page.start()
+    one = listen(page)
+    page.scheduler.start()
+    one.until("scheduler", lambda value: value["alive"], "that it runs")
+    page.scheduler.hold("x")
+    number = submit(page, "sh", "-c", f"while [ -e {page.folder}/hold-x ]; do sleep 0.01; done")
+    one.until("job", lambda job: job["id"] == number and job["state"] == "running", "that the job runs")
+    at = len(one.events)
+    page.scheduler.kill()
+    wait_for(lambda: ("scheduler", {"alive": False}) in one.events[at:], "that it is gone")
+    page.scheduler.release("x")
+    one.until("job", lambda job: job["id"] == number and job["state"] == "done", "the end that nobody noted")
+    page.scheduler.start()
+    wait_for(lambda: ("scheduler", {"alive": True}) in one.events[at:], "that it is back")
+    page.scheduler.stop()
+    house = page.folder / ".gpujob"
+    (house / "store.db").rename(page.folder / "away")
+    wait_for(
+        lambda: any("trouble" in value for kind, value in one.events if kind == "scheduler"), "that the store is gone"
+    )
+    (page.folder / "away").rename(house / "store.db")
+    page.scheduler.start()
+    after = submit(page, "true")
+    one.until("job", lambda job: job["id"] == after and job["state"] == "done", "that all is well again")
+
+
+def test_another_process_that_writes_without_a_scheduler_is_seen(
+    pages: Callable[[], Page], listen: Callable[..., Listening]
+) -> None:
+    """Each of them is the last to close the store, and takes its log away."""
+    page = pages()
+    page.start()
+    submit(page, "true")
+    one = listen(page)
+    for _ in range(3):
+        number = int(page.scheduler.cli("submit", "--", "true").stdout)
+        one.until("job", lambda job, number=number: job["id"] == number and job["state"] == "pending", "the job")
+        page.scheduler.cli("cancel", str(number))
+        one.until("job", lambda job, number=number: job["id"] == number and job["state"] == "cancelled", "its end")
+
+
+def test_streams_end_with_the_page_and_gone_clients_are_forgotten(
+    pages: Callable[[], Page], listen: Callable[..., Listening]
+) -> None:
+    """It ends with open streams as without; as many as may be, and one more is 503 until one goes."""
+    page = pages()
+    page.start()
+    many = [listen(page) for _ in range(live.MOST_STREAMS)]
+    assert all(one.status == 200 for one in many)
+    answer = page.get("/api/events")
+    assert answer.status == 503 and list(answer.json()) == ["error"]
+    for one in many[:5]:
+        one.close()
+
+    def another() -> bool:
+        found = listen(page)
+        return found.status == 200
+
+    wait_for(another, "room again")
+    assert page.ask("HEAD", "/api/events", page.bearer).status in (200, 503)
+    begun = time.monotonic()
+    assert page.stop() == 0
+    print(f"ended after {time.monotonic() - begun:.2f} s with {live.MOST_STREAMS} streams")
+    assert all(one.over.wait(30) for one in many[5:])
+
+
+def test_one_that_does_not_read_is_told_to_begin_anew() -> None:
+    """A bounded number of events waits for a slow one; then it is told `again` alone, and ends."""
+    import asyncio
+
+    async def run() -> list[tuple[str, str] | None]:
+        listener = live._Listener()
+        for number in range(live.MOST_QUEUED + 1):
+            listener.tell([("job", str(number))])
+        listener.tell([("job", "later")])
+        return [await listener.next(), await listener.next()]
+
+    assert asyncio.run(run()) == [("again", "{}"), None]
+
+
+def test_a_hundred_thousand_waiting_jobs_are_not_read_at_each_look(pages: Callable[[], Page]) -> None:
+    """A look reads what has changed: rows that are met are counted, not seconds."""
+    page = pages()
+    desk = Desk(str(page.folder / "gpu_scheduler_state.json"))
+    database = Database(desk.places)
+    spec = JobSpec(source="submit", arguments=("true",))
+    with database.writing(sync=False) as connection:
+        for _ in range(20_000):
+            rows.insert(connection, spec, Need.parse("1"), "", (), 1.0)
+    watch = desk.changes()
+    with contextlib.closing(watch):
+        assert watch.look().jobs == []
+        steps = _steps(watch)
+        with database.writing(sync=False) as connection:
+            job = rows.insert(connection, spec, Need.parse("1"), "", (), time.time())
+            other = rows.get(connection, 19_000)
+            assert other is not None
+            other.state, other.finished_at = type(other.state)("cancelled"), time.time()
+            rows.save(connection, [other])
+        watch._changes._first_due = float("inf")  # who comes first was asked a moment ago
+        before = steps()
+        told = {found.id: found.state.value for found, _ in watch.look().jobs}
+        assert told == {job.id: "pending", 19_000: "cancelled"}
+        assert steps() - before < 200_000, "a look costs what has changed"
+    database.close()
+
+
+def _steps(watch: object) -> Callable[[], int]:
+    """Counts what SQLite does on the watcher's connection, in steps of its machine."""
+    counted = [0]
+    connection = watch._changes._connection  # type: ignore[attr-defined]
+    assert isinstance(connection, sqlite3.Connection)
+
+    def step() -> int:
+        counted[0] += 1000
+        return 0
+
+    connection.set_progress_handler(step, 1000)
+    return lambda: counted[0]
+
+
+def test_s15_nothing_secret_is_told(page: Page, listen: Callable[..., Listening]) -> None:
+    """S15: a command and a label with secrets, on the stream."""
+    one = listen()
+    number = submit(page, "echo", "--token=s3cr3tValue9xQ", label="key=s3cr3tValue9xQ")
+    one.until("job", lambda job: job["id"] == number and job["state"] == "done", "its end")
+    assert "s3cr3tValue9xQ" not in json.dumps(one.events) and "***" in json.dumps(one.events)
+
+
+def test_a_stopped_client_holds_nobody_up(page: Page, listen: Callable[..., Listening]) -> None:
+    """S21: one that connects and reads nothing, while another is told of everything."""
+    with page.connect() as silent:
+        silent.sendall(
+            f"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nAuthorization: Bearer {page.token}\r\n\r\n".encode()
+        )
+        one = listen()
+        numbers = [submit(page, "true", cpu=True, label="x" * 200) for _ in range(10)]
+        for number in numbers:
+            one.until("job", lambda job, number=number: job["id"] == number and job["state"] == "done", "its end")
