@@ -62,11 +62,14 @@ def by_hour(points: Points, first: float, hours: int) -> list[float | None]:
     return [total / number if number else None for total, number in zip(sums, numbers, strict=True)]
 
 
-def booked_by_hour(runs: Iterable[tuple[float, float, float]], first: float, hours: int) -> list[float]:
-    """What these runs (start, end, share of the GPU) booked of each hour, 0 to 1."""
+def booked_by_hour(
+    runs: Iterable[tuple[float, float, float]], first: float, hours: int, now: float
+) -> list[float]:
+    """What these runs (start, end, share of the GPU) booked of each hour, 0 to 1; of the last what is over of it by now."""
     booked = [0.0] * hours
     for start, end, share in runs:
         for hour in range(max(0, int((start - first) // 3600)), min(hours, int((end - first) // 3600) + 1)):
             low = first + hour * 3600
-            booked[hour] += share * max(0.0, min(end, low + 3600) - max(start, low)) / 3600
+            lasted = max(1.0, min(3600.0, now - low))
+            booked[hour] += share * max(0.0, min(end, low + 3600) - max(start, low)) / lasted
     return [min(1.0, value) for value in booked]

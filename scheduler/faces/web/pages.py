@@ -31,7 +31,7 @@ LEAST_H, MOST_H = 1 / 60, 24 * 366.0
 HEAT_RANGES = (("24 h", 24), ("7 d", 168), ("30 d", 720))
 MEASURES = {"load": "load", "booked": "share booked", "memory": "memory in use"}
 SPANS = (("today", "24 h", DAY_S), ("week", "7 d", 7 * DAY_S), ("month", "30 d", 30 * DAY_S), ("all", "all", None))
-CURVE_S = 900.0  # of the last hour on a card: a reading each quarter of a minute
+CURVE_S = 30.0  # between the points of a curve of the last hour
 BAND_PX, HEAD_PX, STRIP_PX, GAP_PX, AXIS_PX, LANE_PX, MOST_LANES_PX = 46, 17, 7, 8, 22, 15, 180
 
 
@@ -57,7 +57,7 @@ def _now(ask: Ask) -> Response:
         here="now",
         view=view,
         cards=shown.gpu_cards(view),
-        hours=_last_hour(ask, now),
+        hours=_last_hour(ask, view, now),
         running=[shown.row(job) for job in view.jobs if job.state.holds_gpus],
         waiting=[shown.row(job, view.reasons.get(job.id)) for job in waiting[:MOST_WAITING]],
         more_waiting=max(0, view.counts.get("pending", 0) - min(len(waiting), MOST_WAITING)),
@@ -68,14 +68,16 @@ def _now(ask: Ask) -> Response:
     )
 
 
-def _last_hour(ask: Ask, now: float) -> dict[int, dict[str, str]]:
+def _last_hour(ask: Ask, view: Overview, now: float) -> dict[int, dict[str, str]]:
     """GPU → the paths of its curves over the last hour, where there are readings of it."""
+    sizes = {gpu.gpu.index: gpu.gpu.memory_mib for gpu in view.gpus}
     found: dict[int, dict[str, str]] = {}
-    for gpu, samples in _gpu_samples(ask, now - HOUR_S, now, 60.0).items():
+    for gpu, samples in _gpu_samples(ask, now - HOUR_S, now, CURVE_S).items():
         load = [(one.at, one.load) for one in samples]
-        memory, top = _memory_points(samples)
-        line, area = curves.paths(load, now - HOUR_S, now, 1.0, 180)
-        used, _ = curves.paths(memory, now - HOUR_S, now, top, 180)
+        memory = [(one.at, one.used_mib) for one in samples]
+        top = sizes.get(gpu) or max([1.0, *(value or 0.0 for _, value in memory)])
+        line, area = curves.paths(load, now - HOUR_S, now, 1.0, 4 * CURVE_S)
+        used, _ = curves.paths(memory, now - HOUR_S, now, top, 4 * CURVE_S)
         if line or used:
             found[gpu] = {"load": line, "load_area": area, "memory": used}
     return found
@@ -84,13 +86,6 @@ def _last_hour(ask: Ask, now: float) -> dict[int, dict[str, str]]:
 def _gpu_samples(ask: Ask, start: float, end: float, step_s: float) -> Mapping[int, Any]:
     kept: Callable[..., Mapping[int, Any]] | None = getattr(ask.source.desk, "gpu_history", None)
     return {} if kept is None else kept(start, end, step_s)
-
-
-def _memory_points(samples: Iterable[Any]) -> tuple[list[tuple[float, float | None]], float]:
-    """Memory in use by everybody, in MiB, and the size of the card as far as readings tell it."""
-    points = [(one.at, getattr(one, "used_mib", None)) for one in samples]
-    totals = [getattr(one, "total_mib", None) or 0 for one in samples]
-    return points, float(max([*totals, *(value or 0 for _, value in points), 1]))
 
 
 # -- a job ------------------------------------------------------------------------------------------------
@@ -313,7 +308,7 @@ def _heat(ask: Ask, view: Overview, measure: str, first: float, hours: int, now:
         if gpu not in out:
             continue
         if measure == "memory":
-            points, _ = _memory_points(samples)
+            points = [(one.at, one.used_mib) for one in samples]
             total = next((one.gpu.memory_mib for one in view.gpus if one.gpu.index == gpu), None)
             points = [(at, None if value is None or not total else value / total) for at, value in points]
         else:
@@ -325,23 +320,22 @@ def _heat(ask: Ask, view: Overview, measure: str, first: float, hours: int, now:
             begun = min(run.start for run in runs)
             for gpu in gpus:
                 mine = [(run.start, run.end, run.parts / WHOLE) for run in runs if gpu in run.gpus]
-                booked = curves.booked_by_hour(mine, first, hours)
+                booked = curves.booked_by_hour(mine, first, hours, now)
                 out[gpu] = [value if first + (n + 1) * HOUR_S > begun else None for n, value in enumerate(booked)]
     return out
 
 
-def _heat_table(rows: Mapping[int, list[float | None]], starts: list[float]) -> dict[str, Any]:
-    """The same as words: by the hour for a day, by the day for more."""
-    by_hour = len(starts) <= 24
-    form = "%a %H:%M" if by_hour else "%a %d %b"
-    heads: dict[str, list[int]] = {}
+def _heat_table(rows: Mapping[int, list[float | None]], starts: list[float]) -> list[tuple[str, list[Any]]]:
+    """The same as words, the newest first: by the hour for a day, by the day for more; mean and highest of each GPU."""
+    form = "%a %H:%M" if len(starts) <= 24 else "%a %d %b"
+    spans: dict[str, list[int]] = {}
     for place, at in enumerate(starts):
-        heads.setdefault(time.strftime(form, time.localtime(at)), []).append(place)
-    body = []
-    for gpu, values in rows.items():
-        cells = [[v for v in (values[place] for place in places) if v is not None] for places in heads.values()]
-        body.append((gpu, [(_mean(found), max(found, default=None)) for found in cells]))
-    return {"heads": list(heads), "rows": body, "by_hour": by_hour}
+        spans.setdefault(time.strftime(form, time.localtime(at)), []).append(place)
+    out = []
+    for words, places in reversed(spans.items()):
+        cells = [[v for v in (values[place] for place in places) if v is not None] for values in rows.values()]
+        out.append((words, [(_mean(found), max(found, default=None)) for found in cells]))
+    return out
 
 
 # -- submit, report ---------------------------------------------------------------------------------------

@@ -70,8 +70,13 @@ class Row:
 def row(job: Job, reason: Reason | None = None) -> Row:
     """A job as tables show it."""
     allowed = "any" if job.allowed is None else gpu_ids_text(job.allowed)
-    name = job.spec.shown_words(LONGEST_NAME)
-    return Row(job, name, how_it_ended(job), reason, gpu_ids_text(job.gpus), need_words(job), allowed, acts(job))
+    return Row(job, command_words(job), how_it_ended(job), reason, gpu_ids_text(job.gpus), need_words(job), allowed, acts(job))
+
+
+def command_words(job: Job) -> str:
+    """Its command without its label, which stands beside it."""
+    label = without_secrets(job.spec.label)
+    return job.spec.shown_words(LONGEST_NAME + len(label)).removeprefix(f"{label}: " if label else "")
 
 
 def need_words(job: Job) -> str:
@@ -90,7 +95,7 @@ class GpuCard:
 
     view: GpuView
     memory: Mapping[str, float] | None
-    jobs: Sequence[tuple[int, str]]
+    jobs: Sequence[tuple[int, Row | None]]  # None: one that has ended, whose processes have not
     notes: Sequence[str]
 
     @property
@@ -107,13 +112,13 @@ class GpuCard:
 
 def gpu_cards(view: Overview) -> list[GpuCard]:
     """A card for each GPU."""
-    names = {job.id: job.spec.shown_words(40) for job in view.jobs}
+    known = {job.id: row(job) for job in view.jobs if job.state.holds_gpus}
     found = []
     for gpu in view.gpus:
         notes = [gpu.reading.reason] if gpu.reading and gpu.reading.reason else []
         if gpu.gpu.index in view.held:
             notes.insert(0, f"held by {view.held[gpu.gpu.index]}")
-        jobs = [(number, names.get(number, "")) for number in gpu.jobs]
+        jobs = [(number, known.get(number)) for number in gpu.jobs]
         found.append(GpuCard(gpu, memory_parts(gpu), jobs, notes))
     return found
 
@@ -196,7 +201,7 @@ def run_of(job: Job, attempt: Attempt, number: int, now: float, memory: Mapping[
     total = next((memory[gpu] for gpu in attempt.gpus if memory.get(gpu)), None)
     if parts <= 1 and job.spec.vram_mib and total:
         parts = min(WHOLE, WHOLE * job.spec.vram_mib // total)
-    name = job.spec.shown_words(40)
+    name = job.spec.shown_words(LONGEST_NAME)
     state = job.state.value if last else "failed"
     return Run(job.id, attempt.number, start, end, attempt.gpus, parts, state, name, number, attempt.lost)
 

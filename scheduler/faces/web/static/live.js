@@ -159,6 +159,7 @@
   }
 
   for (const region of document.querySelectorAll("[data-live]")) last.set(region.id, region.outerHTML);
+  for (const frame of document.querySelectorAll(".scroll:has(svg)")) frame.scrollLeft = frame.scrollWidth; // what is newest
   document.addEventListener("visibilitychange", turn);
   document.addEventListener("gpujob:look", soon);
   setInterval(() => { if (!document.hidden) tick(); }, 1000);

@@ -1,0 +1,1 @@
+"""The page: its gate, its connections, its routes, in real processes."""

@@ -1,0 +1,42 @@
+"""For the tests of the page: one scheduler with two declared GPUs and one `gpujob web` for each module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stories.harness import Scheduler
+from tests.web.page import Page, alone
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A page over a scheduler that runs (`page.scheduler`); both are shared by the tests of a module."""
+    folder = tmp_path_factory.mktemp("page")
+    folder.chmod(0o700)
+    scheduler = Scheduler(folder, 2)
+    made = Page(scheduler)
+    try:
+        scheduler.start()
+        made.start()
+        yield made
+    finally:
+        made.end()
+        scheduler.end_all()
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Iterator[Callable[[], Page]]:
+    """Makes pages of their own, each in a folder where no scheduler ran yet; ends what was started."""
+    made: list[Page] = []
+
+    def make() -> Page:
+        made.append(alone(tmp_path / f"alone-{len(made)}"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+        one.scheduler.end_all()
