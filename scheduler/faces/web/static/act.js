@@ -1,0 +1,88 @@
+// Buttons that do something: each posts JSON to the API, and says what came of it.
+"use strict";
+(() => {
+  document.documentElement.classList.add("js");
+  const said = document.getElementById("said");
+  const wrong = document.getElementById("wrong");
+  const SAID_MS = 6000;
+  let fading = 0;
+
+  /** Say that something went well (for a while), or what went wrong (until something goes well). */
+  function say(text, bad = false) {
+    clearTimeout(fading);
+    said.textContent = bad ? "" : text;
+    wrong.textContent = bad ? text : "";
+    fading = setTimeout(() => { said.textContent = ""; wrong.textContent = ""; }, bad ? 4 * SAID_MS : SAID_MS);
+  }
+
+  /** POST a JSON value; its answer as {ok, status, body}. Never throws. */
+  async function post(path, value) {
+    try {
+      const answer = await fetch(path, {
+        method: "POST",
+        headers: { "Content-Type": "application/json", "X-Gpujob": "1" },
+        body: JSON.stringify(value),
+        credentials: "same-origin",
+      });
+      const body = await answer.json().catch(() => ({}));
+      return { ok: answer.ok, status: answer.status, body };
+    } catch {
+      return { ok: false, status: 0, body: { error: "the page's server does not answer: is gpujob web still running, and the tunnel open?" } };
+    }
+  }
+
+  function problem(answer) {
+    if (answer.status === 401) return "You are signed out: load this page again and sign in.";
+    return answer.body.error || `It did not work (${answer.status}).`;
+  }
+
+  function told(path, body) {
+    if ("state" in body) return `Job ${body.id} is ${body.state === "pending" ? "in the queue" : body.state}.`;
+    if ("paused_gpus" in body) return body.paused_gpus.length ? `Paused GPUs: ${body.paused_gpus.join(", ")}.` : "All GPUs take jobs.";
+    if ("paused" in body) return body.paused ? "The queue is paused; running jobs go on." : "The queue runs.";
+    return "Done.";
+  }
+
+  /** Ask before what cannot be taken back; resolves to whether to do it. */
+  function sure(text) {
+    const dialog = document.getElementById("ask");
+    document.getElementById("ask-text").textContent = text;
+    const from = document.activeElement;
+    return new Promise((resolve) => {
+      dialog.returnValue = "no";
+      dialog.addEventListener("close", () => {
+        if (from && from.isConnected) from.focus();
+        resolve(dialog.returnValue === "yes");
+      }, { once: true });
+      dialog.showModal();
+    });
+  }
+
+  async function act(control, path, value) {
+    if (control.getAttribute("aria-busy") === "true") return;
+    if (control.dataset.ask && !(await sure(control.dataset.ask))) return;
+    control.setAttribute("aria-busy", "true");
+    const answer = await post(path, value);
+    control.removeAttribute("aria-busy");
+    say(answer.ok ? told(path, answer.body) : problem(answer), !answer.ok);
+    document.dispatchEvent(new Event("gpujob:look"));
+  }
+
+  document.addEventListener("click", (event) => {
+    const control = event.target instanceof Element && event.target.closest("[data-post]");
+    if (control) act(control, control.dataset.post, {});
+  });
+
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (!(form instanceof HTMLFormElement) || !form.dataset.postForm) return;
+    event.preventDefault();
+    const value = {};
+    for (const input of form.querySelectorAll("input[name]")) {
+      value[input.name] = "number" in input.dataset ? Number(input.value) : input.value;
+    }
+    act(form.querySelector("button"), form.dataset.postForm, value).then(() => form.querySelector("input")?.blur());
+  });
+
+  window.gpujob = { post, problem, say };
+})();

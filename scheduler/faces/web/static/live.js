@@ -1,0 +1,168 @@
+// Keeps a page up to date: when something happens it is fetched again, and only what differs is changed.
+"use strict";
+(() => {
+  const LEAST_MS = 1000; // between two looks
+  const EVERY_MS = 10000; // a look also when nothing is told: readings, and a server without events
+  const AGAIN_MS = 3000; // after a lost connection
+  const line = document.getElementById("live");
+  const shift = Date.now() / 1000 - Number(document.documentElement.dataset.now); // clocks of two machines differ
+  const last = new Map(); // id of a region → its HTML as it came last
+  let stream = null;
+  let looked = 0;
+  let waiting = 0;
+  let looking = false;
+  let again = 0;
+
+  function tell(text, on) {
+    if (line.textContent !== text) line.textContent = text;
+    line.classList.toggle("on", on);
+    line.classList.toggle("off", !on && text !== "");
+  }
+
+  // -- changing what differs ---------------------------------------------------------------------------
+
+  const key = (node) => (node.nodeType === 1 ? node.id || node.dataset.key || "" : "");
+  const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && key(a) === key(b);
+
+  /** Make `old` like `fresh`, leaving alone what is the reader's: focus, typed text, opened details, scrolling. */
+  function become(old, fresh) {
+    if (old.isEqualNode(fresh)) return;
+    if (old.nodeType !== 1) {
+      if (old.data !== fresh.data) old.data = fresh.data;
+      return;
+    }
+    for (const { name } of [...old.attributes]) {
+      if (!fresh.hasAttribute(name) && name !== "open" && name !== "aria-busy") old.removeAttribute(name);
+    }
+    for (const { name, value } of fresh.attributes) {
+      if (name === "open" || old.getAttribute(name) === value) continue;
+      old.setAttribute(name, value);
+    }
+    const known = new Map();
+    for (const child of old.childNodes) if (key(child)) known.set(key(child), child);
+    let at = old.firstChild;
+    for (const wanted of [...fresh.childNodes]) {
+      const same = key(wanted) ? known.get(key(wanted)) : at && alike(at, wanted) ? at : null;
+      if (same && same.nodeName === wanted.nodeName) {
+        if (same === at) at = at.nextSibling;
+        else old.insertBefore(same, at);
+        become(same, wanted);
+      } else {
+        old.insertBefore(document.importNode(wanted, true), at);
+      }
+    }
+    while (at) {
+      const next = at.nextSibling;
+      at.remove();
+      at = next;
+    }
+  }
+
+  function take(text) {
+    const fresh = new DOMParser().parseFromString(text, "text/html");
+    const focused = document.activeElement && (document.activeElement.id || document.activeElement.dataset.key);
+    for (const region of document.querySelectorAll("[data-live]")) {
+      const now = fresh.getElementById(region.id);
+      if (!now || last.get(region.id) === now.outerHTML) continue;
+      last.set(region.id, now.outerHTML);
+      const typing = region.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
+      if (!typing) become(region, now);
+      else last.delete(region.id); // another time
+    }
+    if (fresh.title && document.title !== fresh.title) document.title = fresh.title;
+    if (focused && document.activeElement === document.body) {
+      const named = CSS.escape(focused);
+      document.querySelector(`[data-key="${named}"], [id="${named}"]`)?.focus({ preventScroll: true });
+    }
+    document.dispatchEvent(new Event("gpujob:changed"));
+    tick();
+  }
+
+  async function look() {
+    if (looking) return void (waiting ||= setTimeout(soon, LEAST_MS));
+    looking = true;
+    looked = Date.now();
+    try {
+      const answer = await fetch(location.href, { headers: { Accept: "text/html" }, credentials: "same-origin" });
+      if (answer.status === 401) tell("not live: you are signed out, load the page again", false);
+      else if (answer.ok || answer.status === 404) {
+        take(await answer.text());
+        if (stream && stream.readyState === EventSource.OPEN) tell("live", true);
+      } else tell(`not live: the server says ${answer.status}`, false);
+    } catch {
+      tell("not live: no connection to gpujob web", false);
+    }
+    looking = false;
+  }
+
+  /** Look now, or as soon as the last look is long enough ago. */
+  function soon() {
+    clearTimeout(waiting);
+    waiting = 0;
+    if (document.hidden) return;
+    const left = looked + LEAST_MS - Date.now();
+    if (left <= 0) look();
+    else waiting = setTimeout(soon, left);
+  }
+
+  // -- being told --------------------------------------------------------------------------------------
+
+  function listen() {
+    clearTimeout(again);
+    if (stream || document.hidden || !document.querySelector("[data-live]")) return;
+    stream = new EventSource("/api/events");
+    stream.onopen = () => { tell("live", true); soon(); };
+    stream.onerror = () => {
+      tell("not live: the connection is lost, trying again", false);
+      if (stream && stream.readyState === EventSource.CLOSED) {
+        stream = null;
+        again = setTimeout(listen, AGAIN_MS);
+      }
+    };
+    for (const kind of ["job", "gpus", "queue", "scheduler", "again"]) {
+      stream.addEventListener(kind, (event) => {
+        soon();
+        document.dispatchEvent(new CustomEvent("gpujob:event", { detail: { kind, data: event.data } }));
+      });
+    }
+  }
+
+  /** A hidden page asks for nothing; browsers allow six connections to a server, and each tab would hold one. */
+  function turn() {
+    if (document.hidden) {
+      stream?.close();
+      stream = null;
+      clearTimeout(again);
+    } else {
+      listen();
+      soon();
+    }
+  }
+
+  // -- times that go on --------------------------------------------------------------------------------
+
+  const two = (number) => String(number).padStart(2, "0");
+  function span(seconds) {
+    const s = Math.max(0, Math.floor(seconds));
+    if (s < 60) return `${s} s`;
+    if (s < 3600) return `${Math.floor(s / 60)} min ${two(s % 60)} s`;
+    if (s < 86400) return `${Math.floor(s / 3600)} h ${two(Math.floor((s % 3600) / 60))} min`;
+    return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  }
+
+  function tick() {
+    const now = Date.now() / 1000 - shift;
+    for (const one of document.querySelectorAll("[data-since]")) {
+      const text = span(now - Number(one.dataset.since));
+      if (one.textContent !== text) one.textContent = text;
+    }
+  }
+
+  for (const region of document.querySelectorAll("[data-live]")) last.set(region.id, region.outerHTML);
+  for (const frame of document.querySelectorAll(".scroll:has(svg)")) frame.scrollLeft = frame.scrollWidth; // what is newest
+  document.addEventListener("visibilitychange", turn);
+  document.addEventListener("gpujob:look", soon);
+  setInterval(() => { if (!document.hidden) tick(); }, 1000);
+  setInterval(() => { if (!document.hidden && document.querySelector("[data-live]")) soon(); }, EVERY_MS);
+  listen();
+})();

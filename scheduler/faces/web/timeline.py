@@ -1,0 +1,186 @@
+"""The Timeline: runs of jobs as bars in a band for each GPU, stacked by their shares; no clock, no drawing of its own."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from scheduler.core.gpu import WHOLE
+
+MOST_BARS = 2000
+TOUCH_S = 2.0  # ends and starts are noted moments after they were: overlaps so short are none
+MERGED_BINS = 120
+LATER = 0.1  # of the time shown, kept free behind now: for what is expected there
+TICKS = 9
+STEPS_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000)
+THINNEST = 60  # parts: a job that books hardly anything is seen all the same
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One attempt of a job, as it is drawn. Times are seconds since 1970; ``parts`` of 1000 are its height in a band."""
+
+    job: int
+    attempt: int
+    start: float
+    end: float
+    gpus: tuple[int, ...]
+    parts: int
+    state: str
+    name: str = ""
+    attempts: int = 1
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A run in one band. ``pieces``: from where to where it reaches in the band's height, 0 to 1; several where no room
+    of its size was left in one.
+    """
+
+    run: Run
+    start: float
+    end: float
+    pieces: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """So many short runs that have no bar of their own."""
+
+    start: float
+    end: float
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """What ran on one GPU; ``gpu`` None: without one. ``rows``: at most so many at once."""
+
+    gpu: int | None
+    bars: tuple[Bar, ...]
+    merged: tuple[Merged, ...] = ()
+    rows: int = 1
+
+
+def layout(runs: Iterable[Run], start: float, end: float, gpus: Iterable[int], most: int = MOST_BARS) -> list[Band]:
+    """A band for each of these GPUs and each that a run was on, then one for runs without GPUs, if there are any.
+
+    Every run that lies in the time from ``start`` to ``end`` has a bar in the band of each of its GPUs, or is counted
+    in its ``merged``. No two bars of a band overlap, and what stands above each other adds up to 1 at most.
+    """
+    seen = [run for run in runs if run.start < end and run.end >= start]
+    bands: dict[int | None, list[Run]] = {gpu: [] for gpu in sorted(gpus)}
+    for run in seen:
+        for gpu in run.gpus or (None,):
+            bands.setdefault(gpu, []).append(run)
+    shortest = _shortest_shown(bands.values(), start, end, most)
+    order = sorted((gpu for gpu in bands if gpu is not None))
+    out = []
+    for key in (*order, *([None] if None in bands else [])):
+        shown = [run for run in bands[key] if _length(run, start, end) >= shortest]
+        left = [run for run in bands[key] if _length(run, start, end) < shortest]
+        bars, rows = _stacked(shown, start, end, WHOLE if key is not None else 1, key is None)
+        out.append(Band(key, tuple(bars), tuple(_merged(left, start, end)), rows))
+    return out
+
+
+def _length(run: Run, start: float, end: float) -> float:
+    return min(run.end, end) - max(run.start, start)
+
+
+def _shortest_shown(bands: Iterable[Sequence[Run]], start: float, end: float, most: int) -> float:
+    """Runs shorter than this are merged, so that no more than ``most`` bars are drawn."""
+    lengths = sorted((_length(run, start, end) for band in bands for run in band), reverse=True)
+    if len(lengths) <= most:
+        return -math.inf
+    return math.nextafter(lengths[most], math.inf)  # of equally long ones all are merged
+
+
+def _merged(runs: Sequence[Run], start: float, end: float) -> Iterator[Merged]:
+    width = (end - start) / MERGED_BINS
+    bins: dict[int, list[Run]] = {}
+    for run in runs:
+        bins.setdefault(min(MERGED_BINS - 1, max(0, int((run.start - start) / width))), []).append(run)
+    for number in sorted(bins):
+        yield Merged(start + number * width, start + (number + 1) * width, len(bins[number]))
+
+
+def _stacked(runs: Sequence[Run], start: float, end: float, least: int, cpu: bool) -> tuple[list[Bar], int]:
+    """The bars of a band, and how many of them lie above each other at most."""
+    ordered = sorted(runs, key=lambda run: (run.start, run.job, run.attempt))
+    touch = max(TOUCH_S, (end - start) / MOST_BARS)
+    ends = [max(run.start, run.end - min(touch, (run.end - run.start) / 2)) for run in ordered]
+    heights = [1 if cpu else max(THINNEST, run.parts) for run in ordered]
+    room = max(least, _peak(ordered, ends, heights))
+    rows = max(1, _peak(ordered, ends, [1] * len(ordered)))
+    active: list[int] = []
+    taken: dict[int, list[tuple[int, int]]] = {}
+    until = [run.end for run in ordered]
+    for number, run in enumerate(ordered):
+        active = [other for other in active if until[other] > run.start]
+        free = sum(high - low for low, high in _gaps(active, taken, room))
+        for other in sorted(active, key=lambda other: ends[other]):
+            if free >= heights[number] or ends[other] > run.start:
+                break
+            until[other] = run.start  # it was over by then
+            free += sum(high - low for low, high in taken[other])
+            active.remove(other)
+        taken[number] = _fit(list(_gaps(active, taken, room)), heights[number])
+        active.append(number)
+    bars = []
+    for number, run in enumerate(ordered):
+        pieces = tuple((low / room, high / room) for low, high in taken[number])
+        bars.append(Bar(run, max(run.start, start), max(run.start, start, min(until[number], end)), pieces))
+    return bars, rows
+
+
+def _peak(ordered: Sequence[Run], ends: Sequence[float], heights: Sequence[int]) -> int:
+    """The highest stack there ever is."""
+    peak, active = 0, []
+    for number, run in enumerate(ordered):
+        active = [other for other in active if ends[other] > run.start]
+        active.append(number)
+        peak = max(peak, sum(heights[other] for other in active))
+    return peak
+
+
+def _gaps(active: Iterable[int], taken: dict[int, list[tuple[int, int]]], room: int) -> Iterator[tuple[int, int]]:
+    at = 0
+    for low, high in sorted(piece for number in active for piece in taken[number]):
+        if low > at:
+            yield at, low
+        at = max(at, high)
+    if at < room:
+        yield at, room
+
+
+def _fit(gaps: Sequence[tuple[int, int]], height: int) -> list[tuple[int, int]]:
+    """Where something so high goes: the first gap that holds it, else several."""
+    for low, high in gaps:
+        if high - low >= height:
+            return [(low, low + height)]
+    found = []
+    for low, high in gaps:
+        found.append((low, min(high, low + height)))
+        height -= found[-1][1] - low
+        if height <= 0:
+            break
+    return found
+
+
+def axis(start: float, end: float) -> list[tuple[float, str]]:
+    """Moments at round local times between these, with their words: hours, and days where they begin."""
+    step = next((step for step in STEPS_S if (end - start) / step <= TICKS), STEPS_S[-1])
+    offset = time.localtime(start).tm_gmtoff
+    moment = math.ceil((start + offset) / step) * step - offset
+    ticks = []
+    while moment <= end:
+        local = time.localtime(moment)
+        midnight = (local.tm_hour, local.tm_min) == (0, 0)
+        form = "%d %b" if step >= 86400 or midnight else "%H:%M"
+        ticks.append((moment, time.strftime(form, local).lstrip("0") if form == "%d %b" else time.strftime(form, local)))
+        moment += step
+    return ticks

@@ -1,0 +1,172 @@
+"""A scheduler with some life in it, for pictures and for eyes: six pretended GPUs, jobs of many kinds, a stranger, pauses.
+
+The jobs are real processes that do nothing for seconds; `older` then stretches what is recorded of them into hours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+from tests.gpus.stub import FakeDriver
+from tests.stories.harness import Scheduler, wait_for
+
+TOTAL_MIB, IDLE_MIB = 81_559, 620
+UUIDS = [f"GPU-{n:08x}-2f1c-4a55-9d3e-0c5a7be1{n:04x}" for n in range(6)]
+TRAIN = """\
+import argparse, os, sys, time
+p = argparse.ArgumentParser()
+for name in ("model", "data", "lr", "seed", "cuda", "epochs"):
+    p.add_argument("--" + name, default="")
+p.add_argument("--for", dest="seconds", type=float, default=1.0)
+p.add_argument("--fail", default="")
+p.add_argument("--until", default="")
+a = p.parse_args()
+print(f"{a.model or 'model'} on GPU {os.environ.get('CUDA_VISIBLE_DEVICES')}: {a.data or 'data'} loaded, 48,212 samples", flush=True)
+end, step = time.monotonic() + a.seconds, 0
+while time.monotonic() < end or (a.until and not os.path.exists(a.until)):
+    step += 1
+    if step % 5 == 1:
+        print(f"step {step * 40:6}  loss {2.6 / (1 + step / 9):.4f}  lr {a.lr or '1e-4'}  {1380 + step % 7 * 11} tok/s", flush=True)
+    time.sleep(0.05)
+if a.fail == "oom":
+    sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB (GPU 0; 79.64 GiB total capacity)")
+if a.fail == "import":
+    import flash_attn_3
+if a.fail:
+    sys.exit(f"ValueError: {a.fail}")
+print("saved checkpoints/last.pt", flush=True)
+"""
+FIRST = """\
+0,train.py,,"--model qwen2.5-7b --data gsm8k --seed 1 --for 4";gpus=1;label=sft
+0,train.py,,"--model qwen2.5-3b --data gsm8k --seed 1 --for 2.4";gpus=0.5;label=sft
+0,train.py,,"--model qwen2.5-3b --data gsm8k --seed 2 --for 3.1";gpus=0.5;label=sft
+0,train.py,,"--model qwen2.5-1.5b --data mmlu --for 1.2";gpus=0.25;label=eval
+0,train.py,,"--model qwen2.5-1.5b --data arc --for 1.8";gpus=0.25;label=eval
+0,train.py,,"--model qwen2.5-1.5b --data hellaswag --for 0.8";gpus=0.25;label=eval
+0,train.py,,"--model llama-3-8b --data c4 --lr 3e-5 --for 2.2 --fail oom";gpus=1;label=pretrain
+0,train.py,,"--model llama-3-8b --data c4 --lr 1e-5 --for 1.3 --fail import";gpus=1;label=pretrain
+1,prepare.sh,,"shards 0-63";gpus=0
+1,prepare.sh,,"shards 64-127";gpus=0
+1,train.py,,"--model vit-l --data imagenet --lr 1e-3 --for 3.5";gpus=2;label=vision
+1,train.py,,"--model vit-b --data imagenet --lr 1e-3 --for 2.0";gpus=0.5;label=vision
+1,train.py,,"--model vit-b --data imagenet --lr 3e-4 --for 2.6";gpus=0.5;label=vision
+1,train.py,,"--model whisper-s --data librispeech --for 1.6";gpus=0.5;label=asr
+1,train.py,,"--model whisper-m --data librispeech --for 3.3";gpus=1;label=asr
+1,train.py,,"--model whisper-m --data commonvoice --for 0.9 --fail 'no such split: tset'";gpus=1;label=asr
+2,train.py,,"--model qwen2.5-3b --data dpo --seed 1 --for 1.1";gpus=0.5;label=dpo
+2,train.py,,"--model qwen2.5-3b --data dpo --seed 2 --for 1.4";gpus=0.5;label=dpo
+2,train.py,,"--model qwen2.5-3b --data dpo --seed 3 --for 1.9";gpus=0.5;label=dpo
+"""
+SECOND = """\
+0,train.py,,"--model qwen2.5-7b --data ultrachat --lr 1e-5 --seed 1 --until done";gpus=1;label=sft,0
+0,train.py,,"--model qwen2.5-3b --data ultrachat --lr 2e-5 --until done";gpus=0.5;label=sft
+0,train.py,,"--model qwen2.5-3b --data ultrachat --lr 4e-5 --until done";gpus=0.5;label=sft
+0,train.py,,"--model vit-b --data laion --until done";gpus=0.25;label=vision
+0,prepare.sh,,"shards 128-191 --wait";gpus=0
+"""
+THIRD = """\
+1,train.py,,"--model llama-3-8b --data c4 --lr 1e-5 --epochs 3";gpus=2;label=pretrain
+1,train.py,,"--model qwen2.5-7b --data ultrachat --lr 1e-5 --seed 2";gpus=1;label=sft,0
+2,train.py,,"--model qwen2.5-7b --data ultrachat --lr 1e-5 --seed 3";gpus=1;label=sft,0
+2,train.py,,"--model whisper-l --data librispeech";gpus=4;label=asr
+2,evaluate.py,,"--checkpoint checkpoints/last.pt";gpus=0.5;label=eval
+0,train.py,,"--model mamba-2 --data pile";gpus=9
+"""
+PREPARE = '#!/bin/sh\necho "packing $*"\nsleep 2\ncase "$*" in *wait*) while [ ! -e done ]; do sleep 0.2; done;; esac\necho packed\n'
+
+
+class Lived:
+    """The scheduler, and the driver it sees."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.driver = FakeDriver(folder / ".driver")
+        self.s = Scheduler(folder, None, gpu_interval=0.25)
+        self.s.environ |= self.driver.environ()
+        self.s.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        self.stranger: subprocess.Popen[bytes] | None = None
+        with self.driver.together():
+            for uuid in UUIDS:
+                self.driver.gpu(uuid, name="NVIDIA H100 80GB HBM3", total=TOTAL_MIB, used=IDLE_MIB, load=0, temp=34, power=71)
+        (folder / "train.py").write_text(TRAIN)
+        (folder / "prepare.sh").write_text(PREPARE)
+        (folder / "prepare.sh").chmod(0o755)
+
+    def live(self) -> Lived:
+        """Everything that comes before now."""
+        self.s.start()
+        self.s.append(*FIRST.splitlines())
+        self.s.wait_ended(19)
+        wait_for(lambda: self.s.rows("SELECT max(finished_at) FROM jobs")[0][0] < time.time() - 1, "a second later")
+        self.older(1200.0)
+        self.s.start()
+        self.s.append(*SECOND.splitlines())
+        wait_for(lambda: list(self.s.states().values()).count("running") == 5, "five that run")
+        self.s.cli("submit", "--label", "eval", "--after-ok", "20", "--gpus", "0.5", "--", "python", "evaluate.py", "--suite", "full")
+        self.s.cli("submit", "--label", "vision", "--gpus", "0.5", "--", "python", "train.py", "--model", "vit-b", "--seed", "7")
+        self.older(200.0, 19)
+        self.s.start()
+        self.readings()
+        self.s.append(*THIRD.splitlines())
+        wait_for(lambda: len(self.s.states()) >= 31, f"all jobs: {self.s.states()}")
+        return self
+
+    def readings(self) -> None:
+        """What the running jobs, and a stranger, have on the cards; one GPU paused."""
+        self.stranger = subprocess.Popen(["sleep", "3600"], env={}, start_new_session=True)
+        running = self.s.rows("SELECT gpus, pid FROM jobs WHERE state='running' AND gpus != ''")
+        used = dict.fromkeys(UUIDS, IDLE_MIB)
+        with self.driver.together():
+            for gpus, pid in running:
+                uuid = UUIDS[int(str(gpus).strip(",").split(",")[0])]
+                mib = 61_400 if used[uuid] == IDLE_MIB and "0" in str(gpus) else 28_650
+                self.driver.process(uuid, pid, mib, util=58)
+                used[uuid] += mib
+            self.driver.process(UUIDS[4], self.stranger.pid, 71_300, util=40)
+            used[UUIDS[4]] += 71_300
+            for place, uuid in enumerate(UUIDS):
+                busy = used[uuid] > IDLE_MIB
+                self.driver.gpu(uuid, used=used[uuid], load=(97, 88, 64, 3, 41, 0)[place] if busy else 0, temp=67 - place * 2 if busy else 33)
+        self.s.cli("pause", "5")
+
+    def older(self, times: float, after: int = 0) -> None:
+        """Stretch what is recorded of jobs above ``after``: it was ``times`` as long ago. Ends the scheduler."""
+        self.s.stop()
+        now = time.time()
+        store = sqlite3.connect(self.folder / ".gpujob" / "store.db")
+
+        def moved(at: float | None) -> float | None:
+            return None if at is None else now - (now - at) * times
+
+        with store:
+            for number, *ats in store.execute("SELECT id, submitted_at, started_at, finished_at FROM jobs WHERE id > ?", (after,)).fetchall():
+                store.execute("UPDATE jobs SET submitted_at=?, started_at=?, finished_at=? WHERE id=?", (*map(moved, ats), number))
+            for job, n, at, detail in store.execute(
+                "SELECT job, n, at, detail FROM events WHERE job > ?", (after,)
+            ).fetchall():
+                told = json.loads(detail or "{}")
+                if isinstance(told.get("ran"), (int, float)):
+                    told["ran"] *= times
+                store.execute(
+                    "UPDATE events SET at=?, detail=? WHERE job=? AND n=?", (moved(at), json.dumps(told), job, n)
+                )
+        store.close()
+
+    def end(self) -> None:
+        """Nothing of it is left running."""
+        (self.folder / "done").touch()
+        self.s.end_all()
+        if self.stranger is not None:
+            self.stranger.kill()
+            self.stranger.wait()
+
+
+def lived_in(folder: Path) -> Lived:
+    """One in this folder, as it is in the middle of a day."""
+    os.chmod(folder, 0o700)
+    return Lived(folder).live()

@@ -1,0 +1,142 @@
+"""The Timeline's layout and the curves, by properties: nothing overlaps, nothing is left out, gaps stay gaps."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.faces.web import curves
+from scheduler.faces.web.timeline import Band, Run, axis, layout
+
+NOW = 1_760_000_000.0
+SHARES = st.sampled_from([0, 1, 100, 250, 334, 500, 750, 1000])
+
+
+@st.composite
+def runs(draw: st.DrawFn, most: int = 40, span: float = 7200.0) -> list[Run]:
+    """Runs of any kind, also such as no scheduler would allow: a GPU booked twice over."""
+    found = []
+    for number in range(draw(st.integers(0, most))):
+        start = NOW + draw(st.floats(-600, span))
+        lasts = draw(st.floats(0, span))
+        gpus = tuple(sorted(draw(st.sets(st.integers(0, 3), max_size=3))))
+        found.append(Run(number, 1, start, start + lasts, gpus, draw(SHARES), "done"))
+    return found
+
+
+def overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[0] < other[1] - 1e-9 and other[0] < one[1] - 1e-9
+
+
+def check(bands: list[Band]) -> None:
+    """No two bars of a band overlap, and what stands above each other adds up to 1 at most."""
+    for band in bands:
+        for bar in band.bars:
+            assert all(0 <= low < high <= 1 + 1e-9 for low, high in bar.pieces), bar
+            assert bar.pieces
+        for one, other in itertools.combinations(band.bars, 2):
+            if overlap((one.start, one.end), (other.start, other.end)):
+                hits = [(a, b) for a in one.pieces for b in other.pieces if overlap(a, b)]
+                assert not hits, (one, other)
+        for moment in {bar.start for bar in band.bars}:
+            there = [bar for bar in band.bars if bar.start <= moment < bar.end]
+            assert sum(high - low for bar in there for low, high in bar.pieces) <= 1 + 1e-9
+
+
+@given(runs())
+def test_no_bars_overlap_and_every_run_has_its_bars(found: list[Run]) -> None:
+    start, end = NOW, NOW + 5400
+    bands = layout(found, start, end, range(2))
+    check(bands)
+    drawn = {(band.gpu, bar.run.job) for band in bands for bar in band.bars}
+    inside = [run for run in found if run.start < end and run.end >= start]
+    assert drawn == {(gpu, run.job) for run in inside for gpu in (run.gpus or (None,))}
+    assert {0, 1} <= {band.gpu for band in bands}
+    assert all(start <= bar.start <= bar.end <= end for band in bands for bar in band.bars)
+
+
+@given(runs(60), st.integers(1, 20))
+def test_what_is_too_much_is_merged_and_counted(found: list[Run], most: int) -> None:
+    start, end = NOW - 600, NOW + 15000
+    bands = layout(found, start, end, (), most)
+    check(bands)
+    shown = sum(len(band.bars) for band in bands)
+    merged = sum(part.number for band in bands for part in band.merged)
+    assert shown <= most
+    assert shown + merged == sum(max(1, len(run.gpus)) for run in found if run.start < end and run.end >= start)
+    for band in bands:
+        assert all(a.end <= b.start + 1e-6 for a, b in itertools.pairwise(band.merged))
+
+
+def test_two_halves_lie_above_each_other() -> None:
+    pair = [Run(n, 1, NOW, NOW + 100, (0,), 500, "running") for n in (1, 2)]
+    (band,) = layout(pair, NOW, NOW + 200, [0])
+    assert sorted(bar.pieces for bar in band.bars) == [((0.0, 0.5),), ((0.5, 1.0),)]
+    assert band.rows == 2
+
+
+def test_one_after_the_other_fill_the_band_though_their_times_overlap_a_moment() -> None:
+    """An end is noted a moment after the next start: that is no overbooking."""
+    first = Run(1, 1, NOW, NOW + 100.4, (0,), 1000, "done")
+    second = Run(2, 1, NOW + 100, NOW + 200, (0,), 1000, "running")
+    (band,) = layout([first, second], NOW, NOW + 200, [0])
+    assert [bar.pieces for bar in band.bars] == [((0.0, 1.0),), ((0.0, 1.0),)]
+    assert band.bars[0].end == NOW + 100
+
+
+def test_room_in_two_places_is_used_in_two_pieces() -> None:
+    """Four quarters, of which the first and the third end: half a GPU is free, but not in one piece."""
+    quarters = [Run(n, 1, NOW, NOW + (100 if n % 2 else 300), (0,), 250, "done") for n in (1, 2, 3, 4)]
+    half = Run(5, 1, NOW + 150, NOW + 250, (0,), 500, "running")
+    (band,) = layout([*quarters, half], NOW, NOW + 300, [0])
+    (bar,) = (bar for bar in band.bars if bar.run.job == 5)
+    assert bar.pieces == ((0.0, 0.25), (0.5, 0.75))
+
+
+def test_runs_without_a_gpu_have_a_band_of_their_own_the_last() -> None:
+    cpu = [Run(n, 1, NOW, NOW + 50, (), 0, "done") for n in range(3)]
+    bands = layout(cpu, NOW, NOW + 100, [1, 0])
+    assert [band.gpu for band in bands] == [0, 1, None]
+    assert bands[2].rows == 3
+
+
+@pytest.mark.parametrize("hours", [0.05, 1, 6, 24, 168, 720, 9000])
+def test_the_axis_has_few_round_times(hours: float) -> None:
+    ticks = axis(NOW, NOW + hours * 3600)
+    assert 1 <= len(ticks) <= (10 if hours <= 2000 else 40)
+    assert all(NOW <= at <= NOW + hours * 3600 for at, _ in ticks)
+    assert all(time.localtime(at).tm_sec == 0 for at, _ in ticks)
+
+
+# -- curves -----------------------------------------------------------------------------------------------
+
+
+def test_a_gap_stays_a_gap() -> None:
+    points = [(NOW + at, 0.5) for at in (0, 10, 20, 200, 210)]
+    line, area = curves.paths(points, NOW, NOW + 300, 1.0, 30)
+    assert line.count("M") == 2 and area.count("Z") == 2
+    broken, _ = curves.paths([(NOW, 0.1), (NOW + 10, None), (NOW + 20, 0.2)], NOW, NOW + 30, 1.0, 60)
+    assert broken.count("M") == 2
+    assert curves.paths([], NOW, NOW + 1, 1.0, 1) == ("", "")
+    assert curves.paths([(NOW, None)], NOW, NOW + 1, 1.0, 1) == ("", "")
+
+
+@given(st.lists(st.tuples(st.floats(0, 1000), st.none() | st.floats(0, 5)), max_size=40), st.floats(0.1, 10))
+def test_curves_stay_in_their_box(points: list[tuple[float, float | None]], top: float) -> None:
+    line, _ = curves.paths(sorted(points, key=lambda p: p[0]), 0, 1000, top, 100)
+    numbers = [float(word) for word in line.replace("M", " ").replace("L", " ").split()]
+    assert all(-1 <= x <= 1001 for x in numbers[::2]) and all(0 <= y <= 100 for y in numbers[1::2])
+
+
+def test_hours_without_readings_are_none_and_not_zero() -> None:
+    points = [(NOW + 10, 0.5), (NOW + 20, 1.0), (NOW + 7300, None)]
+    assert curves.by_hour(points, NOW, 3) == [0.75, None, None]
+
+
+def test_what_was_booked_is_counted_by_the_hour_and_of_the_last_by_what_is_over_of_it() -> None:
+    found = [(NOW - 1800, NOW + 1800, 1.0), (NOW + 3600, NOW + 5400, 0.5)]
+    assert curves.booked_by_hour(found, NOW, 2, NOW + 5400) == [0.5, 0.5]
