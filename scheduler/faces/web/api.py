@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from scheduler.core.errors import SchedulerError, UsageError, did_you_mean
+from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.job import Event, Job
 from scheduler.core.log_names import logs_of
 from scheduler.core.reporting import attempts_of
@@ -16,7 +16,7 @@ from scheduler.core.secrets import without_secrets
 from scheduler.desk import SCHEMA, STATES
 from scheduler.faces.render import job_json, status_json, utc
 from scheduler.faces.web import acting, described, live, log
-from scheduler.faces.web.calls import JSON, Ask, Call, Parameter, as_json
+from scheduler.faces.web.calls import JSON, Ask, Call, NotNow, Parameter, as_json
 from scheduler.faces.web.described import ref
 
 Does = Callable[[Ask], Response]
@@ -87,7 +87,7 @@ def _metrics(ask: Ask) -> Response:
     try:
         from scheduler.faces.web import metrics  # type: ignore[attr-defined,unused-ignore]
     except ImportError as error:
-        raise SchedulerError(f"no metrics here: {error}", do="pip install 'gpujob[web]'") from None
+        raise NotNow(f"no metrics here: {error}", do="pip install 'gpujob[web]'") from None
     return Response(metrics.metrics(ask.source.desk), headers={"Content-Type": metrics.CONTENT_TYPE})
 
 

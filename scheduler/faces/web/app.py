@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
 
 from scheduler.core.errors import SchedulerError, UsageError, did_you_mean
 from scheduler.core.secrets import without_secrets
@@ -80,7 +80,10 @@ def check_query(call: Call, request: Request) -> None:
         seen.add(name)
 
 
-async def _refuse(_request: Request, error: HTTPException) -> Response:
+async def _refuse(request: Request, error: HTTPException) -> Response:
     answer = problem(error.status_code, error.detail)
     answer.headers.update(error.headers or {})
+    if error.status_code == 405:  # several routes may be one address
+        here = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        answer.headers["Allow"] = ", ".join(sorted({method for route in here for method in route.methods or ()}))
     return answer

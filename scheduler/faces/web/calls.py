@@ -24,8 +24,8 @@ class Conflict(SchedulerError):
     """It is there, but not in a state in which this can be done."""
 
 
-class Busy(SchedulerError):
-    """Others are at it, as many as may be; later it will go."""
+class NotNow(SchedulerError):
+    """It cannot be had now: as many are at it as may be, or something is not installed."""
 
 
 # The first that fits; whatever else goes wrong for a reason that we know is the server's trouble.
@@ -35,7 +35,7 @@ STATUS: tuple[tuple[type[SchedulerError], int], ...] = (
     (QueueFull, 409),
     (UsageError, 400),
     (Refused, 400),
-    (Busy, 503),
+    (NotNow, 503),
     (NoDaemon, 503),
     (StoreTrouble, 503),
 )

@@ -22,7 +22,7 @@ from scheduler.core.secrets import without_secrets
 from scheduler.desk import Desk
 from scheduler.faces.render import gpu_json, job_json
 from scheduler.faces.terminal import safe
-from scheduler.faces.web.calls import Ask, Busy
+from scheduler.faces.web.calls import Ask, NotNow
 from scheduler.overview import News
 
 EVERY_S = 0.2
@@ -105,11 +105,11 @@ class Hub:
         self._wake.set()
 
     def join(self) -> _Listener:
-        """One more stream: it is told what changes from this moment on. Raises Busy. Blocks until the store was looked at."""
+        """One more stream: it is told what changes from this moment on. Raises NotNow. Blocks until the store was looked at."""
         listener = _Listener()
         with self._lock:
             if self._closed or len(self._listeners) >= MOST_STREAMS:
-                raise Busy(f"{MOST_STREAMS} streams are open, and no more may", do="close another page")
+                raise NotNow(f"{MOST_STREAMS} streams are open, and no more may", do="close another page")
             listener.tell(self._standing.items())
             self._listeners.add(listener)
             if self._watcher is None:
@@ -201,7 +201,7 @@ class _Events(EventSourceResponse):
 
 
 def events(ask: Ask) -> Response:
-    """The stream of what changes. Raises Busy."""
+    """The stream of what changes. Raises NotNow."""
     hub: Hub = ask.request.app.state.hub
     return _Events(hub)
 

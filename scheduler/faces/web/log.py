@@ -19,7 +19,7 @@ from scheduler.core.log_names import is_packed, logs_of
 from scheduler.faces.folding import Folder
 from scheduler.faces.terminal import upright
 from scheduler.faces.unpacking import Unpacker
-from scheduler.faces.web.calls import Ask, Busy
+from scheduler.faces.web.calls import Ask, NotNow
 from scheduler.opening import plain_or_link
 
 DEFAULT_LINES, MOST_LINES = 200, 10_000
@@ -229,7 +229,7 @@ def _found(log: _Log, word: str, most: int) -> Part:
     Looks from the end, in blocks of whole lines as far as there are any; most blocks do not hold it, and cost little.
     """
     if not _searching.acquire(timeout=PATIENCE_S):
-        raise Busy("others are searching logs", do="try again in a moment")
+        raise NotNow("others are searching logs", do="try again in a moment")
     try:
         return _found_in(log, word.casefold(), most)
     finally:

@@ -1,0 +1,38 @@
+"""Hooks of schemathesis: what it generates is sent to a real scheduler, so nothing that it makes up may name a program or a file."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import schemathesis
+
+NOWHERE = "/nonexistent/"
+PROGRAMS, FILES, LEFT_OUT = ("on_finish",), ("cwd", "log_dir"), ("mail",)
+GENERATED_IDS = 3
+
+
+@schemathesis.hook
+def map_path_parameters(context: Any, path_parameters: Any) -> Any:
+    """The same, with a job that there is where one is named that may be."""
+    number = path_parameters.get("id") if isinstance(path_parameters, dict) else None
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        return path_parameters
+    return {**path_parameters, "id": number % (GENERATED_IDS + 1)}
+
+
+@schemathesis.hook
+def map_body(context: Any, body: Any) -> Any:
+    """The same, with commands that cannot be, folders of its own, and no mail."""
+    if not isinstance(body, dict):
+        return body
+    command = body.get("command")
+    if isinstance(command, list) and command and isinstance(command[0], str):
+        body = {**body, "command": [NOWHERE + command[0].lstrip("/"), *command[1:]]}
+    for key in PROGRAMS:
+        if isinstance(body.get(key), str):
+            body = {**body, key: NOWHERE + body[key].lstrip("/")}
+    for key in FILES:
+        if isinstance(body.get(key), str):
+            body = {**body, key: os.environ["GENERATED_FILES"]}
+    return {key: value for key, value in body.items() if key not in LEFT_OUT}
