@@ -35,12 +35,12 @@ CURVE_S = 30.0  # between the points of a curve of the last hour
 BAND_PX, HEAD_PX, STRIP_PX, GAP_PX, AXIS_PX, LANE_PX, MOST_LANES_PX = 46, 17, 7, 8, 22, 15, 180
 
 
-def _page(ask: Ask, template: str, code: int = 200, **names: Any) -> Response:
+def _page(ask: Ask, template: str, status: int = 200, **names: Any) -> Response:
     """A whole page; ``here`` tells its place in the navigation."""
     places = ask.source.desk.places
     values = {"now": time.time(), "nonce": ask.nonce, "folder": os.path.dirname(places.state_file) or "/", **names}
     values.setdefault("machine", os.uname().nodename)
-    return HTMLResponse(render(template, **values).encode("utf-8", "replace"), code)
+    return HTMLResponse(render(template, **values).encode("utf-8", "replace"), status)
 
 
 # -- Now --------------------------------------------------------------------------------------------------
@@ -314,14 +314,16 @@ def _heat(ask: Ask, view: Overview, measure: str, first: float, hours: int, now:
         else:
             points = [(one.at, getattr(one, measure, None)) for one in samples]
         out[gpu] = curves.by_hour(points, first, hours)
-    if measure == "booked" and not any(value is not None for values in out.values() for value in values):
+    if measure == "booked":
         runs = _runs(ask, view, first, now)
-        if runs:  # before there is a history, the runs themselves tell it
-            begun = min(run.start for run in runs)
-            for gpu in gpus:
-                mine = [(run.start, run.end, run.parts / WHOLE) for run in runs if gpu in run.gpus]
-                booked = curves.booked_by_hour(mine, first, hours, now)
-                out[gpu] = [value if first + (n + 1) * HOUR_S > begun else None for n, value in enumerate(booked)]
+        begun = min((run.start for run in runs), default=now)
+        for gpu in gpus:  # hours from before there was a history: the runs themselves tell it
+            mine = [(run.start, run.end, run.parts / WHOLE) for run in runs if gpu in run.gpus]
+            told = curves.booked_by_hour(mine, first, hours, now)
+            out[gpu] = [
+                told[n] if value is None and first + (n + 1) * HOUR_S > begun else value
+                for n, value in enumerate(out[gpu])
+            ]
     return out
 
 

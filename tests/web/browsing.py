@@ -1,0 +1,159 @@
+"""A real browser before a real page: signed in, watched for errors, for requests elsewhere and for scripts that are not ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage
+from playwright.sync_api import Page as Tab
+
+from tests.gpus.stub import FakeDriver
+from tests.stories.harness import ROOT, Scheduler
+from tests.web.page import Page
+
+PATIENCE_MS = 30_000
+TOTAL_MIB, IDLE_MIB = 80_000, 500
+UUIDS = ("GPU-a", "GPU-b", "GPU-c")
+TALKS = """\
+import sys, time, pathlib
+for n in range(int(sys.argv[1])):
+    print("line", n, "loss", round(3 / (n + 1), 4), flush=True)
+hold = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else None
+n = 0
+while hold and not hold.exists():
+    n += 1
+    print("tick", n, flush=True)
+    time.sleep(0.2)
+print("the last line", flush=True)
+"""
+# Reports what the Content-Security-Policy stopped, and lets tests see whether a payload ran.
+WATCH = """
+document.addEventListener('securitypolicyviolation', (e) => console.error('CSP: ' + e.violatedDirective + ' ' + e.blockedURI));
+window.ran = 0;
+"""
+
+
+def chromium() -> str:
+    """The system's browser; a test without one is skipped (in CI it fails)."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        sentence = "no browser; as root run: apt-get install -y chromium"
+        (pytest.fail if os.environ.get("CI", "").lower() in ("true", "1") else pytest.skip)(sentence)
+    assert found is not None
+    return found
+
+
+def artefacts() -> Path:
+    """Where screenshots are kept."""
+    folder = Path(os.environ.get("GPUJOB_ARTEFACTS") or ROOT / ".build") / "screenshots"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+class Lab:
+    """A scheduler with three pretended GPUs, its page, and a browser that has signed in."""
+
+    def __init__(self, folder: Path, browser: Browser) -> None:
+        folder.chmod(0o700)
+        self.browser = browser
+        self.driver = FakeDriver(folder / ".driver")
+        with self.driver.together():
+            for uuid in UUIDS:
+                self.driver.gpu(uuid, name="NVIDIA H100", total=TOTAL_MIB, used=IDLE_MIB, load=0, temp=40, power=80)
+        self.s = Scheduler(folder, None, gpu_interval=0.25)
+        self.s.environ |= self.driver.environ()
+        self.s.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        (folder / "talks.py").write_text(TALKS)
+        self.page = Page(self.s)
+        self.cookies: Any = None
+        self.wrong: list[str] = []  # what browsers told
+
+    @property
+    def folder(self) -> Path:
+        return self.s.folder
+
+    def start(self) -> Lab:
+        self.s.start()
+        self.page.start()
+        return self
+
+    def end(self) -> None:
+        self.page.end()
+        for hold in self.folder.glob("hold-*"):
+            hold.unlink()
+        self.s.end_all()
+
+    # -- the browser ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def context(self, signed_in: bool = True, may_be_lost: bool = False, **options: Any) -> Iterator[BrowserContext]:
+        """A browser of its own; at its end nothing wrong may have been seen in it."""
+        if signed_in and self.cookies is None:
+            self.sign_in()
+        options.setdefault("viewport", {"width": 1280, "height": 900})
+        context = self.browser.new_context(storage_state=self.cookies if signed_in else None, **options)
+        context.set_default_timeout(PATIENCE_MS)
+        context.set_default_navigation_timeout(PATIENCE_MS)
+        context.add_init_script(WATCH)
+        wrong: list[str] = []
+
+        def request(asked: Any) -> None:
+            where = urlsplit(asked.url)
+            if where.scheme not in ("data", "blob") and where.netloc != f"127.0.0.1:{self.page.port}":
+                wrong.append(f"a request to another host: {asked.url}")
+
+        def said(message: ConsoleMessage) -> None:
+            expected = ("401" in message.text and not signed_in) or (may_be_lost and "net::ERR_" in message.text)
+            expected = expected or ("404" in message.text and "/jobs/999999" in message.location.get("url", ""))
+            if message.type in ("error", "warning") and not expected:
+                wrong.append(f"console {message.type}: {message.text} ({message.location.get('url')})")
+
+        def dialog(shown: Any) -> None:
+            wrong.append(f"a dialog: {shown.message}")
+            shown.dismiss()
+
+        context.on("request", request)
+        context.on("console", said)
+        context.on("weberror", lambda error: wrong.append(f"an error in a script: {error.error}"))
+        context.on("dialog", dialog)
+        try:
+            yield context
+        finally:
+            context.close()
+        assert not wrong, wrong
+
+    def sign_in(self) -> None:
+        """Once, by the form; every other browser has the same cookie."""
+        with self.context(signed_in=False) as context:
+            tab = context.new_page()
+            tab.goto(self.page.url)
+            tab.fill("input[name=token]", self.page.token)
+            tab.keyboard.press("Enter")
+            tab.wait_for_selector("#gpus")
+            self.cookies = context.storage_state()
+
+    @contextmanager
+    def tab(self, path: str = "/", **options: Any) -> Iterator[Tab]:
+        """A page of it in a browser."""
+        with self.context(**options) as context:
+            tab = context.new_page()
+            tab.goto(self.page.url + path)
+            yield tab
+
+    # -- jobs -----------------------------------------------------------------------------------------
+
+    def talker(self, key: str, *, gpus: str = "1", lines: int = 30, label: str = "") -> int:
+        """A job that writes, and goes on until its file is there (`let_end`); its id."""
+        words = ["--gpus", gpus, *(["--label", label] if label else []), "--", "python", "talks.py", str(lines), f"end-{key}"]
+        return int(self.s.cli("submit", *words).stdout)
+
+    def let_end(self, *keys: str) -> None:
+        for key in keys:
+            (self.folder / f"end-{key}").touch()

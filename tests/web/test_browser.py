@@ -1,0 +1,421 @@
+"""The pages in a real browser: signing in, seeing, acting, by mouse, by keyboard, without scripts; and nothing wrong on any."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Page as Tab
+
+from scheduler.core.job import JobSpec
+from scheduler.core.llm import ModelTable
+from scheduler.desk import Desk
+from tests.stories.harness import wait_for
+from tests.stories.test_payloads import PAYLOADS
+from tests.web.browsing import PATIENCE_MS, UUIDS, Lab, artefacts, chromium
+
+expect.set_options(timeout=PATIENCE_MS)
+RAN = "window.ran"
+XSS = [
+    "<script>window.ran=1</script>", "<img src=x onerror=window.ran=1>", "\"><svg onload=window.ran=1>", "'onmouseover='window.ran=1",
+    "javascript:window.ran=1", "</pre><script>window.ran=1</script>", "</title><script>window.ran=1</script>", "{{7*7}}", "{% raw %}", "<iframe src=//evil.test>",
+    "<a href=javascript:window.ran=1>x</a>", "<style>@import '//evil.test'</style>", "<base href=//evil.test/>", "<form action=//evil.test><button>x",
+    "<link rel=stylesheet href=//evil.test>", "<meta http-equiv=refresh content=0;url=//evil.test>", "&lt;script&gt;", "<!--", "]]>", "`${window.ran=1}`",
+]  # fmt: skip
+PAGES = ("/", "/timeline?hours=1", "/heatmap?measure=booked", "/submit", "/report?since=all")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all of them."""
+    program = chromium()
+    flags = ["--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(
+            executable_path=program, args=[*flags, *(["--no-sandbox"] if os.getuid() == 0 else [])]
+        )
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def lab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One scheduler and one page for all of them."""
+    made = Lab(tmp_path_factory.mktemp("lab"), browser)
+    try:
+        yield made.start()
+    finally:
+        made.end()
+
+
+def row(tab: Tab, job: int) -> Any:
+    """The row of a job on Now, in whichever table it stands."""
+    return tab.locator(f'[data-key="run-{job}"], [data-key="wait-{job}"], [data-key="end-{job}"]')
+
+
+def test_signing_in_by_the_form(lab: Lab) -> None:
+    with lab.context(signed_in=False) as context:
+        tab = context.new_page()
+        tab.goto(lab.page.url)
+        expect(tab.locator("#gpus")).to_have_count(0)
+        tab.fill("input[name=token]", "wrong" * 10)
+        tab.keyboard.press("Enter")
+        expect(tab.locator("input[name=token]")).to_be_visible()
+        expect(tab.locator("#gpus")).to_have_count(0)
+        tab.fill("input[name=token]", lab.page.token)
+        tab.keyboard.press("Enter")
+        expect(tab.locator("#gpus .card")).to_have_count(len(UUIDS))
+        assert lab.page.token not in tab.url
+        tab.click("text=Sign out")
+        expect(tab.locator("input[name=token]")).to_be_visible()
+
+
+def test_a_job_appears_by_itself_after_echo(lab: Lab) -> None:
+    """K11 of the page: the row is there without a reload; how soon is printed (the aim is 2 s)."""
+    with lab.tab() as tab:
+        expect(tab.locator("#live")).to_have_text("live")
+        number = (lab.s.rows("SELECT max(id) FROM jobs")[0][0] or 0) + 1
+        begun = time.monotonic()
+        lab.s.append(f"0,{lab.folder}/talks.py,,3 {lab.folder}/end-echo;gpus=0.5;cuda=none")
+        expect(row(tab, number)).to_be_visible()
+        print(f"\na job was on the page {time.monotonic() - begun:.2f} s after echo")
+        expect(row(tab, number)).to_contain_text("running")
+        lab.let_end("echo")
+        expect(row(tab, number)).to_contain_text("done")
+        expect(row(tab, number)).to_contain_text("exit 0")
+
+
+def test_s2_4_following_searching_and_cancelling_a_running_job(lab: Lab) -> None:
+    """S2.4, S2.9: its log goes on as it writes, its pid is there; cancel asks, then ends it."""
+    job = lab.talker("follow", label="follow-me")
+    lab.s.wait_state(job, "running")
+    with lab.tab(f"/jobs/{job}") as tab:
+        log = tab.locator("#log")
+        expect(log).to_contain_text("line 29")
+        expect(log).to_contain_text("tick 3")
+        shown = log.inner_text()
+        expect(log).not_to_have_text(shown)
+        expect(tab.locator("#facts")).to_contain_text(str(lab.s.job(job)["pid"]))
+        tab.fill("#log-word", "line 2")
+        expect(tab.locator("#log mark")).to_have_count(11)  # 2, 20 to 29
+        expect(tab.locator("#log-says")).to_contain_text("11 shown")
+        tab.click("text=find in all of it")
+        expect(tab.locator("#log-found pre")).to_contain_text("line 29")
+        tab.uncheck("#log-wrap")
+        expect(log).not_to_have_class("log wrap")
+        tab.click("#job-head button:has-text('cancel')")
+        tab.click("dialog >> text=No, leave it")
+        assert lab.s.states()[job] == "running"
+        tab.click("#job-head button:has-text('cancel')")
+        tab.click("dialog >> text=Yes, do it")
+        expect(tab.locator("#job-head")).to_contain_text("cancelled")
+        expect(tab.locator("#said, #wrong").filter(has_text="Job")).to_have_count(1)
+        assert lab.s.wait_state(job, "cancelled")
+        expect(tab.locator("#job-head button")).to_have_text(["retry"])
+
+
+def test_s2_5_pausing_and_resuming_a_gpu_and_the_queue(lab: Lab) -> None:
+    """S2.5: the switches say how it is, and do it."""
+    with lab.tab() as tab:
+        switch = tab.get_by_role("switch", name="GPU 1 takes new jobs")
+        expect(switch).to_have_attribute("aria-checked", "true")
+        switch.click()
+        expect(switch).to_have_attribute("aria-checked", "false")
+        expect(tab.locator('[data-key="gpu-1"]')).to_contain_text("PAUSED")
+        assert lab.s.status()["gpus"][1]["paused"]
+        switch.click()
+        expect(switch).to_have_attribute("aria-checked", "true")
+        wait_for(lambda: not lab.s.status()["gpus"][1]["paused"], "resumed")
+        queue = tab.locator('[data-key="queue-pause"]')
+        queue.click()
+        expect(queue).to_have_attribute("aria-checked", "false")
+        expect(tab.locator("#troubles")).to_contain_text("The queue is paused")
+        queue.click()
+        expect(tab.locator("#troubles")).not_to_contain_text("The queue is paused")
+        assert lab.s.status()["paused"] is False
+
+
+def test_s2_7_why_a_job_waits_is_read_without_a_click_and_the_order_can_be_changed(lab: Lab) -> None:
+    """S2.7: a reason for each waiting job on the first page; first, hold, release and priority."""
+    busy = [lab.talker(f"busy-{n}") for n in range(3)]
+    for job in busy:
+        lab.s.wait_state(job, "running")
+    one, two = lab.talker("busy-3"), lab.talker("busy-4")
+    with lab.tab() as tab:
+        expect(row(tab, one).locator(".reason")).to_contain_text("GPU")
+        said = lab.s.job(one)["reason"]
+        expect(row(tab, one).locator(".reason")).to_have_text(said)
+        rows = tab.locator("#waiting tbody tr")
+        expect(rows.first).to_have_attribute("data-key", f"wait-{one}")
+        tab.click(f'[data-key="first-{two}"]')
+        expect(rows.first).to_have_attribute("data-key", f"wait-{two}")
+        tab.click(f'[data-key="hold-{one}"]')
+        expect(row(tab, one).locator(".reason")).to_contain_text("held")
+        tab.click(f'[data-key="release-{one}"]')
+        expect(tab.locator(f'[data-key="hold-{one}"]')).to_be_visible()
+        row(tab, one).locator("a.job").click()
+        expect(tab.locator("#job-head")).to_contain_text("It waits:")
+        expect(tab.locator("#job-head")).to_contain_text(lab.s.job(one)["reason"])
+        tab.fill("#priority", "-5")
+        tab.click("text=change")
+        wait_for(lambda: lab.s.job(one)["priority"] == -5, "its priority")
+        tab.click("#job-head button:has-text('cancel')")  # one that waits is taken out without a question
+        expect(tab.locator("#job-head")).to_contain_text("cancelled")
+    lab.s.cli("cancel", str(two))
+    lab.let_end(*(f"busy-{n}" for n in range(5)))
+    for job in busy:
+        lab.s.wait_state(job, "done")
+
+
+def test_submitting_with_a_look_at_what_would_happen(lab: Lab) -> None:
+    with lab.tab("/submit") as tab:
+        tab.fill("#f-command", "python -c \"import sys; print(sys.argv[1:])\" 'two words' a\\ b")
+        expect(tab.locator("#f-words b")).to_have_text(
+            ["python", "-c", "import sys; print(sys.argv[1:])", "two words", "a b"]
+        )
+        expect(tab.locator("#preview")).to_contain_text("It would start at once on GPU")
+        tab.fill("#f-gpus", "77")
+        expect(tab.locator("#preview")).to_contain_text("never run")
+        tab.fill("#f-gpus", "0.5")
+        tab.fill("#f-label", "from the page")
+        tab.click("text=add a variable")
+        tab.get_by_label("name of a variable").fill("SEED")
+        tab.get_by_label("its value").fill("7")
+        expect(tab.locator("#preview")).to_contain_text("It would start at once")
+        tab.click("button:has-text('Submit')")
+        tab.wait_for_url("**/jobs/*")
+        expect(tab.locator("#job-head")).to_contain_text("done")
+        expect(tab.locator("#log")).to_contain_text("['two words', 'a b']")
+        expect(tab.locator("#facts")).to_contain_text("from the page")
+
+
+def test_s2_8_retry_runs_it_again_and_keeps_the_first_output(lab: Lab) -> None:
+    """S2.8: two attempts, both told of."""
+    job = int(lab.s.cli("submit", "--gpus", "0", "--", "python", "-c", "raise SystemExit(3)").stdout)
+    lab.s.wait_state(job, "failed")
+    with lab.tab(f"/jobs/{job}") as tab:
+        expect(tab.locator("#job-head")).to_contain_text("exit 3")
+        tab.click("#job-head button:has-text('retry')")
+        expect(tab.locator("#runs tbody tr")).to_have_count(2)
+        expect(tab.locator("#job-head")).to_contain_text("Failed: exit 3")
+
+
+def test_the_timeline_shows_it_and_zooms(lab: Lab) -> None:
+    job = lab.talker("bar", gpus="0.5", label="a-bar")
+    lab.s.wait_state(job, "running")
+    with lab.tab("/timeline?hours=1") as tab:
+        bar = tab.locator(f'svg.timeline a[href="/jobs/{job}"]')
+        assert (bar.get_attribute("aria-label") or "").startswith(f"job {job} a-bar: python talks.py 30 end-bar, running, ")
+        tab.keyboard.press("+")
+        tab.wait_for_url("**/timeline?hours=0.5**")
+        tab.keyboard.press("-")
+        tab.wait_for_url("**/timeline?hours=1**")
+        area = tab.locator("svg.timeline").bounding_box()
+        assert area is not None
+        tab.mouse.move(area["x"] + area["width"] * 0.5, area["y"] + area["height"] - 8)
+        tab.mouse.down()
+        tab.mouse.move(area["x"] + area["width"] * 0.97, area["y"] + area["height"] - 8, steps=4)
+        tab.mouse.up()
+        tab.wait_for_url("**end=**")
+        expect(tab.locator(f'svg.timeline a[href="/jobs/{job}"]')).to_have_count(1)
+        tab.locator(f'svg.timeline a[href="/jobs/{job}"]').focus()
+        tab.keyboard.press("Enter")
+        tab.wait_for_url(f"**/jobs/{job}")
+    lab.let_end("bar")
+    lab.s.wait_state(job, "done")
+
+
+def test_by_keyboard_alone_from_signing_in_to_cancelling_a_job(lab: Lab) -> None:
+    job = lab.talker("keys", label="keys")
+    lab.s.wait_state(job, "running")
+    with lab.context(signed_in=False) as context:
+        tab = context.new_page()
+        tab.goto(lab.page.url)
+        press_to(tab, "input[name=token]")
+        tab.keyboard.type(lab.page.token)
+        tab.keyboard.press("Enter")
+        expect(tab.locator("#gpus")).to_be_visible()
+        press_to(tab, f'[data-key="cancel-{job}"]')
+        tab.keyboard.press("Enter")
+        expect(tab.locator("dialog")).to_be_visible()
+        press_to(tab, "dialog button[value=yes]")
+        tab.keyboard.press("Enter")
+        expect(row(tab, job)).to_contain_text("cancelled")
+
+
+def press_to(tab: Tab, selector: str) -> None:
+    """Tab until this has the focus, which has to be seen."""
+    for _ in range(150):
+        if tab.evaluate("s => document.activeElement.matches(s)", selector):
+            assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", selector
+            return
+        tab.keyboard.press("Tab")
+    raise AssertionError(f"{selector} is not reached by Tab")
+
+
+def test_a_look_leaves_alone_what_the_reader_does(lab: Lab) -> None:
+    """Focus, typed text, an opened detail and what is scrolled stay, though the page is fetched again."""
+    job = lab.talker("stays")
+    lab.s.wait_state(job, "running")
+    with lab.tab(f"/jobs/{job}") as tab:
+        expect(tab.locator("#live")).to_have_text("live")
+        tab.click("#runs summary")
+        opened = tab.evaluate("document.querySelector('#runs details').open")
+        button = f'[data-key="cancel-{job}"]'
+        tab.focus(button)
+        tab.evaluate("document.querySelector('#runs').dataset.mark = 1; window.mark = document.querySelector('#job-head')")
+        lab.let_end("stays")
+        expect(tab.locator("#job-head")).to_contain_text("Done")
+        assert tab.evaluate("window.mark === document.querySelector('#job-head')")
+        assert tab.evaluate("document.querySelector('#runs details').open") is opened
+
+
+@pytest.mark.parametrize("width", [360, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_at_both_widths_and_in_both_schemes(lab: Lab, width: int, scheme: str) -> None:
+    """No error, nothing from elsewhere, no sideways scrolling, names for everything; a screenshot of each is kept."""
+    job = lab.talker(f"all-{width}-{scheme}", gpus="0.5", label="pictures")
+    lab.s.wait_state(job, "running")
+    with lab.context(viewport={"width": width, "height": 900}, color_scheme=scheme) as context:
+        tab = context.new_page()
+        for path in (*PAGES, f"/jobs/{job}", "/jobs/999999"):
+            tab.goto(lab.page.url + path)
+            expect(tab.locator("h1").first).to_be_attached()
+            over = tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert over <= 0, f"{path} is {over} px wider than {width}"
+            assert tab.evaluate(UNNAMED) == [], path
+            name = path.strip("/").partition("?")[0].replace("/", "-") or "now"
+            tab.screenshot(path=artefacts() / f"{name.replace(str(job), 'n')}-{width}-{scheme}.png", full_page=True)
+    lab.let_end(f"all-{width}-{scheme}")
+
+
+# What has no name for a screen reader, what is a heading out of order, what has an id twice, what is marked by colour alone.
+UNNAMED = """() => {
+  const wrong = [];
+  const named = (e) => (e.getAttribute('aria-label') || e.textContent.trim() || e.title || e.labels?.length
+    || (e.getAttribute('aria-labelledby') && document.getElementById(e.getAttribute('aria-labelledby'))));
+  for (const e of document.querySelectorAll('a, button, input, select, [role=switch], [role=region], [role=img], nav, section'))
+    if (!named(e)) wrong.push('no name: ' + e.outerHTML.slice(0, 120));
+  for (const e of document.querySelectorAll('svg:not([role]):not([aria-hidden])'))
+    if (!e.closest('svg[role], .scroll, a')) wrong.push('neither named nor hidden: ' + e.outerHTML.slice(0, 120));
+  const ids = [...document.querySelectorAll('[id]')].map((e) => e.id);
+  for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) wrong.push('twice: #' + id);
+  let level = 0;
+  for (const e of document.querySelectorAll('h1, h2, h3')) {
+    const now = Number(e.tagName[1]);
+    if (now > level + 1) wrong.push('heading out of order: ' + e.textContent.trim());
+    level = now;
+  }
+  if (document.querySelectorAll('h1').length !== 1) wrong.push('not one h1');
+  if (document.querySelectorAll('main').length !== 1) wrong.push('not one main');
+  for (const e of document.querySelectorAll('th:not([scope])')) wrong.push('th without scope: ' + e.textContent);
+  for (const e of document.querySelectorAll('.state')) if (!/\\w/.test(e.textContent)) wrong.push('a state without its word');
+  for (const e of document.querySelectorAll('[style], [onclick]')) wrong.push('inline: ' + e.outerHTML.slice(0, 80));
+  return wrong;
+}"""
+
+
+def test_s19_nothing_that_people_write_becomes_a_part_of_the_page(lab: Lab) -> None:
+    """S19: payloads as script names, arguments, labels, conditions, log lines: no dialog, no script of theirs, no element."""
+    lab.s.cli("queue", "pause")
+    desk = Desk(str(lab.folder / "gpu_scheduler_state.json"))
+    texts = [*XSS, *(text for text in PAYLOADS if "<" in text or "{" in text or '"' in text)][:60]
+    first = None
+    for text in texts:
+        spec = JobSpec(source="submit", arguments=(text, text), label=text.replace("\n", " "), gpus="0", conda_env="", info=text)
+        job = desk.submit(spec, None, ModelTable())
+        first = first or job.id
+    script = lab.folder / "<img src=x onerror=window.ran=1>.sh"
+    script.write_text("#!/bin/sh\n" + "".join(f"cat <<'EOF'\n{text}\nEOF\n" for text in XSS))
+    script.chmod(0o755)
+    lab.s.append('0,"<svg onload=window.ran=1>.py",,"<b>",0;nonsense=<script>window.ran=1</script>')
+    talking = int(lab.s.cli("submit", "--gpus", "0", "--label", "<b>bold</b>", "--", str(script)).stdout)
+    lab.s.cli("first", str(talking))
+    lab.s.cli("queue", "resume")
+    lab.s.wait_state(talking, "done")
+    with lab.context() as context:
+        tab = context.new_page()
+        for path in (*PAGES, f"/jobs/{talking}", *(f"/jobs/{first + n}" for n in range(0, len(XSS), 4))):
+            tab.goto(lab.page.url + path)
+            expect(tab.locator("h1").first).to_be_attached()
+            assert tab.evaluate(RAN) == 0, path
+            assert Foreign.found(tab.content(), lab.page.url) == [], path
+        tab.goto(f"{lab.page.url}/jobs/{talking}")
+        expect(tab.locator("#log")).to_contain_text("<script>window.ran=1</script>")
+        tab.fill("#log-word", "<img")
+        expect(tab.locator("#log mark").first).to_have_text("<img")
+        tab.click("text=find in all of it")
+        expect(tab.locator("#log-found pre")).to_contain_text("<img")
+        assert tab.evaluate(RAN) == 0 and tab.locator("#log img, #log-found img, #log script").count() == 0
+
+
+class Foreign(HTMLParser):
+    """What in a page's HTML is not of ours: handlers, frames, scripts and links from elsewhere."""
+
+    def __init__(self, ours: str) -> None:
+        super().__init__()
+        self.ours, self.wrong = ours, list[str]()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag in ("iframe", "img", "style", "base", "object", "embed") or any(name.startswith("on") for name in values):
+            self.wrong.append(f"<{tag} {values}>")
+        where = values.get("src") or values.get("href") or values.get("action") or "/"
+        if not where.startswith(("/", "#", self.ours)) or where.startswith("//"):
+            self.wrong.append(f"<{tag}> leads to {where}")
+        if tag == "script" and not (values.get("src") or "").startswith("/static/"):
+            self.wrong.append("a script that is not a file of ours")
+
+    @classmethod
+    def found(cls, html: str, ours: str) -> list[str]:
+        parser = cls(ours)
+        parser.feed(html)
+        return parser.wrong
+
+
+def test_without_scripts_every_page_is_read(lab: Lab) -> None:
+    """Reading needs none; what acts is not offered, and is told how to be done otherwise."""
+    job = lab.talker("plain", gpus="0.5", label="plain")
+    lab.s.wait_state(job, "running")
+    wait_for(lambda: "line 29" in lab.s.log(job), "its lines")
+    with lab.context(java_script_enabled=False) as context:
+        tab = context.new_page()
+        tab.goto(lab.page.url)
+        expect(row(tab, job)).to_contain_text("running")
+        assert tab.locator("button[data-post]:visible").count() == 0
+        expect(tab.locator("noscript .hint").first).to_contain_text("gpujob")
+        tab.goto(f"{lab.page.url}/jobs/{job}")
+        expect(tab.locator("#log")).to_contain_text("line 29")
+        expect(tab.locator("#facts")).to_contain_text("plain")
+        for path in PAGES[1:]:
+            tab.goto(lab.page.url + path)
+            expect(tab.locator("h1")).to_be_visible()
+        tab.goto(f"{lab.page.url}/timeline?hours=1")
+        expect(tab.locator(f'svg.timeline a[href="/jobs/{job}"]')).to_have_count(1)
+    lab.let_end("plain")
+
+
+def test_a_scheduler_that_is_gone_is_told_and_one_that_is_back_too(lab: Lab) -> None:
+    with lab.tab() as tab:
+        expect(tab.locator("#live")).to_have_text("live")
+        lab.s.stop()
+        expect(tab.locator("#scheduler .banner")).to_contain_text("No scheduler is running")
+        lab.s.start()
+        expect(tab.locator("#scheduler .banner")).to_have_count(0)
+        expect(tab.locator("#scheduler")).to_contain_text("scheduler runs")
+
+
+def test_a_lost_connection_is_said(lab: Lab) -> None:
+    """The last of them: it ends the page's server."""
+    with lab.tab(may_be_lost=True) as tab:
+        expect(tab.locator("#live")).to_have_text("live")
+        lab.page.stop()
+        expect(tab.locator("#live")).to_contain_text("not live")
+        port = lab.page.port
+        lab.page.start("--port", str(port))
+        expect(tab.locator("#live")).to_have_text("live")

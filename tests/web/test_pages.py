@@ -1,0 +1,332 @@
+"""Each page with jobs in every state, and with whatever people write in them: rendered, whole, and theirs only as text."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.gpu import Gpu, Need
+from scheduler.core.job import Event, Failure, Job, JobState, Outcome, Process, Reason
+from scheduler.core.marks import Refusal
+from scheduler.desk import Desk
+from scheduler.faces.web import looks, pages
+from scheduler.faces.web.app import make_app
+from scheduler.faces.web.source import Source
+from scheduler.store import jobs as rows
+from scheduler.store import marks
+from scheduler.store.database import Database
+from tests.builders import a_job, quick
+from tests.stories.secret_shapes import SECRET, SHAPES
+
+NOW = time.time()
+PAGES = ("/", "/timeline?hours=24", "/heatmap?measure=booked", "/heatmap?hours=168", "/submit", "/report?since=all", "/report")
+STATES = {
+    JobState.PENDING: {},
+    JobState.STARTING: {"gpus": (0,), "attempt": 1, "started_at": NOW - 5},
+    JobState.RUNNING: {"gpus": (0, 1), "attempt": 2, "started_at": NOW - 3600, "process": Process(4711, 1), "log": "/nowhere/a.log"},
+    JobState.STOPPING: {"gpus": (1,), "attempt": 1, "started_at": NOW - 60, "process": Process(4712, 1), "stop_why": "cancelled"},
+    JobState.DONE: {"gpus": (1,), "attempt": 1, "started_at": NOW - 900, "finished_at": NOW - 600, "outcome": Outcome.EXIT, "exit_code": 0},
+    JobState.FAILED: {"gpus": (0,), "attempt": 1, "started_at": NOW - 700, "finished_at": NOW - 650, "outcome": Outcome.EXIT, "exit_code": 3,
+                      "failure": Failure("oom", "CUDA out of memory", "a smaller batch")},
+    JobState.CANCELLED: {"finished_at": NOW - 40, "outcome": Outcome.CANCELLED},
+    JobState.SKIPPED: {"finished_at": NOW - 30, "outcome": Outcome.DEPENDENCY},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the application says."""
+
+    status_code: int
+    headers: dict[str, str]
+    text: str
+
+
+class Client:
+    """Asks the application, without its gate and without a socket."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.source = Source(desk)
+        self.app = make_app(self.source)
+
+    def get(self, path: str) -> Answer:
+        """One request."""
+        self.source.changed()
+        bare, _, query = path.partition("?")
+        scope = {
+            "type": "http", "method": "GET", "path": bare, "raw_path": quote(bare).encode(), "query_string": query.encode(), "headers": [],
+            "http_version": "1.1", "scheme": "http", "server": ("127.0.0.1", 4004), "client": ("127.0.0.1", 1), "root_path": "",
+        }  # fmt: skip
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        asyncio.run(self.app(scope, receive, send))
+        headers = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+        return Answer(sent[0]["status"], headers, b"".join(part.get("body", b"") for part in sent[1:]).decode())
+
+
+class Shop:
+    """A store that is filled by hand, and its pages without the gate."""
+
+    def __init__(self, folder: Path) -> None:
+        self.desk = Desk(str(folder / "gpu_scheduler_state.json"))
+        self.database = Database(self.desk.places)
+        with self.database.writing() as connection:
+            rows.save_gpus(connection, [Gpu(0, "GPU-a", "NVIDIA H100", 0, 80_000), Gpu(1, "GPU-b", "NVIDIA H100", 0, 80_000)])
+        self.client = Client(self.desk)
+
+    def put(self, *jobs: Job, reasons: dict[str, Reason] | None = None) -> None:
+        """These jobs, and no others."""
+        with self.database.writing() as connection:
+            connection.execute("DELETE FROM jobs")
+            connection.execute("DELETE FROM events")
+            rows.restore(connection, jobs)
+            rows.write_events(connection, [
+                Event(job.id, job.started_at, "started", {"attempt": job.attempt, "gpus": list(job.gpus), "pid": 1, "share": 0.5})
+                for job in jobs if job.started_at
+            ])  # fmt: skip
+            rows.save_class_reasons(connection, reasons or {})
+
+    def get(self, path: str, code: int = 200) -> str:
+        """A page of it, looked at anew."""
+        answer = self.client.get(path)
+        assert answer.status_code == code, answer.text[:2000]
+        return answer.text
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    made = Shop(tmp_path_factory.mktemp("shop"))
+    yield made
+    made.database.close()
+
+
+class Read(HTMLParser):
+    """The texts and the elements of a page; well-formed: what is opened is closed in order."""
+
+    VOID = frozenset("meta link input br img hr option rect path circle line".split())
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == [], self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open and self.open[-1] == tag, f"</{tag}> while {self.open[-3:]} is open"
+            self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+def jobs_in_every_state(**changes: Any) -> list[Job]:
+    return [a_job(n, "0.5", state=state, **{**more, **changes}) for n, (state, more) in enumerate(STATES.items(), 1)]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_renders_with_jobs_in_every_state(shop: Shop, path: str) -> None:
+    shop.put(*jobs_in_every_state(submitted_at=NOW - 4000))
+    read = Read(shop.get(path))
+    assert [tag for tag, _ in read.tags].count("h1") == 1
+    for tag, attrs in read.tags:
+        assert "style" not in attrs and not any(name.startswith("on") for name in attrs), (tag, attrs)
+        assert tag not in ("style", "iframe", "base")
+        assert tag != "script" or (attrs.get("src") or "").startswith("/static/")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_renders_with_nothing_to_show(tmp_path: Path, path: str) -> None:
+    """A folder in which no scheduler ever ran: what to do stands there."""
+    client = Client(Desk(str(tmp_path / "gpu_scheduler_state.json")))
+    answer = client.get(path)
+    assert answer.status_code == 200
+    assert "gpujob" in Read(answer.text).text
+    if path == "/":
+        assert 'echo "0,train.py" >> jobs.txt' in Read(answer.text).text
+        assert "gpujob start --detach" in Read(answer.text).text
+
+
+@pytest.mark.parametrize(("number", "state"), list(enumerate(STATES, 1)))
+def test_a_job_can_only_be_told_what_its_state_allows(shop: Shop, number: int, state: JobState) -> None:
+    shop.put(*jobs_in_every_state(submitted_at=NOW - 4000))
+    html = shop.get(f"/jobs/{number}")
+    offered = set(re.findall(rf'data-post="/api/jobs/{number}/(\w+)"', html))
+    expected = {"cancel", "hold", "first"} if state is JobState.PENDING else {"retry"} if state.ended else {"cancel"}
+    assert offered == (set() if state is JobState.STOPPING else expected)
+    assert (f"/api/jobs/{number}/priority" in html) is (state is JobState.PENDING)
+    assert state.value in Read(html).text
+
+
+def test_a_held_job_can_be_released(shop: Shop) -> None:
+    shop.put(a_job(1, held=True, reason_code="held", reason="it is held"))
+    assert 'data-post="/api/jobs/1/release"' in shop.get("/jobs/1")
+    assert 'data-post="/api/jobs/1/hold"' not in shop.get("/jobs/1")
+
+
+def test_both_sides_of_a_dependency_are_linked(shop: Shop) -> None:
+    shop.put(a_job(1), a_job(2, after_ok=(1,)), a_job(3, after=(2, 99)))
+    assert 'href="/jobs/2"' in shop.get("/jobs/1")
+    middle = shop.get("/jobs/2")
+    assert 'href="/jobs/1"' in middle and 'href="/jobs/3"' in middle and "to end well" in middle
+    assert "(forgotten)" in shop.get("/jobs/3")
+
+
+def test_of_ten_thousand_waiting_jobs_the_first_are_shown_and_the_rest_counted(shop: Shop) -> None:
+    shop.put(*(a_job(n) for n in range(1, 10_001)))
+    html = shop.get("/")
+    assert html.count('data-key="wait-') == 200
+    assert "and 9800 more" in html
+    shop.put()
+
+
+def test_pages_that_do_not_exist_and_questions_that_make_no_sense(shop: Shop) -> None:
+    shop.put(a_job(1))
+    for path, code in (
+        ("/jobs/77", 404), ("/timeline?hours=nan", 400), ("/timeline?hours=0", 400), ("/timeline?end=x", 400), ("/heatmap?measure=x", 400),
+        ("/heatmap?hours=1e9", 400), ("/report?since=x", 400), ("/report?label=none", 404), ("/static/../pages.py", 404), ("/static/nothing", 404),
+    ):  # fmt: skip
+        answer = shop.client.get(path)
+        assert answer.status_code == code, path
+        if not path.startswith("/static"):
+            assert "Traceback" not in answer.text and "<h1>" in answer.text
+
+
+def test_files_are_given_out_by_name_alone(shop: Shop) -> None:
+    for name, media in looks.STATIC.items():
+        answer = shop.client.get(f"/static/{name}")
+        assert answer.status_code == 200 and answer.headers["content-type"] == media
+        text = answer.text
+        assert "http://" not in text.replace("http://www.w3.org/2000/svg", "") and "https://" not in text
+        assert len(text.splitlines()) < 300
+
+
+# -- what people write ------------------------------------------------------------------------------------
+
+TEXTS = st.text(
+    st.characters(codec=None, exclude_categories=()) | st.sampled_from("<>\"'&{}%/\\`\x00\x1b\u202e\udcff\ufeff\n"), min_size=1, max_size=40
+)  # fmt: skip
+
+
+@quick
+@given(text=TEXTS, state=st.sampled_from(list(STATES)))
+def test_s19_whatever_stands_in_a_job_is_only_text(text: str, state: JobState) -> None:
+    """S19: the same elements with the same attributes' names as for a harmless text; theirs is in texts and values alone."""
+    harmless = _rendered("x", state)
+    found = _rendered(f"<b>{text}", state)
+    ours, theirs = Read(harmless), Read(found)
+    assert [(tag, sorted(attrs)) for tag, attrs in ours.tags] == [(tag, sorted(attrs)) for tag, attrs in theirs.tags]
+    found.encode()
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", found)
+
+
+def _rendered(text: str, state: JobState) -> str:
+    """The job's page, as the template makes it of a job that holds this text wherever there is one."""
+    from scheduler.faces.web import shown
+
+    job = a_job(
+        1, "0.5", state=state, arguments=(text, "end"), script="/data/a.py", label=text, conda_env=text, info=text, origin=text,
+        notes=(text,), interpreter=text, cwd=text,
+        **{**STATES[state], "failure": Failure("oom", text, text) if state is JobState.FAILED else None},
+    )  # fmt: skip
+    reason = Reason(text, text) if state is JobState.PENDING else None
+    return looks.render(
+        "job.html", now=NOW, nonce="", folder="/data", machine="m", here="", job=job, row=shown.row(job, reason), reason=reason,
+        facts=shown.facts(job), parents=[(2, job, True)], children=[job], attempts=(),
+        story=shown.story(job, [Event(1, NOW, "missing", {"why": text})]), lines=["a line", text], log_trouble=text, charts=[], alive=True,
+    )  # fmt: skip
+
+
+def test_s15_no_page_shows_a_secret_of_a_command(shop: Shop) -> None:
+    """S15: every shape of a secret, as argument, label, reason, failure and refused line."""
+    jobs = []
+    for n, words in enumerate(SHAPES.values(), 1):
+        text = shlex.join(words)
+        jobs.append(
+            a_job(n, "0.5", arguments=words, script="", label=text, info=text, reason_code="missing", reason=text, notes=(text,))
+        )
+    shop.put(*jobs)
+    with shop.database.writing() as connection:
+        for n, words in enumerate(SHAPES.values(), 1):
+            marks.refuse(connection, Refusal("/data/jobs.txt", n, shlex.join(words), shlex.join(words), NOW))
+    for path in (*PAGES, *(f"/jobs/{job.id}" for job in jobs)):
+        html = shop.get(path)
+        assert SECRET not in html, (path, re.findall(f".{{80}}{SECRET}", html))
+
+
+# -- the looks --------------------------------------------------------------------------------------------
+
+PAIRS = [
+    *((ink, ground, 4.5) for ink in ("text", "soft", "accent", "ok", "warn", "bad", "run") for ground in ("bg", "surface")),
+    *((ink, "sunk", 4.5) for ink in ("text", "soft")),
+    *(("text", ground, 4.5) for ground in ("ok-bg", "warn-bg", "bad-bg", "run-bg")),
+    ("soft", "bad-bg", 4.5), ("soft", "warn-bg", 4.5), ("on-accent", "accent", 4.5), ("on-running", "bar-running", 3.0),
+    ("on-bar", "bar-done", 4.5), ("on-bar", "bar-failed", 4.5), ("on-bar", "bar-cancelled", 4.5),
+    ("strong-line", "surface", 3.0), ("strong-line", "bg", 3.0), ("ours", "surface", 3.0), ("foreign", "surface", 3.0), ("two", "surface", 3.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_ink_can_be_read_on_its_ground(scheme: str) -> None:
+    """WCAG AA: 4.5 for text, 3 for parts of controls and drawings."""
+    css = looks.static_file("style.css").decode()
+    light, dark = css.split("@media (prefers-color-scheme: dark)", 1)
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light))
+    if scheme == "dark":
+        colours |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", dark.split("\n}", 1)[0]))
+    poor = [(ink, ground, round(_contrast(colours[ink], colours[ground]), 2)) for ink, ground, least in PAIRS
+            if _contrast(colours[ink], colours[ground]) < least]  # fmt: skip
+    assert not poor
+    scale = [_light(colours[f"h{step}"]) for step in range(11)]
+    assert scale == sorted(scale, reverse=scheme == "light"), "each step of the scale is darker (lighter) than the last"
+
+
+def _light(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _contrast(one: str, other: str) -> float:
+    high, low = sorted((_light(one), _light(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_state_has_a_glyph_of_its_own_kind() -> None:
+    assert {state.value for state in JobState} <= set(looks.GLYPHS)
+    glyphs = [looks.GLYPHS[state.value] for state in JobState]
+    assert len(set(glyphs)) == len(glyphs)
+    assert pages.MOST_ENDED <= 100
