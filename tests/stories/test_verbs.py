@@ -269,8 +269,9 @@ def test_large_paste_is_accepted_while_status_answers(scheduler):
         assert answered < 200
     assert s.rows("SELECT count(*) FROM jobs") == [(10_001,)]
     started = time.monotonic()
-    s.cli("cancel", "2-10001")
-    assert s.rows("SELECT count(*) FROM jobs WHERE state='cancelled'") == [(10_000,)]
+    asked = s.cli("cancel", "2-10001", code=None)
+    assert asked.returncode in (0, 5), asked.stderr  # 5: it takes more than the 5 s for which a verb waits, and stands
+    wait_for(lambda: s.rows("SELECT count(*) FROM jobs WHERE state='cancelled'") == [(10_000,)], "all are cancelled")
     print(f"10,000 cancelled in {time.monotonic() - started:.1f} s")
 
 
