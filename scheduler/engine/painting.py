@@ -16,7 +16,8 @@ from scheduler.engine.state_file import Edit, StateFile
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
 
-COUNTING_SHARE = 0.01  # of the time at most may go into counting those that wait, by reason
+COUNT_S = 1.0  # between two counts of those that wait, by reason; each change of it is a transaction
+COUNTING_SHARE = 0.01  # of the time at most may go into them
 PAINT_S = 0.1  # at most ten pictures a second
 BUSY_PAINT_S = 0.5  # in the midst of a long paste counting all jobs would cost most
 AGAIN_S = 2.0  # after one that could not be written
@@ -140,7 +141,7 @@ class Painter:
             return self.told_blocked
         began = time.monotonic()
         found = world.blocked(reasons)
-        self.count_due = now.mono + (time.monotonic() - began) / COUNTING_SHARE
+        self.count_due = now.mono + max(COUNT_S, (time.monotonic() - began) / COUNTING_SHARE)
         return found
 
     def _trouble(self, error: OSError, now: Now) -> None:
