@@ -419,6 +419,49 @@ def test_s5_many_that_start_at_once_have_one_token_and_nobody_reads_half_of_it(t
     assert sorted(os.listdir(places.house)) == ["attempts", "env", "sessions", "web-token"]
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone can be another user too")
+def test_s5_another_user_opens_no_token_while_it_is_made(tmp_path: Path) -> None:
+    """S5: made 100 times at umask 000 in a folder open to all, while user b tries to open it and all that appears beside it."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    marks.chmod(0o777)
+    for above in (tmp_path, *tmp_path.parents):
+        if above.stat().st_uid == 0 and above.stat().st_mode & 0o777 == 0o700:
+            above.chmod(0o711)
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    watcher = os.fork()
+    if not watcher:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        house = folder / ".gpujob"
+        (marks / "begun").touch()
+        while True:
+            for path in (house / "web-token", house, folder / "control"):
+                try:
+                    fd = os.open(path, os.O_RDONLY)
+                except OSError:
+                    continue
+                (marks / f"opened-{path.name}").touch()
+                os.close(fd)
+    old = os.umask(0)
+    try:
+        wait_for((marks / "begun").exists, "the watcher")
+        for _ in range(100):
+            places = Places(str(folder / "gpu_scheduler_state.json"))
+            assert len(token_of(places)) >= 32
+            os.unlink(places.web_token)
+        (folder / "control").touch()
+        wait_for((marks / "opened-control").exists, "the watcher opens what it may")
+        assert sorted(os.listdir(marks)) == ["begun", "opened-control"]
+    finally:
+        os.umask(old)
+        os.kill(watcher, 9)
+        os.waitpid(watcher, 0)
+
+
 @pytest.mark.parametrize("what", ["mode", "group", "short", "empty", "link", "folder", "fifo", "words", "binary"])
 def test_s5_a_token_file_that_is_not_to_be_trusted_is_refused(tmp_path: Path, what: str) -> None:
     """S5: with one line that says what to do; nothing is changed."""
