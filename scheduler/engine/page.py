@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -75,10 +73,7 @@ class KeptPage:
             self._listen(now)
 
     def close(self) -> None:
-        """Let it end; it sees so by itself also when we are killed."""
-        if self._pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGTERM)
+        """Let it end: it sees that we are gone, as it does when we are killed."""
         self._forget()
 
     def _start(self, now: float) -> None:

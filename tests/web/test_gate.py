@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -417,6 +419,47 @@ def test_s5_many_that_start_at_once_have_one_token_and_nobody_reads_half_of_it(t
     assert codes == [0] * 80
     assert len(said) == 80 and len(set(said)) == 1 and len(said[0]) >= 32
     assert sorted(os.listdir(places.house)) == ["attempts", "env", "sessions", "web-token"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone can be another user too")
+def test_s5_another_user_opens_no_token_while_it_is_made() -> None:
+    """S5: made 100 times at umask 000 in a folder open to all, while user b tries to open it and all that appears beside it."""
+    place = Path(tempfile.mkdtemp(prefix="gpujob-s5-"))  # pytest's own folders are closed to others
+    place.chmod(0o755)
+    marks, folder = place / "marks", place / "open"
+    for one in (marks, folder):
+        one.mkdir()
+        one.chmod(0o777)
+    watcher = os.fork()
+    if not watcher:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        house = folder / ".gpujob"
+        (marks / "begun").touch()
+        while True:
+            for path in (house / "web-token", house, folder / "control"):
+                try:
+                    fd = os.open(path, os.O_RDONLY)
+                except OSError:
+                    continue
+                (marks / f"opened-{path.name}").touch()
+                os.close(fd)
+    old = os.umask(0)
+    try:
+        wait_for((marks / "begun").exists, "the watcher")
+        for _ in range(100):
+            places = Places(str(folder / "gpu_scheduler_state.json"))
+            assert len(token_of(places)) >= 32
+            os.unlink(places.web_token)
+        (folder / "control").touch()
+        wait_for((marks / "opened-control").exists, "the watcher opens what it may")
+        assert sorted(os.listdir(marks)) == ["begun", "opened-control"]
+    finally:
+        os.umask(old)
+        os.kill(watcher, 9)
+        os.waitpid(watcher, 0)
+        shutil.rmtree(place)
 
 
 @pytest.mark.parametrize("what", ["mode", "group", "short", "empty", "link", "folder", "fifo", "words", "binary"])

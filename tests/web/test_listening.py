@@ -316,9 +316,11 @@ def test_k14_ten_thousand_guesses(page: Page) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_k10_it_ends_at_once_with_connections_open(pages: Callable[[], Page], number: int, code: int) -> None:
-    """K10: idle ones, half requests and bodies under way do not hold it up."""
+    """K10: idle ones, half requests, bodies and streams under way do not hold it up."""
     page = pages().start()
-    with page.connect() as idle, page.connect() as half, page.connect() as body:
+    with page.connect() as idle, page.connect() as half, page.connect() as body, page.connect() as stream:
+        stream.sendall(head(page, path="/api/events"))
+        assert stream.recv(100).startswith(b"HTTP/1.1 ")
         half.sendall(b"GET / HTTP/1.1\r\n")
         body.sendall(head(page, "POST", "/api/jobs", "Content-Type: application/json\r\nContent-Length: 9\r\n") + b"{")
         assert page.get("/api/status").status == 200

@@ -181,11 +181,10 @@ class _Log(logging.Handler):
         self._token = token
         self._left, self._since, self._lost = self.MOST, 0.0, 0
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # each connection can have it say something
-        logging.getLogger("asyncio").handlers = [self]
-        logging.getLogger("asyncio").propagate = False
+        logging.getLogger().handlers = [self]
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A record of asyncio's."""
+        """A record of a library's."""
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text += f" ({record.exc_info[1]!r})"
