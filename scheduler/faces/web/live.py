@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import logging
-import sqlite3
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
@@ -134,7 +133,7 @@ class Hub:
                 try:
                     told = _events_of(watch.look())
                     trouble = ""
-                except (SchedulerError, sqlite3.Error, OSError) as error:
+                except (SchedulerError, OSError) as error:
                     told = (
                         []
                         if str(error) == trouble
