@@ -261,7 +261,9 @@ class Desk:
             job = self._now([job], self.alive())[0]
             reason = None
             if job.state is JobState.PENDING:
-                reason = _reasons_of(connection).get(job_id)
+                from scheduler.overview import reason_of
+
+                reason = reason_of(connection, job)
             return job, reason, rows.events_of(connection, job_id)
 
     def newest(self, states: Iterable[JobState], prefix: str, most: int) -> tuple[list[Job], dict[str, list[int]]]:

@@ -26,6 +26,7 @@ from scheduler.store.places import Places
 from scheduler.store.readings import LastReading, readings
 
 LAST_ENDED = 100
+NOT_YET = Reason("new", "it has not been looked at yet")
 ALIVE_EVERY_S = 1.0
 
 
@@ -187,10 +188,18 @@ def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int,
             reasons[job.id] = Reason(job.reason_code, without_secrets(job.reason))
             continue
         key = class_of(job).key
-        reason = classes.get(key) or Reason("new", "it has not been looked at yet")
+        reason = classes.get(key) or NOT_YET
         reasons[job.id] = reason_with_place(reason, before.get(key, 0))
         before[key] = before.get(key, 0) + 1
     return reasons
+
+
+def reason_of(connection: sqlite3.Connection, job: Job) -> Reason:
+    """Why this waiting job waits, as `reasons_of` has it, without reading all others."""
+    if job.reason_code:
+        return Reason(job.reason_code, without_secrets(job.reason))
+    reason = rows.class_reasons(connection).get(class_of(job).key) or NOT_YET
+    return reason_with_place(reason, rows.waiting_before(connection, job))
 
 
 def words_run(job: Job) -> list[str]:

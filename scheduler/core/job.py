@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 else:
     from scheduler.core.quick_dataclass import dataclass, field
 
+FIRST = -(1 << 62)  # in place of the priority of a job that was put before all others
 TICKS_A_SECOND = 100  # of processes' start times, as Linux shows them to programs everywhere
 _SHELL = frozenset(" \t\n\"'\\|&;<>()$`*?")  # a word with one of these is shown quoted
 
@@ -229,7 +230,7 @@ class Job:
     @property
     def turn(self) -> tuple[int, int]:
         """Sorts waiting jobs as they stand in the queue: those put first, then by priority and place."""
-        return (self.priority if self.order >= 0 else -(1 << 62), self.order)
+        return (self.priority if self.order >= 0 else FIRST, self.order)
 
     @property
     def session_name(self) -> str | None:

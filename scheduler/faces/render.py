@@ -118,6 +118,15 @@ def status_json(view: Overview) -> dict[str, Any]:
     }
 
 
+def in_pieces(value: Mapping[str, Any]) -> bytes:
+    """The JSON of an object that may hold a long list, made so that other threads get their turn meanwhile."""
+    parts = []
+    for key, inner in value.items():
+        text = f"[{', '.join(map(json.dumps, inner))}]" if isinstance(inner, list) else json.dumps(inner)
+        parts.append(f"{json.dumps(key)}: {text}")
+    return f"{{{', '.join(parts)}}}".encode()
+
+
 def print_json(value: Any) -> None:
     """One JSON value on stdout."""
     print(json.dumps(value, indent=1))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from scheduler.core.errors import Damaged, SchedulerError, UsageError
 from scheduler.core.gpu import Gpu, Need, gpu_ids_text, parse_gpu_ids
-from scheduler.core.job import HOLDING, Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process, Reason
+from scheduler.core.job import FIRST, HOLDING, Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process, Reason
 from scheduler.store.proof import LAST_ID
 
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
@@ -259,6 +259,18 @@ def last_ended(connection: sqlite3.Connection, most: int) -> list[Job]:
 def first_pending(connection: sqlite3.Connection, most: int) -> list[Job]:
     """The waiting jobs that come first by priority and place."""
     return [job_of(row) for row in raw_first_pending(connection, most)]
+
+
+def waiting_before(connection: sqlite3.Connection, job: Job) -> int:
+    """How many jobs of the same class (`core/job_class.py`) wait for room before this one (`Job.turn`)."""
+    allowed = gpu_ids_text(job.allowed) if job.need.count and job.allowed is not None else None
+    found = connection.execute(
+        "SELECT count(*) FROM jobs WHERE finished_at IS NULL AND state='pending' AND reason_code=''"
+        " AND need_count=? AND need_parts=? AND (need_count=0 OR allowed IS ?) AND vram_mib=?"
+        " AND (CASE WHEN place<0 THEN ? ELSE priority END, CASE place WHEN 0 THEN id ELSE place END) < (?,?)",
+        (job.need.count, job.need.parts, allowed, job.spec.vram_mib or 0, FIRST, *job.turn),
+    )
+    return int(found.fetchone()[0])
 
 
 # Rows as `job_of` takes them: where two are equal, nothing has changed (`store/changes.py`).

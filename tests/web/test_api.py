@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.stories.harness import alive, wait_for
+from tests.stories.harness import ROOT, alive, wait_for
 from tests.stories.test_schemas import wrong
 from tests.web.page import Page
 
@@ -516,3 +519,45 @@ def test_a_store_that_is_gone_is_said(pages: Callable[[], Page]) -> None:
     assert answer.status == 503 and "store.db" in answer.json()["error"]
     (page.folder / "away").rename(store)
     wait_for(lambda: page.get("/api/jobs").status == 200, "it is read again")
+
+
+def test_curves_are_given_in_base_units(page: Page) -> None:
+    """Of GPUs and of a job; a job that is not there, times that are none."""
+    number = made(page, ["true"])
+    page.scheduler.wait_state(number, "done")
+    found = page.get("/api/history/gpus?step=10")
+    assert found.status == 200 and set(found.json()) == {"schema", "gpus", "pauses"}
+    assert page.get(f"/api/jobs/{number}/history").json()["attempts"] == []
+    assert page.get("/api/jobs/99999/history").status == 404
+    for query in ("from=x", "from=9&to=3", "to=0", "step=0", "from=0&to=99999999999", "since=1"):
+        assert page.get(f"/api/history/gpus?{query}").status == 400, query
+
+
+def test_every_line_of_the_documents_works_as_it_stands(page: Page) -> None:
+    """docs/api.md, in bash: each call is answered well, and the token stands on no command line."""
+    bash, curl = shutil.which("bash"), shutil.which("curl")
+    if not bash or not curl:
+        pytest.skip("no bash or no curl here")
+    number = made(page, ledger(page, "documented", held=True))
+    page.scheduler.wait_state(number, "running")
+    last = 0
+    text = (ROOT / "docs/api.md").read_text().replace("127.0.0.1:4004", f"127.0.0.1:{page.port}")
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
+    calls = [
+        line for block in blocks[1:] for line in block.splitlines() if line.startswith("gj ") and " -N" not in line
+    ]
+    assert len(calls) >= 20 and f"{page.port}" in blocks[0] and page.token not in text
+    needs = {"priority": False, "first": False, "hold": False, "release": False, "cancel": False, "retry": True}
+    for call in calls:
+        verb = re.match(r"gj /api/jobs/1/(\w+) -d", call)
+        if verb and not needs[verb[1]]:
+            page.post("/api/queue/pause")
+            last = made(page, ["true"]) if verb[1] != "release" else last
+        line = re.sub(r"/jobs/1\b", f"/jobs/{last or number}", call)
+        done = subprocess.run(
+            [bash, "-c", f"{blocks[0]}\n{line.split('  #')[0]} -o answer -w '%{{http_code}}'"],
+            cwd=page.folder, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        answer = (page.folder / "answer").read_text()
+        assert done.stdout in ("200", "201"), (line, done.stdout, done.stderr, answer[:300])
+    page.scheduler.release("documented")

@@ -14,8 +14,8 @@ from scheduler.core.log_names import logs_of
 from scheduler.core.reporting import attempts_of
 from scheduler.core.secrets import without_secrets
 from scheduler.desk import SCHEMA, STATES
-from scheduler.faces.render import job_json, status_json, utc
-from scheduler.faces.web import acting, described, live, log
+from scheduler.faces.render import in_pieces, job_json, status_json, utc
+from scheduler.faces.web import acting, described, live, log, past
 from scheduler.faces.web.calls import JSON, Ask, Call, NotNow, Parameter, as_json
 from scheduler.faces.web.described import ref
 
@@ -34,7 +34,8 @@ def _jobs(ask: Ask) -> Response:
             raise UsageError(f"no state {word[:40]!r}{did_you_mean(word, STATES)}", where="state",
                              do=f"known: {', '.join(STATES)}")  # fmt: skip
     found, reasons = ask.source.desk.jobs(states)
-    return as_json({"schema": SCHEMA, "jobs": [job_json(job, reasons.get(job.id)) for job in found]})
+    shown = {"schema": SCHEMA, "jobs": [job_json(job, reasons.get(job.id)) for job in found]}
+    return Response(in_pieces(shown), media_type=JSON)
 
 
 def _job(ask: Ask) -> Response:
@@ -142,7 +143,14 @@ CALLS = (
         ),
         media="text/plain", headers=log.HEADERS,
     ),
+    _read("/api/jobs/{id}/history", past.job, "GPU memory and load of a job over its runs.", "job_history", _ID),
     _read("/api/gpus", _gpus, "The GPUs.", "gpus"),
+    _read(
+        "/api/history/gpus", past.gpus, "Memory, load and use of the GPUs over time, and when they were paused.", "gpu_history",
+        Parameter("from", "query", _WHOLE, "Seconds since 1970; an hour before to without it."),
+        Parameter("to", "query", {"type": "integer", "minimum": 1}, "Seconds since 1970; now without it."),
+        Parameter("step", "query", {"type": "integer", "minimum": 1}, "Seconds of a point."),
+    ),
     Call(
         "GET", "/api/events", live.events, "What changes, as it changes: server-sent events job, gpus, queue, scheduler, again.",
         {200: ("A stream without end.", None)}, media="text/event-stream",

@@ -43,6 +43,19 @@ def problem(code: int, text: str) -> Response:
     return Response(json.dumps({"error": safe(without_secrets(text))}), code, media_type="application/json")
 
 
+def check_query(call: Call, request: Request) -> None:
+    """Raise UsageError naming a word of the query that this route does not know, or that stands twice."""
+    known = [parameter.name for parameter in call.parameters if parameter.where == "query"]
+    seen: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        if name not in known:
+            do = f"known: {', '.join(known)}" if known else "this address takes none"
+            raise UsageError(f"unknown parameter {name[:40]!r}{did_you_mean(name, known)}", do=do)
+        if name in seen:
+            raise UsageError(f"the parameter {name} stands twice", do="give it once")
+        seen.add(name)
+
+
 def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
     async def run(request: Request) -> Response:
         found = {name: number(text) for name, text in request.path_params.items()}
@@ -65,19 +78,6 @@ def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
 async def _defect(_request: Request, _error: Exception) -> Response:
     """A defect of ours, which the gate tells the log."""
     return problem(500, "a defect of gpujob, please report it: the log of the page says more")
-
-
-def check_query(call: Call, request: Request) -> None:
-    """Raise UsageError naming a word of the query that this route does not know, or that stands twice."""
-    known = [parameter.name for parameter in call.parameters if parameter.where == "query"]
-    seen: set[str] = set()
-    for name, _ in request.query_params.multi_items():
-        if name not in known:
-            do = f"known: {', '.join(known)}" if known else "this address takes none"
-            raise UsageError(f"unknown parameter {name[:40]!r}{did_you_mean(name, known)}", do=do)
-        if name in seen:
-            raise UsageError(f"the parameter {name} stands twice", do="give it once")
-        seen.add(name)
 
 
 async def _refuse(request: Request, error: HTTPException) -> Response:

@@ -8,6 +8,7 @@ from typing import Any
 from scheduler import __version__
 from scheduler.faces.schemas import schema
 from scheduler.faces.web.calls import JSON, Call
+from scheduler.faces.web.past import OF_GPU, OF_JOB
 
 HIGHEST = 10**15 - 1  # of the numbers in an address
 ABOUT = (
@@ -29,6 +30,12 @@ def _object(about: str, **properties: Mapping[str, Any]) -> dict[str, Any]:
         "required": list(properties),
         "additionalProperties": False,
     }
+
+
+def _samples(keys: Iterable[str], **more: Mapping[str, Any]) -> dict[str, Any]:
+    numbers: dict[str, Mapping[str, Any]] = {key: {"type": ["number", "null"]} for key in keys}
+    point = _object("Means over a step; null where nothing was measured.", at={"type": "number"}, **numbers, **more)
+    return {"type": "array", "items": point}
 
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -72,6 +79,28 @@ OWN: dict[str, dict[str, Any]] = {
         },
     ),
 }
+_PAUSE: dict[str, Mapping[str, Any]] = {
+    "gpu": {"type": ["integer", "null"]},
+    "from": {"type": "number"},
+    "to": {"type": ["number", "null"]},
+}
+OWN["gpu_history"] = _object(
+    "Curves of the GPUs: memory in bytes, loads and shares 0 to 1, times in seconds since 1970.",
+    schema=SCHEMA_NUMBER,
+    gpus={
+        "type": "array",
+        "items": _object("A GPU.", index={"type": "integer"}, samples=_samples(OF_GPU, paused={"type": "boolean"})),
+    },
+    pauses={
+        "type": "array",
+        "items": _object("A pause of a GPU, or of the queue (null); it goes on where there is no end.", **_PAUSE),
+    },
+)
+OWN["job_history"] = _object(
+    "Curves of a job.",
+    schema=SCHEMA_NUMBER,
+    attempts={"type": "array", "items": _object("A run.", attempt={"type": "integer"}, samples=_samples(OF_JOB))},
+)
 PUBLISHED = ("job", "jobs", "status")
 OF_THE_GATE = {
     400: "What was sent cannot be read, or holds an unknown key or a bad value.",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 
 from scheduler.core.requests import Answer, Pause, PauseQueue, Request, Resume
 from scheduler.desk import Desk
 from scheduler.faces.asking import do, until_shown
-from scheduler.faces.render import status_json
+from scheduler.faces.render import in_pieces, status_json
 from scheduler.overview import Overview
 
 FRESH_S = 0.2  # a look so old still counts: a flood of requests reads the store five times a second
@@ -27,7 +26,7 @@ class Source:
         self._seen_at = 0.0
         self._status_lock = threading.Lock()
         self._status: bytes | None = None
-        self._status_at = 0.0
+        self._status_until = 0.0
         self._changes = 0  # counts what was done here: a look that began before it is not kept
         self._one_by_one = threading.Lock()
 
@@ -40,14 +39,18 @@ class Source:
             return self._seen
 
     def status(self) -> bytes:
-        """The JSON of `gpujob status --json`, whole, at most `FRESH_S` old. Raises SchedulerError likewise."""
+        """The JSON of `gpujob status --json`, whole. Raises SchedulerError likewise.
+
+        At most `FRESH_S` old, or as old as it took: one that takes seconds (100,000 waiting jobs) leaves others as much time.
+        """
         with self._status_lock:
-            if self._status is None or time.monotonic() - self._status_at >= FRESH_S:
-                before = self._changes
-                found = json.dumps(status_json(self.desk.overview())).encode()
+            if self._status is None or time.monotonic() >= self._status_until:
+                before, begun = self._changes, time.monotonic()
+                found = in_pieces(status_json(self.desk.overview()))
                 if before != self._changes:
                     return found
-                self._status, self._status_at = found, time.monotonic()
+                now = time.monotonic()
+                self._status, self._status_until = found, now + max(FRESH_S, now - begun)
             return self._status
 
     def do(self, request: Request) -> Answer:
@@ -65,4 +68,4 @@ class Source:
         self._changes += 1
         with self._lock:
             self._seen = None
-        self._status_at = 0.0
+        self._status_until = 0.0
