@@ -1,6 +1,7 @@
-"""Makes docs/pictures/screen.svg from the real program: `gpujob attach` to a running job, as the terminal showed it.
+"""Makes docs/pictures/ from the real program: `gpujob attach` as the terminal showed it, and the pages of `gpujob web`.
 
-``make pictures`` (needs screen; installs pyte, a terminal emulator, and takes rich's SVG).
+``make pictures`` (needs screen and chromium; installs pyte, a terminal emulator, and takes rich's SVG). The pages show
+real jobs on pretended GPUs, whose times are stretched and whose readings before them are made up (tests/web/lived_in.py).
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ import sys
 import tempfile
 import termios
 import time
+import zlib
 from pathlib import Path
 
-import pyte
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+try:
+    import pyte
+except ImportError:  # the pages need none
+    pyte = None
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS, ROWS = 100, 20
 TRAIN = """\
@@ -47,7 +52,7 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def shown(folder: Path, words: list[str], seconds: float, ready: str) -> pyte.Screen:
+def shown(folder: Path, words: list[str], seconds: float, ready: str) -> "pyte.Screen":
     """What a terminal shows of a command, once ``ready`` stands in it and ``seconds`` have passed."""
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
@@ -90,8 +95,83 @@ def _colour(name: str) -> str | None:
     return f"#{name}" if len(name) == 6 and all(c in "0123456789abcdef" for c in name) else name
 
 
+# Picture → path, width, height, scheme, scale, where it begins.
+PAGES = {
+    "web-now": ("/", 1360, 1290, "light", 1, ""),
+    "web-timeline": ("/timeline?hours=4.5", 1360, 720, "light", 1, ""),
+    "web-job": ("/jobs/20", 1360, 1010, "light", 1, ""),
+    "web-heatmap": ("/heatmap?measure=load", 1360, 480, "dark", 1, ""),
+    "web-phone-dark": ("/", 390, 844, "dark", 2, "#h-gpus"),
+}
+
+
+def web_pictures() -> None:
+    """The pages of a scheduler in the middle of a day."""
+    from playwright.sync_api import expect, sync_playwright
+
+    from tests.web.browsing import chromium
+    from tests.web.lived_in import lived_in
+    from tests.web.page import Page
+
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+        folder = Path(name) / "runs"
+        folder.mkdir(mode=0o700)
+        lived = lived_in(folder)
+        page = Page(lived.s).start()
+        flags = ["--no-sandbox"] if os.getuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--disable-gpu", *flags])
+        try:
+            time.sleep(25)  # a few readings of the running jobs
+            for picture, (path, width, height, scheme, scale, start) in PAGES.items():
+                context = browser.new_context(
+                    viewport={"width": width, "height": height}, color_scheme=scheme, device_scale_factor=scale
+                )
+                tab = context.new_page()
+                tab.goto(page.url)
+                tab.fill("input[name=token]", page.token)
+                tab.keyboard.press("Enter")
+                tab.wait_for_selector("#gpus")
+                tab.goto(page.url + path)
+                expect(tab.locator("#live")).to_have_text("live")
+                if start:
+                    tab.locator(start).evaluate("e => scrollTo(0, e.getBoundingClientRect().top + scrollY - 12)")
+                tab.wait_for_timeout(1500)
+                target = ROOT / "docs" / "pictures" / f"{picture}.png"
+                target.write_bytes(packed(tab.screenshot()))
+                print(f"written: {target} ({target.stat().st_size >> 10} KiB)")
+                context.close()
+        finally:
+            browser.close()
+            page.end()
+            lived.end()
+
+
+def packed(png: bytes) -> bytes:
+    """The same picture in fewer bytes: browsers compress in a hurry."""
+    at, out, data = 8, [png[:8]], b""
+    while at < len(png):
+        size, kind = struct.unpack(">I4s", png[at : at + 8])
+        if kind == b"IDAT":
+            data += png[at + 8 : at + 8 + size]
+        else:
+            if kind == b"IEND":
+                body = zlib.compress(zlib.decompress(data), 9)
+                out.append(struct.pack(">I4s", len(body), b"IDAT") + body + struct.pack(">I", zlib.crc32(b"IDAT" + body)))
+            out.append(png[at : at + 12 + size])
+        at += 12 + size
+    return b"".join(out)
+
+
 def main() -> None:
-    """One job in a session, attached to; the picture beside this file."""
+    """All pictures beside this file, or with ``web`` those of the pages alone."""
+    sys.path.insert(0, str(ROOT))
+    web_pictures()
+    if "web" not in sys.argv[1:]:
+        terminal_picture()
+
+
+def terminal_picture() -> None:
+    """One job in a session, attached to."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(TRAIN)

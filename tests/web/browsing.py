@@ -151,7 +151,16 @@ class Lab:
 
     def talker(self, key: str, *, gpus: str = "1", lines: int = 30, label: str = "") -> int:
         """A job that writes, and goes on until its file is there (`let_end`); its id."""
-        words = ["--gpus", gpus, *(["--label", label] if label else []), "--", "python", "talks.py", str(lines), f"end-{key}"]
+        words = [
+            "--gpus",
+            gpus,
+            *(["--label", label] if label else []),
+            "--",
+            "python",
+            "talks.py",
+            str(lines),
+            f"end-{key}",
+        ]
         return int(self.s.cli("submit", *words).stdout)
 
     def let_end(self, *keys: str) -> None:

@@ -6,6 +6,7 @@ The jobs are real processes that do nothing for seconds; `older` then stretches 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import subprocess
@@ -92,13 +93,15 @@ class Lived:
         self.stranger: subprocess.Popen[bytes] | None = None
         with self.driver.together():
             for uuid in UUIDS:
-                self.driver.gpu(uuid, name="NVIDIA H100 80GB HBM3", total=TOTAL_MIB, used=IDLE_MIB, load=0, temp=34, power=71)
+                self.driver.gpu(
+                    uuid, name="NVIDIA H100 80GB HBM3", total=TOTAL_MIB, used=IDLE_MIB, load=0, temp=34, power=71
+                )
         (folder / "train.py").write_text(TRAIN)
         (folder / "prepare.sh").write_text(PREPARE)
         (folder / "prepare.sh").chmod(0o755)
 
-    def live(self) -> Lived:
-        """Everything that comes before now."""
+    def live(self, remembering: bool = False) -> Lived:
+        """Everything that comes before now. ``remembering``: with a history of readings."""
         self.s.start()
         self.s.append(*FIRST.splitlines())
         self.s.wait_ended(19)
@@ -107,9 +110,37 @@ class Lived:
         self.s.start()
         self.s.append(*SECOND.splitlines())
         wait_for(lambda: list(self.s.states().values()).count("running") == 5, "five that run")
-        self.s.cli("submit", "--label", "eval", "--after-ok", "20", "--gpus", "0.5", "--", "python", "evaluate.py", "--suite", "full")
-        self.s.cli("submit", "--label", "vision", "--gpus", "0.5", "--", "python", "train.py", "--model", "vit-b", "--seed", "7")
+        self.s.cli(
+            "submit",
+            "--label",
+            "eval",
+            "--after-ok",
+            "20",
+            "--gpus",
+            "0.5",
+            "--",
+            "python",
+            "evaluate.py",
+            "--suite",
+            "full",
+        )
+        self.s.cli(
+            "submit",
+            "--label",
+            "vision",
+            "--gpus",
+            "0.5",
+            "--",
+            "python",
+            "train.py",
+            "--model",
+            "vit-b",
+            "--seed",
+            "7",
+        )
         self.older(200.0, 19)
+        if remembering:
+            self.remember()
         self.s.start()
         self.readings()
         self.s.append(*THIRD.splitlines())
@@ -131,8 +162,38 @@ class Lived:
             used[UUIDS[4]] += 71_300
             for place, uuid in enumerate(UUIDS):
                 busy = used[uuid] > IDLE_MIB
-                self.driver.gpu(uuid, used=used[uuid], load=(97, 88, 64, 3, 41, 0)[place] if busy else 0, temp=67 - place * 2 if busy else 33)
+                self.driver.gpu(
+                    uuid,
+                    used=used[uuid],
+                    load=(97, 88, 64, 3, 41, 0)[place] if busy else 0,
+                    temp=67 - place * 2 if busy else 33,
+                )
         self.s.cli("pause", "5")
+
+    def remember(self) -> None:
+        """A history of readings to go with it, for a day: as the recorded jobs would have made it, and before them made up."""
+        from scheduler.core.history import Batch
+        from scheduler.store.history import HistoryFile
+
+        now = time.time()
+        runs = self.s.rows("SELECT id, gpus, need_parts, started_at, coalesce(finished_at, ?), attempt FROM jobs WHERE gpus != '' AND started_at IS NOT NULL", now)
+        history = HistoryFile(str(self.folder / ".gpujob" / "history.db"))
+        first = min(row[3] for row in runs)
+        for ago in (*range(86_400, 600, -60), *range(600, -1, -10)):
+            at, minute = now - ago, ago / 60
+            rows, jobs = [], []
+            for gpu in range(len(UUIDS)):
+                here = [row for row in runs if str(gpu) in str(row[1]).split(",") and row[3] <= at <= row[4]]
+                share = min(1.0, sum(row[2] for row in here) / 1000)
+                if at < first:
+                    share = max(0.0, round(math.sin(at / 9000 + gpu * 1.7) + math.sin(at / 2500 + gpu) / 2, 1)) and 1.0 / (1 + gpu % 2)
+                wave = 0.9 + 0.08 * math.sin(at / 200 + gpu * 2) + 0.02 * math.sin(at / 61)
+                load, memory = share * wave, IDLE_MIB + share * 61_000
+                rows.append((gpu, at, memory, memory - IDLE_MIB, 0, IDLE_MIB, load, 33 + 34 * load, 71 + 520 * load, share, float(gpu == 5 and minute < 95), memory, load))
+                jobs += [(row[0], row[5], at, min(61_400.0, (at - row[3]) * 300) * row[2] / 1000 + 800 * math.sin(at / 120), wave * 0.97, 0, 0) for row in here]
+            paused = ((at, frozenset({5} if minute < 95 else ())),)
+            history.write(Batch(at, tuple(rows), tuple(jobs), paused))
+        history.close()
 
     def older(self, times: float, after: int = 0) -> None:
         """Stretch what is recorded of jobs above ``after``: it was ``times`` as long ago. Ends the scheduler."""
@@ -144,8 +205,12 @@ class Lived:
             return None if at is None else now - (now - at) * times
 
         with store:
-            for number, *ats in store.execute("SELECT id, submitted_at, started_at, finished_at FROM jobs WHERE id > ?", (after,)).fetchall():
-                store.execute("UPDATE jobs SET submitted_at=?, started_at=?, finished_at=? WHERE id=?", (*map(moved, ats), number))
+            for number, *ats in store.execute(
+                "SELECT id, submitted_at, started_at, finished_at FROM jobs WHERE id > ?", (after,)
+            ).fetchall():
+                store.execute(
+                    "UPDATE jobs SET submitted_at=?, started_at=?, finished_at=? WHERE id=?", (*map(moved, ats), number)
+                )
             for job, n, at, detail in store.execute(
                 "SELECT job, n, at, detail FROM events WHERE job > ?", (after,)
             ).fetchall():
@@ -169,4 +234,4 @@ class Lived:
 def lived_in(folder: Path) -> Lived:
     """One in this folder, as it is in the middle of a day."""
     os.chmod(folder, 0o700)
-    return Lived(folder).live()
+    return Lived(folder).live(remembering=True)

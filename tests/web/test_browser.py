@@ -212,7 +212,9 @@ def test_the_timeline_shows_it_and_zooms(lab: Lab) -> None:
     lab.s.wait_state(job, "running")
     with lab.tab("/timeline?hours=1") as tab:
         bar = tab.locator(f'svg.timeline a[href="/jobs/{job}"]')
-        assert (bar.get_attribute("aria-label") or "").startswith(f"job {job} a-bar: python talks.py 30 end-bar, running, ")
+        assert (bar.get_attribute("aria-label") or "").startswith(
+            f"job {job} a-bar: python talks.py 30 end-bar, running, "
+        )
         tab.keyboard.press("+")
         tab.wait_for_url("**/timeline?hours=0.5**")
         tab.keyboard.press("-")
@@ -270,7 +272,9 @@ def test_a_look_leaves_alone_what_the_reader_does(lab: Lab) -> None:
         opened = tab.evaluate("document.querySelector('#runs details').open")
         button = f'[data-key="cancel-{job}"]'
         tab.focus(button)
-        tab.evaluate("document.querySelector('#runs').dataset.mark = 1; window.mark = document.querySelector('#job-head')")
+        tab.evaluate(
+            "document.querySelector('#runs').dataset.mark = 1; window.mark = document.querySelector('#job-head')"
+        )
         lab.let_end("stays")
         expect(tab.locator("#job-head")).to_contain_text("Done")
         assert tab.evaluate("window.mark === document.querySelector('#job-head')")
@@ -330,7 +334,9 @@ def test_s19_nothing_that_people_write_becomes_a_part_of_the_page(lab: Lab) -> N
     texts = [*XSS, *(text for text in PAYLOADS if "<" in text or "{" in text or '"' in text)][:60]
     first = None
     for text in texts:
-        spec = JobSpec(source="submit", arguments=(text, text), label=text.replace("\n", " "), gpus="0", conda_env="", info=text)
+        spec = JobSpec(
+            source="submit", arguments=(text, text), label=text.replace("\n", " "), gpus="0", conda_env="", info=text
+        )
         job = desk.submit(spec, None, ModelTable())
         first = first or job.id
     script = lab.folder / "<img src=x onerror=window.ran=1>.sh"
@@ -366,7 +372,9 @@ class Foreign(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
-        if tag in ("iframe", "img", "style", "base", "object", "embed") or any(name.startswith("on") for name in values):
+        if tag in ("iframe", "img", "style", "base", "object", "embed") or any(
+            name.startswith("on") for name in values
+        ):
             self.wrong.append(f"<{tag} {values}>")
         where = values.get("src") or values.get("href") or values.get("action") or "/"
         if not where.startswith(("/", "#", self.ours)) or where.startswith("//"):

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.gpu import Gpu, Need
+from scheduler.core.gpu import Gpu
 from scheduler.core.job import Event, Failure, Job, JobState, Outcome, Process, Reason
 from scheduler.core.marks import Refusal
 from scheduler.desk import Desk
@@ -30,7 +30,15 @@ from tests.builders import a_job, quick
 from tests.stories.secret_shapes import SECRET, SHAPES
 
 NOW = time.time()
-PAGES = ("/", "/timeline?hours=24", "/heatmap?measure=booked", "/heatmap?hours=168", "/submit", "/report?since=all", "/report")
+PAGES = (
+    "/",
+    "/timeline?hours=24",
+    "/heatmap?measure=booked",
+    "/heatmap?hours=168",
+    "/submit",
+    "/report?since=all",
+    "/report",
+)
 STATES = {
     JobState.PENDING: {},
     JobState.STARTING: {"gpus": (0,), "attempt": 1, "started_at": NOW - 5},
@@ -88,7 +96,9 @@ class Shop:
         self.desk = Desk(str(folder / "gpu_scheduler_state.json"))
         self.database = Database(self.desk.places)
         with self.database.writing() as connection:
-            rows.save_gpus(connection, [Gpu(0, "GPU-a", "NVIDIA H100", 0, 80_000), Gpu(1, "GPU-b", "NVIDIA H100", 0, 80_000)])
+            rows.save_gpus(
+                connection, [Gpu(0, "GPU-a", "NVIDIA H100", 0, 80_000), Gpu(1, "GPU-b", "NVIDIA H100", 0, 80_000)]
+            )
         self.client = Client(self.desk)
 
     def put(self, *jobs: Job, reasons: dict[str, Reason] | None = None) -> None:
@@ -275,7 +285,17 @@ def test_s15_no_page_shows_a_secret_of_a_command(shop: Shop) -> None:
     for n, words in enumerate(SHAPES.values(), 1):
         text = _as_text(words)
         jobs.append(
-            a_job(n, "0.5", arguments=words, script="", label=text, info=text, reason_code="missing", reason=text, notes=(text,))
+            a_job(
+                n,
+                "0.5",
+                arguments=words,
+                script="",
+                label=text,
+                info=text,
+                reason_code="missing",
+                reason=text,
+                notes=(text,),
+            )
         )
     shop.put(*jobs)
     with shop.database.writing() as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 Points = Sequence[tuple[float, "float | None"]]
 WIDTH, HEIGHT = 1000, 100
@@ -24,6 +25,11 @@ def paths(points: Points, start: float, end: float, top: float, gap_s: float) ->
         line.append(f"M{text}")
         area.append(f"M{spots[0][0]:.1f} {HEIGHT} L{text} L{spots[-1][0]:.1f} {HEIGHT} Z")
     return " ".join(line), " ".join(area)
+
+
+def gap_of(points: Points) -> float:
+    """How far apart readings may be to be joined: three times what lies between the nearest two (seconds)."""
+    return 3 * min((later[0] - earlier[0] for earlier, later in pairwise(points)), default=60.0)
 
 
 def _pieces(points: Points, start: float, end: float, gap_s: float) -> list[list[tuple[float, float]]]:
@@ -62,9 +68,7 @@ def by_hour(points: Points, first: float, hours: int) -> list[float | None]:
     return [total / number if number else None for total, number in zip(sums, numbers, strict=True)]
 
 
-def booked_by_hour(
-    runs: Iterable[tuple[float, float, float]], first: float, hours: int, now: float
-) -> list[float]:
+def booked_by_hour(runs: Iterable[tuple[float, float, float]], first: float, hours: int, now: float) -> list[float]:
     """What these runs (start, end, share of the GPU) booked of each hour, 0 to 1; of the last what is over of it by now."""
     booked = [0.0] * hours
     for start, end, share in runs:

@@ -139,9 +139,8 @@ def _job_charts(ask: Ask, job_id: int) -> list[dict[str, Any]]:
         load = [(one.at, one.load) for one in samples]
         start, end = samples[0].at, max(samples[-1].at, samples[0].at + 60)
         top = max([1.0, *(value or 0.0 for _, value in memory)]) * 1.1
-        gap = 900.0 if end - start > DAY_S else 60.0
-        _, memory_area = curves.paths(memory, start, end, top, gap)
-        line, _ = curves.paths(memory, start, end, top, gap)
+        gap = curves.gap_of(memory)
+        line, memory_area = curves.paths(memory, start, end, top, gap)
         load_line, load_area = curves.paths(load, start, end, 1.0, gap)
         charts.append(
             {"attempt": attempt, "start": start, "end": end, "top": top, "memory": line, "memory_area": memory_area,
@@ -298,7 +297,9 @@ def _heatmap(ask: Ask) -> Response:
     )  # fmt: skip
 
 
-def _heat(ask: Ask, view: Overview, measure: str, first: float, hours: int, now: float) -> dict[int, list[float | None]]:
+def _heat(
+    ask: Ask, view: Overview, measure: str, first: float, hours: int, now: float
+) -> dict[int, list[float | None]]:
     """GPU → a value of 0 to 1 for each hour; None where nothing is known."""
     gpus = [gpu.gpu.index for gpu in view.gpus]
     out: dict[int, list[float | None]] = {gpu: [None] * hours for gpu in gpus}

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-
 from scheduler.core.gpu import WHOLE, gpu_ids_text
 from scheduler.core.job import Event, Job, JobState, Reason
 from scheduler.core.log_names import errors_of
@@ -70,7 +69,9 @@ class Row:
 def row(job: Job, reason: Reason | None = None) -> Row:
     """A job as tables show it."""
     allowed = "any" if job.allowed is None else gpu_ids_text(job.allowed)
-    return Row(job, command_words(job), how_it_ended(job), reason, gpu_ids_text(job.gpus), need_words(job), allowed, acts(job))
+    return Row(
+        job, command_words(job), how_it_ended(job), reason, gpu_ids_text(job.gpus), need_words(job), allowed, acts(job)
+    )
 
 
 def command_words(job: Job) -> str:
@@ -175,7 +176,7 @@ def facts(job: Job) -> list[tuple[str, str]]:
 
 def story(job: Job, events: Iterable[Event]) -> list[tuple[float, str]]:
     """What happened to it, as sentences."""
-    told = []
+    told = [(job.submitted_at, without_secrets(f"accepted from {job.spec.origin or job.spec.source}"))]
     for event in events:
         text, _ = sentence(event, job)
         short = text.removeprefix(f"job {job.id} ({job.spec.shown_name})").lstrip(": ")
@@ -204,5 +205,3 @@ def run_of(job: Job, attempt: Attempt, number: int, now: float, memory: Mapping[
     name = job.spec.shown_words(LONGEST_NAME)
     state = job.state.value if last else "failed"
     return Run(job.id, attempt.number, start, end, attempt.gpus, parts, state, name, number, attempt.lost)
-
-

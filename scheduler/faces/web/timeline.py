@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.core.gpu import WHOLE
@@ -76,14 +76,15 @@ def layout(runs: Iterable[Run], start: float, end: float, gpus: Iterable[int], m
     for run in seen:
         for gpu in run.gpus or (None,):
             bands.setdefault(gpu, []).append(run)
-    shortest = _shortest_shown(bands.values(), start, end, most)
-    order = sorted((gpu for gpu in bands if gpu is not None))
+    merged = _merged_ones(bands, start, end, most)
+    order = sorted(gpu for gpu in bands if gpu is not None)
     out = []
     for key in (*order, *([None] if None in bands else [])):
-        shown = [run for run in bands[key] if _length(run, start, end) >= shortest]
-        left = [run for run in bands[key] if _length(run, start, end) < shortest]
+        left = merged.get(key, set())
+        shown = [run for place, run in enumerate(bands[key]) if place not in left]
         bars, rows = _stacked(shown, start, end, WHOLE if key is not None else 1, key is None)
-        out.append(Band(key, tuple(bars), tuple(_merged(left, start, end)), rows))
+        small = [run for place, run in enumerate(bands[key]) if place in left]
+        out.append(Band(key, tuple(bars), tuple(_merged(small, start, end)), rows))
     return out
 
 
@@ -91,12 +92,22 @@ def _length(run: Run, start: float, end: float) -> float:
     return min(run.end, end) - max(run.start, start)
 
 
-def _shortest_shown(bands: Iterable[Sequence[Run]], start: float, end: float, most: int) -> float:
-    """Runs shorter than this are merged, so that no more than ``most`` bars are drawn."""
-    lengths = sorted((_length(run, start, end) for band in bands for run in band), reverse=True)
-    if len(lengths) <= most:
-        return -math.inf
-    return math.nextafter(lengths[most], math.inf)  # of equally long ones all are merged
+def _merged_ones(
+    bands: Mapping[int | None, Sequence[Run]], start: float, end: float, most: int
+) -> dict[int | None, set[int]]:
+    """The places in each band of those that get no bar, the shortest, so that no more than ``most`` are drawn."""
+    found: dict[int | None, set[int]] = {}
+    if sum(map(len, bands.values())) <= most:
+        return found
+    every = [
+        (_length(run, start, end), run.start, -1 if key is None else key, place)
+        for key, band in bands.items()
+        for place, run in enumerate(band)
+    ]
+    every.sort(reverse=True)
+    for _, _, key, place in every[most:]:
+        found.setdefault(None if key < 0 else key, set()).add(place)
+    return found
 
 
 def _merged(runs: Sequence[Run], start: float, end: float) -> Iterator[Merged]:
@@ -139,7 +150,8 @@ def _stacked(runs: Sequence[Run], start: float, end: float, least: int, cpu: boo
 
 def _peak(ordered: Sequence[Run], ends: Sequence[float], heights: Sequence[int]) -> int:
     """The highest stack there ever is."""
-    peak, active = 0, []
+    peak = 0
+    active: list[int] = []
     for number, run in enumerate(ordered):
         active = [other for other in active if ends[other] > run.start]
         active.append(number)
@@ -176,11 +188,13 @@ def axis(start: float, end: float) -> list[tuple[float, str]]:
     step = next((step for step in STEPS_S if (end - start) / step <= TICKS), STEPS_S[-1])
     offset = time.localtime(start).tm_gmtoff
     moment = math.ceil((start + offset) / step) * step - offset
-    ticks = []
+    ticks: list[tuple[float, str]] = []
     while moment <= end:
         local = time.localtime(moment)
         midnight = (local.tm_hour, local.tm_min) == (0, 0)
         form = "%d %b" if step >= 86400 or midnight else "%H:%M"
-        ticks.append((moment, time.strftime(form, local).lstrip("0") if form == "%d %b" else time.strftime(form, local)))
+        ticks.append(
+            (moment, time.strftime(form, local).lstrip("0") if form == "%d %b" else time.strftime(form, local))
+        )
         moment += step
     return ticks

@@ -2,6 +2,7 @@
 "use strict";
 (() => {
   const LEAST_MS = 1000; // between two looks
+  const LEAST_TIMES = 5; // as long as a look took: one that is hard work for the server is not taken often
   const EVERY_MS = 10000; // a look also when nothing is told: readings, and a server without events
   const AGAIN_MS = 3000; // after a lost connection
   const line = document.getElementById("live");
@@ -11,12 +12,13 @@
   let looked = 0;
   let waiting = 0;
   let looking = false;
+  let took = 0;
   let again = 0;
 
   function tell(text, on) {
     if (line.textContent !== text) line.textContent = text;
-    line.classList.toggle("on", on);
-    line.classList.toggle("off", !on && text !== "");
+    line.classList.toggle("up", on);
+    line.classList.toggle("down", !on && text !== "");
   }
 
   // -- changing what differs ---------------------------------------------------------------------------
@@ -93,6 +95,7 @@
       tell("not live: no connection to gpujob web", false);
     }
     looking = false;
+    took = Date.now() - looked;
   }
 
   /** Look now, or as soon as the last look is long enough ago. */
@@ -100,7 +103,7 @@
     clearTimeout(waiting);
     waiting = 0;
     if (document.hidden) return;
-    const left = looked + LEAST_MS - Date.now();
+    const left = looked + Math.max(LEAST_MS, LEAST_TIMES * took) - Date.now();
     if (left <= 0) look();
     else waiting = setTimeout(soon, left);
   }
