@@ -19,7 +19,7 @@ import pytest
 from scheduler.core.errors import NoDaemon
 from scheduler.core.requests import Pause, Resume
 from scheduler.desk import Desk
-from scheduler.faces.cli.control import _until_shown
+from scheduler.faces.asking import until_shown
 from tests.stories.harness import Scheduler, wait_for
 
 HOW = ("in place", "rename", "truncate", "jq")
@@ -171,7 +171,7 @@ def test_s3_31_verb_and_edit_in_turn_the_last_one_holds(scheduler):
         if rng.random() < 0.5:
             request = Pause((0,)) if on else Resume((0,))
             assert desk.ask(request, 30).code == 0
-            _until_shown(str(path(s)), request)  # as `gpujob pause` does
+            until_shown(str(path(s)), request)  # as `gpujob pause` does
         else:
             edit(s, rng.choice(HOW[:3]), paused_gpus=[0] if on else [])
         if number % 10 == 9:
@@ -287,7 +287,7 @@ def test_a_pause_committed_and_never_painted_is_no_edit_undone(scheduler):
             desk.ask(request, 30)
         except NoDaemon:
             break
-        _until_shown(str(path(s)), request)
+        until_shown(str(path(s)), request)
     assert wait_for(lambda: s.process.poll(), "killed at the point") == -signal.SIGKILL
     wanted = paused(s)
     assert wanted

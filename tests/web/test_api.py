@@ -287,6 +287,37 @@ def test_s2_13_several_share_a_gpu_and_one_has_a_pair(page: Page) -> None:
     assert page.get(f"/api/jobs/{pair}/log").text == "0,1\n"
 
 
+def test_s2_14_short_jobs_go_by_a_long_one(page: Page) -> None:
+    """S2.14: while one GPU is kept by a long job, the other takes one short job after the other."""
+    long = made(page, ledger(page, "long", held=True))
+    page.scheduler.wait_state(long, "running")
+    short = [made(page, ledger(page, f"short{n}")) for n in range(6)]
+    for number in short:
+        page.scheduler.wait_state(number, "done")
+    assert page.scheduler.states()[long] == "running"
+    used = {tuple(page.get(f"/api/jobs/{number}").json()["gpus"]) for number in short}
+    assert len(used) == 1 and not used & {tuple(page.get(f"/api/jobs/{long}").json()["gpus"])}
+
+
+def test_s2_3_waiting_jobs_hold_no_open_file(page: Page) -> None:
+    """S2.3: neither the scheduler nor the page has more files open for two hundred more."""
+    page.post("/api/queue/pause")
+    made(page, ["true"])
+
+    def open_files() -> list[int]:
+        return [
+            len(os.listdir(f"/proc/{pid}/fd")) for pid in (page.scheduler.pid, page.scheduler.keeper_pid(), page.pid)
+        ]
+
+    before = open_files()
+    numbers = [made(page, ["true"]) for _ in range(200)]
+    wait_for(
+        lambda: page.get(f"/api/jobs/{numbers[-1]}").json()["reason_code"] in ("paused", "behind"), "the last is seen"
+    )
+    assert all(now < then + 50 for now, then in zip(open_files(), before, strict=True))
+    page.scheduler.cli("cancel", f"{numbers[0]}-{numbers[-1]}")
+
+
 def test_hold_and_release(page: Page) -> None:
     """Held, it does not start; each is said again if asked again; neither can be done to one that has ended."""
     page.post("/api/queue/pause")
@@ -420,7 +451,7 @@ def test_other_methods_change_nothing(page: Page) -> None:
     assert page.get("/api/status").json()["paused"] is False
 
 
-def test_s6_a_command_that_is_a_shell_text_with_every_character_reaches_the_job_as_it_is(page: Page) -> None:
+def test_s12_a_command_with_every_character_reaches_the_job_as_it_is(page: Page) -> None:
     """S12: words are words; no shell of ours sees them."""
     words = ["a b", "$(touch pwned)", "`touch pwned`", ";touch pwned", "'\"\\", "ünïcode ☃", "-x", "--", "\t", "*"]
     number = made(page, ["printf", "%s\\n", *words], cpu=True, cwd=str(page.folder))
@@ -462,7 +493,7 @@ def test_a_preview_is_what_happens_then(page: Page) -> None:
     assert behind["reason_code"] == "behind" and "1 job of the same kind is before it" in behind["reason"]
 
 
-def test_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pages: Callable[[], Page]) -> None:
+def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pages: Callable[[], Page]) -> None:
     """S2.10, S3.30: before the first start, and after the end of one; what was asked stands at the next."""
     page = pages()
     page.start()
@@ -491,7 +522,7 @@ def test_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pages: Ca
 
 
 def test_a_scheduler_that_does_not_answer_costs_an_answer_not_the_page(pages: Callable[[], Page]) -> None:
-    """K10: a stopped scheduler: changes are 503 with what to do, reading goes on."""
+    """A stopped scheduler: changes are 503 with what to do, reading goes on."""
     page = pages()
     page.scheduler.start()
     page.start()

@@ -178,6 +178,7 @@ def test_streams_end_with_the_page_and_gone_clients_are_forgotten(
     assert page.stop() == 0
     print(f"ended after {time.monotonic() - begun:.2f} s with {live.MOST_STREAMS} streams")
     assert all(one.over.wait(30) for one in many[5:])
+    assert "Traceback" not in page.said() and "ERROR" not in page.said(), page.said()
 
 
 def test_one_that_does_not_read_is_told_to_begin_anew() -> None:
