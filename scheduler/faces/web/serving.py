@@ -30,6 +30,7 @@ from scheduler.faces.web.app import make_app
 from scheduler.faces.web.gate import Entrance, Gate
 from scheduler.faces.web.holding import holder_of
 from scheduler.faces.web.listening import KEEP_ALIVE_S, MOST_HEAD, Connection, Connections
+from scheduler.faces.web.live import Hub
 from scheduler.faces.web.source import Source
 from scheduler.faces.web.token import Key, token_of
 
@@ -105,7 +106,8 @@ def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
         secure=bool(way.cert) or way.behind_proxy,
     )
     _be_modest()
-    server = _Server(Gate(make_app(Source(desk, config)), entrance), tls, way.until)
+    app = make_app(Source(desk, config))
+    server = _Server(Gate(app, entrance), tls, way.until, app.state.hub)
     for line in _words(way, port, desk.places.web_token):
         print(safe(line), flush=True)
     server.run([listening])
@@ -118,7 +120,7 @@ def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
 class _Server(uvicorn.Server):
     """uvicorn, with our own connections, and asleep while nothing happens."""
 
-    def __init__(self, app: Gate, tls: ssl.SSLContext | None, until: int) -> None:
+    def __init__(self, app: Gate, tls: ssl.SSLContext | None, until: int, hub: Hub) -> None:
         config = uvicorn.Config(
             app,
             loop="asyncio",
@@ -137,7 +139,7 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
         self.code = 0
-        self._tls, self._until = tls, until
+        self._tls, self._until, self._hub = tls, until, hub
         self._told = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -159,6 +161,7 @@ class _Server(uvicorn.Server):
         if self._until >= 0:
             asyncio.get_running_loop().remove_reader(self._until)
         self.code, self.should_exit = code, True
+        self._hub.close()
         self._told.set()
 
     async def main_loop(self) -> None:
