@@ -373,7 +373,7 @@ class DirectRunner(Watching):
         newest: Process | None = None
         for pid in nameless:
             found = seen(pid)
-            if found is None or found.session != pid:
+            if found is None or found.session != pid or pid in self._strangers:
                 continue
             number, again, state_file = self._mark(attempt).lines()
             entries = environment_of(pid)

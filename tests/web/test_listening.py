@@ -122,7 +122,7 @@ def test_k10_a_client_that_does_not_read_is_cut(page: Page) -> None:
     before = page.rss_kib()
     with socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        lazy.settimeout(60)
+        lazy.settimeout(100)
         lazy.connect(("127.0.0.1", page.port))
         asks = head(page, path="/") * 100
         with pytest.raises((BrokenPipeError, ConnectionResetError)):

@@ -164,3 +164,18 @@ def test_s2_1_it_is_off_by_default_and_a_setting_like_any_other(pages: Callable[
     said = dispatcher.scheduler.cli("run", "--gpus", "1")
     assert "the page" not in said.stdout + said.stderr
     assert not dispatcher.token_file.exists()
+
+
+def test_b02_the_page_is_not_taken_for_a_job_when_the_keeper_dies(pages: Callable[[], Page]) -> None:
+    """B02: a keeper that dies between claiming a start and making its process leaves a claim, and the page is the newest child."""
+    page = pages()
+    page.scheduler.start("--web", "--web-port=0", GPUJOB_CRASH_AT="keeper.claimed:2")
+    pid = pid_of(found(page))
+    page.scheduler.append(page.scheduler.line("a"))
+    page.scheduler.wait_ended(1)
+    keeper = page.scheduler.keeper_pid()
+    page.scheduler.append(page.scheduler.line("b"))
+    wait_for(lambda: not alive(keeper), "the keeper dies")
+    assert set(page.scheduler.wait_ended(2).values()) == {"done"}
+    assert page.scheduler.starts("b") == 1
+    assert page.get("/api/status").status == 200 and pid_of(page) == pid
