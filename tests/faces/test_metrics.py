@@ -108,7 +108,7 @@ def value(desk: Desk, name: str, **labels: str) -> float:
 
 
 def test_each_name_has_its_type_its_help_and_its_labels(desk: Desk) -> None:
-    """S2.11: the names are those of the contract; a name without a value has its type all the same."""
+    """The names are those of the contract; a name without a value has its type all the same."""
     found = families(desk)
     assert found.keys() == NAMES.keys() and CONTENT_TYPE.startswith("text/plain; version=0.0.4")
     for name, (kind, labels) in NAMES.items():

@@ -255,7 +255,7 @@ print(failed > 0, file.told)
 """
 
 
-def test_f01_a_full_disk_costs_samples_and_is_over_when_there_is_room(path: str) -> None:
+def test_a_full_disk_costs_samples_and_is_over_when_there_is_room(path: str) -> None:
     """F01: as a limit on the size of files, which fails the same writes; nothing is taken for damage."""
     done = subprocess.run(
         [sys.executable, "-c", _FULL, path], env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=120,

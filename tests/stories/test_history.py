@@ -52,7 +52,7 @@ def history_of(s: Scheduler) -> Path:
 
 
 def test_what_gpus_and_jobs_were_like(machine: Callable[..., Machine]) -> None:
-    """S2.13: curves of memory, load, power and bookings, by GPU and by job; pauses to the moment; the same GPUs in the metrics."""
+    """Curves of memory, load, power and bookings, by GPU and by job; pauses to the moment; the same GPUs in the metrics."""
     m = machine().cards("GPU-a", "GPU-b")
     m.driver.gpu("GPU-a", temp=61, power=412, energy=90_000, reserved=534)
     m.driver.gpu("GPU-b", temp=None, power=None, energy=None)
@@ -114,7 +114,7 @@ def test_k17_metrics_of_a_driver_that_hangs_come_at_once_and_say_so(machine: Cal
 
 
 def test_counts_outlive_restarts_crashes_and_what_is_forgotten(scheduler: Callable[..., Scheduler]) -> None:
-    """S2.10: counted with what is counted: after kill -9 and `reset` each ending, retry, wait and run stands once."""
+    """Counted with what is counted: after kill -9 and `reset` each ending, retry, wait and run stands once."""
     s = scheduler(gpus=1)
     s.settings["assign_retry_wait"] = "0.1"
     s.append(s.line("a"), s.line("b", code=3, more=";retries=1"), s.line("c", code=1))
