@@ -187,9 +187,8 @@ class _Events(EventSourceResponse):
     def __init__(self, hub: Hub) -> None:
         self._hub, self._listener = hub, hub.join()
         super().__init__(
-            _stream(self._listener), ping=PING_S, sep="\n", send_timeout=SLOW_S, ping_message_factory=_ping,
-            cleanup_timeout=1.0,
-        )  # fmt: skip
+            _stream(self._listener), ping=PING_S, sep="\n", send_timeout=SLOW_S, ping_message_factory=_ping
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
