@@ -52,7 +52,7 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def shown(folder: Path, words: list[str], seconds: float, ready: str) -> "pyte.Screen":
+def shown(folder: Path, words: list[str], seconds: float, ready: str) -> pyte.Screen:
     """What a terminal shows of a command, once ``ready`` stands in it and ``seconds`` have passed."""
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
@@ -97,10 +97,10 @@ def _colour(name: str) -> str | None:
 
 # Picture → path, width, height, scheme, scale, where it begins.
 PAGES = {
-    "web-now": ("/", 1360, 1290, "light", 1, ""),
-    "web-timeline": ("/timeline?hours=4.5", 1360, 720, "light", 1, ""),
+    "web-now": ("/", 1360, 1020, "light", 1, ""),
+    "web-timeline": ("/timeline?hours=3.6", 1360, 580, "light", 1, ""),
     "web-job": ("/jobs/20", 1360, 1010, "light", 1, ""),
-    "web-heatmap": ("/heatmap?measure=load", 1360, 480, "dark", 1, ""),
+    "web-heatmap": ("/heatmap?measure=load", 1360, 390, "dark", 1, ""),
     "web-phone-dark": ("/", 390, 844, "dark", 2, "#h-gpus"),
 }
 

@@ -1,4 +1,4 @@
-"""A scheduler with some life in it, for pictures and for eyes: six pretended GPUs, jobs of many kinds, a stranger, pauses.
+"""A scheduler with some life in it, for pictures and for eyes: four pretended GPUs, jobs of many kinds, a stranger, pauses.
 
 The jobs are real processes that do nothing for seconds; `older` then stretches what is recorded of them into hours.
 """
@@ -17,7 +17,7 @@ from tests.gpus.stub import FakeDriver
 from tests.stories.harness import Scheduler, wait_for
 
 TOTAL_MIB, IDLE_MIB = 81_559, 620
-UUIDS = [f"GPU-{n:08x}-2f1c-4a55-9d3e-0c5a7be1{n:04x}" for n in range(6)]
+UUIDS = [f"GPU-{n:08x}-2f1c-4a55-9d3e-0c5a7be1{n:04x}" for n in range(4)]
 TRAIN = """\
 import argparse, os, sys, time
 p = argparse.ArgumentParser()
@@ -106,7 +106,7 @@ class Lived:
         self.s.append(*FIRST.splitlines())
         self.s.wait_ended(19)
         wait_for(lambda: self.s.rows("SELECT max(finished_at) FROM jobs")[0][0] < time.time() - 1, "a second later")
-        self.older(1200.0)
+        self.older(900.0)
         self.s.start()
         self.s.append(*SECOND.splitlines())
         wait_for(lambda: list(self.s.states().values()).count("running") == 5, "five that run")
@@ -150,7 +150,7 @@ class Lived:
     def readings(self) -> None:
         """What the running jobs, and a stranger, have on the cards; one GPU paused."""
         self.stranger = subprocess.Popen(["sleep", "3600"], env={}, start_new_session=True)
-        running = self.s.rows("SELECT gpus, pid FROM jobs WHERE state='running' AND gpus != ''")
+        running = self.s.rows("SELECT gpus, pid FROM jobs WHERE state='running' AND gpus != '' AND id < 24")
         used = dict.fromkeys(UUIDS, IDLE_MIB)
         with self.driver.together():
             for gpus, pid in running:
@@ -158,17 +158,17 @@ class Lived:
                 mib = 61_400 if used[uuid] == IDLE_MIB and "0" in str(gpus) else 28_650
                 self.driver.process(uuid, pid, mib, util=58)
                 used[uuid] += mib
-            self.driver.process(UUIDS[4], self.stranger.pid, 71_300, util=40)
-            used[UUIDS[4]] += 71_300
+            self.driver.process(UUIDS[2], self.stranger.pid, 31_300, util=40)
+            used[UUIDS[2]] += 31_300
             for place, uuid in enumerate(UUIDS):
                 busy = used[uuid] > IDLE_MIB
                 self.driver.gpu(
                     uuid,
                     used=used[uuid],
-                    load=(97, 88, 64, 3, 41, 0)[place] if busy else 0,
+                    load=(97, 88, 64, 0)[place] if busy else 0,
                     temp=67 - place * 2 if busy else 33,
                 )
-        self.s.cli("pause", "5")
+        self.s.cli("pause", "3")
 
     def remember(self) -> None:
         """A history of readings to go with it, for a day: as the recorded jobs would have made it, and before them made up."""
@@ -176,7 +176,10 @@ class Lived:
         from scheduler.store.history import HistoryFile
 
         now = time.time()
-        runs = self.s.rows("SELECT id, gpus, need_parts, started_at, coalesce(finished_at, ?), attempt FROM jobs WHERE gpus != '' AND started_at IS NOT NULL", now)
+        runs = self.s.rows(
+            "SELECT id, gpus, need_parts, started_at, coalesce(finished_at, ?), attempt FROM jobs WHERE gpus != '' AND started_at IS NOT NULL",
+            now,
+        )
         history = HistoryFile(str(self.folder / ".gpujob" / "history.db"))
         first = min(row[3] for row in runs)
         for ago in (*range(86_400, 600, -60), *range(600, -1, -10)):
@@ -186,12 +189,41 @@ class Lived:
                 here = [row for row in runs if str(gpu) in str(row[1]).split(",") and row[3] <= at <= row[4]]
                 share = min(1.0, sum(row[2] for row in here) / 1000)
                 if at < first:
-                    share = max(0.0, round(math.sin(at / 9000 + gpu * 1.7) + math.sin(at / 2500 + gpu) / 2, 1)) and 1.0 / (1 + gpu % 2)
+                    share = max(
+                        0.0, round(math.sin(at / 9000 + gpu * 1.7) + math.sin(at / 2500 + gpu) / 2, 1)
+                    ) and 1.0 / (1 + gpu % 2)
                 wave = 0.9 + 0.08 * math.sin(at / 200 + gpu * 2) + 0.02 * math.sin(at / 61)
                 load, memory = share * wave, IDLE_MIB + share * 61_000
-                rows.append((gpu, at, memory, memory - IDLE_MIB, 0, IDLE_MIB, load, 33 + 34 * load, 71 + 520 * load, share, float(gpu == 5 and minute < 95), memory, load))
-                jobs += [(row[0], row[5], at, min(61_400.0, (at - row[3]) * 300) * row[2] / 1000 + 800 * math.sin(at / 120), wave * 0.97, 0, 0) for row in here]
-            paused = ((at, frozenset({5} if minute < 95 else ())),)
+                rows.append(
+                    (
+                        gpu,
+                        at,
+                        memory,
+                        memory - IDLE_MIB,
+                        0,
+                        IDLE_MIB,
+                        load,
+                        33 + 34 * load,
+                        71 + 520 * load,
+                        share,
+                        float(gpu == 3 and minute < 40),
+                        memory,
+                        load,
+                    )
+                )
+                jobs += [
+                    (
+                        row[0],
+                        row[5],
+                        at,
+                        min(61_400.0, (at - row[3]) * 300) * row[2] / 1000 + 800 * math.sin(at / 120),
+                        wave * 0.97,
+                        0,
+                        0,
+                    )
+                    for row in here
+                ]
+            paused = ((at, frozenset({3} if minute < 40 else ())),)
             history.write(Batch(at, tuple(rows), tuple(jobs), paused))
         history.close()
 

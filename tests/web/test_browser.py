@@ -78,7 +78,7 @@ def test_signing_in_by_the_form(lab: Lab) -> None:
 
 
 def test_a_job_appears_by_itself_after_echo(lab: Lab) -> None:
-    """K11 of the page: the row is there without a reload; how soon is printed (the aim is 2 s)."""
+    """The row is there without a reload; how soon is printed (the aim is 2 s)."""
     with lab.tab() as tab:
         expect(tab.locator("#live")).to_have_text("live")
         number = (lab.s.rows("SELECT max(id) FROM jobs")[0][0] or 0) + 1
