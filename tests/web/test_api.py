@@ -472,6 +472,10 @@ def test_a_preview_is_what_happens_then(page: Page) -> None:
     }  # fmt: skip
     assert page.post("/api/preview", {"command": ["x"], "gpus": 3}).json()["would"] == "never"
     assert page.post("/api/preview", {"command": ["x"], "gpus": "x"}).status == 400
+    assert page.post("/api/preview", {"command": ["true", "a" * 200_000]}).status == 400
+    for name in ("no-such-program", "./x", "/etc/passwd", "/"):
+        assert name in " ".join(page.post("/api/preview", {"command": [name]}).json()["notes"]), name
+    assert page.post("/api/preview", {"command": ["true"]}).json()["notes"] == []
     missing = page.post("/api/preview", {"command": ["x"], "cwd": "/no/such/folder"}).json()
     assert (missing["would"], missing["reason_code"]) == ("wait", "missing")
     page.post("/api/gpus/0/pause")

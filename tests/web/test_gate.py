@@ -276,6 +276,19 @@ def test_s4_a_wrong_token_in_the_form_is_401_with_the_form(page: Page) -> None:
     assert 'name="next" value="/jobs/3"' in page.ask("POST", "/login", kind, b"token=x&next=/jobs/3").text
 
 
+def test_k16_signing_in_under_another_spelling_is_401(page: Page) -> None:
+    """K16, S4: only `POST /login`, spelled so, is free of the token."""
+    kind, form = {"Content-Type": "application/x-www-form-urlencoded"}, f"token={page.token}".encode()
+    for path in ("/%6cogin", "/login/", "//login", "/./login", "/LOGIN"):
+        assert page.ask("POST", path, kind, form).status == 401, path
+
+
+def test_k11_many_headers_in_one_piece_are_431(page: Page) -> None:
+    """K11: also where they come at once and the protocol would take them."""
+    for more in ({"X-Long": "x" * 17_000}, {f"X-{n}": "y" * 20 for n in range(800)}):
+        assert page.ask("GET", "/api/status", {**page.bearer, **more}).status == 431
+
+
 def test_s2_signing_in_from_elsewhere_is_403(page: Page) -> None:
     """S2: a page from elsewhere may not even sign one in. Our own form has `null` where a browser hides addresses."""
     own = f"http://127.0.0.1:{page.port}"
@@ -310,13 +323,17 @@ def test_s3_after_signing_in_one_is_led_to_a_page_of_ours_alone(page: Page, path
 
 def test_s4_signing_out_takes_the_cookie_away(page: Page) -> None:
     """S4."""
-    cookie = page.cookie()
     own = {"Origin": f"http://127.0.0.1:{page.port}"}
+    cookie, other = page.cookie(), page.cookie()
     assert page.ask("POST", "/logout", {}, b"").status == 401
+    assert page.ask("POST", "/%6cogout", {**cookie, **own}, b"").status == 404
     assert page.ask("POST", "/logout", cookie, b"").status == 403
     assert page.ask("POST", "/logout", {**cookie, "Origin": "http://evil.test", "X-Gpujob": "1"}, b"").status == 403
     for more in (own, {"X-Gpujob": "1"}, {"Origin": "null", "Sec-Fetch-Site": "same-origin"}):
+        cookie = page.cookie()
         answer = page.ask("POST", "/logout", {**cookie, **more}, b"")
+        assert page.ask("GET", "/api/status", cookie).status == 401, "a copy of it lets nobody in either"
+        assert page.ask("GET", "/api/status", other).status == 200
         assert answer.status == 303 and f"gpujob_{page.port}=; Path=/; Max-Age=0" in answer.headers["set-cookie"]
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from starlette.responses import Response
 
 from scheduler.core.answering import ENDED_ALREADY
+from scheduler.core.command_limits import check_words
 from scheduler.core.errors import NotFound, Refused, UsageError, did_you_mean
-from scheduler.core.job import Job, JobState
+from scheduler.core.job import Job, JobSpec, JobState
 from scheduler.core.requests import (
     Answer,
     Cancel,
@@ -29,6 +30,7 @@ from scheduler.desk import SCHEMA
 from scheduler.engine.previewing import Preview, preview
 from scheduler.faces.submitting import Wish, level_of, settings_of, spec_of, table_for
 from scheduler.faces.web.calls import Ask, Conflict, as_json
+from scheduler.intake.environment_places import program_in
 
 NOT_POSSIBLE, NOT_READ, REFUSED, LATER, NOT_THERE = 1, 2, 3, 5, 6  # exit codes of answers (docs/formats.md)
 OURS = "GPUJOB_"  # variables of the page itself: no job's business
@@ -199,6 +201,8 @@ def would(ask: Ask) -> Response:
     wish = wish_of(ask)
     try:
         spec, environment = spec_of(wish, str, _shell)
+        check_words(spec.arguments)
+        doubt = _doubt(spec, environment)
         found = preview(
             source.desk.places,
             settings_of(source.desk, source.config),
@@ -208,7 +212,7 @@ def would(ask: Ask) -> Response:
             alive=source.desk.alive(),
         )
     except Refused as error:
-        found = Preview("never", reason_code="never", reason=str(error))
+        found, doubt = Preview("never", reason_code="never", reason=str(error)), ""
     except NotFound as error:
         raise UsageError(error.what, do=error.do) from None
     return as_json(
@@ -220,9 +224,24 @@ def would(ask: Ask) -> Response:
             "reason_code": found.reason_code or None,
             "need": found.need,
             "command": list(found.command),
-            "notes": list(found.notes),
+            "notes": [*found.notes, *([doubt] if doubt else ())],
         }
     )
+
+
+def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
+    """Why the command would fail at once, as far as can be seen from here; else empty."""
+    if spec.is_script or spec.conda_env or not spec.arguments:
+        return ""
+    name = spec.arguments[0]
+    if "/" not in name:
+        found = program_in(environment.get("PATH", os.defpath), name)
+        return "" if found else f"there is no program {name} in PATH: it would fail at once"
+    path = os.path.join(spec.cwd, name)
+    if os.path.isfile(path) and os.access(path, os.X_OK):
+        return ""
+    what = "is no program that may be run" if os.path.exists(path) else "is not there"
+    return f"{name} {what}: it would fail at once"
 
 
 def _state(ask: Ask) -> Response:

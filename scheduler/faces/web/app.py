@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from scheduler.core.errors import SchedulerError, UsageError, did_you_mean
+from scheduler.core.errors import SchedulerError, StoreTrouble, UsageError, did_you_mean
 from scheduler.core.secrets import without_secrets
 from scheduler.faces.terminal import safe
 from scheduler.faces.web import api, pages
@@ -60,19 +60,24 @@ def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
     async def run(request: Request) -> Response:
         found = {name: number(text) for name, text in request.path_params.items()}
         numbers = {name: value for name, value in found.items() if value is not None}
-        if len(numbers) < len(found):
-            return problem(404, "no such thing here: an id is a plain number")
         ask = Ask(request, request.app.state.source, numbers)
+        if len(numbers) < len(found):
+            return await _said(ask, call.page, 404, "no such thing here: an id is a plain number")
         try:
             if not call.page:
                 check_query(call, request)
             return await run_in_threadpool(call.does, ask)
         except SchedulerError as error:
-            if call.page:
-                return await run_in_threadpool(pages.trouble, ask, status_of(error), str(error))
-            return problem(status_of(error), str(error))
+            if not isinstance(error, StoreTrouble) and error.where == ask.source.desk.places.state_file:
+                error.where = ""  # everybody knows which scheduler this page is of
+            return await _said(ask, call.page, status_of(error), str(error))
 
     return run
+
+
+async def _said(ask: Ask, page: bool, code: int, text: str) -> Response:
+    """What went wrong, as the one who asked can read it."""
+    return await run_in_threadpool(pages.trouble, ask, code, text) if page else problem(code, text)
 
 
 async def _defect(_request: Request, _error: Exception) -> Response:
@@ -81,7 +86,8 @@ async def _defect(_request: Request, _error: Exception) -> Response:
 
 
 async def _refuse(request: Request, error: HTTPException) -> Response:
-    answer = problem(error.status_code, error.detail)
+    people = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
+    answer = await _said(Ask(request, request.app.state.source, {}), people, error.status_code, error.detail)
     answer.headers.update(error.headers or {})
     if error.status_code == 405:  # several routes may be one address
         here = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]

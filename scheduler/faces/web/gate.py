@@ -23,6 +23,7 @@ from scheduler.faces.web.token import COOKIE_S, Key
 PASSED = "gpujob.passed"  # in the scope once the request has shown the token
 NONCE = "gpujob.nonce"
 MOST_BODY = 1 << 20
+MOST_HEAD = 16 << 10  # bytes of a request's path and headers
 MOST_FORM = 4096
 BODY_S = 10.0
 STATIC_S = 3600
@@ -102,6 +103,10 @@ class _Asked:
     def one(self, name: bytes) -> str:
         return next(iter(self.all(name)), "")
 
+    def size(self) -> int:
+        """Bytes of its path and headers."""
+        return len(self.raw_path) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+
     def media_type(self) -> str:
         found = self.all(b"content-type")
         return found[0].partition(";")[0].strip().lower() if len(found) == 1 else ""
@@ -179,12 +184,16 @@ class Gate:
         if asked.all(b"transfer-encoding") and asked.all(b"content-length"):
             raise Refusal(400, "both Content-Length and Transfer-Encoding: where it ends is not known", close=True)
         self._check_host(asked)
-        if asked.method == "POST" and asked.path == "/login":
+        if asked.size() > MOST_HEAD:  # the protocol counts only what comes in more than one piece
+            raise Refusal(431, f"headers of more than {MOST_HEAD >> 10} KiB", close=True)
+        if asked.method == "POST" and asked.raw_path == "/login":
             await self._login(asked, receive, answer)
             return False
         by_cookie = await self._check_token(asked)
         scope[PASSED] = True
-        if asked.method == "POST" and asked.path == "/logout":
+        if asked.method == "POST" and asked.raw_path == "/logout":
+            for value in self._own_cookies(asked):
+                self.entrance.key.revoke(value)
             self._check_origin(asked)
             if not asked.all(b"origin"):
                 self._check_mark(asked, by_cookie)
@@ -235,10 +244,12 @@ class Gate:
                 return False
             await self.guesses.wrong()
             raise Refusal(401, "that is not the token", login=True)
-        for value in _cookies(asked.all(b"cookie"), self.entrance.key.cookie_name):
-            if self.entrance.key.is_cookie(value):
-                return True
+        if any(map(self.entrance.key.is_cookie, self._own_cookies(asked))):
+            return True
         raise Refusal(401, f"no token; send Authorization: Bearer T, T as in {self.entrance.token_file}", login=True)
+
+    def _own_cookies(self, asked: _Asked) -> list[str]:
+        return _cookies(asked.all(b"cookie"), self.entrance.key.cookie_name)
 
     def _check_origin(self, asked: _Asked) -> None:
         """A page of another origin may not have anything changed; programs send none."""

@@ -17,7 +17,6 @@ from uvicorn.server import ServerState
 from scheduler.faces.web.gate import PASSED, headers_of
 
 MOST_OPEN = 1000  # connections
-MOST_HEAD = 16 << 10  # bytes of a request's line and headers, and of what stands between two chunks
 HEAD_S = 10.0  # from the connection, or the first byte of a next request, to the end of its headers
 KEEP_ALIVE_S = 15
 READER_S = 30.0  # a client that takes nothing of its answer for so long is cut

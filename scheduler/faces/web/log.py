@@ -7,7 +7,9 @@ however large the log is and whatever stands in it; only files that the store na
 from __future__ import annotations
 
 import os
+import re
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +35,8 @@ LONGEST_WORD = 200
 AT_ONCE = 2  # searches
 CHUNK = 1 << 18
 PATIENCE_S = 5.0
+SEARCH_S = 5.0  # one search; what was not looked through by then is not
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 
 SIZE, END, UNFINISHED, ATTEMPT, RESTARTED, CUT = (
     f"X-Gpujob-Log-{name}" for name in ("Size", "End", "Unfinished", "Attempt", "Restarted", "Cut")
@@ -236,11 +240,17 @@ def _found(log: _Log, word: str, most: int) -> Part:
         _searching.release()
 
 
+def _without_escapes(data: bytes) -> str:
+    """As good as what a terminal shows, for a first look: to fold costs a second for half a MiB of them."""
+    return _ESCAPES.sub(b"", data).decode("utf-8", "replace").casefold()
+
+
 def _found_in(log: _Log, word: str, most: int) -> Part:
     hits: deque[tuple[int, str]] = deque()  # lines behind it, itself counted; and the line
     first = max(0, log.size - log.searched)
     end, behind, room = log.size, 0, MOST_BYTES
     cut = bool(first) or log.cut
+    deadline = time.monotonic() + SEARCH_S
     while end > first and len(hits) < most and room > 0:
         start = max(first, end - CHUNK)
         data = log.read(start, end - start)
@@ -248,7 +258,10 @@ def _found_in(log: _Log, word: str, most: int) -> Part:
         if begins < len(data):
             start, data = start + begins, data[begins:]
         lines = data.count(b"\n") + (end == log.size and not data.endswith(b"\n"))
-        if word in data.decode("utf-8", "replace").casefold() or b"\x1b" in data:
+        if time.monotonic() > deadline:
+            first, cut = end, True
+            break
+        if word in data.decode("utf-8", "replace").casefold() or (b"\x1b" in data and word in _without_escapes(data)):
             folded = Folder(longest=LONGEST_LINE).feed(data, last=True)
             for number in range(len(folded) - 1, -1, -1):
                 line = folded[number]

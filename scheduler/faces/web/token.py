@@ -18,6 +18,7 @@ from scheduler.store.safely import swap_file
 FEWEST = 32  # characters of a token
 MOST_BYTES = 4096
 COOKIE_S = 7 * 86400
+MOST_REVOKED = 10_000
 _TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
 _COOKIE = re.compile(r"v1\.([0-9]{1,12})\.([0-9a-f]{32})\.([0-9a-f]{64})", re.ASCII)
 
@@ -75,6 +76,7 @@ class Key:
     def __init__(self, token: str, port: int) -> None:
         self.cookie_name = f"gpujob_{port}"  # browsers send a cookie to all ports of a host
         self._digest = hashlib.sha256(token.encode()).digest()
+        self._revoked: dict[str, None] = {}  # cookies of those who have signed out; forgotten with this process
         self._signing = hmac.digest(token.encode(), f"gpujob cookie {port}".encode(), "sha256")
 
     def is_token(self, said: bytes) -> bool:
@@ -92,7 +94,14 @@ class Key:
         if found is None:
             return False
         ours = hmac.compare_digest(self._sign(value[: value.rindex(".")]), found[3])
-        return ours and int(found[1]) > (time.time() if now is None else now)
+        return ours and value not in self._revoked and int(found[1]) > (time.time() if now is None else now)
+
+    def revoke(self, value: str) -> None:
+        """Let this cookie, one of ours, be none any more as long as this process lives."""
+        if self.is_cookie(value):
+            self._revoked[value] = None
+            if len(self._revoked) > MOST_REVOKED:
+                del self._revoked[next(iter(self._revoked))]
 
     def _sign(self, text: str) -> str:
         return hmac.new(self._signing, text.encode(), hashlib.sha256).hexdigest()
