@@ -1,15 +1,18 @@
 // Keeps a page up to date: when something happens it is fetched again, and only what differs is changed.
 "use strict";
 (() => {
-  const LEAST_MS = 1000; // between two looks
-  const LEAST_TIMES = 5; // as long as a look took: one that is hard work for the server is not taken often
+  const LEAST_MS = 1000; // for a look, on average
+  const LEAST_TIMES = 4; // as long as a look took: one that is hard work for the server is not taken often
+  const MOST_AT_ONCE = 2; // looks, after a quiet time
   const EVERY_MS = 10000; // a look also when nothing is told: readings, and a server without events
+  const MOST_MS = 30000; // for an answer
   const AGAIN_MS = 3000; // after a lost connection
   const line = document.getElementById("live");
   const shift = Date.now() / 1000 - Number(document.documentElement.dataset.now); // clocks of two machines differ
   const last = new Map(); // id of a region → its HTML as it came last
   let stream = null;
-  let looked = 0;
+  let saved = MOST_AT_ONCE; // looks that may be taken at once
+  let counted = Date.now();
   let waiting = 0;
   let looking = false;
   let took = 0;
@@ -81,11 +84,12 @@
   }
 
   async function look() {
-    if (looking) return void (waiting ||= setTimeout(soon, LEAST_MS));
+    if (looking) return void (waiting ||= setTimeout(soon, LEAST_MS / 4));
     looking = true;
-    looked = Date.now();
+    const begun = Date.now();
+    saved -= 1;
     try {
-      const answer = await fetch(location.href, { headers: { Accept: "text/html" }, credentials: "same-origin" });
+      const answer = await fetch(location.href, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(MOST_MS) });
       if (answer.status === 401) tell("not live: you are signed out, load the page again", false);
       else if (answer.ok || answer.status === 404) {
         take(await answer.text());
@@ -95,17 +99,19 @@
       tell("not live: no connection to gpujob web", false);
     }
     looking = false;
-    took = Date.now() - looked;
+    took = Date.now() - begun;
   }
 
-  /** Look now, or as soon as the last look is long enough ago. */
+  /** Look now, or as soon as there have not been too many. */
   function soon() {
     clearTimeout(waiting);
     waiting = 0;
     if (document.hidden) return;
-    const left = looked + Math.max(LEAST_MS, LEAST_TIMES * took) - Date.now();
-    if (left <= 0) look();
-    else waiting = setTimeout(soon, left);
+    const each = Math.max(LEAST_MS, LEAST_TIMES * took);
+    saved = Math.min(MOST_AT_ONCE, saved + (Date.now() - counted) / each);
+    counted = Date.now();
+    if (saved >= 1) look();
+    else waiting = setTimeout(soon, (1 - saved) * each + 5);
   }
 
   // -- being told --------------------------------------------------------------------------------------
