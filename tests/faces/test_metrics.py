@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler import __version__
+from scheduler.core.errors import SchedulerError
 from scheduler.core.facts import Now, Readings
 from scheduler.core.gpu import Gpu, Need
 from scheduler.core.gpu_reading import GpuReading
@@ -173,6 +175,13 @@ def test_without_a_scheduler_no_gpu_has_a_value(tmp_path: Path) -> None:
     found = families(Desk(str(tmp_path / "gpu_scheduler_state.json")))
     assert found.keys() == NAMES.keys() and found["gpujob_up"].samples[0].value == 0
     assert not [name for name in found if name.startswith("gpujob_gpu_") and found[name].samples]
+
+
+def test_without_prometheus_client_it_says_what_to_install(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(SchedulerError) as caught:
+        metrics(desk)
+    assert caught.value.do == "pip install 'gpujob[web]'"
 
 
 def test_who_waits_for_what_is_counted_by_the_scheduler() -> None:
