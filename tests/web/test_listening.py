@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.faces.web import listening
+from scheduler.faces.web import connections
 from tests.stories.harness import wait_for
 from tests.web.page import Page, read_all
 
@@ -103,7 +103,7 @@ def test_k10_a_connection_that_is_kept_alive_is_ended_when_it_says_nothing_more(
 def test_k10_more_connections_than_there_is_room_for_cut_the_oldest_idle_ones(page: Page) -> None:
     """K10, S21: 1,000 idle connections, and 100 more: everybody who asks is answered, and jobs start as ever."""
     before = page.rss_kib()
-    with many(page, listening.MOST_OPEN + 100) as opened:
+    with many(page, connections.MOST_OPEN + 100) as opened:
         assert page.get("/api/status").status == 200
         page.scheduler.append(page.scheduler.line("k10"))
         wait_for(lambda: page.scheduler.starts("k10"), "a job starts meanwhile")
@@ -112,7 +112,7 @@ def test_k10_more_connections_than_there_is_room_for_cut_the_oldest_idle_ones(pa
         opened[-1].sendall(head(page))
         assert opened[-1].recv(100).startswith(b"HTTP/1.1 200 ")
         fds = len(os.listdir(f"/proc/{page.pid}/fd"))
-        assert fds < listening.MOST_OPEN + 50
+        assert fds < connections.MOST_OPEN + 50
     wait_for(lambda: len(os.listdir(f"/proc/{page.pid}/fd")) < 50, "they are gone")
     assert page.rss_kib() - before < FLAT_KIB
 

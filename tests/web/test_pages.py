@@ -21,7 +21,7 @@ from scheduler.core.gpu import Gpu
 from scheduler.core.job import Event, Failure, Job, JobState, Outcome, Process, Reason
 from scheduler.core.marks import Refusal
 from scheduler.desk import Desk
-from scheduler.faces.web import looks, pages
+from scheduler.faces.web import pages, rendering
 from scheduler.faces.web.app import make_app
 from scheduler.faces.web.source import Source
 from scheduler.store import jobs as rows
@@ -236,7 +236,7 @@ def test_pages_that_do_not_exist_and_questions_that_make_no_sense(shop: Shop) ->
 
 
 def test_files_are_given_out_by_name_alone(shop: Shop) -> None:
-    for name, media in looks.STATIC.items():
+    for name, media in rendering.STATIC.items():
         answer = shop.client.get(f"/static/{name}")
         assert answer.status_code == 200 and answer.headers["content-type"] == media
         text = answer.text
@@ -270,7 +270,7 @@ def _harmless(state: JobState) -> str:
 
 def _rendered(text: str, state: JobState) -> str:
     """The job's page, as the template makes it of a job that holds this text wherever there is one."""
-    from scheduler.faces.web import shown
+    from scheduler.faces.web import for_pages
 
     job = a_job(
         1, "0.5", state=state, arguments=(text, "end"), script="/data/a.py", label=text, conda_env=text, info=text, origin=text,
@@ -278,10 +278,10 @@ def _rendered(text: str, state: JobState) -> str:
         **{**STATES[state], "failure": Failure("oom", text, text) if state is JobState.FAILED else None},
     )  # fmt: skip
     reason = Reason(text, text) if state is JobState.PENDING else None
-    return looks.render(
-        "job.html", now=NOW, nonce="", folder="/data", machine="m", here="", job=job, row=shown.row(job, reason), reason=reason,
-        facts=shown.facts(job), parents=[(2, job, True)], children=[job], attempts=(),
-        story=shown.story(job, [Event(1, NOW, "missing", {"why": text})]), lines=["a line", text], log_trouble=text, charts=[], alive=True,
+    return rendering.render(
+        "job.html", now=NOW, nonce="", folder="/data", machine="m", here="", job=job, row=for_pages.row(job, reason), reason=reason,
+        facts=for_pages.facts(job), parents=[(2, job, True)], children=[job], attempts=(),
+        story=for_pages.story(job, [Event(1, NOW, "missing", {"why": text})]), lines=["a line", text], log_trouble=text, charts=[], alive=True,
     )  # fmt: skip
 
 
@@ -334,7 +334,7 @@ PAIRS = [
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_ink_can_be_read_on_its_ground(scheme: str) -> None:
     """WCAG AA: 4.5 for text, 3 for parts of controls and drawings."""
-    css = looks.static_file("style.css").decode()
+    css = rendering.static_file("style.css").decode()
     light, dark = css.split("@media (prefers-color-scheme: dark)", 1)
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light))
     if scheme == "dark":
@@ -358,7 +358,7 @@ def _contrast(one: str, other: str) -> float:
 
 
 def test_every_state_has_a_glyph_of_its_own_kind() -> None:
-    assert {state.value for state in JobState} <= set(looks.GLYPHS)
-    glyphs = [looks.GLYPHS[state.value] for state in JobState]
+    assert {state.value for state in JobState} <= set(rendering.GLYPHS)
+    glyphs = [rendering.GLYPHS[state.value] for state in JobState]
     assert len(set(glyphs)) == len(glyphs)
     assert pages.MOST_ENDED <= 100

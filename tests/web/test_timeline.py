@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.faces.web import curves
+from scheduler.faces.web import svg_curves
 from scheduler.faces.web.timeline import Band, Run, axis, layout
 
 NOW = 1_760_000_000.0
@@ -117,26 +117,26 @@ def test_the_axis_has_few_round_times(hours: float) -> None:
 
 def test_a_gap_stays_a_gap() -> None:
     points = [(NOW + at, 0.5) for at in (0, 10, 20, 200, 210)]
-    line, area = curves.paths(points, NOW, NOW + 300, 1.0, 30)
+    line, area = svg_curves.paths(points, NOW, NOW + 300, 1.0, 30)
     assert line.count("M") == 2 and area.count("Z") == 2
-    broken, _ = curves.paths([(NOW, 0.1), (NOW + 10, None), (NOW + 20, 0.2)], NOW, NOW + 30, 1.0, 60)
+    broken, _ = svg_curves.paths([(NOW, 0.1), (NOW + 10, None), (NOW + 20, 0.2)], NOW, NOW + 30, 1.0, 60)
     assert broken.count("M") == 2
-    assert curves.paths([], NOW, NOW + 1, 1.0, 1) == ("", "")
-    assert curves.paths([(NOW, None)], NOW, NOW + 1, 1.0, 1) == ("", "")
+    assert svg_curves.paths([], NOW, NOW + 1, 1.0, 1) == ("", "")
+    assert svg_curves.paths([(NOW, None)], NOW, NOW + 1, 1.0, 1) == ("", "")
 
 
 @given(st.lists(st.tuples(st.floats(0, 1000), st.none() | st.floats(0, 5)), max_size=40), st.floats(0.1, 10))
 def test_curves_stay_in_their_box(points: list[tuple[float, float | None]], top: float) -> None:
-    line, _ = curves.paths(sorted(points, key=lambda p: p[0]), 0, 1000, top, 100)
+    line, _ = svg_curves.paths(sorted(points, key=lambda p: p[0]), 0, 1000, top, 100)
     numbers = [float(word) for word in line.replace("M", " ").replace("L", " ").split()]
     assert all(-1 <= x <= 1001 for x in numbers[::2]) and all(0 <= y <= 100 for y in numbers[1::2])
 
 
 def test_hours_without_readings_are_none_and_not_zero() -> None:
     points = [(NOW + 10, 0.5), (NOW + 20, 1.0), (NOW + 7300, None)]
-    assert curves.by_hour(points, NOW, 3) == [0.75, None, None]
+    assert svg_curves.by_hour(points, NOW, 3) == [0.75, None, None]
 
 
 def test_what_was_booked_is_counted_by_the_hour_and_of_the_last_by_what_is_over_of_it() -> None:
     found = [(NOW - 1800, NOW + 1800, 1.0), (NOW + 3600, NOW + 5400, 0.5)]
-    assert curves.booked_by_hour(found, NOW, 2, NOW + 5400) == [0.5, 0.5]
+    assert svg_curves.booked_by_hour(found, NOW, 2, NOW + 5400) == [0.5, 0.5]

@@ -15,9 +15,9 @@ from scheduler.core.reporting import attempts_of
 from scheduler.core.secrets import without_secrets
 from scheduler.desk import SCHEMA, STATES
 from scheduler.faces.render import in_pieces, job_json, status_json, utc
-from scheduler.faces.web import acting, described, live, log, past
-from scheduler.faces.web.calls import JSON, Ask, Call, NotNow, Parameter, as_json
-from scheduler.faces.web.described import ref
+from scheduler.faces.web import acting, history, job_log, live, metrics, openapi
+from scheduler.faces.web.calls import JSON, Ask, Call, Parameter, as_json
+from scheduler.faces.web.openapi import ref
 
 Does = Callable[[Ask], Response]
 
@@ -85,15 +85,11 @@ def harmless(value: Any) -> Any:
 
 
 def _metrics(ask: Ask) -> Response:
-    try:
-        from scheduler.faces.web import metrics  # type: ignore[attr-defined,unused-ignore]
-    except ImportError as error:
-        raise NotNow(f"no metrics here: {error}", do="pip install 'gpujob[web]'") from None
     return Response(metrics.metrics(ask.source.desk), headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
 def _openapi(ask: Ask) -> Response:
-    return as_json(described.document(CALLS))
+    return as_json(openapi.document(CALLS))
 
 
 _ID = Parameter("id", "path", {"type": "integer", "minimum": 0}, "Number of the job.")
@@ -131,22 +127,22 @@ CALLS = (
     _read("/api/jobs/{id}", _job, "A job.", "job", _ID),
     _read("/api/jobs/{id}/story", _story, "What happened to a job, and its runs.", "story", _ID),
     Call(
-        "GET", "/api/jobs/{id}/log", log.log, "A job's log: its last lines, what came since, or the lines with a word.",
+        "GET", "/api/jobs/{id}/log", job_log.log, "A job's log: its last lines, what came since, or the lines with a word.",
         {200: ("Text as a terminal would end up showing it; empty where there is no log yet.", None)},
         (
             _ID,
-            Parameter("tail", "query", _WHOLE, f"Last lines; {log.DEFAULT_LINES} without it, {log.MOST_LINES} at most."),
+            Parameter("tail", "query", _WHOLE, f"Last lines; {job_log.DEFAULT_LINES} without it, {job_log.MOST_LINES} at most."),
             Parameter("from", "query", _WHOLE, "What stands from this byte on (X-Gpujob-Log-End of the answer before)."),
-            Parameter("find", "query", {"type": "string", "minLength": 1, "maxLength": log.LONGEST_WORD},
+            Parameter("find", "query", {"type": "string", "minLength": 1, "maxLength": job_log.LONGEST_WORD},
                       "The last lines that hold this, with their numbers; not together with from."),
             Parameter("attempt", "query", {"type": "integer", "minimum": 1}, "Another attempt than the last."),
         ),
-        media="text/plain", headers=log.HEADERS,
+        media="text/plain", headers=job_log.HEADERS,
     ),
-    _read("/api/jobs/{id}/history", past.job, "GPU memory and load of a job over its runs.", "job_history", _ID),
+    _read("/api/jobs/{id}/history", history.job, "GPU memory and load of a job over its runs.", "job_history", _ID),
     _read("/api/gpus", _gpus, "The GPUs.", "gpus"),
     _read(
-        "/api/history/gpus", past.gpus, "Memory, load and use of the GPUs over time, and when they were paused.", "gpu_history",
+        "/api/history/gpus", history.gpus, "Memory, load and use of the GPUs over time, and when they were paused.", "gpu_history",
         Parameter("from", "query", _WHOLE, "Seconds since 1970; an hour before to without it."),
         Parameter("to", "query", {"type": "integer", "minimum": 1}, "Seconds since 1970; now without it."),
         Parameter("step", "query", {"type": "integer", "minimum": 1}, "Seconds of a point."),

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import HTMLResponse, Response
 
 from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.core.gpu import WHOLE
+from scheduler.core.history import GpuSample
 from scheduler.core.job import ENDED, JobState
 from scheduler.core.log_names import is_packed
 from scheduler.core.reporting import Report, attempts_of
 from scheduler.faces.folding import last_lines, without_colours
-from scheduler.faces.web import curves, shown, timeline
+from scheduler.faces.web import for_pages, svg_curves, timeline
 from scheduler.faces.web.calls import Ask, Call
-from scheduler.faces.web.looks import STATIC, number, render, static_file
+from scheduler.faces.web.rendering import STATIC, number, render, static_file
 from scheduler.faces.web.source import MOST_WAITING
 from scheduler.overview import Overview
 
@@ -56,12 +57,12 @@ def _now(ask: Ask) -> Response:
         "now.html",
         here="now",
         view=view,
-        cards=shown.gpu_cards(view),
+        cards=for_pages.gpu_cards(view),
         hours=_last_hour(ask, view, now),
-        running=[shown.row(job) for job in view.jobs if job.state.holds_gpus],
-        waiting=[shown.row(job, view.reasons.get(job.id)) for job in waiting[:MOST_WAITING]],
+        running=[for_pages.row(job) for job in view.jobs if job.state.holds_gpus],
+        waiting=[for_pages.row(job, view.reasons.get(job.id)) for job in waiting[:MOST_WAITING]],
         more_waiting=max(0, view.counts.get("pending", 0) - min(len(waiting), MOST_WAITING)),
-        ended=[shown.row(job) for job in ended[:MOST_ENDED]],
+        ended=[for_pages.row(job) for job in ended[:MOST_ENDED]],
         older=max(0, sum(view.counts.get(state.value, 0) for state in ENDED) - min(len(ended), MOST_ENDED)),
         jobs_file=ask.source.desk.remembered("jobs_file"),
         now=now,
@@ -76,16 +77,15 @@ def _last_hour(ask: Ask, view: Overview, now: float) -> dict[int, dict[str, str]
         load = [(one.at, one.load) for one in samples]
         memory = [(one.at, one.used_mib) for one in samples]
         top = sizes.get(gpu) or max([1.0, *(value or 0.0 for _, value in memory)])
-        line, area = curves.paths(load, now - HOUR_S, now, 1.0, 4 * CURVE_S)
-        used, _ = curves.paths(memory, now - HOUR_S, now, top, 4 * CURVE_S)
+        line, area = svg_curves.paths(load, now - HOUR_S, now, 1.0, 4 * CURVE_S)
+        used, _ = svg_curves.paths(memory, now - HOUR_S, now, top, 4 * CURVE_S)
         if line or used:
             found[gpu] = {"load": line, "load_area": area, "memory": used}
     return found
 
 
-def _gpu_samples(ask: Ask, start: float, end: float, step_s: float) -> Mapping[int, Any]:
-    kept: Callable[..., Mapping[int, Any]] | None = getattr(ask.source.desk, "gpu_history", None)
-    return {} if kept is None else kept(start, end, step_s)
+def _gpu_samples(ask: Ask, start: float, end: float, step_s: float) -> Mapping[int, Sequence[GpuSample]]:
+    return ask.source.desk.gpu_history(start, end, step_s)
 
 
 # -- a job ------------------------------------------------------------------------------------------------
@@ -102,14 +102,14 @@ def _job(ask: Ask) -> Response:
         "job.html",
         here="",
         job=job,
-        row=shown.row(job, reason),
+        row=for_pages.row(job, reason),
         reason=reason,
-        facts=shown.facts(job),
+        facts=for_pages.facts(job),
         parents=[(number, parents.get(number), number in job.spec.after_ok) for number in
                  dict.fromkeys((*job.spec.after, *job.spec.after_ok))],
-        children=shown.related(job, view),
+        children=for_pages.related(job, view),
         attempts=attempts_of(job, events, now),
-        story=shown.story(job, events),
+        story=for_pages.story(job, events),
         lines=lines,
         log_trouble=trouble,
         charts=_job_charts(ask, job.id),
@@ -130,18 +130,17 @@ def _last_lines(path: str) -> tuple[list[str], str]:
 
 def _job_charts(ask: Ask, job_id: int) -> list[dict[str, Any]]:
     """A chart for each attempt of which there are readings."""
-    kept: Callable[[int], Mapping[int, Any]] | None = getattr(ask.source.desk, "job_history", None)
     charts = []
-    for attempt, samples in sorted((kept(job_id) if kept else {}).items()):
+    for attempt, samples in sorted(ask.source.desk.job_history(job_id).items()):
         if not samples:
             continue
         memory = [(one.at, one.memory_mib) for one in samples]
         load = [(one.at, one.load) for one in samples]
         start, end = samples[0].at, max(samples[-1].at, samples[0].at + 60)
         top = max([1.0, *(value or 0.0 for _, value in memory)]) * 1.1
-        gap = curves.gap_of(memory)
-        line, memory_area = curves.paths(memory, start, end, top, gap)
-        load_line, load_area = curves.paths(load, start, end, 1.0, gap)
+        gap = svg_curves.gap_of(memory)
+        line, memory_area = svg_curves.paths(memory, start, end, top, gap)
+        load_line, load_area = svg_curves.paths(load, start, end, 1.0, gap)
         charts.append(
             {"attempt": attempt, "start": start, "end": end, "top": top, "memory": line, "memory_area": memory_area,
              "load": load_line, "load_area": load_area, "peak": max((v for _, v in memory if v is not None), default=None),
@@ -220,7 +219,7 @@ def _runs(ask: Ask, view: Overview, start: float, now: float) -> list[timeline.R
     memory = {gpu.gpu.index: gpu.gpu.memory_mib for gpu in view.gpus}
     report = ask.source.desk.report(now, start)
     return [
-        shown.run_of(line.job, attempt, len(line.attempts), now, memory)
+        for_pages.run_of(line.job, attempt, len(line.attempts), now, memory)
         for line in report.lines
         for attempt in line.attempts
     ]
@@ -228,8 +227,7 @@ def _runs(ask: Ask, view: Overview, start: float, now: float) -> list[timeline.R
 
 def _pauses(ask: Ask, start: float, end: float) -> list[tuple[int | None, float, float]]:
     """(GPU or None for the queue, from, to) of what was paused."""
-    kept: Callable[[float, float], Iterable[Any]] | None = getattr(ask.source.desk, "pause_spans", None)
-    spans = kept(start, end) if kept else ()
+    spans = ask.source.desk.pause_spans(start, end)
     return [(one.gpu, max(start, one.start), min(end, end if one.end is None else one.end)) for one in spans]
 
 
@@ -313,14 +311,14 @@ def _heat(
             total = next((one.gpu.memory_mib for one in view.gpus if one.gpu.index == gpu), None)
             points = [(at, None if value is None or not total else value / total) for at, value in points]
         else:
-            points = [(one.at, getattr(one, measure, None)) for one in samples]
-        out[gpu] = curves.by_hour(points, first, hours)
+            points = [(one.at, one.load if measure == "load" else one.booked) for one in samples]
+        out[gpu] = svg_curves.by_hour(points, first, hours)
     if measure == "booked":
         runs = _runs(ask, view, first, now)
         begun = min((run.start for run in runs), default=now)
         for gpu in gpus:  # hours from before there was a history: the runs themselves tell it
             mine = [(run.start, run.end, run.parts / WHOLE) for run in runs if gpu in run.gpus]
-            told = curves.booked_by_hour(mine, first, hours, now)
+            told = svg_curves.booked_by_hour(mine, first, hours, now)
             out[gpu] = [
                 told[n] if value is None and first + (n + 1) * HOUR_S > begun else value
                 for n, value in enumerate(out[gpu])
@@ -376,7 +374,7 @@ def _report(ask: Ask) -> Response:
         here="report",
         report=found,
         problem=problem,
-        lines=[(shown.row(line.job), line) for line in lines[:MOST_REPORTED]],
+        lines=[(for_pages.row(line.job), line) for line in lines[:MOST_REPORTED]],
         more=max(0, len(lines) - MOST_REPORTED),
         spans=SPANS,
         span=span,

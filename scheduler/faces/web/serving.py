@@ -27,12 +27,12 @@ from scheduler.core.secrets import without_secrets
 from scheduler.desk import Desk
 from scheduler.faces.terminal import safe
 from scheduler.faces.web.app import make_app
+from scheduler.faces.web.connections import KEEP_ALIVE_S, Connection, Connections
 from scheduler.faces.web.gate import MOST_HEAD, Entrance, Gate
-from scheduler.faces.web.holding import holder_of
-from scheduler.faces.web.listening import KEEP_ALIVE_S, Connection, Connections
 from scheduler.faces.web.live import Hub
+from scheduler.faces.web.port_holder import holder_of
 from scheduler.faces.web.source import Source
-from scheduler.faces.web.token import Key, token_of
+from scheduler.faces.web.token_and_cookie import Key, token_of
 
 PORT = 4004
 LOOPBACK = "127.0.0.1"

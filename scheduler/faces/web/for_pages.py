@@ -131,9 +131,8 @@ def memory_parts(gpu: GpuView) -> dict[str, float] | None:
     if read is None or total is None or read.memory_used_mib is None:
         return None
     ours = min(read.own_mib, total)
-    foreign = getattr(read, "foreign_mib", None)
-    foreign = max(0, read.memory_used_mib - ours) if foreign is None else foreign
-    reserved = getattr(read, "reserved_mib", None) or 0
+    foreign = max(0, read.memory_used_mib - ours) if read.foreign_mib is None else read.foreign_mib
+    reserved = read.reserved_mib or 0
     return {"ours": ours, "foreign": foreign, "reserved": reserved, "free": max(0, total - ours - foreign - reserved)}
 
 

@@ -242,7 +242,7 @@ def _found(log: _Log, word: str, most: int) -> Part:
 
 def _without_escapes(data: bytes) -> str:
     """As good as what a terminal shows, for a first look: to fold costs a second for half a MiB of them."""
-    return _ESCAPES.sub(b"", data).decode("utf-8", "replace").casefold()
+    return (_ESCAPES.sub(b"", data) if b"\x1b" in data else data).decode("utf-8", "replace").casefold()
 
 
 def _found_in(log: _Log, word: str, most: int) -> Part:
@@ -261,7 +261,7 @@ def _found_in(log: _Log, word: str, most: int) -> Part:
         if time.monotonic() > deadline:
             first, cut = end, True
             break
-        if word in data.decode("utf-8", "replace").casefold() or (b"\x1b" in data and word in _without_escapes(data)):
+        if word in _without_escapes(data):
             folded = Folder(longest=LONGEST_LINE).feed(data, last=True)
             for number in range(len(folded) - 1, -1, -1):
                 line = folded[number]

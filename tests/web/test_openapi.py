@@ -13,7 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from scheduler.faces.web import api
-from scheduler.faces.web.described import document
+from scheduler.faces.web.openapi import document
 from tests.stories.harness import LONG, ROOT
 from tests.web.generating import GENERATED_IDS, NOWHERE
 from tests.web.page import Page

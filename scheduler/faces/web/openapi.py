@@ -8,7 +8,7 @@ from typing import Any
 from scheduler import __version__
 from scheduler.faces.schemas import schema
 from scheduler.faces.web.calls import JSON, Call
-from scheduler.faces.web.past import OF_GPU, OF_JOB
+from scheduler.faces.web.history import OF_GPU, OF_JOB
 
 HIGHEST = 10**15 - 1  # of the numbers in an address
 ABOUT = (
