@@ -37,7 +37,7 @@ def digest(words):
     return f"{hashlib.sha256(chr(0).join(words).encode()).hexdigest()} {len(words)}\n"
 
 
-def test_s3_any_executable_file_runs_itself(scheduler):
+def test_any_executable_file_runs_itself(scheduler):
     """S3: relative to the jobs file, with spaces, UTF-8 and quotes in names; the words as they stand, no --cuda."""
     s = scheduler(gpus=2)
     names = ["run.sh", "sub/run", "with space.sh", "größe-模型.sh", "it's.sh", 'say "hi".sh', "a,b.sh", "semi;colon.sh"]
@@ -67,7 +67,7 @@ def test_s3_any_executable_file_runs_itself(scheduler):
     s.wait_state(9, "done")
 
 
-def test_b17_s3_long_arguments_arrive_whole(scheduler):
+def test_b17_long_arguments_arrive_whole(scheduler):
     """S3, B17: 100 KB in one line and through submit; one word too long for the kernel is refused at the door."""
     s = scheduler(gpus=2)
     (s.folder / "hash.py").write_text(HASH)
@@ -89,7 +89,7 @@ def test_b17_s3_long_arguments_arrive_whole(scheduler):
     assert len(s.states()) == 5, "the line that is too long is no job"
 
 
-def test_b17_s3_what_the_kernel_would_refuse_is_refused_by_the_verbs(scheduler, monkeypatch):
+def test_b17_what_the_kernel_would_refuse_is_refused_by_the_verbs(scheduler, monkeypatch):
     """B17: `add` and `submit`, called with words that no shell could pass on."""
     from scheduler.core.errors import SchedulerError
     from scheduler.faces.cli.add import add, submit
@@ -121,7 +121,7 @@ def ranks(s, job_id):
     return {one.pop("RANK"): one for one in seen}
 
 
-def test_s3_torchrun_starts_one_process_a_gpu(scheduler):
+def test_torchrun_starts_one_process_a_gpu(scheduler):
     """`;launch=torchrun`: the environment's torch, N = the job's GPUs (1 without any); --cuda replaced, never added."""
     s = scheduler(gpus=2)
     venv = venv_prefix(s.folder / "venv")

@@ -21,7 +21,7 @@ from scheduler.faces.web.app import all_calls
 from scheduler.faces.web.token_and_cookie import COOKIE_S, Key, token_of
 from scheduler.store.places import Places
 from tests.stories.harness import wait_for
-from tests.web.page import Answer, Page
+from tests.web.page import Answer, Page, read_all
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
 ROUTES = sorted(
@@ -335,6 +335,29 @@ def test_s4_signing_out_takes_the_cookie_away(page: Page) -> None:
         assert page.ask("GET", "/api/status", cookie).status == 401, "a copy of it lets nobody in either"
         assert page.ask("GET", "/api/status", other).status == 200
         assert answer.status == 303 and f"gpujob_{page.port}=; Path=/; Max-Age=0" in answer.headers["set-cookie"]
+
+
+def test_s4_who_removes_the_token_turns_everybody_out(pages: Callable[[], Page]) -> None:
+    """S4: a new one within moments, without a restart; old token, cookie and stream are worth nothing."""
+    page = pages()
+    page.scheduler.start()
+    page.start()
+    token, cookie, bearer = page.token, page.cookie(), page.bearer
+    stream = page.connect()
+    stream.sendall(
+        b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAuthorization: Bearer %b\r\n\r\n"
+        % (page.port, token.encode())
+    )
+    assert b"200 OK" in stream.recv(65536)
+    page.token_file.unlink()
+    wait_for(lambda: page.ask("GET", "/api/status", bearer).status == 401, "the old token is none any more")
+    assert page.ask("GET", "/api/status", cookie).status == 401
+    assert page.token != token and page.get("/api/status").status == 200
+    read_all(stream)
+    stream.close()
+    os.chmod(page.token_file, 0o644)
+    wait_for(lambda: "others could read" in page.errors.read_text(), "what is wrong with it")
+    assert page.ask("GET", "/api/status", {"Authorization": f"Bearer {page.token}"}).status == 200
 
 
 # -- S4, S5: the token's file and its ways ----------------------------------------------------------------

@@ -179,3 +179,33 @@ def test_b02_the_page_is_not_taken_for_a_job_when_the_keeper_dies(pages: Callabl
     assert set(page.scheduler.wait_ended(2).values()) == {"done"}
     assert page.scheduler.starts("b") == 1
     assert page.get("/api/status").status == 200 and pid_of(page) == pid
+
+
+def test_s2_1_detached_it_says_how_to_get_there(pages: Callable[[], Page]) -> None:
+    """S2.1: the address, the token's file and the tunnel, though the page is started a moment later."""
+    page = pages()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        page.port = free.getsockname()[1]
+    done = page.scheduler.cli(
+        "start", "--gpus", "1", "--gpu-interval", "0", "--detach", "--web", "--web-port", str(page.port)
+    )
+    pid = int(re.findall(r"kill (\d+)", done.stdout)[0])
+    try:
+        for words in (
+            f"the page: http://127.0.0.1:{page.port}/",
+            f"its token: cat {page.token_file}",
+            f"ssh -L {page.port}:127.0.0.1:{page.port} ",
+        ):
+            assert words in done.stdout, done.stdout
+        wait_for(lambda: page.token_file.exists() and _answers(page), "the page")
+    finally:
+        os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: not alive(pid), "its end")
+
+
+def _answers(page: Page) -> bool:
+    try:
+        return page.get("/api/status").status == 200
+    except OSError:
+        return False

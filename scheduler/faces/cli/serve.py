@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from scheduler.core.config import Config
-from scheduler.core.errors import SchedulerError
+from scheduler.core.errors import SchedulerError, word
 from scheduler.engine.main import Daemon
 from scheduler.faces.finding import settings_for
 from scheduler.faces.stream import Stream
@@ -62,6 +62,21 @@ def _say_ready(fd: int, stream: Stream) -> None:
     os.close(fd)
 
 
+def _tell_page(meant: Config) -> None:
+    """Where the page will be; that its port is taken only the main log can tell."""
+    from scheduler.faces.reaching import LOOPBACK, tunnel
+    from scheduler.store.places import Places
+
+    log = meant.log_file or "the main log"
+    if meant.web_port:
+        print(f"the page: http://{LOOPBACK}:{meant.web_port}/ in a moment; {safe(log)} tells when it is there")
+    else:
+        print(f"the page: {safe(log)} tells its address in a moment")
+    print(f"its token: cat {safe(word(Places(meant.state_file).web_token))}")
+    if meant.web_port:
+        print(f"from your laptop: {tunnel(meant.web_port)}")
+
+
 def _detached(flags: dict[str, Any], config: str | None, drain: bool, meant: Config) -> int:
     """Start the same command in a session of its own and wait until it is in office."""
     import scheduler
@@ -89,8 +104,7 @@ def _detached(flags: dict[str, Any], config: str | None, drain: bool, meant: Con
     if told == b"ready":
         print(f"it runs in the background; to end it (jobs go on): kill {pid}")
         if meant.web:
-            where = f"http://127.0.0.1:{meant.web_port}/ in a moment; " if meant.web_port else ""
-            print(safe(f"the page: {where}{meant.log_file or 'the main log'} tells its address and its token's file"))
+            _tell_page(meant)
         return 0
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)

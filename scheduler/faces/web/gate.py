@@ -192,11 +192,11 @@ class Gate:
         by_cookie = await self._check_token(asked)
         scope[PASSED] = True
         if asked.method == "POST" and asked.raw_path == "/logout":
-            for value in self._own_cookies(asked):
-                self.entrance.key.revoke(value)
             self._check_origin(asked)
             if not asked.all(b"origin"):
                 self._check_mark(asked, by_cookie)
+            for value in self._own_cookies(asked):
+                self.entrance.key.revoke(value)
             await answer.whole(303, "text/plain", b"", [("location", "/"), ("set-cookie", self._cookie("", 0))])
             return False
         if asked.method not in SAFE:

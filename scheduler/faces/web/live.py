@@ -96,12 +96,17 @@ class Hub:
         self._closed = False
 
     def close(self) -> None:
-        """End all streams: the server ends."""
+        """End all streams, and begin none any more: the server ends."""
         with self._lock:
             self._closed = True
+        self.end_all()
+        self._wake.set()
+
+    def end_all(self) -> None:
+        """End all streams there are."""
+        with self._lock:
             for one in self._listeners:
                 one.end()
-        self._wake.set()
 
     def join(self) -> _Listener:
         """One more stream: it is told what changes from this moment on. Raises NotNow. Blocks until the store was looked at."""

@@ -8,7 +8,6 @@ import errno
 import ipaddress
 import logging
 import os
-import pwd
 import resource
 import signal
 import socket
@@ -25,6 +24,7 @@ import uvicorn
 from scheduler.core.errors import SchedulerError, UsageError, word
 from scheduler.core.secrets import without_secrets
 from scheduler.desk import Desk
+from scheduler.faces.reaching import LOOPBACK, tunnel
 from scheduler.faces.terminal import safe
 from scheduler.faces.web.app import make_app
 from scheduler.faces.web.connections import KEEP_ALIVE_S, Connection, Connections
@@ -33,13 +33,14 @@ from scheduler.faces.web.live import Hub
 from scheduler.faces.web.port_holder import holder_of
 from scheduler.faces.web.source import Source
 from scheduler.faces.web.token_and_cookie import Key, token_of
+from scheduler.store.places import Places
 
 PORT = 4004
-LOOPBACK = "127.0.0.1"
 HIGHEST_PORT = 65535
 BACKLOG = 1024
 DESCRIPTORS = 4096
 HANDSHAKE_S = 10.0
+TOKEN_EVERY_S = 2.0  # between two looks at its file
 END_S = 1  # for what is being answered when it is told to end
 NICE = 5
 
@@ -83,7 +84,7 @@ class Way:
             raise UsageError(
                 f"on {self.host} everybody on the way could read the token", where="--host",
                 do="name a certificate (--tls-cert, --tls-key), or say --behind-proxy if a proxy of yours with TLS is the only way "
-                f"here; from your laptop a tunnel is enough: ssh -L {self.port}:{LOOPBACK}:{self.port} {_me()}",
+                f"here; from your laptop a tunnel is enough: {tunnel(self.port)}",
             )  # fmt: skip
 
 
@@ -107,7 +108,9 @@ def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
     )
     _be_modest()
     app = make_app(Source(desk, config))
-    server = _Server(Gate(app, entrance), tls, way.until, app.state.hub)
+    hub: Hub = app.state.hub
+    token_file = _TokenFile(desk.places, token, entrance.key, said, hub)
+    server = _Server(Gate(app, entrance), tls, way.until, hub, token_file)
     for line in _words(way, port, desk.places.web_token):
         print(safe(line), flush=True)
     server.run([listening])
@@ -117,10 +120,36 @@ def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
     return server.code
 
 
+class _TokenFile:
+    """The file of the token while the page serves: who removes it, or writes another token, turns everybody out."""
+
+    def __init__(self, places: Places, token: str, key: Key, log: _Log, hub: Hub) -> None:
+        self._places, self._token, self._key, self._log, self._hub = places, token, key, log, hub
+        self._trouble = ""
+
+    def look(self) -> None:
+        """Take what stands there now; one that is none to be trusted is said, and the last one holds."""
+        if not os.path.isdir(self._places.house):
+            return  # with the whole scheduler; no folder is made for a token
+        trouble = ""
+        try:
+            found = token_of(self._places)
+        except SchedulerError as error:
+            found, trouble = self._token, f"{error.what}; the one before holds on; {error.do}"
+        if found != self._token:
+            self._token = self._log.token = found
+            self._key.renew(found)
+            self._hub.end_all()
+            self._log.tell(f"the token is another one now, everybody signs in anew: cat {word(self._places.web_token)}")
+        if trouble and trouble != self._trouble:
+            self._log.tell(trouble)
+        self._trouble = trouble
+
+
 class _Server(uvicorn.Server):
     """uvicorn, with our own connections, and asleep while nothing happens."""
 
-    def __init__(self, app: Gate, tls: ssl.SSLContext | None, until: int, hub: Hub) -> None:
+    def __init__(self, app: Gate, tls: ssl.SSLContext | None, until: int, hub: Hub, token_file: _TokenFile) -> None:
         config = uvicorn.Config(
             app,
             loop="asyncio",
@@ -139,7 +168,7 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
         self.code = 0
-        self._tls, self._until, self._hub = tls, until, hub
+        self._tls, self._until, self._hub, self._token_file = tls, until, hub, token_file
         self._told = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -165,8 +194,11 @@ class _Server(uvicorn.Server):
         self._told.set()
 
     async def main_loop(self) -> None:
-        """Until it is told to end."""
-        await self._told.wait()
+        """Until it is told to end; looks at the token's file meanwhile."""
+        while not self._told.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._told.wait(), TOKEN_EVERY_S)
+            self._token_file.look()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -181,7 +213,7 @@ class _Log(logging.Handler):
 
     def __init__(self, token: str) -> None:
         super().__init__(logging.WARNING)
-        self._token = token
+        self.token = token
         self._left, self._since, self._lost = self.MOST, 0.0, 0
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # each connection can have it say something
         logging.getLogger().handlers = [self]
@@ -204,7 +236,7 @@ class _Log(logging.Handler):
         self._left -= 1
         if self._lost:
             text, self._lost = f"{text} ({self._lost} lines were left out before)", 0
-        shown = safe(without_secrets(text.replace(self._token, "***")))[: self.LONGEST]
+        shown = safe(without_secrets(text.replace(self.token, "***")))[: self.LONGEST]
         with contextlib.suppress(OSError, ValueError):  # nobody reads it
             print(f"gpujob: ! {shown}", file=sys.stderr, flush=True)
 
@@ -292,15 +324,6 @@ def _be_modest() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _me() -> str:
-    """This user and machine, as `ssh` would be told."""
-    try:
-        name = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        name = str(os.getuid())
-    return f"{name}@{socket.gethostname()}"
-
-
 def _words(way: Way, port: int, token_file: str) -> list[str]:
     """How to get there."""
     scheme = "https" if way.cert else "http"
@@ -308,7 +331,7 @@ def _words(way: Way, port: int, token_file: str) -> list[str]:
     lines = [f"gpujob: the page: {scheme}://{host}:{port}/", f"gpujob: its token: cat {word(token_file)}"]
     if way.loopback and not way.behind_proxy:
         target = host if way.host != "localhost" else LOOPBACK
-        lines.append(f"gpujob: from your laptop: ssh -L {port}:{target}:{port} {_me()}")
+        lines.append(f"gpujob: from your laptop: {tunnel(port, target)}")
         if way.host != LOOPBACK or way.cert:
             lines[-1] += f"  # then {scheme}://{LOOPBACK}:{port}/"
     elif not way.loopback:

@@ -75,9 +75,13 @@ class Key:
 
     def __init__(self, token: str, port: int) -> None:
         self.cookie_name = f"gpujob_{port}"  # browsers send a cookie to all ports of a host
-        self._digest = hashlib.sha256(token.encode()).digest()
         self._revoked: dict[str, None] = {}  # cookies of those who have signed out; forgotten with this process
-        self._signing = hmac.digest(token.encode(), f"gpujob cookie {port}".encode(), "sha256")
+        self.renew(token)
+
+    def renew(self, token: str) -> None:
+        """This is the token from now on: whatever came of another one lets nobody in."""
+        self._digest = hashlib.sha256(token.encode()).digest()
+        self._signing = hmac.digest(token.encode(), self.cookie_name.encode(), "sha256")
 
     def is_token(self, said: bytes) -> bool:
         """Whether this is the token; takes as long whatever is wrong with it."""
