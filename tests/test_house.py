@@ -86,6 +86,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "random": ("engine", "examples"),
     "marshal": ("runners",),
     "starlette": ("faces/web",),
+    "anyio": ("faces/web",),
     "uvicorn": ("faces/web",),
     "jinja2": ("faces/web",),
     "sse_starlette": ("faces/web",),

@@ -15,7 +15,7 @@ from scheduler.opening import plain_or_link
 LONGEST = 1 << 20  # characters of a line that are shown
 STEP_BACK = 8 << 20  # the last lines are looked for no further back than this within one line
 CHUNK = 1 << 18
-LARGEST_PACKED = 64 << 20  # for a glance at its last lines a packed log is unpacked from its beginning
+LARGEST_UNPACKED = 256 << 20  # for a glance at its last lines a packed log is unpacked from its beginning: a second
 RESET = "\x1b[0m"
 MOST_COLOURS = 16  # in force at once: a job that never takes one back must not make every line longer
 
@@ -293,23 +293,46 @@ def seek_last_lines(fd: int, most: int, step_back: int = STEP_BACK) -> bool:
 
 
 def last_lines(path: str, most: int, within: int = 64 * 1024, packed: bool = False) -> list[str]:
-    """The last lines of a log, without colours and not too long, for a glance. Raises OSError."""
+    """The last lines of a log, without colours and not too long, for a glance. Raises OSError.
+
+    A packed one of more than `LARGEST_UNPACKED` bytes is too large for that.
+    """
     folder = Folder(longest=2000)
     fd = plain_or_link(path, os.O_RDONLY)
     try:
-        unpack = Unpacker() if packed else None
-        if unpack is not None:
-            if os.fstat(fd).st_size > LARGEST_PACKED:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-        elif seek_last_lines(fd, most, within):
+        if packed:
+            end, entered = _unpacked_end(fd, within, path)
+            if entered:
+                folder.enter()
+            return folder.feed(end, last=True)[-most:] if most else []
+        if seek_last_lines(fd, most, within):
             folder.enter()
         lines: list[str] = []
         left = os.fstat(fd).st_size - os.lseek(fd, 0, os.SEEK_CUR)  # as it is now: it may grow faster than it is read
         while left > 0 and (data := os.read(fd, min(CHUNK, left))):
             left -= len(data)
-            for piece in unpack.feed(data) if unpack is not None else (data,):
-                lines += folder.feed(piece)
-                del lines[:-most]
+            lines += folder.feed(data)
+            del lines[:-most]
         return (lines + folder.feed(b"", last=True))[-most:]
     finally:
         os.close(fd)
+
+
+def _unpacked_end(fd: int, within: int, path: str) -> tuple[bytes, bool]:
+    """The last bytes of a packed log, and whether they begin within a line. Raises OSError."""
+    unpack, end, size = Unpacker(), bytearray(), 0
+    left = os.fstat(fd).st_size
+    while left > 0 and (data := os.read(fd, min(CHUNK, left))):
+        left -= len(data)
+        for piece in unpack.feed(data):
+            size += len(piece)
+            if size > LARGEST_UNPACKED:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+            end += piece
+            if len(end) > 16 * within:
+                del end[:-within]
+    del end[:-within]
+    begins = end.find(b"\n") + 1
+    if size > len(end) and 0 < begins < len(end):
+        return bytes(end[begins:]), False
+    return bytes(end), size > len(end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import tracemalloc
@@ -222,6 +223,21 @@ def test_k15_a_line_that_is_entered_in_its_middle(data: bytes, lines: list[str],
     folder.enter()
     found = [line for at in range(0, len(data), step) for line in folder.feed(data[at : at + step])]
     assert [*found, *folder.feed(b"", last=True)] == lines
+
+
+def test_k15_the_last_lines_of_a_packed_log_cost_no_more_than_it_is_worth(tmp_path: Path) -> None:
+    """K15: none of what was folded for nothing; a file that unpacks without end is refused."""
+    path = tmp_path / "a.log.gz"
+    path.write_bytes(gzip.compress(b"".join(b"line %d\n" % n for n in range(100_000)) + b"last\rLAST"))
+    assert last_lines(str(path), 2, packed=True) == ["line 99999", "LAST"]
+    assert last_lines(str(path), 0, packed=True) == []
+    assert last_lines(str(path), 10**6, packed=True)[0] > "line 90000"
+    path.write_bytes(gzip.compress(b"a\nb\n"))
+    assert last_lines(str(path), 9, packed=True) == ["a", "b"]
+    one = gzip.compress(bytes(16 << 20))
+    path.write_bytes(one * 17)
+    with pytest.raises(OSError, match="too large"):
+        last_lines(str(path), 2, packed=True)
 
 
 def test_k15_the_last_lines_are_found_from_the_end(tmp_path: Path) -> None:

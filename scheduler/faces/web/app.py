@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Sequence
 
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +19,9 @@ from scheduler.faces.web import api, pages
 from scheduler.faces.web.calls import Ask, Call, number, status_of
 from scheduler.faces.web.live import Hub
 from scheduler.faces.web.source import Source
+
+# Requests of a kind that are worked on at once; the others of that kind wait, and those of other kinds do not.
+AT_ONCE = {"page": 8, "change": 16, "reading": 24}
 
 
 def all_calls() -> tuple[Call, ...]:
@@ -34,6 +37,7 @@ def make_app(source: Source, more: Sequence[BaseRoute] = ()) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.source = source
+    app.state.lanes = {}
     app.state.hub = Hub(source.desk)  # its close() ends all streams
     return app
 
@@ -56,6 +60,16 @@ def check_query(call: Call, request: Request) -> None:
         seen.add(name)
 
 
+def _kind(call: Call) -> str:
+    return "page" if call.page else "change" if call.method == "POST" else "reading"
+
+
+async def _in_thread(ask: Ask, kind: str, does: Callable[..., Response], *words: object) -> Response:
+    lanes: dict[str, CapacityLimiter] = ask.request.app.state.lanes
+    lane = lanes.get(kind) or lanes.setdefault(kind, CapacityLimiter(AT_ONCE[kind]))
+    return await to_thread.run_sync(does, ask, *words, limiter=lane)
+
+
 def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
     async def run(request: Request) -> Response:
         found = {name: number(text) for name, text in request.path_params.items()}
@@ -66,7 +80,7 @@ def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
         try:
             if not call.page:
                 check_query(call, request)
-            return await run_in_threadpool(call.does, ask)
+            return await _in_thread(ask, _kind(call), call.does)
         except SchedulerError as error:
             if not isinstance(error, StoreTrouble) and error.where == ask.source.desk.places.state_file:
                 error.where = ""  # everybody knows which scheduler this page is of
@@ -77,7 +91,7 @@ def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
 
 async def _said(ask: Ask, page: bool, code: int, text: str) -> Response:
     """What went wrong, as the one who asked can read it."""
-    return await run_in_threadpool(pages.trouble, ask, code, text) if page else problem(code, text)
+    return await _in_thread(ask, "page", pages.trouble, code, text) if page else problem(code, text)
 
 
 async def _defect(_request: Request, _error: Exception) -> Response:
