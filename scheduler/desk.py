@@ -252,6 +252,25 @@ class Desk:
                 return found, {}
             return found, _reasons_of(connection)
 
+    def newest_in(self, states: Sequence[str], label: str, most: int) -> tuple[list[Job], int]:
+        """The newest jobs in these states (all without any) with this label (any if empty), the newest first; and how many
+        there are.
+        """
+        with self._reading() as connection:
+            if connection is None:
+                return [], 0
+            alive = self.alive()
+            wanted = set(states or STATES)
+            if label:
+                found = [job for job in self._now(rows.labelled(connection, label), alive) if job.state.value in wanted]
+                return found[::-1][:most], len(found)
+            asked = list(states)
+            if states and not alive:  # what ran at last may be in another of these states by now, or in none
+                asked += [state.value for state in HOLDING if state.value not in wanted]
+            found = [job for job in self._now(rows.select(connection, asked, most), alive) if job.state.value in wanted]
+            counts = rows.counts(connection)
+            return found[::-1], max(len(found), sum(counts[state] for state in wanted))
+
     def job(self, job_id: int) -> tuple[Job, Reason | None, list[Event]]:
         """One job, why it waits, and its story. Raises NotFound."""
         with self._reading() as connection:

@@ -56,6 +56,13 @@ def check_query(call: Call, request: Request) -> None:
         seen.add(name)
 
 
+def _answer(call: Call, ask: Ask) -> Response:
+    """What the route says. Raises SchedulerError, also where the scheduler's folder is gone: it would look like a new one."""
+    if not call.path.startswith("/static/"):
+        ask.source.check_there()
+    return call.does(ask)
+
+
 def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
     async def run(request: Request) -> Response:
         found = {name: number(text) for name, text in request.path_params.items()}
@@ -66,7 +73,7 @@ def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
         try:
             if not call.page:
                 check_query(call, request)
-            return await run_in_threadpool(call.does, ask)
+            return await run_in_threadpool(_answer, call, ask)
         except SchedulerError as error:
             if not isinstance(error, StoreTrouble) and error.where == ask.source.desk.places.state_file:
                 error.where = ""  # everybody knows which scheduler this page is of
