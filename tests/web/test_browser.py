@@ -235,6 +235,9 @@ def test_submitting_with_a_look_at_what_would_happen(lab: Lab) -> None:
         expect(tab.locator("#preview")).to_contain_text("It would start at once")
         tab.click("button:has-text('Submit')")
         tab.wait_for_url("**/jobs/*")
+        job = lab.s.job(int(tab.url.rpartition("/")[2]))
+        assert (job["need"], job["conda_env"]) == (0.5, None), "what was emptied again is not sent"
+        expect(tab.locator("#facts")).to_contain_text("time limit")
         expect(tab.locator("#job-head")).to_contain_text("done")
         expect(tab.locator("#log")).to_contain_text("['two words', 'a b']")
         expect(tab.locator("#facts")).to_contain_text("from the page")
@@ -495,7 +498,7 @@ def test_a_lost_connection_is_said(lab: Lab) -> None:
         clocks = "[...document.querySelectorAll('[data-since]')].map((e) => e.textContent)"
         stand = tab.evaluate(clocks)
         tab.evaluate("window.beats = 0; setInterval(() => { window.beats += 1; }, 1100)")
-        tab.wait_for_function("window.beats >= 2")
+        wait_for(lambda: tab.evaluate("window.beats") >= 2, "two beats of its clocks")
         assert tab.evaluate(clocks) == stand != []
         port = lab.page.port
         lab.page.start("--port", str(port))
