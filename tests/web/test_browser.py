@@ -493,7 +493,7 @@ def test_a_lost_connection_is_said(lab: Lab) -> None:
         lab.page.stop()
         expect(tab.locator("#live")).to_contain_text("not live")
         banner = tab.locator("#stale")
-        expect(banner).to_have_text(re.compile(r"^as of \d\d:\d\d:\d\d, not live: no connection"))
+        expect(banner).to_have_text(re.compile(r"^✗ As of \d\d:\d\d:\d\d, not live: no connection"))
         assert tab.evaluate("getComputedStyle(document.querySelector('#gpus')).opacity") == "0.5"
         clocks = "[...document.querySelectorAll('[data-since]')].map((e) => e.textContent)"
         stand = tab.evaluate(clocks)

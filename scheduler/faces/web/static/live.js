@@ -37,7 +37,7 @@
       document.getElementById("stale")?.remove();
     } else {
       const banner = document.getElementById("stale") ?? document.createElement("p");
-      const text = `as of ${seenAt}, not live: ${why}.`;
+      const text = `✗ As of ${seenAt}, not live: ${why}`;
       if (!banner.isConnected) {
         Object.assign(banner, { id: "stale", className: "banner bad" });
         banner.setAttribute("role", "alert");
@@ -148,7 +148,7 @@
         else tell("not live: looked at each 10 s", false);
       } else fresh(false, `the server says ${answer.status}${said(text)}`);
     } catch {
-      fresh(false, "no connection to gpujob web; is it still running, and the tunnel open?");
+      fresh(false, "no connection to gpujob web. Is it still running, and the tunnel open?");
     }
     looking = false;
     took = Date.now() - begun;

@@ -133,7 +133,7 @@
       wait: `○ It would wait: ${reason}`,
       never: `✗ It could never run: ${reason}`,
     };
-    const needs = need === undefined || need === null ? "" : `it needs ${need} GPU`;
+    const needs = need === undefined || need === null ? "" : `it needs ${need || "no"} GPU${need > 1 ? "s" : ""}`;
     const runs = command.length ? `runs: ${command.map(quoted).join(" ")}` : "";
     tell(bad.length && would === "start" ? "wait" : would, heads[would], ...bad, needs, runs, ...(notes || []).filter((note) => !FAILS.test(note)));
   }
