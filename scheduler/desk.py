@@ -261,15 +261,17 @@ class Desk:
                 return [], 0
             alive = self.alive()
             wanted = set(states or STATES)
-            if label:
-                found = [job for job in self._now(rows.labelled(connection, label), alive) if job.state.value in wanted]
-                return found[::-1][:most], len(found)
-            asked = list(states)
-            if states and not alive:  # what ran at last may be in another of these states by now, or in none
+            asked = list(states or STATES)
+            if not alive:  # what ran at last may be in another of these states by now, or in none
                 asked += [state.value for state in HOLDING if state.value not in wanted]
-            found = [job for job in self._now(rows.select(connection, asked, most), alive) if job.state.value in wanted]
-            counts = rows.counts(connection)
-            return found[::-1], max(len(found), sum(counts[state] for state in wanted))
+            if label:
+                found, number = rows.newest_labelled(connection, label, asked, most)
+            else:
+                found = list(rows.select(connection, asked if states else (), most))
+                counts = rows.counts(connection)
+                number = sum(counts[state] for state in wanted)
+            shown = [job for job in self._now(found, alive) if job.state.value in wanted]
+            return shown[::-1], number if len(found) >= most else len(shown)
 
     def job(self, job_id: int) -> tuple[Job, Reason | None, list[Event]]:
         """One job, why it waits, and its story. Raises NotFound."""

@@ -244,6 +244,7 @@ def test_counts_lead_to_a_list_by_state_and_label(shop: Shop) -> None:
     assert listed("/jobs") == [21, 20, *range(8, 0, -1)]
     assert listed("/jobs?state=failed") == [21, 6] and listed("/jobs?state=failed,done") == [21, 6, 5]
     assert listed("/jobs?label=x") == [21, 20] and listed("/jobs?label=x&state=failed") == [21]
+    assert listed("/jobs?label=X") == [] and listed("/jobs?label=%25") == []
     assert listed("/jobs?label=nobody") == [] and "No such job" in shop.get("/jobs?label=nobody")
     assert "did you mean failed?" in Read(shop.get("/jobs?state=faild", 400)).text
     shop.put(*(a_job(n, label="x") for n in range(1, pages.MOST_LISTED + 6)))
