@@ -353,6 +353,7 @@ def test_a_job_that_runs_cannot_be_run_again_held_or_put_first(page: Page) -> No
     page.scheduler.wait_state(number, "running")
     for verb in ("retry", "hold", "release", "first"):
         assert "running" in acted(page, number, verb, 409)
+    assert acted(page, number, "first", 409).endswith("that is no state to put it first in")
     assert page.scheduler.states()[number] == "running"
 
 

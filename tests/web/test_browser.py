@@ -205,7 +205,7 @@ def test_submitting_with_a_look_at_what_would_happen(lab: Lab) -> None:
         tab.fill("#f-gpus", "0.5")
         expect(preview).to_contain_text("✓ It would start at once")
         whole = tab.input_value("#f-command")
-        for odd in ("|", ">", "&&", "$HOME"):
+        for odd in ("|", ">", ">out.txt", "&&", "$HOME"):
             tab.fill("#f-command", f"echo x {odd} y")
             expect(preview.locator(".warning")).to_contain_text(f"{odd} is passed on as a word")
             expect(preview).not_to_contain_text("✓")

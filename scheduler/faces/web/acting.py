@@ -266,14 +266,15 @@ def _acted(job: Job, said: str) -> Response:
     return as_json({"id": job.id, "state": job.state.value, "said": without_secrets(said)})
 
 
-def _on_job(verb: str, kind: type[Any], possible: Callable[[Job], bool]) -> Callable[[Ask], Response]:
-    """A route that asks something of one job, where its state allows it."""
+def _on_job(verb: str, kind: type[Any], possible: Callable[[Job], bool], what: str = "") -> Callable[[Ask], Response]:
+    """A route that asks something of one job, where its state allows it. ``what``: what is done, as a sentence ends."""
+    what = what or f"{verb} it"
 
     def does(ask: Ask) -> Response:
         check_keys(ask.body(), ())
         job = ask.source.desk.states([ask.numbers["id"]])[0]
         if not possible(job):
-            raise Conflict(f"job {job.id} is {job.state.value}: that is no state to {verb} it in")
+            raise Conflict(f"job {job.id} is {job.state.value}: that is no state to {what} in")
         said = _carry_out(ask, kind((job.id,)))
         if verb == "cancel" and ENDED_ALREADY in said:
             raise Conflict(said)  # meanwhile
@@ -302,7 +303,7 @@ cancel = _on_job("cancel", Cancel, lambda job: not job.state.ended)
 retry = _on_job("retry", Requeue, lambda job: job.state.ended)
 hold = _on_job("hold", Hold, _waits)
 release = _on_job("release", Release, _waits)
-first = _on_job("put", First, _waits)
+first = _on_job("first", First, _waits, "put it first")
 
 
 def priority(ask: Ask) -> Response:

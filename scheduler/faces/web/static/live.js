@@ -145,10 +145,11 @@
         take(text);
         fresh(true);
         if (stream && stream.readyState === EventSource.OPEN) tell("live", true);
-        else tell("not live: looked at each 10 s", false);
+        else if (!stream || stream.readyState === EventSource.CLOSED) tell("not live: looked at each 10 s", false);
       } else fresh(false, `the server says ${answer.status}${said(text)}`);
-    } catch {
-      fresh(false, "no connection to gpujob web. Is it still running, and the tunnel open?");
+    } catch (error) {
+      if (error.name === "TimeoutError") fresh(false, "gpujob web does not answer within 30 s");
+      else fresh(false, "no connection to gpujob web. Is it still running, and the tunnel open?");
     }
     looking = false;
     took = Date.now() - begun;

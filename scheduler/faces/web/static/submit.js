@@ -8,7 +8,7 @@
   const env = document.getElementById("env");
   const WAIT_MS = 300;
   const NOT_CLOSED = "a quote is not closed";
-  const OF_A_SHELL = /^(?:\||\|\||&|&&|;|[12&]?>{1,2}|[12]?>&[12]|<{1,2})$|^\$/; // words that only a shell would understand
+  const OF_A_SHELL = /^(?:\||\|\||&|&&|;|[12&]?>{1,2}[^\s>]*|<{1,2})$|^\$/; // words that only a shell would understand
   const FAILS = /would fail at once/; // the notes of a preview that are no mere information
   const hint = chips.firstElementChild;
   let waiting = 0;
