@@ -252,6 +252,27 @@ class Desk:
                 return found, {}
             return found, _reasons_of(connection)
 
+    def newest_in(self, states: Sequence[str], label: str, most: int) -> tuple[list[Job], int]:
+        """The newest jobs in these states (all without any) with this label (any if empty), the newest first; and how many
+        there are.
+        """
+        with self._reading() as connection:
+            if connection is None:
+                return [], 0
+            alive = self.alive()
+            wanted = set(states or STATES)
+            asked = list(states or STATES)
+            if not alive:  # what ran at last may be in another of these states by now, or in none
+                asked += [state.value for state in HOLDING if state.value not in wanted]
+            if label:
+                found, number = rows.newest_labelled(connection, label, asked, most)
+            else:
+                found = list(rows.select(connection, asked if states else (), most))
+                counts = rows.counts(connection)
+                number = sum(counts[state] for state in wanted)
+            shown = [job for job in self._now(found, alive) if job.state.value in wanted]
+            return shown[::-1], number if len(found) >= most else len(shown)
+
     def job(self, job_id: int) -> tuple[Job, Reason | None, list[Event]]:
         """One job, why it waits, and its story. Raises NotFound."""
         with self._reading() as connection:

@@ -354,6 +354,19 @@ def labelled(connection: sqlite3.Connection, label: str) -> list[Job]:
     return [job for job in map(job_of, rows) if job.spec.label == label]
 
 
+def newest_labelled(
+    connection: sqlite3.Connection, label: str, states: Sequence[str], most: int
+) -> tuple[list[Job], int]:
+    """The newest jobs in these states with this label, by id, and how many there are: a label may be a million jobs'."""
+    # As specs are written; within a text its quotes would stand behind backslashes.
+    where = f"WHERE instr(spec, ?)>0 AND state IN ({','.join('?' * len(states))})"
+    asked = (f'"label": {json.dumps(label)}', *states)
+    newest = f"SELECT id FROM jobs {where} ORDER BY id DESC LIMIT ?"
+    found = connection.execute(f"{_SELECT} WHERE id IN ({newest}) ORDER BY id", (*asked, most))
+    jobs = [job_of(row) for row in found]
+    return jobs, connection.execute(f"SELECT count(*) FROM jobs {where}", asked).fetchone()[0]
+
+
 def labels(connection: sqlite3.Connection, states: Sequence[str], most: int) -> dict[str, list[int]]:
     """Labels and the jobs in these states that have them, the newest first."""
     rows = connection.execute(

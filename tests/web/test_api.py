@@ -16,7 +16,7 @@ import pytest
 
 from tests.stories.harness import ROOT, alive, wait_for
 from tests.stories.test_schemas import wrong
-from tests.web.page import Page
+from tests.web.page import Answer, Page
 
 
 @pytest.fixture(autouse=True)
@@ -52,14 +52,29 @@ def made(page: Page, command: list[str], **options: Any) -> int:
 
 
 def acted(page: Page, number: int, verb: str, status: int = 200, body: Any = None) -> Any:
+    """The state that the answer tells; of one that is not 200 its error."""
     answer = page.post(f"/api/jobs/{number}/{verb}", body)
     assert answer.status == status, answer.text
     found = answer.json()
     if status == 200:
-        assert set(found) == {"id", "state"} and found["id"] == number
+        assert set(found) == {"id", "state", "said"} and found["id"] == number and str(number) in found["said"]
         return found["state"]
     assert list(found) == ["error"]
     return found["error"]
+
+
+def said(page: Page, path: str, body: Any = None) -> str:
+    """What the answer to a change says in words."""
+    answer = page.post(path, body)
+    assert answer.status == 200, answer.text
+    return str(answer.json()["said"])
+
+
+def without_words(answer: Answer) -> Any:
+    """The answer to a pause as programs read it."""
+    found = answer.json()
+    assert found.pop("said")
+    return found
 
 
 def test_status_jobs_and_gpus_are_what_the_verbs_print(page: Page) -> None:
@@ -164,14 +179,14 @@ def test_s2_5_the_whole_scheduler_is_paused(page: Page) -> None:
     """S2.5: nothing starts, what runs goes on."""
     running = made(page, ledger(page, "goes-on", held=True))
     page.scheduler.wait_state(running, "running")
-    assert page.post("/api/queue/pause").json() == {"paused": True}
+    assert without_words(page.post("/api/queue/pause")) == {"paused": True}
     waiting = made(page, ledger(page, "waits"))
     job = wait_for(lambda: (j := page.get(f"/api/jobs/{waiting}").json())["reason_code"] == "paused" and j, "a reason")
     assert "paused" in job["reason"] and page.get("/api/status").json()["paused"] is True
     page.scheduler.release("goes-on")
     page.scheduler.wait_state(running, "done")
     assert page.scheduler.starts("waits") == 0
-    assert page.post("/api/queue/resume").json() == {"paused": False}
+    assert without_words(page.post("/api/queue/resume")) == {"paused": False}
     page.scheduler.wait_state(waiting, "done")
 
 
@@ -179,14 +194,14 @@ def test_s2_6_gpus_are_paused_and_resumed(page: Page) -> None:
     """S2.6: what runs there goes on; the state file says so when the answer comes."""
     running = made(page, ledger(page, "there", held=True), allowed=[1])
     page.scheduler.wait_state(running, "running")
-    assert page.post("/api/gpus/1/pause").json() == {"paused_gpus": [1]}
+    assert without_words(page.post("/api/gpus/1/pause")) == {"paused_gpus": [1]}
     shown = json.loads((page.folder / "gpu_scheduler_state.json").read_text())
     assert shown["paused_gpus"] == [1]
     waiting = made(page, ["true"], allowed="1")
     wait_for(lambda: page.get(f"/api/jobs/{waiting}").json()["reason_code"] == "paused", "its reason")
     assert page.scheduler.states()[running] == "running"
-    assert page.post("/api/gpus/0/pause").json() == {"paused_gpus": [0, 1]}
-    assert page.post("/api/gpus/1/resume", {"force": True}).json() == {"paused_gpus": [0]}
+    assert without_words(page.post("/api/gpus/0/pause")) == {"paused_gpus": [0, 1]}
+    assert without_words(page.post("/api/gpus/1/resume", {"force": True})) == {"paused_gpus": [0]}
     page.scheduler.release("there")
     page.scheduler.wait_state(waiting, "done")
     assert page.post("/api/gpus/7/pause").status == 404 and page.post("/api/gpus/7/resume").status == 404
@@ -338,6 +353,7 @@ def test_a_job_that_runs_cannot_be_run_again_held_or_put_first(page: Page) -> No
     page.scheduler.wait_state(number, "running")
     for verb in ("retry", "hold", "release", "first"):
         assert "running" in acted(page, number, verb, 409)
+    assert acted(page, number, "first", 409).endswith("that is no state to put it first in")
     assert page.scheduler.states()[number] == "running"
 
 
@@ -472,6 +488,7 @@ def test_a_preview_is_what_happens_then(page: Page) -> None:
     }  # fmt: skip
     assert page.post("/api/preview", {"command": ["x"], "gpus": 3}).json()["would"] == "never"
     assert page.post("/api/preview", {"command": ["x"], "gpus": "x"}).status == 400
+    assert page.post("/api/preview", {"command": ["x"], "gpus": -1}).status == 400
     assert page.post("/api/preview", {"command": ["true", "a" * 200_000]}).status == 400
     for name in ("no-such-program", "./x", "/etc/passwd", "/"):
         assert name in " ".join(page.post("/api/preview", {"command": [name]}).json()["notes"]), name
@@ -509,7 +526,7 @@ def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pag
     assert (
         acted(page, second, "first") == "pending" and acted(page, second, "priority", body={"priority": 3}) == "pending"
     )
-    assert page.post("/api/queue/pause").json() == {"paused": True}
+    assert without_words(page.post("/api/queue/pause")) == {"paused": True}
     assert page.post("/api/gpus/0/resume", {"force": True}).status == 409
     page.scheduler.start()
     assert page.get("/api/status").json()["daemon"]["alive"] is True
@@ -518,11 +535,86 @@ def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pag
     page.post("/api/queue/resume")
     page.scheduler.wait_state(running, "running")
     page.scheduler.kill()
-    assert page.post("/api/gpus/1/pause").json() == {"paused_gpus": [1]}
+    assert without_words(page.post("/api/gpus/1/pause")) == {"paused_gpus": [1]}
     assert acted(page, running, "cancel") == "running"  # when the next one starts
     page.scheduler.start()
     page.scheduler.wait_state(running, "cancelled")
     assert page.get("/api/gpus").json()["gpus"][1]["paused"] is True
+
+
+def test_each_change_says_what_was_done(page: Page) -> None:
+    """Beside the keys that programs read: the verbs' own words, and what one would not expect."""
+    page.post("/api/queue/pause")
+    number, other = made(page, ["true"], priority=5), made(page, ["false"], priority=1)
+    at = f"/api/jobs/{number}"
+    assert said(page, f"{at}/hold") == f"job {number} is held"
+    assert said(page, f"{at}/hold") == f"job {number} is held already"
+    assert said(page, f"{at}/cancel") == f"job {number} cancelled before it ran"
+    assert said(page, f"{at}/retry").endswith("(it was cancelled); it is held still: release lets it start")
+    assert said(page, f"{at}/release") == f"job {number} is released"
+    assert said(page, f"{at}/priority", {"priority": -5}) == f"job {number}: priority 5 -> -5"
+    assert said(page, f"/api/jobs/{other}/first") == f"job {other} comes first"
+    told = said(page, f"{at}/priority", {"priority": -6})
+    assert told == f"job {number}: priority -5 -> -6; before it still comes {other}, put first"
+    told = said(page, f"/api/jobs/{other}/priority", {"priority": 9})
+    assert "it was put first, which its priority does not change" in told
+    for verb in ("cancel", "retry"):  # the way back that it names
+        acted(page, other, verb)
+    assert said(page, f"{at}/priority", {"priority": -7}) == f"job {number}: priority -6 -> -7"
+    child = made(page, ["true"], after_ok=[other])
+    acted(page, other, "cancel")
+    page.scheduler.wait_state(child, "skipped")
+    assert said(page, f"/api/jobs/{child}/retry").endswith(f"job {other} has ended as cancelled: retry that first")
+    assert said(page, "/api/gpus/1/pause") == "GPU 1 paused (paused now: 1)"
+    assert said(page, "/api/gpus/1/resume") == "GPU 1 resumed (paused now: none)"
+    assert said(page, "/api/queue/resume") == "the queue goes on"
+
+
+def test_what_waits_for_the_next_scheduler_is_said(pages: Callable[[], Page]) -> None:
+    """A cancel while none runs of a job that ran: 200, its state as it was, and words for when it is done."""
+    page = pages()
+    page.scheduler.start()
+    page.start()
+    number = made(page, ["sleep", "600"])
+    page.scheduler.wait_state(number, "running")
+    page.scheduler.kill()
+    answer = page.post(f"/api/jobs/{number}/cancel").json()
+    assert answer["state"] == "running"
+    assert answer["said"] == f"job {number} was running at last; it is cancelled when the scheduler starts again"
+    page.scheduler.start()
+    page.scheduler.wait_state(number, "cancelled")
+
+
+def test_a_folder_that_was_removed_is_no_empty_scheduler(pages: Callable[[], Page]) -> None:
+    """503 with a sentence on all routes, by the page's one process; well again when it is back."""
+    page = pages()
+    page.start()
+    number = made(page, ["true"])
+    bearer = page.bearer
+    page.folder.joinpath(".gpujob").rename(page.folder / "away")
+    for path in (
+        "/",
+        "/jobs",
+        f"/jobs/{number}",
+        "/report",
+        "/submit",
+        "/metrics",
+        "/api/status",
+        "/api/jobs",
+        f"/api/jobs/{number}/log",
+    ):
+        answer = page.ask("GET", path, bearer)
+        assert answer.status == 503 and "no such folder" in answer.text, path
+    for path, value in (
+        ("/api/jobs", {"command": ["true"]}),
+        ("/api/queue/pause", {}),
+        ("/api/preview", {"command": ["true"]}),
+    ):
+        body = json.dumps(value).encode()
+        answer = page.ask("POST", path, {**bearer, "Content-Type": "application/json"}, body)
+        assert answer.status == 503 and "no such folder" in answer.json()["error"], path
+    page.folder.joinpath("away").rename(page.folder / ".gpujob")
+    assert page.get("/api/jobs").json()["jobs"][0]["id"] == number
 
 
 def test_a_scheduler_that_does_not_answer_costs_an_answer_not_the_page(pages: Callable[[], Page]) -> None:

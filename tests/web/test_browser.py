@@ -29,7 +29,7 @@ XSS = [
     "<a href=javascript:window.ran=1>x</a>", "<style>@import '//evil.test'</style>", "<base href=//evil.test/>", "<form action=//evil.test><button>x",
     "<link rel=stylesheet href=//evil.test>", "<meta http-equiv=refresh content=0;url=//evil.test>", "&lt;script&gt;", "<!--", "]]>", "`${window.ran=1}`",
 ]  # fmt: skip
-PAGES = ("/", "/timeline?hours=1", "/heatmap?measure=booked", "/submit", "/report?since=all")
+PAGES = ("/", "/jobs", "/timeline?hours=1", "/heatmap?measure=booked", "/submit", "/report?since=all")
 
 
 @pytest.fixture(scope="module")
@@ -156,17 +156,32 @@ def test_s2_7_why_a_job_waits_is_read_without_a_click_and_the_order_can_be_chang
         expect(rows.first).to_have_attribute("data-key", f"wait-{one}")
         tab.click(f'[data-key="first-{two}"]')
         expect(rows.first).to_have_attribute("data-key", f"wait-{two}")
-        tab.click(f'[data-key="hold-{one}"]')
+        expect(row(tab, two).locator('[data-th="priority"]')).to_contain_text("first")
+        expect(tab.locator("#said")).to_have_text(f"Job {two} comes first.")
+        tab.focus(f'[data-key="hold-{one}"]')
+        tab.keyboard.press("Enter")
         expect(row(tab, one).locator(".reason")).to_contain_text("held")
-        tab.click(f'[data-key="release-{one}"]')
-        expect(tab.locator(f'[data-key="hold-{one}"]')).to_be_visible()
+        expect(tab.locator("#said")).to_have_text(f"Job {one} is held.")
+        expect(tab.locator(f'[data-key="release-{one}"]')).to_be_focused()  # what took its place
+        tab.keyboard.press("Enter")
+        expect(tab.locator(f'[data-key="hold-{one}"]')).to_be_focused()
+        expect(tab.locator("#said")).to_have_text(f"Job {one} is released.")
+        tab.click(f'[data-key="cancel-{one}"]')
+        tab.click("dialog >> text=Yes, do it")
+        expect(row(tab, one)).to_contain_text("cancelled")
+        expect(row(tab, one).locator("a.job")).to_be_focused()  # its row stands elsewhere
+        row(tab, one).locator("button").click()
+        expect(row(tab, one).locator(".reason")).to_be_visible()
         row(tab, one).locator("a.job").click()
         expect(tab.locator("#job-head")).to_contain_text("It waits:")
         expect(tab.locator("#job-head")).to_contain_text(lab.s.job(one)["reason"])
         tab.fill("#priority", "-5")
         tab.click("text=change")
+        expect(tab.locator("#said")).to_contain_text(f"before it still comes {two}, put first")
         wait_for(lambda: lab.s.job(one)["priority"] == -5, "its priority")
-        tab.click("#job-head button:has-text('cancel')")  # one that waits is taken out without a question
+        tab.click("#job-head button:has-text('cancel')")
+        expect(tab.locator("dialog")).to_contain_text("retry puts it back")
+        tab.click("dialog >> text=Yes, do it")
         expect(tab.locator("#job-head")).to_contain_text("cancelled")
     lab.s.cli("cancel", str(two))
     lab.let_end(*(f"busy-{n}" for n in range(5)))
@@ -180,20 +195,70 @@ def test_submitting_with_a_look_at_what_would_happen(lab: Lab) -> None:
         expect(tab.locator("#f-words b")).to_have_text(
             ["python", "-c", "import sys; print(sys.argv[1:])", "two words", "a b"]
         )
-        expect(tab.locator("#preview")).to_contain_text("It would start at once on GPU")
+        preview = tab.locator("#preview")
+        expect(preview).to_contain_text("✓ It would start at once on GPU")
         tab.fill("#f-gpus", "77")
-        expect(tab.locator("#preview")).to_contain_text("never run")
+        expect(preview).to_contain_text("never run")
+        for wrong in ("-1", "much"):
+            tab.fill("#f-gpus", wrong)
+            expect(preview).to_contain_text("✗ Not like this: gpus")
         tab.fill("#f-gpus", "0.5")
+        expect(preview).to_contain_text("✓ It would start at once")
+        whole = tab.input_value("#f-command")
+        for odd in ("|", ">", ">out.txt", "&&", "$HOME"):
+            tab.fill("#f-command", f"echo x {odd} y")
+            expect(preview.locator(".warning")).to_contain_text(f"{odd} is passed on as a word")
+            expect(preview).not_to_contain_text("✓")
+        tab.fill("#f-command", "no-such-program --x")
+        expect(preview.locator(".warning")).to_contain_text("there is no program no-such-program in PATH")
+        expect(preview).not_to_contain_text("✓")
+        tab.fill("#f-command", "echo 'open")
+        for place in ("#f-words", "#preview"):
+            expect(tab.locator(place)).to_contain_text("a quote is not closed")
+        tab.click("button:has-text('Submit')")
+        expect(tab.locator("#submit-says")).to_contain_text("a quote is not closed")
+        tab.fill("#f-command", whole)
+        expect(preview).to_contain_text("✓ It would start at once")
+        tab.fill("#f-after_ok", "999999")
+        expect(preview).to_contain_text("no job 999999")
+        tab.fill("#f-after_ok", "")
+        tab.fill("#f-conda", str(lab.folder / "no-such-environment"))
+        expect(preview).to_contain_text("no-such-environment")
+        tab.fill("#f-conda", "")
+        tab.fill("#f-vram", "1M")
+        tab.fill("#f-time", "1h")
         tab.fill("#f-label", "from the page")
         tab.click("text=add a variable")
-        tab.get_by_label("name of a variable").fill("SEED")
         tab.get_by_label("its value").fill("7")
+        expect(preview).to_contain_text("✗ Not like this: the variable with the value 7 has no name")
+        tab.get_by_label("name of a variable").fill("SEED")
         expect(tab.locator("#preview")).to_contain_text("It would start at once")
         tab.click("button:has-text('Submit')")
         tab.wait_for_url("**/jobs/*")
+        job = lab.s.job(int(tab.url.rpartition("/")[2]))
+        assert (job["need"], job["conda_env"]) == (0.5, None), "what was emptied again is not sent"
+        expect(tab.locator("#facts")).to_contain_text("time limit")
         expect(tab.locator("#job-head")).to_contain_text("done")
         expect(tab.locator("#log")).to_contain_text("['two words', 'a b']")
         expect(tab.locator("#facts")).to_contain_text("from the page")
+
+
+def test_from_a_count_to_the_jobs_of_that_state(lab: Lab) -> None:
+    """Which jobs failed: one click, and the list keeps itself up to date."""
+    jobs = [int(lab.s.cli("submit", "--gpus", "0", "--label", "bad", "--", "false").stdout) for _ in range(2)]
+    for job in jobs:
+        lab.s.wait_state(job, "failed")
+    with lab.tab() as tab:
+        tab.click('#scheduler a[href="/jobs?state=failed"]')
+        tab.wait_for_url("**/jobs?state=failed")
+        for job in jobs:
+            expect(tab.locator(f'[data-key="row-{job}"]')).to_contain_text("exit 1")
+        tab.fill("#j-label", "bad")
+        tab.select_option("#j-state", "")
+        tab.click("text=show")
+        expect(tab.locator("#list tbody tr")).to_have_count(2)
+        more = int(lab.s.cli("submit", "--gpus", "0", "--label", "bad", "--", "true").stdout)
+        expect(tab.locator(f'[data-key="row-{more}"]')).to_contain_text("done")
 
 
 def test_s2_8_retry_runs_it_again_and_keeps_the_first_output(lab: Lab) -> None:
@@ -427,6 +492,16 @@ def test_a_lost_connection_is_said(lab: Lab) -> None:
         expect(tab.locator("#live")).to_have_text("live")
         lab.page.stop()
         expect(tab.locator("#live")).to_contain_text("not live")
+        banner = tab.locator("#stale")
+        expect(banner).to_have_text(re.compile(r"^✗ As of \d\d:\d\d:\d\d, not live: no connection"))
+        assert tab.evaluate("getComputedStyle(document.querySelector('#gpus')).opacity") == "0.5"
+        clocks = "[...document.querySelectorAll('[data-since]')].map((e) => e.textContent)"
+        stand = tab.evaluate(clocks)
+        tab.evaluate("window.beats = 0; setInterval(() => { window.beats += 1; }, 1100)")
+        wait_for(lambda: tab.evaluate("window.beats") >= 2, "two beats of its clocks")
+        assert tab.evaluate(clocks) == stand != []
         port = lab.page.port
         lab.page.start("--port", str(port))
         expect(tab.locator("#live")).to_have_text("live")
+        expect(banner).to_have_count(0)
+        wait_for(lambda: tab.evaluate(clocks) != stand, "clocks that go on")

@@ -37,6 +37,8 @@ PAGES = (
     "/heatmap?measure=booked",
     "/heatmap?hours=168",
     "/submit",
+    "/jobs",
+    "/jobs?state=failed,running&label=x",
     "/report?since=all",
     "/report",
 )
@@ -199,6 +201,57 @@ def test_a_job_can_only_be_told_what_its_state_allows(shop: Shop, number: int, s
     assert offered == (set() if state is JobState.STOPPING else expected)
     assert (f"/api/jobs/{number}/priority" in html) is (state is JobState.PENDING)
     assert state.value in Read(html).text
+
+
+def test_a_cancel_asks_and_names_the_jobs_that_never_run_then(shop: Shop) -> None:
+    """Also those that wait for these; `after` alone does not need a good end."""
+    waits = [a_job(n, after_ok=(2,)) for n in range(10, 17)]
+    shop.put(a_job(1), a_job(2, state=JobState.RUNNING, **STATES[JobState.RUNNING]), a_job(3, after_ok=(1,)),
+             a_job(4, after_ok=(3,)), a_job(5, after=(4,)), *waits)  # fmt: skip
+    for path in ("/", "/jobs", "/jobs/{}"):
+        asked = {n: _asked(shop.get(path.format(n)), n) for n in (1, 2, 3, 4, 5)}
+        assert asked[1].endswith("retry puts it back. Jobs 3, 4 wait for its good end and will be skipped."), path
+        assert asked[2].endswith("Jobs 10, 11, 12, 13, 14 and 2 more wait for its good end and will be skipped."), path
+        assert "SIGTERM" in asked[2]
+        assert asked[3].endswith(" Job 4 waits for its good end and will be skipped."), path
+        assert asked[4].endswith("retry puts it back.") and asked[5].endswith("retry puts it back."), path
+
+
+def _asked(html: str, number: int) -> str:
+    found = [attrs for _, attrs in Read(html).tags if attrs.get("data-post") == f"/api/jobs/{number}/cancel"]
+    return found[0].get("data-ask") or ""
+
+
+def test_a_job_that_was_put_first_is_marked(shop: Shop) -> None:
+    """Else the order of the table contradicts its priorities."""
+    shop.put(a_job(1, priority=5, order=-1), a_job(2, priority=-5, order=2))
+    html = shop.get("/").partition('id="waiting"')[2]
+    assert re.search(r'wait-1".*?data-th="priority">5 <i class="tag"[^>]*>first</i>.*?wait-2".*?>-5</td>', html, re.S)
+
+
+def test_counts_lead_to_a_list_by_state_and_label(shop: Shop) -> None:
+    """The newest first; a state that is not one is named."""
+    shop.put(
+        *jobs_in_every_state(submitted_at=NOW - 4000),
+        a_job(20, label="x"),
+        a_job(21, label="x", state=JobState.FAILED, **STATES[JobState.FAILED]),
+    )
+    assert 'href="/jobs?state=failed"' in shop.get("/")
+
+    def listed(path: str) -> list[int]:
+        return [int(number) for number in re.findall(r'data-key="row-(\d+)"', shop.get(path))]
+
+    assert listed("/jobs") == [21, 20, *range(8, 0, -1)]
+    assert listed("/jobs?state=failed") == [21, 6] and listed("/jobs?state=failed,done") == [21, 6, 5]
+    assert listed("/jobs?label=x") == [21, 20] and listed("/jobs?label=x&state=failed") == [21]
+    assert listed("/jobs?label=X") == [] and listed("/jobs?label=%25") == []
+    assert listed("/jobs?label=nobody") == [] and "No such job" in shop.get("/jobs?label=nobody")
+    assert "did you mean failed?" in Read(shop.get("/jobs?state=faild", 400)).text
+    shop.put(*(a_job(n, label="x") for n in range(1, pages.MOST_LISTED + 6)))
+    for path in ("/jobs", "/jobs?state=pending", "/jobs?label=x"):
+        assert listed(path) == list(range(pages.MOST_LISTED + 5, 5, -1)), path
+        assert "and 5 more" in shop.get(path)
+    assert listed("/jobs?state=done") == []
 
 
 def test_a_held_job_can_be_released(shop: Shop) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,7 +15,6 @@ from scheduler.core.command_limits import check_words
 from scheduler.core.errors import NotFound, Refused, UsageError, did_you_mean
 from scheduler.core.job import Job, JobSpec, JobState
 from scheduler.core.requests import (
-    Answer,
     Cancel,
     Edit,
     First,
@@ -26,6 +26,7 @@ from scheduler.core.requests import (
     Requeue,
     Resume,
 )
+from scheduler.core.secrets import without_secrets
 from scheduler.desk import SCHEMA
 from scheduler.engine.previewing import Preview, preview
 from scheduler.faces.submitting import Wish, level_of, settings_of, spec_of, table_for
@@ -33,6 +34,8 @@ from scheduler.faces.web.calls import Ask, Conflict, as_json
 from scheduler.intake.environment_places import program_in
 
 NOT_POSSIBLE, NOT_READ, REFUSED, LATER, NOT_THERE = 1, 2, 3, 5, 6  # exit codes of answers (docs/formats.md)
+MOST_NAMED = 5  # jobs in a sentence
+_FOR_TERMINALS = re.compile(r"; gpujob [a-z]+ \d+$")
 OURS = "GPUJOB_"  # variables of the page itself: no job's business
 
 # Key of the body → (how its value becomes the option's text, JSON Schema, what it means).
@@ -198,9 +201,8 @@ def submit(ask: Ask) -> Response:
 def would(ask: Ask) -> Response:
     """What would happen if this were submitted now."""
     source = ask.source
-    wish = wish_of(ask)
+    spec, environment = spec_of(wish_of(ask), str, _shell)  # a wrong value is no answer, but an error
     try:
-        spec, environment = spec_of(wish, str, _shell)
         check_words(spec.arguments)
         doubt = _doubt(spec, environment)
         found = preview(
@@ -244,13 +246,8 @@ def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
     return f"{name} {what}: it would fail at once"
 
 
-def _state(ask: Ask) -> Response:
-    job = ask.source.desk.states([ask.numbers["id"]])[0]
-    return as_json({"id": job.id, "state": job.state.value})
-
-
-def _carry_out(ask: Ask, request: Request) -> Answer:
-    """What was asked, done. Raises NotFound, Conflict, UsageError as the answer says it.
+def _carry_out(ask: Ask, request: Request) -> str:
+    """What was asked, done; says what was. Raises NotFound, Conflict, UsageError as the answer says it.
 
     ``LATER``: no scheduler runs; it is done when one starts, and until then what is so stays so.
     """
@@ -262,23 +259,40 @@ def _carry_out(ask: Ask, request: Request) -> Answer:
         raise UsageError(text)
     if answer.code not in (0, LATER):
         raise Conflict(text)
-    return answer
+    return _FOR_TERMINALS.sub("", text)
 
 
-def _on_job(verb: str, kind: type[Any], possible: Callable[[Job], bool]) -> Callable[[Ask], Response]:
-    """A route that asks something of one job, where its state allows it."""
+def _acted(job: Job, said: str) -> Response:
+    return as_json({"id": job.id, "state": job.state.value, "said": without_secrets(said)})
+
+
+def _on_job(verb: str, kind: type[Any], possible: Callable[[Job], bool], what: str = "") -> Callable[[Ask], Response]:
+    """A route that asks something of one job, where its state allows it. ``what``: what is done, as a sentence ends."""
+    what = what or f"{verb} it"
 
     def does(ask: Ask) -> Response:
         check_keys(ask.body(), ())
         job = ask.source.desk.states([ask.numbers["id"]])[0]
         if not possible(job):
-            raise Conflict(f"job {job.id} is {job.state.value}: that is no state to {verb} it in")
-        answer = _carry_out(ask, kind((job.id,)))
-        if verb == "cancel" and any(ENDED_ALREADY in line for line in answer.lines):
-            raise Conflict("; ".join(answer.lines))  # meanwhile
-        return _state(ask)
+            raise Conflict(f"job {job.id} is {job.state.value}: that is no state to {what} in")
+        said = _carry_out(ask, kind((job.id,)))
+        if verb == "cancel" and ENDED_ALREADY in said:
+            raise Conflict(said)  # meanwhile
+        job = ask.source.desk.states([job.id])[0]
+        return _acted(job, "; ".join([said, *_also(ask, verb, job)]))
 
     return does
+
+
+def _also(ask: Ask, verb: str, job: Job) -> list[str]:
+    """What else one has to know who put a job back into the queue."""
+    if verb != "retry":
+        return []
+    if job.state is JobState.SKIPPED:
+        parents = ask.source.desk.known(job.spec.after_ok).values()
+        bad = [one for one in parents if one.state.ended and not one.succeeded]
+        return [f"job {one.id} has ended as {one.state.value}: retry that first" for one in bad[:MOST_NAMED]]
+    return ["it is held still: release lets it start"] if job.held and job.state is JobState.PENDING else []
 
 
 def _waits(job: Job) -> bool:
@@ -289,7 +303,7 @@ cancel = _on_job("cancel", Cancel, lambda job: not job.state.ended)
 retry = _on_job("retry", Requeue, lambda job: job.state.ended)
 hold = _on_job("hold", Hold, _waits)
 release = _on_job("release", Release, _waits)
-first = _on_job("put", First, _waits)
+first = _on_job("first", First, _waits, "put it first")
 
 
 def priority(ask: Ask) -> Response:
@@ -299,15 +313,30 @@ def priority(ask: Ask) -> Response:
     if "priority" not in body:
         raise UsageError("the priority is missing", do='send {"priority": 0}')
     level = level_of(_text("priority", body["priority"]), str)
-    _carry_out(ask, Edit((ask.numbers["id"],), {"priority": level}))
-    return _state(ask)
+    said = _carry_out(ask, Edit((ask.numbers["id"],), {"priority": level}))
+    job = ask.source.desk.states([ask.numbers["id"]])[0]
+    return _acted(job, "; ".join(filter(None, (said, _place_of(ask, job)))))
+
+
+def _place_of(ask: Ask, job: Job) -> str:
+    """What a waiting job's priority does not change: those that were put first come before all others."""
+    if job.state is not JobState.PENDING:
+        return ""
+    if job.order < 0:
+        return "it was put first, which its priority does not change (cancel and retry give it its ordinary place)"
+    ahead = [one for one in ask.source.overview().jobs if one.state is JobState.PENDING and one.order < 0]
+    names = [str(one.id) for one in sorted(ahead, key=lambda one: one.turn)]
+    if not names:
+        return ""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    verb = "comes" if len(names) == 1 else "come"
+    return f"before it still {verb} {', '.join(names[:MOST_NAMED])}{more}, put first"
 
 
 def pause_gpu(ask: Ask) -> Response:
     """No new job on this GPU."""
     check_keys(ask.body(), ())
-    _carry_out(ask, Pause((ask.numbers["n"],)))
-    return _paused(ask)
+    return _paused(ask, _carry_out(ask, Pause((ask.numbers["n"],))))
 
 
 def resume_gpu(ask: Ask) -> Response:
@@ -317,23 +346,20 @@ def resume_gpu(ask: Ask) -> Response:
     force = bool(_yes("force", body.get("force", False)))
     if force and not ask.source.desk.alive():
         raise Conflict("no scheduler is running: nobody sees what force would accept")
-    _carry_out(ask, Resume((ask.numbers["n"],), force))
-    return _paused(ask)
+    return _paused(ask, _carry_out(ask, Resume((ask.numbers["n"],), force)))
 
 
-def _paused(ask: Ask) -> Response:
-    return as_json({"paused_gpus": list(ask.source.desk.pauses()[1])})
+def _paused(ask: Ask, said: str) -> Response:
+    return as_json({"paused_gpus": list(ask.source.desk.pauses()[1]), "said": said})
 
 
 def pause_queue(ask: Ask) -> Response:
     """Start nothing at all."""
     check_keys(ask.body(), ())
-    _carry_out(ask, PauseQueue(True))
-    return as_json({"paused": True})
+    return as_json({"paused": True, "said": _carry_out(ask, PauseQueue(True))})
 
 
 def resume_queue(ask: Ask) -> Response:
     """Start jobs again."""
     check_keys(ask.body(), ())
-    _carry_out(ask, PauseQueue(False))
-    return as_json({"paused": False})
+    return as_json({"paused": False, "said": _carry_out(ask, PauseQueue(False))})

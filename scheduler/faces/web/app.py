@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
@@ -70,6 +71,13 @@ async def _in_thread(ask: Ask, kind: str, does: Callable[..., Response], *words:
     return await to_thread.run_sync(does, ask, *words, limiter=lane)
 
 
+def _answer(call: Call, ask: Ask) -> Response:
+    """What the route says. Raises SchedulerError, also where the scheduler's folder is gone: it would look like a new one."""
+    if not call.path.startswith("/static/"):
+        ask.source.check_there()
+    return call.does(ask)
+
+
 def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
     async def run(request: Request) -> Response:
         found = {name: number(text) for name, text in request.path_params.items()}
@@ -80,7 +88,7 @@ def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
         try:
             if not call.page:
                 check_query(call, request)
-            return await _in_thread(ask, _kind(call), call.does)
+            return await _in_thread(ask, _kind(call), partial(_answer, call))
         except SchedulerError as error:
             if not isinstance(error, StoreTrouble) and error.where == ask.source.desk.places.state_file:
                 error.where = ""  # everybody knows which scheduler this page is of

@@ -17,6 +17,7 @@ from scheduler.faces.render import how_it_ended, near
 from scheduler.faces.web.timeline import Run
 from scheduler.overview import GpuView, Overview, words_run
 
+MOST_NAMED = 5  # jobs in a question
 LONGEST_NAME = 120  # characters of a command in a table
 MEMORY_PARTS = ("ours", "foreign", "reserved", "free")
 
@@ -32,8 +33,8 @@ class Act:
     kind: str = ""
 
 
-def acts(job: Job) -> list[Act]:
-    """What can be done with a job in its state."""
+def acts(job: Job, skipped: Sequence[int] = ()) -> list[Act]:
+    """What can be done with a job in its state. ``skipped``: jobs that never run when this one is cancelled."""
     at, name = f"/api/jobs/{job.id}", job.spec.shown_words(60)
     if job.state is JobState.PENDING:
         held = job.held
@@ -42,14 +43,50 @@ def acts(job: Job) -> list[Act]:
         return [
             Act("first", f"{at}/first", "put it before all others"),
             hold,
-            Act("cancel", f"{at}/cancel", "take it out of the queue", kind="bad"),
+            Act(
+                "cancel",
+                f"{at}/cancel",
+                "take it out of the queue",
+                f"Take job {job.id} ({name}) out of the queue? retry puts it back.{_then(skipped)}",
+                "bad",
+            ),
         ]
     if job.state.ended:
         return [Act("retry", f"{at}/retry", "queue it again; its old output is kept")]
     if job.state is JobState.STOPPING and job.stop_why == "cancelled":
         return []
-    ask = f"Cancel job {job.id} ({name})? It is running: all its processes get SIGTERM, then SIGKILL."
+    ask = f"Cancel job {job.id} ({name})? It is running: all its processes get SIGTERM, then SIGKILL.{_then(skipped)}"
     return [Act("cancel", f"{at}/cancel", "end all its processes", ask, "bad")]
+
+
+def _then(skipped: Sequence[int]) -> str:
+    """What a cancel does to others, as the end of a question."""
+    if not skipped:
+        return ""
+    if len(skipped) == 1:
+        return f" Job {skipped[0]} waits for its good end and will be skipped."
+    more = f" and {len(skipped) - MOST_NAMED} more" if len(skipped) > MOST_NAMED else ""
+    names = ", ".join(map(str, skipped[:MOST_NAMED]))
+    return f" Jobs {names}{more} wait for its good end and will be skipped."
+
+
+def in_need(view: Overview) -> dict[int, list[int]]:
+    """Job → the waiting jobs at hand that are skipped when it does not end well, by id; also those that wait for these."""
+    needed: dict[int, set[int]] = {}
+    for job in view.jobs:
+        if job.state is JobState.PENDING:
+            for parent in job.spec.after_ok:
+                needed.setdefault(parent, set()).add(job.id)
+    found = {}
+    for parent in needed:
+        seen: set[int] = set()
+        ahead = [parent]
+        while ahead:
+            new = needed.get(ahead.pop(), set()) - seen
+            seen |= new
+            ahead += new
+        found[parent] = sorted(seen)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +103,11 @@ class Row:
     acts: list[Act]
 
 
-def row(job: Job, reason: Reason | None = None) -> Row:
-    """A job as tables show it."""
+def row(job: Job, reason: Reason | None = None, skipped: Sequence[int] = ()) -> Row:
+    """A job as tables show it. ``skipped``: as `acts` has it."""
     allowed = "any" if job.allowed is None else gpu_ids_text(job.allowed)
-    return Row(
-        job, command_words(job), how_it_ended(job), reason, gpu_ids_text(job.gpus), need_words(job), allowed, acts(job)
-    )
+    return Row(job, command_words(job), how_it_ended(job), reason, gpu_ids_text(job.gpus), need_words(job), allowed,
+               acts(job, skipped))  # fmt: skip
 
 
 def command_words(job: Job) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 
 from starlette.responses import HTMLResponse, Response
 
-from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.errors import SchedulerError, UsageError, did_you_mean
 from scheduler.core.gpu import WHOLE
 from scheduler.core.history import GpuSample
 from scheduler.core.job import ENDED, JobState
 from scheduler.core.log_names import is_packed
 from scheduler.core.reporting import Report, attempts_of
+from scheduler.desk import STATES
 from scheduler.faces.folding import last_lines, without_colours
 from scheduler.faces.web import for_pages, svg_curves, timeline
 from scheduler.faces.web.calls import Ask, Call
@@ -24,6 +25,7 @@ from scheduler.faces.web.source import MOST_WAITING
 from scheduler.overview import Overview
 
 MOST_ENDED = 20
+MOST_LISTED = 200
 MOST_LINES = 200
 MOST_REPORTED = 500
 HOUR_S, DAY_S = 3600.0, 86400.0
@@ -52,6 +54,7 @@ def _now(ask: Ask) -> Response:
     view = ask.source.overview()
     waiting = sorted((job for job in view.jobs if job.state is JobState.PENDING), key=lambda job: job.turn)
     ended = [job for job in view.jobs if job.state.ended]
+    need = for_pages.in_need(view)
     return _page(
         ask,
         "now.html",
@@ -59,8 +62,8 @@ def _now(ask: Ask) -> Response:
         view=view,
         cards=for_pages.gpu_cards(view),
         hours=_last_hour(ask, view, now),
-        running=[for_pages.row(job) for job in view.jobs if job.state.holds_gpus],
-        waiting=[for_pages.row(job, view.reasons.get(job.id)) for job in waiting[:MOST_WAITING]],
+        running=[for_pages.row(job, None, need.get(job.id, ())) for job in view.jobs if job.state.holds_gpus],
+        waiting=[for_pages.row(job, view.reasons.get(job.id), need.get(job.id, ())) for job in waiting[:MOST_WAITING]],
         more_waiting=max(0, view.counts.get("pending", 0) - min(len(waiting), MOST_WAITING)),
         ended=[for_pages.row(job) for job in ended[:MOST_ENDED]],
         older=max(0, sum(view.counts.get(state.value, 0) for state in ENDED) - min(len(ended), MOST_ENDED)),
@@ -88,6 +91,35 @@ def _gpu_samples(ask: Ask, start: float, end: float, step_s: float) -> Mapping[i
     return ask.source.desk.gpu_history(start, end, step_s)
 
 
+# -- jobs by state ----------------------------------------------------------------------------------------
+
+
+def _jobs(ask: Ask) -> Response:
+    """The newest jobs in some states, with a label."""
+    query = ask.request.query_params
+    text, label = query.get("state", ""), query.get("label", "")
+    states = text.split(",") if text else []
+    for word in states:
+        if word not in STATES:
+            raise UsageError(f"no state {word[:40]!r}{did_you_mean(word, STATES)}", do=f"known: {', '.join(STATES)}")
+    view = ask.source.overview()
+    found, number = ask.source.desk.newest_in(states, label, MOST_LISTED)
+    need = for_pages.in_need(view)
+    return _page(
+        ask,
+        "jobs.html",
+        here="",
+        view=view,
+        rows=[for_pages.row(job, view.reasons.get(job.id), need.get(job.id, ())) for job in found],
+        number=number,
+        text=text,
+        label=label,
+        choices=dict.fromkeys(["", text, *STATES, ",".join(state.value for state in JobState if state.ended)]),
+        labels=_labels(view),
+        now=time.time(),
+    )
+
+
 # -- a job ------------------------------------------------------------------------------------------------
 
 
@@ -102,7 +134,7 @@ def _job(ask: Ask) -> Response:
         "job.html",
         here="",
         job=job,
-        row=for_pages.row(job, reason),
+        row=for_pages.row(job, reason, for_pages.in_need(view).get(job.id, ())),
         reason=reason,
         facts=for_pages.facts(job),
         parents=[(number, parents.get(number), number in job.spec.after_ok) for number in
@@ -412,6 +444,7 @@ def _static(name: str) -> Call:
 
 CALLS = (
     Call("GET", "/", _now, "What there is now.", page=True),
+    Call("GET", "/jobs", _jobs, "The newest jobs, by state and label.", page=True),
     Call("GET", "/jobs/{id}", _job, "All of a job.", page=True),
     Call("GET", "/timeline", _timeline, "What ran where, over time.", page=True),
     Call("GET", "/heatmap", _heatmap, "How busy the GPUs were, by the hour.", page=True),

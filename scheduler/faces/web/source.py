@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
+from scheduler.core.errors import StoreTrouble
 from scheduler.core.requests import Answer, Pause, PauseQueue, Request, Resume
 from scheduler.desk import Desk
 from scheduler.faces.asking import do, until_shown
@@ -29,6 +31,16 @@ class Source:
         self._status_until = 0.0
         self._changes = 0  # counts what was done here: a look that began before it is not kept
         self._one_by_one = threading.Lock()
+        self._was_there = False
+
+    def check_there(self) -> None:
+        """Raise StoreTrouble when the folder that this page was started for is gone (its token lay there)."""
+        house = self.desk.places.house
+        if os.path.isdir(house):
+            self._was_there = True
+        elif self._was_there:
+            raise StoreTrouble("no such folder: it was removed while the page was open", where=house,
+                               do="put it back, or end this page and start it where the scheduler is")  # fmt: skip
 
     def overview(self) -> Overview:
         """What there is now, at most `FRESH_S` old. Raises SchedulerError when the store cannot be read."""

@@ -36,11 +36,10 @@
     return answer.body.error || `It did not work (${answer.status}).`;
   }
 
-  function told(path, body) {
-    if ("state" in body) return `Job ${body.id} is ${body.state === "pending" ? "in the queue" : body.state}.`;
-    if ("paused_gpus" in body) return body.paused_gpus.length ? `Paused GPUs: ${body.paused_gpus.join(", ")}.` : "All GPUs take jobs.";
-    if ("paused" in body) return body.paused ? "The queue is paused; running jobs go on." : "The queue runs.";
-    return "Done.";
+  /** What was done, in the words of the answer. */
+  function told(body) {
+    const text = body.said || "Done";
+    return `${text[0].toUpperCase()}${text.slice(1)}.`;
   }
 
   /** Ask before what cannot be taken back; resolves to whether to do it. */
@@ -51,7 +50,7 @@
     return new Promise((resolve) => {
       dialog.returnValue = "no";
       dialog.addEventListener("close", () => {
-        if (from && from.isConnected) from.focus();
+        (from?.isConnected ? from : document.querySelector(`[data-key="${CSS.escape(from?.dataset.key ?? "")}"]`) ?? document.getElementById("main")).focus();
         resolve(dialog.returnValue === "yes");
       }, { once: true });
       dialog.showModal();
@@ -64,7 +63,7 @@
     control.setAttribute("aria-busy", "true");
     const answer = await post(path, value);
     control.removeAttribute("aria-busy");
-    say(answer.ok ? told(path, answer.body) : problem(answer), !answer.ok);
+    say(answer.ok ? told(answer.body) : problem(answer), !answer.ok);
     document.dispatchEvent(new Event("gpujob:look"));
   }
 

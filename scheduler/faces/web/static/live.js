@@ -17,6 +17,8 @@
   let looking = false;
   let took = 0;
   let again = 0;
+  let seenAt = clock(document); // when what is shown was so, as the server's clock says it
+  let stale = false;
 
   function tell(text, on) {
     if (line.textContent !== text) line.textContent = text;
@@ -24,10 +26,34 @@
     line.classList.toggle("down", !on && text !== "");
   }
 
+  /** The time that stands in a page that the server made. */
+  function clock(page) {
+    return /\d\d:\d\d:\d\d/.exec(page.querySelector("footer time")?.textContent ?? "")?.[0] ?? new Date().toTimeString().slice(0, 8);
+  }
+
+  /** Whether what is shown is what is so: clocks stand still, it is dimmed and said in large while it is not. */
+  function fresh(now, why = "") {
+    if (now) {
+      document.getElementById("stale")?.remove();
+    } else {
+      const banner = document.getElementById("stale") ?? document.createElement("p");
+      const text = `✗ As of ${seenAt}, not live: ${why}`;
+      if (!banner.isConnected) {
+        Object.assign(banner, { id: "stale", className: "banner bad" });
+        banner.setAttribute("role", "alert");
+        document.getElementById("main").before(banner);
+      }
+      if (banner.textContent !== text) banner.textContent = text;
+      tell("not live", false);
+    }
+    stale = !now;
+    document.documentElement.classList.toggle("stale", stale);
+  }
+
   // -- changing what differs ---------------------------------------------------------------------------
 
-  const key = (node) => (node.nodeType === 1 ? node.id || node.dataset.key || "" : "");
-  const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && key(a) === key(b);
+  const keyOf = (node) => (node.nodeType === 1 ? node.id || node.dataset.key || "" : "");
+  const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
 
   /** Make `old` like `fresh`, leaving alone what is the reader's: focus, typed text, opened details, scrolling. */
   function become(old, fresh) {
@@ -44,10 +70,10 @@
       old.setAttribute(name, value);
     }
     const known = new Map();
-    for (const child of old.childNodes) if (key(child)) known.set(key(child), child);
+    for (const child of old.childNodes) if (keyOf(child)) known.set(keyOf(child), child);
     let at = old.firstChild;
     for (const wanted of [...fresh.childNodes]) {
-      const same = key(wanted) ? known.get(key(wanted)) : at && alike(at, wanted) ? at : null;
+      const same = keyOf(wanted) ? known.get(keyOf(wanted)) : at && alike(at, wanted) ? at : null;
       if (same && same.nodeName === wanted.nodeName) {
         if (same === at) at = at.nextSibling;
         else old.insertBefore(same, at);
@@ -63,24 +89,47 @@
     }
   }
 
+  /** Where the focus is, to be found again when what has it is replaced; null where it is nowhere. */
+  function placeOf(focused) {
+    if (!focused || focused === document.body) return null;
+    const key = focused.id || focused.dataset.key;
+    const group = focused.closest(".buttons, .act");
+    const holder = (group ?? focused.parentElement)?.closest("[data-key], [id]");
+    const job = /^\/(?:api\/)?jobs\/(\d+)/.exec(focused.dataset.post ?? focused.getAttribute("href") ?? "")?.[1];
+    return { key, holder: holder && keyOf(holder), at: group ? [...group.querySelectorAll("button")].indexOf(focused) : -1, job };
+  }
+
+  /** Focus what had it, else the button in its place, else the row of its job, else the content. */
+  function backTo({ key, holder, at, job }) {
+    const named = (text) => text && document.querySelector(`[data-key="${CSS.escape(text)}"], [id="${CSS.escape(text)}"]`);
+    const buttons = [...(named(holder)?.querySelectorAll(".buttons button") ?? [])];
+    const found = named(key) || (at >= 0 && buttons[at]) || (job && document.querySelector(`main a[href="/jobs/${job}"]`)) || buttons[0]
+      || document.getElementById("main");
+    found.focus({ preventScroll: true });
+  }
+
   function take(text) {
-    const fresh = new DOMParser().parseFromString(text, "text/html");
-    const focused = document.activeElement && (document.activeElement.id || document.activeElement.dataset.key);
+    const page = new DOMParser().parseFromString(text, "text/html");
+    seenAt = clock(page);
+    const place = placeOf(document.activeElement);
     for (const region of document.querySelectorAll("[data-live]")) {
-      const now = fresh.getElementById(region.id);
+      const now = page.getElementById(region.id);
       if (!now || last.get(region.id) === now.outerHTML) continue;
       last.set(region.id, now.outerHTML);
       const typing = region.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
       if (!typing) become(region, now);
       else last.delete(region.id); // another time
     }
-    if (fresh.title && document.title !== fresh.title) document.title = fresh.title;
-    if (focused && document.activeElement === document.body) {
-      const named = CSS.escape(focused);
-      document.querySelector(`[data-key="${named}"], [id="${named}"]`)?.focus({ preventScroll: true });
-    }
+    if (page.title && document.title !== page.title) document.title = page.title;
+    if (place && document.activeElement === document.body) backTo(place);
     document.dispatchEvent(new Event("gpujob:changed"));
     tick();
+  }
+
+  /** What a page that tells of trouble says. */
+  function said(text) {
+    const found = new DOMParser().parseFromString(text, "text/html").querySelector("main .banner")?.textContent.trim();
+    return found ? `, ${found}` : "";
   }
 
   async function look() {
@@ -90,13 +139,17 @@
     saved -= 1;
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(MOST_MS) });
-      if (answer.status === 401) tell("not live: you are signed out, load the page again", false);
+      const text = await answer.text();
+      if (answer.status === 401) fresh(false, "you are signed out, load the page again");
       else if (answer.ok || answer.status === 404) {
-        take(await answer.text());
+        take(text);
+        fresh(true);
         if (stream && stream.readyState === EventSource.OPEN) tell("live", true);
-      } else tell(`not live: the server says ${answer.status}`, false);
-    } catch {
-      tell("not live: no connection to gpujob web", false);
+        else if (!stream || stream.readyState === EventSource.CLOSED) tell("not live: looked at each 10 s", false);
+      } else fresh(false, `the server says ${answer.status}${said(text)}`);
+    } catch (error) {
+      if (error.name === "TimeoutError") fresh(false, "gpujob web does not answer within 30 s");
+      else fresh(false, "no connection to gpujob web. Is it still running, and the tunnel open?");
     }
     looking = false;
     took = Date.now() - begun;
@@ -122,7 +175,7 @@
     stream = new EventSource("/api/events");
     stream.onopen = () => { tell("live", true); soon(); };
     stream.onerror = () => {
-      tell("not live: the connection is lost, trying again", false);
+      soon(); // which tells whether it is lost
       if (stream && stream.readyState === EventSource.CLOSED) {
         stream = null;
         again = setTimeout(listen, AGAIN_MS);
@@ -160,6 +213,7 @@
   }
 
   function tick() {
+    if (stale) return;
     const now = Date.now() / 1000 - shift;
     for (const one of document.querySelectorAll("[data-since]")) {
       const text = span(now - Number(one.dataset.since));

@@ -7,6 +7,9 @@
   const says = document.getElementById("submit-says");
   const env = document.getElementById("env");
   const WAIT_MS = 300;
+  const NOT_CLOSED = "a quote is not closed";
+  const OF_A_SHELL = /^(?:\||\|\||&|&&|;|[12&]?>{1,2}[^\s>]*|<{1,2})$|^\$/; // words that only a shell would understand
+  const FAILS = /would fail at once/; // the notes of a preview that are no mere information
   const hint = chips.firstElementChild;
   let waiting = 0;
   let asked = 0;
@@ -42,20 +45,31 @@
     return out;
   }
 
-  /** What the form says, as the API takes it; null while the command is not whole. */
-  function value() {
+  function variables() {
+    return [...env.querySelectorAll(".env-row")].map((row) => [...row.querySelectorAll("input")].map((one) => one.value));
+  }
+
+  /** Why this cannot be sent; empty where it can. */
+  function trouble() {
     const command = words(form.command.value);
-    if (!command || !command.length) return null;
-    const out = { command };
-    for (const name of ["gpus", "allowed", "label", "after", "time", "cwd"]) {
+    if (command === null) return NOT_CLOSED;
+    if (!command.length) return "write a command first";
+    const nameless = variables().find(([name, text]) => !name.trim() && text);
+    return nameless ? `the variable with the value ${nameless[1]} has no name` : "";
+  }
+
+  /** What the form says, as the API takes it; null while it cannot be sent. */
+  function value() {
+    if (trouble()) return null;
+    const out = { command: words(form.command.value) };
+    for (const name of ["gpus", "allowed", "label", "after", "after_ok", "conda", "vram", "time", "cwd"]) {
       const text = form.elements[name].value.trim();
       if (text) out[name] = text;
     }
     for (const name of ["priority", "retries"]) {
       if (form.elements[name].value !== "") out[name] = Number(form.elements[name].value);
     }
-    const pairs = [...env.querySelectorAll(".env-row")].map((row) => [...row.querySelectorAll("input")].map((one) => one.value));
-    const set = pairs.filter(([name]) => name.trim());
+    const set = variables().filter(([name]) => name.trim());
     if (set.length) out.env = Object.fromEntries(set.map(([name, text]) => [name.trim(), text]));
     return out;
   }
@@ -63,7 +77,7 @@
   function drawWords() {
     const found = words(form.command.value);
     chips.replaceChildren();
-    if (found === null) chips.append("a quote is not closed");
+    if (found === null) chips.append(NOT_CLOSED);
     else if (!found.length) chips.append(hint);
     else {
       for (const word of found) {
@@ -79,16 +93,30 @@
     preview.replaceChildren(...lines.filter(Boolean).map((text, place) => {
       const one = document.createElement("p");
       one.textContent = text;
-      if (place) one.className = "faint";
+      if (text.startsWith("! ")) one.className = "warning";
+      else if (place) one.className = "faint";
       return one;
     }));
+  }
+
+  /** A word as one would type it in a shell. */
+  const quoted = (word) => (/^[\w@%+=:,./{}-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
+
+  /** What somebody may have meant for a shell: none reads this. */
+  function hints(command) {
+    if (command[1] === "-c") return [];
+    const odd = [...new Set(command.filter((word) => OF_A_SHELL.test(word)))];
+    if (!odd.length) return [];
+    const many = odd.length > 1 ? "are passed on as words" : "is passed on as a word";
+    return [`! ${odd.join("  ")} ${many}, no shell reads this; for one: sh -c "…"`];
   }
 
   async function ask() {
     const number = (asked += 1);
     const wanted = value();
     if (!wanted) {
-      tell("", "Write a command, and here stands what would happen.");
+      const empty = !form.command.value.trim();
+      tell(empty ? "" : "never", empty ? "Write a command, and here stands what would happen." : `✗ Not like this: ${trouble()}`);
       return;
     }
     const answer = await window.gpujob.post("/api/preview", wanted);
@@ -98,13 +126,16 @@
       return;
     }
     const { would, gpus, reason, need, notes, command } = answer.body;
+    const bad = [...(notes || []).filter((note) => FAILS.test(note)).map((note) => `! ${note}`), ...hints(wanted.command)];
+    const where = gpus && gpus.length ? ` on GPU ${gpus.join(", ")}` : "";
     const heads = {
-      start: `✓ It would start at once${gpus && gpus.length ? ` on GPU ${gpus.join(", ")}` : ""}.`,
+      start: bad.length ? `It would start at once${where}, but:` : `✓ It would start at once${where}.`,
       wait: `○ It would wait: ${reason}`,
       never: `✗ It could never run: ${reason}`,
     };
-    const needs = need === undefined || need === null ? "" : `it needs ${need}`;
-    tell(would, heads[would], needs, command ? `runs: ${command.join(" ")}` : "", ...(notes || []));
+    const needs = need === undefined || need === null ? "" : `it needs ${need || "no"} GPU${need > 1 ? "s" : ""}`;
+    const runs = command.length ? `runs: ${command.map(quoted).join(" ")}` : "";
+    tell(bad.length && would === "start" ? "wait" : would, heads[would], ...bad, needs, runs, ...(notes || []).filter((note) => !FAILS.test(note)));
   }
 
   function changed() {
@@ -140,7 +171,7 @@
     event.preventDefault();
     const wanted = value();
     if (!wanted) {
-      says.textContent = "the command is not whole";
+      says.textContent = `Not like this: ${trouble()}`;
       return;
     }
     const button = form.querySelector("button.main");
