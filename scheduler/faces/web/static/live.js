@@ -7,6 +7,7 @@
   const EVERY_MS = 10000; // a look also when nothing is told: readings, and a server without events
   const MOST_MS = 30000; // for an answer
   const AGAIN_MS = 3000; // after a lost connection
+  const LOST = "not live: no connection to gpujob web, trying again";
   const line = document.getElementById("live");
   const shift = Date.now() / 1000 - Number(document.documentElement.dataset.now); // clocks of two machines differ
   const last = new Map(); // id of a region → its HTML as it came last
@@ -96,7 +97,7 @@
         if (stream && stream.readyState === EventSource.OPEN) tell("live", true);
       } else tell(`not live: the server says ${answer.status}`, false);
     } catch {
-      tell("not live: no connection to gpujob web", false);
+      tell(LOST, false);
     }
     looking = false;
     took = Date.now() - begun;
@@ -122,7 +123,7 @@
     stream = new EventSource("/api/events");
     stream.onopen = () => { tell("live", true); soon(); };
     stream.onerror = () => {
-      tell("not live: the connection is lost, trying again", false);
+      tell(LOST, false);
       if (stream && stream.readyState === EventSource.CLOSED) {
         stream = null;
         again = setTimeout(listen, AGAIN_MS);
