@@ -128,7 +128,7 @@ def test_a_long_log_says_what_is_not_shown_and_gives_it(lab: Lab) -> None:
     with lab.tab(f"/jobs/{job}") as tab:
         part, log = tab.locator("#log-part"), tab.locator("#log")
         expect(log).to_contain_text("line 03000")
-        expect(part).to_contain_text("The last 1,000 lines of about 3,000 (52.7 KiB).")
+        expect(part).to_contain_text("The last 1,000 lines of about 3,000 (49.8 KiB).")
         expect(part).to_contain_text(f"gpujob logs {job}")
         expect(log).not_to_contain_text("line 02000")
         tab.evaluate("document.getElementById('log').scrollTop = 40")

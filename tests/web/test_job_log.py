@@ -82,7 +82,7 @@ def test_a_found_line_tells_its_place(page: Page) -> None:
     places = answer.headers["x-gpujob-log-places"].split(",")
     lines = answer.text.splitlines()
     assert len(lines) > len(places) == 200
-    for place, line in list(zip(places, lines[-200:], strict=True))[:: 40]:
+    for place, line in list(zip(places, lines[-200:], strict=True))[::40]:
         told, text = line.split(":")
         assert told == text and get(page, number, f"?from={place}").text.startswith(f"{text}\n")
     assert "x-gpujob-log-places" not in get(page, number, "?find=nowhere").headers

@@ -201,7 +201,13 @@ def why_no_readings(job: Job, runs: int, declared: frozenset[int]) -> str:
 
 def never_ran(job: Job) -> str:
     """What is said of a job without a run."""
-    return "it could not start" if job.state is JobState.FAILED else "it never ran" if job.state.ended else "it has not run yet"
+    return (
+        "it could not start"
+        if job.state is JobState.FAILED
+        else "it never ran"
+        if job.state.ended
+        else "it has not run yet"
+    )
 
 
 def without_scripts(job: Job) -> list[str]:

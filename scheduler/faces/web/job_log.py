@@ -41,8 +41,7 @@ _LINE_END = re.compile(rb"\n")
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 
 SIZE, START, END, UNFINISHED, ATTEMPT, PLACES, RESTARTED, CUT = (
-    f"X-Gpujob-Log-{name}"
-    for name in ("Size", "Start", "End", "Unfinished", "Attempt", "Places", "Restarted", "Cut")
+    f"X-Gpujob-Log-{name}" for name in ("Size", "Start", "End", "Unfinished", "Attempt", "Places", "Restarted", "Cut")
 )
 HEADERS = {
     SIZE: "Bytes in the log now (unpacked).",

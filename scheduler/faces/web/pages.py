@@ -263,7 +263,11 @@ def _drawn(
     spans = list(pauses)
     for band in bands:
         cpu = band.gpu is None
-        paused = [] if cpu else [(x(low), max(0.08, x(up) - x(low))) for gpu, low, up in spans if gpu is None or gpu == band.gpu]
+        paused = (
+            []
+            if cpu
+            else [(x(low), max(0.08, x(up) - x(low))) for gpu, low, up in spans if gpu is None or gpu == band.gpu]
+        )
         strip = PAUSE_PX if paused else 0  # its hatching is seen also where a job stands before it
         high = min(MOST_LANES_PX, max(LANE_PX, LANE_PX * band.rows)) if cpu else BAND_PX
         inner = top + HEAD_PX

@@ -69,7 +69,7 @@
     const hits = !word.value ? "" : !marks.length ? "not in what is shown" : here < 0 ? `${many} shown` : `${here + 1} of ${many}`;
     const text = [trouble, hits].filter(Boolean).join("; ");
     if (says.textContent !== text) says.textContent = text;
-    at("log-before").disabled = at("log-next").disabled = !marks.length;
+    at("log-before").disabled = !marks.length; // "next" stays: Enter would not be told with it disabled
     const begin = pieces.length ? pieces[0].start : 0;
     part.hidden = !begin && !away;
     at("log-earlier").hidden = !begin;
@@ -83,10 +83,15 @@
   }
 
   function redraw() {
+    const back = here < 0 ? 0 : marks.length - here; // what changes stands before it
     view.replaceChildren(marked(pieces.map((one) => one.text).join("")), rest);
     rest.replaceChildren(marked(loose));
     none.hidden = shown() + loose.length > 0;
+    here = -1;
     count();
+    if (back && back <= marks.length) here = marks.length - back;
+    marks[here]?.classList.add("here");
+    tell();
   }
 
   function count() {
@@ -145,6 +150,7 @@
     pieces = [];
     loose = "";
     away = false;
+    here = -1;
   }
 
   async function read() {
@@ -217,6 +223,7 @@
       const box = marks[here].getBoundingClientRect();
       const frame = view.getBoundingClientRect();
       if (box.top < frame.top || box.bottom > frame.bottom) view.scrollTop += box.top - frame.top - frame.height / 2;
+      marks[here].scrollIntoView({ block: "nearest" }); // the page, where the log reaches beyond it
     }
     tell();
   }
