@@ -386,7 +386,10 @@ class Desk:
                 return report_of((), now=now, since=since)
             alive = self.alive()
             found = named or rows.ended_since(connection, float("-inf") if since is None else since)
-            stories = ((self._now([job], alive)[0], rows.events_of(connection, job.id)) for job in found)
+            stories = (
+                (self._now([job], alive)[0] if job.state in HOLDING else job, events)
+                for job, events in rows.with_events(connection, found)
+            )
             return report_of(
                 stories,
                 gpus=(gpu.index for gpu in rows.gpus(connection)),
@@ -394,6 +397,11 @@ class Desk:
                 since=since,
                 known_since=rows.known_since(connection),
             )
+
+    def first_submitted(self) -> float | None:
+        """When the oldest job that is known was submitted; None where none is."""
+        with self._reading() as connection:
+            return rows.first_submitted(connection) if connection is not None else None
 
     # -- curves -------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import shlex
 
 from scheduler.core.gpu import Need
 from scheduler.core.secrets import without_secrets, words_without_secrets
+from scheduler.core.shell_words import quoted
 
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
 TYPE_CHECKING = False
@@ -135,7 +136,7 @@ class JobSpec:
         else:
             command = words_without_secrets((self.script, *self.arguments) if self.script else self.arguments)
             words = [word.rsplit("/", 1)[-1] if n == 0 else word for n, word in enumerate(command)]
-            text = " ".join(shlex.quote(word) if not word or _SHELL.intersection(word) else word for word in words)
+            text = " ".join(quoted(word) if not word or _SHELL.intersection(word) else word for word in words)
         text = f"{without_secrets(self.label)}: {text}" if self.label else text
         return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
 

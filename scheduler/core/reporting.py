@@ -184,7 +184,9 @@ def report_of(
         line = Line(job, wait_ms, None if first is None else first / _MS, runs)
         lines.append(line)
         total.add(line)
-        labels.setdefault(job.spec.label, Total()).add(line)
+        if job.spec.label not in labels:  # a Total costs more than all else that is done for a line
+            labels[job.spec.label] = Total()
+        labels[job.spec.label].add(line)
         for gpu in line.gpus:
             use.setdefault(gpu, GpuUse(gpu)).jobs += 1
         for run in runs:

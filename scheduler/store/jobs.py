@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from scheduler.core.errors import Damaged, SchedulerError, UsageError
 from scheduler.core.gpu import Gpu, Need, gpu_ids_text, parse_gpu_ids
@@ -31,6 +32,7 @@ _CHANGING = (
 ).split()
 _UPDATE = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in _CHANGING)} WHERE id=?"
 _LIVE = frozenset({JobState.PENDING.value, JobState.STARTING.value, JobState.RUNNING.value})
+AT_ONCE = 500  # jobs in one question
 BLOCKED = "blocked"  # in `meta`: how many jobs wait for what, by reason code
 FORGOTTEN_UNTIL = "forgotten_until"  # in `meta`: when the forgotten job ended that ended last
 _STATES = {state.value: state for state in JobState}
@@ -168,6 +170,27 @@ def events_of(connection: sqlite3.Connection, job: int) -> list[Event]:
     """The story of one job, oldest first."""
     rows = connection.execute("SELECT job, at, kind, detail FROM events WHERE job=? ORDER BY n", (job,))
     return [Event(row[0], row[1], row[2], json.loads(row[3]) if row[3] else {}) for row in rows]
+
+
+def with_events(connection: sqlite3.Connection, jobs: Iterable[Job]) -> Iterator[tuple[Job, list[Event]]]:
+    """The same jobs in their order, each with its story; asked for `AT_ONCE` together."""
+    jobs = iter(jobs)
+    while some := list(islice(jobs, AT_ONCE)):
+        stories: dict[int, list[Event]] = {job.id: [] for job in some}
+        found = connection.execute(
+            f"SELECT job, at, kind, detail FROM events WHERE job IN ({','.join('?' * len(stories))}) ORDER BY job, n",
+            tuple(stories),
+        )
+        for job, at, kind, detail in found:
+            stories[job].append(Event(job, at, kind, json.loads(detail) if detail else {}))
+        for one in some:
+            yield one, stories[one.id]
+
+
+def first_submitted(connection: sqlite3.Connection) -> float | None:
+    """When the oldest job that is known was submitted; None where none is."""
+    row = connection.execute("SELECT submitted_at FROM jobs ORDER BY id LIMIT 1").fetchone()
+    return float(row[0]) if row else None
 
 
 def get(connection: sqlite3.Connection, job: int) -> Job | None:

@@ -105,7 +105,7 @@ def test_s2_4_following_searching_and_cancelling_a_running_job(lab: Lab) -> None
         expect(tab.locator("#facts")).to_contain_text(str(lab.s.job(job)["pid"]))
         tab.fill("#log-word", "line 2")
         expect(tab.locator("#log mark")).to_have_count(11)  # 2, 20 to 29
-        expect(tab.locator("#log-says")).to_contain_text("11 shown")
+        expect(tab.locator("#log-says")).to_contain_text("1 of 11")
         tab.click("text=find in all of it")
         expect(tab.locator("#log-found pre")).to_contain_text("line 29")
         tab.uncheck("#log-wrap")
@@ -119,6 +119,81 @@ def test_s2_4_following_searching_and_cancelling_a_running_job(lab: Lab) -> None
         expect(tab.locator("#said, #wrong").filter(has_text="Job")).to_have_count(1)
         assert lab.s.wait_state(job, "cancelled")
         expect(tab.locator("#job-head button")).to_have_text(["retry"])
+
+
+def test_a_long_log_says_what_is_not_shown_and_gives_it(lab: Lab) -> None:
+    """It does not look like its beginning; what stands before comes by a button, and the line that was read stays in its place."""
+    job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f of it", "3000").stdout)
+    lab.s.wait_state(job, "done")
+    with lab.tab(f"/jobs/{job}") as tab:
+        part, log = tab.locator("#log-part"), tab.locator("#log")
+        expect(log).to_contain_text("line 03000")
+        expect(part).to_contain_text("The last 1,000 lines of about 3,000 (49.8 KiB).")
+        expect(part).to_contain_text(f"gpujob logs {job}")
+        expect(log).not_to_contain_text("line 02000")
+        tab.evaluate("document.getElementById('log').scrollTop = 40")
+        tab.evaluate(PLACE)
+        tab.click("#log-earlier")
+        expect(log).to_contain_text("line 01001")
+        assert abs(tab.evaluate("window.place() - window.was")) < 2
+        expect(part).to_contain_text("The last 2,000 lines of about 3,000")
+        tab.click("#log-earlier")
+        expect(part).to_be_hidden()
+        assert log.inner_text().split() == [w for n in range(1, 3001) for w in ("line", f"{n:05}", "of", "it")]
+
+
+# Where a line that is shown stands on the screen.
+PLACE = """() => {
+  window.place = () => {
+    const walk = document.createTreeWalker(document.getElementById('log'), NodeFilter.SHOW_TEXT);
+    for (let node = walk.nextNode(); node; node = walk.nextNode()) {
+      const at = node.data.indexOf('line 02003');
+      if (at < 0) continue;
+      const range = document.createRange();
+      range.setStart(node, at);
+      range.setEnd(node, at + 4);
+      return range.getBoundingClientRect().top;
+    }
+    return NaN;
+  };
+  window.was = window.place();
+}"""
+
+
+def test_a_search_goes_from_place_to_place(lab: Lab) -> None:
+    """To the first while one types; on and back by Enter, Shift+Enter and buttons; a found line leads to its place."""
+    job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f", "3000").stdout)
+    lab.s.wait_state(job, "done")
+    with lab.tab(f"/jobs/{job}") as tab:
+        says, here = tab.locator("#log-says"), tab.locator("#log mark.here")
+        expect(tab.locator("#log")).to_contain_text("line 03000")
+        tab.fill("#log-word", "9 ")
+        expect(says).to_have_text("not in what is shown")
+        tab.fill("#log-word", "line 025")
+        expect(says).to_have_text("1 of 100")
+        expect(here).to_be_in_viewport()
+        tab.keyboard.press("Enter")
+        expect(says).to_have_text("2 of 100")
+        tab.keyboard.press("Shift+Enter")
+        tab.keyboard.press("Shift+Enter")
+        expect(says).to_have_text("100 of 100")
+        expect(here).to_be_in_viewport()
+        tab.click("#log-next")
+        expect(says).to_have_text("1 of 100")
+        tab.click("#log-before")
+        expect(says).to_have_text("100 of 100")
+        tab.click("#log-all")
+        expect(tab.locator("#log-found")).to_contain_text("line 02500")
+        tab.fill("#log-word", "line 00778")
+        expect(tab.locator("#log-found")).to_be_hidden()  # what was found belongs to another word
+        tab.keyboard.press("Enter")  # it is not shown: Enter looks in all of it
+        expect(tab.locator("#log-found a")).to_have_text("778")
+        tab.click("#log-found a")
+        expect(here).to_be_in_viewport()
+        expect(tab.locator("#log")).not_to_contain_text("line 00777")
+        tab.click("#log-earlier")
+        expect(tab.locator("#log")).to_contain_text("line 00777")
+        expect(here).to_be_in_viewport()
 
 
 def test_s2_5_pausing_and_resuming_a_gpu_and_the_queue(lab: Lab) -> None:
@@ -297,6 +372,42 @@ def test_the_timeline_shows_it_and_zooms(lab: Lab) -> None:
         tab.wait_for_url(f"**/jobs/{job}")
     lab.let_end("bar")
     lab.s.wait_state(job, "done")
+
+
+def test_bars_of_moments_can_be_hit_and_a_pause_is_seen_behind_a_job(lab: Lab) -> None:
+    moment = int(lab.s.cli("submit", "--gpus", "0.5", "--", "true").stdout)
+    lab.s.wait_state(moment, "done")
+    with lab.tab("/timeline?hours=24") as tab:
+        bar = tab.locator(f'svg.timeline a[href="/jobs/{moment}"]')
+        box = bar.bounding_box()
+        assert box is not None and box["width"] >= 3 and box["height"] >= 5
+        bar.focus()
+        assert bar.evaluate("e => e === document.activeElement")
+    lab.s.cli("pause", "2")
+    try:
+        with lab.tab("/timeline?hours=1") as tab:
+            strip = tab.locator('[aria-label="GPU 2"] .paused').last
+            expect(strip).to_be_attached()
+            box = strip.bounding_box()
+            assert box is not None and box["height"] >= 5
+    finally:
+        lab.s.cli("resume", "2")
+
+
+def test_the_header_is_as_high_on_every_page(lab: Lab) -> None:
+    with lab.tab() as tab:
+        for width in (360, 800, 1280):
+            tab.set_viewport_size({"width": width, "height": 800})
+            found = {}
+            for path in PAGES:
+                tab.goto(lab.page.url + path)
+                if path != "/submit":
+                    expect(tab.locator("#live")).to_have_text("live")
+                    lines = tab.evaluate("e => e.getClientRects().length && e.offsetHeight / parseFloat(getComputedStyle(e).lineHeight)",
+                                         tab.query_selector("#live"))  # fmt: skip
+                    assert lines < 1.6, f"{lines} lines at {width} px"
+                found[path] = tab.evaluate("document.querySelector('header.top').offsetHeight")
+            assert len(set(found.values())) == 1, (width, found)
 
 
 def test_by_keyboard_alone_from_signing_in_to_cancelling_a_job(lab: Lab) -> None:

@@ -56,6 +56,38 @@ def test_the_last_lines(page: Page) -> None:
     page.post("/api/queue/resume")
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_stands_before_comes_part_by_part(page: Page, packed: bool) -> None:
+    """Backwards by Start and before: together they are the whole log, none twice."""
+    number, _ = ended(page, "seq 5000; printf 'no end'", **({"gzip": True} if packed else {}))
+    answer = get(page, number, "?tail=1000")
+    whole = answer.text
+    assert whole.startswith("4002\n") and at(answer, "size") == at(answer, "end") + at(answer, "unfinished")
+    for _ in range(5):
+        if not at(answer, "start"):
+            break
+        answer = get(page, number, f"?before={at(answer, 'start')}&tail=1000")
+        assert at(answer, "unfinished") == 0 and at(answer, "size") > at(answer, "end")
+        whole = answer.text + whole
+    assert whole == "".join(f"{n}\n" for n in range(1, 5001)) + "no end"
+    assert get(page, number, "?before=0").text == ""
+    assert get(page, number, "?before=999999999&tail=1").text == "no end"
+    for query in ("before=1&from=1", "before=1&find=x", "before=-1", "before=x"):
+        assert page.get(f"/api/jobs/{number}/log?{query}").status == 400, query
+
+
+def test_a_found_line_tells_its_place(page: Page) -> None:
+    number, _ = ended(page, "seq 90000")
+    answer = get(page, number, "?find=777&tail=1000")
+    places = answer.headers["x-gpujob-log-places"].split(",")
+    lines = answer.text.splitlines()
+    assert len(lines) > len(places) == 200
+    for place, line in list(zip(places, lines[-200:], strict=True))[::40]:
+        told, text = line.split(":")
+        assert told == text and get(page, number, f"?from={place}").text.startswith(f"{text}\n")
+    assert "x-gpujob-log-places" not in get(page, number, "?find=nowhere").headers
+
+
 def test_a_log_is_followed_byte_by_byte(page: Page) -> None:
     """From where the last answer ended: together they are the whole log; an unfinished line comes again with its rest."""
     go = page.folder / "go"

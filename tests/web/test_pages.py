@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -268,6 +269,77 @@ def test_both_sides_of_a_dependency_are_linked(shop: Shop) -> None:
     assert "(forgotten)" in shop.get("/jobs/3")
 
 
+def test_it_waited_until_its_first_start(shop: Shop) -> None:
+    """One that was run again by hand did not wait all that time."""
+    job = a_job(1, "0.5", state=JobState.DONE, gpus=(0,), attempt=2, submitted_at=NOW - 4000, started_at=NOW - 100, finished_at=NOW - 50,
+                outcome=Outcome.EXIT, exit_code=0)  # fmt: skip
+    shop.put(job)
+    with shop.database.writing() as connection:
+        connection.execute("DELETE FROM events")
+        rows.write_events(connection, [
+            Event(1, NOW - 3815.5, "started", {"attempt": 1, "gpus": [0], "pid": 1, "share": 0.5}), Event(1, NOW - 3808, "failed", {"attempt": 1, "ran": 7.0}),
+            Event(1, NOW - 100, "started", {"attempt": 2, "gpus": [0], "pid": 1, "share": 0.5}),
+        ])  # fmt: skip
+    text = Read(shop.get("/jobs/1")).text
+    assert "waited 3 min 04 s for its first start" in text
+
+
+def test_a_run_goes_on_where_it_is_told_twice(shop: Shop) -> None:
+    shop.put(*jobs_in_every_state(submitted_at=NOW - 4000))
+    assert shop.get("/jobs/3").count(f'data-since="{NOW - 3600:.0f}"') == 2
+    assert "data-since" not in shop.get("/jobs/5")
+
+
+def test_commands_stand_as_a_shell_needs_them(shop: Shop) -> None:
+    """Blanks are kept, an inner quote is readable, and what is shown is the command again when it is pasted."""
+    words = ("sh", "-c", "echo 'a  b'; ls | wc")
+    shop.put(a_job(1, arguments=words, script="", label="mine"))
+    shown = "sh -c \"echo 'a  b'; ls | wc\""
+    for path in ("/", "/jobs/1", "/report?since=all"):
+        assert shown in Read(shop.get(path)).text, path
+    read = Read(shop.get("/jobs/1"))
+    assert shlex.split(shown) == list(words)
+    assert "Job 1 mine pending" in read.text  # its title
+    assert f"titled {shown}" in [f"titled {attrs.get('title')}" for _, attrs in Read(shop.get("/")).tags]
+
+
+@pytest.mark.parametrize(("state", "gpus", "sentence"), [
+    (JobState.PENDING, "0.5", "No readings yet: it waits."), (JobState.RUNNING, "0.5", "No readings yet."),
+    (JobState.RUNNING, "0", "No readings: it uses no GPU."), (JobState.CANCELLED, "0.5", "No readings: it never ran."),
+    (JobState.DONE, "0.5", "No readings are kept of it."),
+])  # fmt: skip
+def test_why_there_is_no_curve(shop: Shop, state: JobState, gpus: str, sentence: str) -> None:
+    more = {**STATES[state], **({"gpus": ()} if gpus == "0" else {})}
+    shop.put(a_job(1, gpus, state=state, submitted_at=NOW - 4000, **more))
+    assert sentence in Read(shop.get("/jobs/1")).text
+
+
+def test_a_job_that_could_not_start_is_not_waited_for(shop: Shop) -> None:
+    shop.put(a_job(1, "0.5", state=JobState.FAILED, submitted_at=NOW - 9, finished_at=NOW - 8, outcome=Outcome.EXIT))
+    text = Read(shop.get("/jobs/1")).text
+    assert "It could not start." in text and "No readings: it could not start." in text and "yet" not in text
+
+
+def test_without_scripts_each_command_stands_alone(shop: Shop) -> None:
+    shop.put(*jobs_in_every_state(submitted_at=NOW - 4000))
+    for number, expected in ((1, ["first 1", "hold 1", "cancel 1"]), (3, ["cancel 3"]), (5, ["retry 5"]), (4, [])):
+        html = shop.get(f"/jobs/{number}")
+        assert re.findall(r"<li><code>gpujob (.*?)</code></li>", html) == expected
+
+
+def test_the_timeline_opens_at_what_there_is(shop: Shop) -> None:
+    """An hour while all there is fits into it."""
+    for ago, zoom in ((600, "1 h"), (7200, "6 h")):
+        shop.put(a_job(1, submitted_at=NOW - ago))
+        assert re.search(r'aria-current="true">([^<]*)<', shop.get("/timeline"))[1] == zoom  # type: ignore[index]
+
+
+def test_a_label_that_no_job_has_is_told_within_the_report(shop: Shop) -> None:
+    shop.put(a_job(1))
+    text = Read(shop.get("/report?label=none", 404)).text
+    assert "There is no job with this label." in text and "Report" in text and "state.json" not in text
+
+
 def test_of_ten_thousand_waiting_jobs_the_first_are_shown_and_the_rest_counted(shop: Shop) -> None:
     shop.put(*(a_job(n) for n in range(1, 10_001)))
     html = shop.get("/")
@@ -335,6 +407,7 @@ def _rendered(text: str, state: JobState) -> str:
         "job.html", now=NOW, nonce="", folder="/data", machine="m", here="", job=job, row=for_pages.row(job, reason), reason=reason,
         facts=for_pages.facts(job), parents=[(2, job, True)], children=[job], attempts=(),
         story=for_pages.story(job, [Event(1, NOW, "missing", {"why": text})]), lines=["a line", text], log_trouble=text, charts=[], alive=True,
+        waited_s=1.0, never_ran=for_pages.never_ran(job), no_readings=for_pages.why_no_readings(job, 0, frozenset()), commands=for_pages.without_scripts(job),
     )  # fmt: skip
 
 

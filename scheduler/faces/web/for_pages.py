@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from scheduler.core.job import Event, Job, JobState, Reason
 from scheduler.core.log_names import errors_of
 from scheduler.core.reporting import Attempt
 from scheduler.core.secrets import without_secrets, words_without_secrets
+from scheduler.core.shell_words import joined
 from scheduler.core.units import mib_text, span_text
 from scheduler.engine.telling import ending, sentence
 from scheduler.faces.render import how_it_ended, near
@@ -111,9 +111,10 @@ def row(job: Job, reason: Reason | None = None, skipped: Sequence[int] = ()) -> 
 
 
 def command_words(job: Job) -> str:
-    """Its command without its label, which stands beside it."""
+    """Its command on one line, without its label, which stands beside it."""
     label = without_secrets(job.spec.label)
-    return job.spec.shown_words(LONGEST_NAME + len(label)).removeprefix(f"{label}: " if label else "")
+    text = job.spec.shown_words(LONGEST_NAME + len(label)).removeprefix(f"{label}: " if label else "")
+    return text.replace("\n", "⏎")
 
 
 def need_words(job: Job) -> str:
@@ -123,7 +124,7 @@ def need_words(job: Job) -> str:
         return "CPU" if job.need.slots == 1 else f"CPU ×{job.need.slots}"
     if job.need.by_name or (job.spec.vram_mib and job.need.parts <= 1):
         return f"{job.need.count} GPU{'s' * (job.need.count > 1)}{booked}"
-    return f"{job.need} GPU{booked}"
+    return f"{job.need} GPU{'s' * (job.need.count > 1)}{booked}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +179,8 @@ def memory_parts(gpu: GpuView) -> dict[str, float] | None:
 def facts(job: Job) -> list[tuple[str, str]]:
     """What is known of a job, without times: (name, text)."""
     spec = job.spec
-    written = shlex.join(words_without_secrets(spec.arguments)) if not spec.is_script else ""
-    command = shlex.join(words_without_secrets(words_run(job)))
+    written = joined(words_without_secrets(spec.arguments)) if not spec.is_script else ""
+    command = joined(words_without_secrets(words_run(job)))
     slots = str(spec.slots) if not job.need.count and spec.slots != 1 else ""
     live = job.state.holds_gpus
     told = [
@@ -221,6 +222,35 @@ def story(job: Job, events: Iterable[Event]) -> list[tuple[float, str]]:
     return told
 
 
+def why_no_readings(job: Job, runs: int, declared: frozenset[int]) -> str:
+    """Why there is no curve of a job that ran so often. ``declared``: the GPUs that nobody can read."""
+    if not job.need.count:
+        return "No readings: it uses no GPU."
+    blind = [gpu for gpu in job.gpus if gpu in declared]
+    if runs and blind and len(blind) == len(job.gpus):
+        many = len(blind) > 1
+        return f"No readings: GPU {gpu_ids_text(blind)} {'are' if many else 'is'} declared, nobody reads {'them' if many else 'it'}."
+    if job.state.ended:
+        return "No readings are kept of it." if runs else f"No readings: {never_ran(job)}."
+    return "No readings yet." if runs else "No readings yet: it waits."
+
+
+def never_ran(job: Job) -> str:
+    """What is said of a job without a run."""
+    return (
+        "it could not start"
+        if job.state is JobState.FAILED
+        else "it never ran"
+        if job.state.ended
+        else "it has not run yet"
+    )
+
+
+def without_scripts(job: Job) -> list[str]:
+    """What its buttons would do, as commands."""
+    return [f"gpujob {act.verb} {job.id}" for act in acts(job)]
+
+
 def related(job: Job, view: Overview) -> list[Job]:
     """The jobs at hand that wait for this one."""
     return [other for other in view.jobs if job.id in other.spec.after or job.id in other.spec.after_ok]
@@ -237,6 +267,5 @@ def run_of(job: Job, attempt: Attempt, number: int, now: float, memory: Mapping[
     total = next((memory[gpu] for gpu in attempt.gpus if memory.get(gpu)), None)
     if parts <= 1 and job.spec.vram_mib and total:
         parts = min(WHOLE, WHOLE * job.spec.vram_mib // total)
-    name = job.spec.shown_words(LONGEST_NAME)
     state = job.state.value if last else "failed"
-    return Run(job.id, attempt.number, start, end, attempt.gpus, parts, state, name, number, attempt.lost)
+    return Run(job.id, attempt.number, start, end, attempt.gpus, parts, state, number, attempt.lost)

@@ -32,20 +32,24 @@ SEARCHED = 64 << 20  # the last bytes of a log are looked through for a word
 SEARCHED_PACKED = 8 << 20
 UNPACKED = 256 << 20  # a packed log is unpacked from its beginning, and no further than this
 LONGEST_WORD = 200
+MOST_PLACES = 200  # told of found lines, the last ones: a header must not grow without end
 AT_ONCE = 2  # searches
 CHUNK = 1 << 18
 PATIENCE_S = 5.0
 SEARCH_S = 5.0  # one search; what was not looked through by then is not
+_LINE_END = re.compile(rb"\n")
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 
-SIZE, END, UNFINISHED, ATTEMPT, RESTARTED, CUT = (
-    f"X-Gpujob-Log-{name}" for name in ("Size", "End", "Unfinished", "Attempt", "Restarted", "Cut")
+SIZE, START, END, UNFINISHED, ATTEMPT, PLACES, RESTARTED, CUT = (
+    f"X-Gpujob-Log-{name}" for name in ("Size", "Start", "End", "Unfinished", "Attempt", "Places", "Restarted", "Cut")
 )
 HEADERS = {
     SIZE: "Bytes in the log now (unpacked).",
+    START: "The byte where the text begins: what stands before it comes when it is sent as before.",
     END: "Where the next answer goes on: send it as from.",
     UNFINISHED: "Characters at the end of the text that belong to a line without an end; they come again with the next answer.",
     ATTEMPT: "The attempt whose log it is: another one than before has a log of its own.",
+    PLACES: "With find: the byte where each of these lines begins, comma-joined.",
     RESTARTED: "1: the log was cut or replaced since; the text is that of its last lines.",
     CUT: "1: the log is longer than what was looked through.",
 }
@@ -54,7 +58,9 @@ _searching = threading.BoundedSemaphore(AT_ONCE)
 
 @dataclass(slots=True)
 class Part:
-    """Some of a log. ``end``: the byte where the next part begins; ``unfinished``: characters at the end of ``text``."""
+    """Some of a log, from the byte ``start`` on. ``end``: the byte where the next part begins; ``unfinished``: characters
+    at the end of ``text``; ``places``: the bytes where found lines begin.
+    """
 
     text: str = ""
     size: int = 0
@@ -62,16 +68,21 @@ class Part:
     unfinished: int = 0
     restarted: bool = False
     cut: bool = False
+    start: int = 0
+    places: tuple[int, ...] = ()
 
 
 def log(ask: Ask) -> Response:
     """The log of a job, or a part of it."""
     lines = ask.whole("tail", DEFAULT_LINES, 0, MOST_LINES)
     start = ask.whole("from", 0, 0, 1 << 62) if ask.query("from") is not None else None
+    before = ask.whole("before", 0, 0, 1 << 62) if ask.query("before") is not None else None
+    if before is not None and start is not None:
+        raise UsageError("either from or before", where="before")
     wanted = ask.whole("attempt", 0, 1, 1 << 31) if ask.query("attempt") is not None else None
     word = ask.query("find")
-    if word is not None and (start is not None or not 0 < len(word) <= LONGEST_WORD):
-        raise UsageError(f"a word of 1 to {LONGEST_WORD} characters, without from", where="find")
+    if word is not None and (start is not None or before is not None or not 0 < len(word) <= LONGEST_WORD):
+        raise UsageError(f"a word of 1 to {LONGEST_WORD} characters, without from or before", where="find")
     job, _, events = ask.source.desk.job(ask.numbers["id"])
     known = logs_of(job, events)
     attempt = job.attempt if wanted is None else wanted
@@ -83,7 +94,7 @@ def log(ask: Ask) -> Response:
     if path:
         try:
             with _opened(path, word is not None) as source:
-                part = _found(source, word, lines) if word is not None else _part(source, start, lines)
+                part = _found(source, word, lines) if word is not None else _part(source, start, lines, before)
         except FileNotFoundError:
             if job.state.ended:
                 raise NotFound(
@@ -91,8 +102,9 @@ def log(ask: Ask) -> Response:
                 ) from None
         except OSError as error:
             raise NotFound(f"the log cannot be read: {error.strerror}", where=path) from None
-    headers = {SIZE: part.size, END: part.end, UNFINISHED: part.unfinished, ATTEMPT: attempt}
+    headers = {SIZE: part.size, START: part.start, END: part.end, UNFINISHED: part.unfinished, ATTEMPT: attempt}
     shown = {name: str(value) for name, value in headers.items()}
+    shown |= {PLACES: ",".join(map(str, part.places))} if part.places else {}
     shown |= {RESTARTED: "1"} if part.restarted else {}
     shown |= {CUT: "1"} if part.cut else {}
     return Response(
@@ -149,7 +161,7 @@ class _Packed(_Log):
             if self.size >= UNPACKED:
                 self.cut = True
                 break
-        self.searched = len(self._last)
+        self.searched, self._whole = len(self._last), self.size
 
     def _unpacked(self) -> Iterator[bytes]:
         unpack, at = Unpacker(), 0
@@ -158,7 +170,8 @@ class _Packed(_Log):
             yield from unpack.feed(data)
 
     def read(self, at: int, most: int) -> bytes:
-        known_from = self.size - len(self._last)
+        most = max(0, min(most, self.size - at))
+        known_from = self._whole - len(self._last)
         if at >= known_from:
             return bytes(self._last[at - known_from :][:most])
         found, before = bytearray(), 0
@@ -170,8 +183,11 @@ class _Packed(_Log):
         return bytes(found[:most])
 
 
-def _part(log: _Log, start: int | None, lines: int) -> Part:
-    """What stands from ``start`` on, or the last lines."""
+def _part(log: _Log, start: int | None, lines: int, before: int | None = None) -> Part:
+    """What stands from ``start`` on, or the last lines: of all, or of what stands before a byte."""
+    size = log.size
+    if before is not None:
+        log.size = min(size, before)
     restarted = start is not None and start > log.size
     entered = False
     if start is None or restarted:
@@ -193,7 +209,7 @@ def _part(log: _Log, start: int | None, lines: int) -> Part:
         folder.feed(rest)
         tail = folder.unfinished()
     shown = upright(tail)
-    return Part(text + tail, log.size, start + whole, len(shown), restarted, log.cut)
+    return Part(text + tail, size, start + whole, len(shown), restarted, log.cut, start)
 
 
 def _half_character(data: bytes) -> int:
@@ -246,7 +262,7 @@ def _without_escapes(data: bytes) -> str:
 
 
 def _found_in(log: _Log, word: str, most: int) -> Part:
-    hits: deque[tuple[int, str]] = deque()  # lines behind it, itself counted; and the line
+    hits: deque[tuple[int, str, int]] = deque()  # lines behind it, itself counted; the line; and its place
     first = max(0, log.size - log.searched)
     end, behind, room = log.size, 0, MOST_BYTES
     cut = bool(first) or log.cut
@@ -263,6 +279,7 @@ def _found_in(log: _Log, word: str, most: int) -> Part:
             break
         if word in _without_escapes(data):
             folded = Folder(longest=LONGEST_LINE).feed(data, last=True)
+            begun = [0, *(one.end() for one in _LINE_END.finditer(data))]
             for number in range(len(folded) - 1, -1, -1):
                 line = folded[number]
                 if word in line.casefold() and len(hits) < most:
@@ -270,15 +287,16 @@ def _found_in(log: _Log, word: str, most: int) -> Part:
                     if room < 0:
                         cut = True
                         break
-                    hits.appendleft((behind + len(folded) - number, line))
+                    hits.appendleft((behind + len(folded) - number, line, start + begun[number]))
         behind += lines
         end = start
+    places = tuple(place for _, _, place in hits)[-MOST_PLACES:]
     if first or log.cut:
-        text = "".join(f"-{number}:{line}\n" for number, line in hits)
+        text = "".join(f"-{number}:{line}\n" for number, line, _ in hits)
     else:
         while end > 0:  # how many lines stand before them
             start = max(0, end - CHUNK)
             behind += log.read(start, end - start).count(b"\n")
             end = start
-        text = "".join(f"{behind - number + 1}:{line}\n" for number, line in hits)
-    return Part(text, log.size, log.size, 0, False, cut)
+        text = "".join(f"{behind - number + 1}:{line}\n" for number, line, _ in hits)
+    return Part(text, log.size, log.size, 0, False, cut, 0, places)

@@ -10,10 +10,10 @@ from typing import Any
 
 from starlette.responses import HTMLResponse, Response
 
-from scheduler.core.errors import SchedulerError, UsageError, did_you_mean
+from scheduler.core.errors import NotFound, UsageError, did_you_mean
 from scheduler.core.gpu import WHOLE
 from scheduler.core.history import GpuSample
-from scheduler.core.job import ENDED, JobState
+from scheduler.core.job import ENDED, Job, JobState
 from scheduler.core.log_names import is_packed
 from scheduler.core.reporting import Report, attempts_of
 from scheduler.desk import STATES
@@ -35,7 +35,8 @@ HEAT_RANGES = (("24 h", 24), ("7 d", 168), ("30 d", 720))
 MEASURES = {"load": "load", "booked": "share booked", "memory": "memory in use"}
 SPANS = (("today", "24 h", DAY_S), ("week", "7 d", 7 * DAY_S), ("month", "30 d", 30 * DAY_S), ("all", "all", None))
 CURVE_S = 30.0  # between the points of a curve of the last hour
-BAND_PX, HEAD_PX, STRIP_PX, GAP_PX, AXIS_PX, LANE_PX, MOST_LANES_PX = 46, 17, 7, 8, 22, 15, 180
+BAND_PX, HEAD_PX, STRIP_PX, GAP_PX, AXIS_PX, LANE_PX, MOST_LANES_PX, PAUSE_PX = 46, 17, 7, 8, 22, 15, 180, 7
+THIN = 1.2  # per cent of the width: a bar up to this wide is drawn some pixels wide at least
 
 
 def _page(ask: Ask, template: str, status: int = 200, **names: Any) -> Response:
@@ -129,6 +130,8 @@ def _job(ask: Ask) -> Response:
     view = ask.source.overview()
     parents = ask.source.desk.known(dict.fromkeys((*job.spec.after, *job.spec.after_ok)))
     lines, trouble = _last_lines(job.log)
+    runs = attempts_of(job, events, now)
+    declared = frozenset(gpu.gpu.index for gpu in view.gpus if gpu.gpu.name == "declared")
     return _page(
         ask,
         "job.html",
@@ -140,7 +143,11 @@ def _job(ask: Ask) -> Response:
         parents=[(number, parents.get(number), number in job.spec.after_ok) for number in
                  dict.fromkeys((*job.spec.after, *job.spec.after_ok))],
         children=for_pages.related(job, view),
-        attempts=attempts_of(job, events, now),
+        attempts=runs,
+        waited_s=max(0.0, runs[0].started_ms / 1000 - job.submitted_at) if runs else None,
+        never_ran=for_pages.never_ran(job),
+        no_readings=for_pages.why_no_readings(job, len(runs), declared),
+        commands=for_pages.without_scripts(job),
         story=for_pages.story(job, events),
         lines=lines,
         log_trouble=trouble,
@@ -190,20 +197,21 @@ def _mean(values: list[float]) -> float | None:
 
 def _timeline(ask: Ask) -> Response:
     now = time.time()
-    hours = _asked(ask, "hours", 6.0, LEAST_H, MOST_H)
+    hours = _asked(ask, "hours", _first_zoom(ask, now), LEAST_H, MOST_H)
     end = _asked(ask, "end", now, DAY_S, 4e9)
     live = end >= now - 1
     end = now if live else end
     start = end - hours * HOUR_S
     edge = end + timeline.LATER * (end - start)
     view = ask.source.overview()
-    runs = _runs(ask, view, start, now)
+    jobs, runs = _runs(ask, view, start, now)
     gpus = [gpu.gpu.index for gpu in view.gpus]
     bands = timeline.layout([run for run in runs if run.start < end], start, end, gpus)
     names = {gpu.gpu.index: gpu.gpu.name for gpu in view.gpus}
     drawn, height = _drawn(bands, start, edge, names, _pauses(ask, start, end))
     seen = sorted({(bar.run.job, bar.run.attempt): bar.run for band in bands for bar in band.bars}.values(),
                   key=lambda run: -run.start)  # fmt: skip
+    drawn_jobs = {run.job for run in seen}
     return _page(
         ask,
         "timeline.html",
@@ -214,6 +222,7 @@ def _timeline(ask: Ask) -> Response:
         now_at=100 * (now - start) / (edge - start) if start <= now <= edge else None,
         end_at=100 * (end - start) / (edge - start),
         runs=seen[:MOST_REPORTED],
+        name_of={number: jobs[number].spec.shown_words(for_pages.LONGEST_NAME) for number in drawn_jobs},
         more=max(0, len(seen) - MOST_REPORTED),
         merged=sum(part.number for band in bands for part in band.merged),
         start=start,
@@ -225,6 +234,12 @@ def _timeline(ask: Ask) -> Response:
         link=lambda h, e=None: _timeline_link(h, e),
         now=now,
     )
+
+
+def _first_zoom(ask: Ask, now: float) -> float:
+    """The hours shown when none are asked for: what there is fits into an hour, or there may be more."""
+    first = ask.source.desk.first_submitted()
+    return 1.0 if first is not None and now - first < HOUR_S else 6.0
 
 
 def _timeline_link(hours: float, end: float | None) -> str:
@@ -246,15 +261,16 @@ def _asked(ask: Ask, name: str, default: float, least: float, most: float) -> fl
     return value
 
 
-def _runs(ask: Ask, view: Overview, start: float, now: float) -> list[timeline.Run]:
-    """All attempts that had not ended before ``start``."""
+def _runs(ask: Ask, view: Overview, start: float, now: float) -> tuple[dict[int, Job], list[timeline.Run]]:
+    """All attempts that had not ended before ``start``, and the jobs that they are of."""
     memory = {gpu.gpu.index: gpu.gpu.memory_mib for gpu in view.gpus}
     report = ask.source.desk.report(now, start)
-    return [
+    runs = [
         for_pages.run_of(line.job, attempt, len(line.attempts), now, memory)
         for line in report.lines
         for attempt in line.attempts
     ]
+    return {line.job.id: line.job for line in report.lines}, runs
 
 
 def _pauses(ask: Ask, start: float, end: float) -> list[tuple[int | None, float, float]]:
@@ -276,22 +292,29 @@ def _drawn(
         return 100 * (at - start) / (edge - start)
 
     out, top = [], 0
+    spans = list(pauses)
     for band in bands:
         cpu = band.gpu is None
+        paused = (
+            []
+            if cpu
+            else [(x(low), max(0.08, x(up) - x(low))) for gpu, low, up in spans if gpu is None or gpu == band.gpu]
+        )
+        strip = PAUSE_PX if paused else 0  # its hatching is seen also where a job stands before it
         high = min(MOST_LANES_PX, max(LANE_PX, LANE_PX * band.rows)) if cpu else BAND_PX
         inner = top + HEAD_PX
         bars = [
-            {"run": bar.run, "x": x(bar.start), "w": max(0.08, x(bar.end) - x(bar.start)),
+            {"run": bar.run, "x": x(bar.start), "w": max(0.08, x(bar.end) - x(bar.start)), "thin": x(bar.end) - x(bar.start) < THIN,
              "pieces": [(inner + low * high, max(1.0, (up - low) * high - 1)) for low, up in bar.pieces]}
             for bar in band.bars
         ]  # fmt: skip
         out.append(
             {"gpu": band.gpu, "name": names.get(band.gpu, "") if band.gpu is not None else "", "top": top, "inner": inner,
-             "height": high, "bars": bars, "strip": inner + high + 1,
+             "height": high, "bars": bars, "strip": inner + high + 1 + strip,
              "merged": [{"x": x(m.start), "w": x(m.end) - x(m.start), "number": m.number} for m in band.merged],
-             "pauses": [(x(low), x(up) - x(low)) for gpu, low, up in pauses if (gpu is None and not cpu) or (gpu == band.gpu and not cpu)]}
+             "pauses": paused, "pause_strip": inner + high + 1, "pause_px": strip - 1}
         )  # fmt: skip
-        top = inner + high + (STRIP_PX if band.merged else 0) + GAP_PX
+        top = inner + high + strip + (STRIP_PX if band.merged else 0) + GAP_PX
     return out, top
 
 
@@ -346,7 +369,7 @@ def _heat(
             points = [(one.at, one.load if measure == "load" else one.booked) for one in samples]
         out[gpu] = svg_curves.by_hour(points, first, hours)
     if measure == "booked":
-        runs = _runs(ask, view, first, now)
+        _, runs = _runs(ask, view, first, now)
         begun = min((run.start for run in runs), default=now)
         for gpu in gpus:  # hours from before there was a history: the runs themselves tell it
             mine = [(run.start, run.end, run.parts / WHOLE) for run in runs if gpu in run.gpus]
@@ -394,10 +417,8 @@ def _report(ask: Ask) -> Response:
     problem, found = "", None
     try:
         found = ask.source.desk.report(now, None if seconds is None else now - seconds, label)
-    except SchedulerError as error:
-        if not label:
-            raise
-        problem = str(error)
+    except NotFound:
+        problem = "There is no job with this label."
     lines = [] if found is None else sorted(found.lines, key=lambda line: -line.job.id)
     return _page(
         ask,

@@ -70,6 +70,11 @@ def clock(seconds: float) -> str:
     return time.strftime("%a %d %b %H:%M", time.localtime(seconds))
 
 
+def zone() -> str:
+    """The zone that this machine's times are in."""
+    return time.strftime("%Z")
+
+
 def since(start: float | None, now: float) -> Markup | str:
     """How long ago, which a script counts on; a dash for never."""
     if start is None:
@@ -114,7 +119,7 @@ def environment() -> Environment:
     made.filters.update(
         moment=moment, span=span_text, state=state, num=number, percent=percent, mib=size, utc=utc, plain=plain
     )
-    made.globals.update(since=since, static=static_address, glyphs=GLYPHS, clock=clock)
+    made.globals.update(since=since, static=static_address, glyphs=GLYPHS, clock=clock, zone=zone)
     return made
 
 

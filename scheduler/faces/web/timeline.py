@@ -29,7 +29,6 @@ class Run:
     gpus: tuple[int, ...]
     parts: int
     state: str
-    name: str = ""
     attempts: int = 1
     lost: bool = False
 

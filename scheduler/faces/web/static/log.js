@@ -1,169 +1,306 @@
-// The log of a job: follows what is written, searches in what is shown and in the whole file.
+// The log of a job: follows what is written, shows what stands before, searches in what is shown and in the whole file.
 "use strict";
 (() => {
-  const view = document.getElementById("log");
-  const follow = document.getElementById("log-follow");
-  const wrap = document.getElementById("log-wrap");
-  const word = document.getElementById("log-word");
-  const says = document.getElementById("log-says");
-  const found = document.getElementById("log-found");
-  const none = document.getElementById("log-none");
+  const at = (id) => document.getElementById(id);
+  const view = at("log");
+  const follow = at("log-follow");
+  const wrap = at("log-wrap");
+  const word = at("log-word");
+  const says = at("log-says");
+  const found = at("log-found");
+  const none = at("log-none");
+  const part = at("log-part");
   const address = view.dataset.log;
   const LOOK_MS = 1000;
-  const FIRST_LINES = 1000;
+  const SOME_LINES = 1000; // at first, and for each "earlier"
   const MOST_SHOWN = 2000000; // characters: a browser should stay quick
+  const PIECE = 200000; // characters: what came in small answers is kept together up to this
+  const MOST_MARKED = 5000;
+  const LONGEST_OPEN = 65536; // bytes of a line that has no end yet
   const rest = document.createElement("span"); // the beginning of a line that has no end yet
-  let text = "";
+  let pieces = []; // what is shown, one after the other: {text, start: the byte where it begins, lines}
   let loose = "";
   let end = null; // byte up to which the log is shown; null: not begun
+  let size = 0; // bytes of the log
+  let away = false; // its end is not shown: nothing is added
   let attempt = "";
+  let busy = Promise.resolve(); // what is being read
   let reading = false;
-  let cut = false;
-  let searched = 0;
-  let loosely = 0;
+  let marks = [];
+  let here = -1; // which of them one has come to
+  let looked = ""; // the word of what stands in `found`
+  let trouble = "";
 
   const atEnd = () => view.scrollHeight - view.scrollTop - view.clientHeight < 40;
   const toEnd = () => { view.scrollTop = view.scrollHeight; };
-  const running = () => ["starting", "running", "stopping", "pending"].includes(document.getElementById("job-head").dataset.state);
+  const running = () => ["starting", "running", "stopping", "pending"].includes(at("job-head").dataset.state);
+  const shown = () => pieces.reduce((sum, one) => sum + one.text.length, 0);
+  const piece = (text, start) => ({ text, start, lines: text.split("\n").length - 1 + (text !== "" && !text.endsWith("\n")) });
 
-  /** `piece` as text, with what is searched for marked. Nothing in it is ever read as HTML. */
-  function marked(piece) {
+  /** `text` with what is searched for marked. Nothing in it is ever read as HTML. */
+  function marked(text, most = MOST_MARKED) {
     const out = document.createDocumentFragment();
     const wanted = word.value.toLowerCase();
-    if (!wanted) {
-      out.append(piece);
-      return [out, 0];
-    }
-    const low = piece.toLowerCase();
-    let at = 0;
+    const low = wanted ? text.toLowerCase() : "";
+    let from = 0;
     let number = 0;
-    for (let next = low.indexOf(wanted); next >= 0; next = low.indexOf(wanted, at)) {
+    for (let next = wanted ? low.indexOf(wanted) : -1; next >= 0 && number < most; next = low.indexOf(wanted, from)) {
       const mark = document.createElement("mark");
-      mark.textContent = piece.slice(next, next + wanted.length);
-      out.append(piece.slice(at, next), mark);
-      at = next + wanted.length;
+      mark.textContent = text.slice(next, next + wanted.length);
+      out.append(text.slice(from, next), mark);
+      from = next + wanted.length;
       number += 1;
     }
-    out.append(piece.slice(at));
-    return [out, number];
+    out.append(text.slice(from));
+    return out;
   }
 
+  function bytes(number) {
+    for (const unit of ["bytes", "KiB", "MiB", "GiB", "TiB"]) {
+      if (number < 1024 || unit === "TiB") return `${number.toFixed(unit === "bytes" || number >= 100 ? 0 : 1)} ${unit}`;
+      number /= 1024;
+    }
+    return "";
+  }
+
+  /** Say which place of how many one is at, and which part of the log is shown. */
   function tell() {
-    const parts = [];
-    if (word.value) parts.push(searched + loosely ? `${searched + loosely} shown` : "not in what is shown");
-    if (cut) parts.push("the beginning is not shown");
-    says.textContent = parts.join("; ");
+    const many = marks.length < MOST_MARKED ? marks.length : `${MOST_MARKED} or more`;
+    const hits = !word.value ? "" : !marks.length ? "not in what is shown" : here < 0 ? `${many} shown` : `${here + 1} of ${many}`;
+    const text = [trouble, hits].filter(Boolean).join("; ");
+    if (says.textContent !== text) says.textContent = text;
+    at("log-before").disabled = !marks.length; // "next" stays: Enter would not be told with it disabled
+    const begin = pieces.length ? pieces[0].start : 0;
+    part.hidden = !begin && !away;
+    at("log-earlier").hidden = !begin;
+    if (part.hidden) return;
+    const lines = pieces.reduce((sum, one) => sum + one.lines, 0);
+    const all = end > begin ? Math.round((lines * size) / (end - begin)) : lines;
+    const digits = 10 ** Math.max(0, String(all).length - 2);
+    const about = (Math.round(all / digits) * digits).toLocaleString("en");
+    const which = `${away ? "A part, not its end:" : "The last"} ${lines.toLocaleString("en")} lines of about ${about} (${bytes(size)}).`;
+    if (at("log-which").textContent !== which) at("log-which").textContent = which;
   }
 
   function redraw() {
-    const [part, number] = marked(text);
-    const [ending, more] = marked(loose);
-    rest.replaceChildren(ending);
-    view.replaceChildren(part, rest);
-    searched = number;
-    loosely = more;
-    none.hidden = text + loose !== "";
+    const back = here < 0 ? 0 : marks.length - here; // what changes stands before it
+    view.replaceChildren(marked(pieces.map((one) => one.text).join("")), rest);
+    rest.replaceChildren(marked(loose));
+    none.hidden = shown() + loose.length > 0;
+    here = -1;
+    count();
+    if (back && back <= marks.length) here = marks.length - back;
+    marks[here]?.classList.add("here");
+    tell();
+  }
+
+  function count() {
+    const old = marks[here];
+    marks = [...view.querySelectorAll("mark")];
+    here = old ? marks.indexOf(old) : -1;
     tell();
   }
 
   /** Show what came: `whole` lines, and the `open` beginning of one, which comes again. */
-  function add(whole, open) {
-    if (!whole && open === loose) return;
+  function add(whole, open, start) {
+    if (!whole && open === loose) return tell();
     const stay = !follow.checked;
     loose = open;
-    text += whole;
-    if (text.length > MOST_SHOWN) {
-      text = text.slice(text.indexOf("\n", text.length - MOST_SHOWN / 2) + 1);
-      cut = true;
+    const last = pieces[pieces.length - 1];
+    if (last && last.text.length + whole.length < PIECE) Object.assign(last, piece(last.text + whole, last.start));
+    else if (whole) pieces.push(piece(whole, start));
+    if (shown() > MOST_SHOWN && pieces.length > 1) {
+      while (shown() > MOST_SHOWN && pieces.length > 1) pieces.shift();
       redraw();
     } else {
-      const [part, number] = marked(whole);
-      const [ending, more] = marked(open);
-      rest.before(part);
-      rest.replaceChildren(ending);
-      searched += number;
-      loosely = more;
-      none.hidden = text + loose !== "";
-      tell();
+      rest.before(marked(whole, MOST_MARKED - marks.length));
+      rest.replaceChildren(marked(open, MOST_MARKED - marks.length));
+      none.hidden = shown() + loose.length > 0;
+      count();
     }
     if (!stay) toEnd();
   }
 
   /** Where the last `number` characters begin; one beyond 16 bits counts as one. */
-  function before(piece, number) {
-    let at = piece.length;
-    for (let left = number; left > 0 && at > 0; left -= 1) {
-      at -= 1;
-      if (at > 0 && piece.charCodeAt(at) >= 0xdc00 && piece.charCodeAt(at) < 0xe000) at -= 1;
+  function before(text, number) {
+    let place = text.length;
+    for (let left = number; left > 0 && place > 0; left -= 1) {
+      place -= 1;
+      if (place > 0 && text.charCodeAt(place) >= 0xdc00 && text.charCodeAt(place) < 0xe000) place -= 1;
     }
-    return at;
+    return place;
+  }
+
+  /** Ask for a part of the log: {text, told: a header's value}; null where that went wrong, which is said. */
+  async function get(query) {
+    const answer = await fetch(address + query, { credentials: "same-origin" }).catch(() => null);
+    trouble = answer ? "" : "the log could not be read; trying again";
+    if (!answer || !answer.ok) return null;
+    const text = await answer.text().catch(() => null);
+    return text === null ? null : { text, told: (name) => answer.headers.get(`X-Gpujob-Log-${name}`) };
+  }
+
+  /** Do this when nothing else is being read. */
+  function alone(work) {
+    busy = busy.then(work, work).finally(tell);
+    return busy;
+  }
+
+  function forget() {
+    pieces = [];
+    loose = "";
+    away = false;
+    here = -1;
   }
 
   async function read() {
-    if (reading || document.hidden) return;
+    if (document.hidden || reading) return;
     reading = true;
-    try {
-      const from = end === null ? `?tail=${FIRST_LINES}` : `?from=${end}`;
-      const answer = await fetch(address + from, { credentials: "same-origin" });
-      if (answer.ok) {
-        const piece = await answer.text();
-        const told = (name) => answer.headers.get(`X-Gpujob-Log-${name}`);
-        const place = before(piece, Number(told("Unfinished") || 0));
-        const which = told("Attempt") ?? attempt;
-        const anew = told("Restarted") !== null || which !== attempt;
-        if (end === null || anew) {
-          text = loose = "";
-          cut = false;
-          redraw();
-        }
-        if (end !== null && anew && told("Restarted") === null) end = null; // another attempt: all of its log
-        else {
-          add(piece.slice(0, place), piece.slice(place));
-          end = Number(told("End") ?? 0);
-        }
-        attempt = which;
-      }
-    } catch {
-      says.textContent = "the log could not be read; trying again";
-    }
-    reading = false;
+    await alone(readOn).finally(() => { reading = false; });
   }
 
-  async function findAll(event) {
-    event.preventDefault();
-    found.hidden = false;
-    found.replaceChildren();
-    if (!word.value) {
-      found.hidden = true;
-      return;
+  async function readOn() {
+    if (away) return;
+    const answer = await get(end === null ? `?tail=${SOME_LINES}` : `?from=${end}`);
+    if (!answer) return;
+    const { text, told } = answer;
+    const place = before(text, Number(told("Unfinished") || 0));
+    const which = told("Attempt") ?? attempt;
+    const anew = told("Restarted") !== null || which !== attempt;
+    const other = end !== null && anew && told("Restarted") === null; // another attempt: all of its log
+    if (end === null || anew) {
+      forget();
+      redraw();
     }
+    attempt = which;
+    size = Number(told("Size") || 0);
+    end = other ? null : Number(told("End") || 0);
+    if (!other) add(text.slice(0, place), text.slice(place), Number(told("Start") || 0));
+  }
+
+  const earlier = () => alone(async () => {
+    const answer = await get(`?before=${pieces[0].start}&tail=${SOME_LINES}&attempt=${attempt}`);
+    if (!answer || !pieces.length) return;
+    const high = view.scrollHeight;
+    const top = view.scrollTop;
+    follow.checked = false;
+    pieces.unshift(piece(answer.text, Number(answer.told("Start"))));
+    while (shown() > MOST_SHOWN && pieces.length > 1) {
+      end = pieces.pop().start;
+      loose = "";
+      away = true;
+    }
+    redraw();
+    view.scrollTop = top + view.scrollHeight - high; // the line that was read stays where it is
+  });
+
+  /** Show what stands from this byte on. */
+  const show = (place) => alone(async () => {
+    const answer = await get(`?from=${place}&attempt=${attempt}`);
+    if (!answer) return;
+    forget();
+    follow.checked = false;
+    size = Number(answer.told("Size"));
+    end = Number(answer.told("End"));
+    const cut = before(answer.text, Number(answer.told("Unfinished") || 0));
+    pieces = [piece(answer.text.slice(0, cut), place)];
+    loose = answer.text.slice(cut);
+    away = size - end > LONGEST_OPEN;
+    redraw();
+    view.scrollTop = 0;
+    go(0);
+    view.focus();
+    if (!away) read();
+  });
+
+  /** To the hit with this number, the first after the last and the other way round. */
+  function go(number) {
+    marks[here]?.classList.remove("here");
+    here = marks.length ? (number + marks.length) % marks.length : -1;
+    if (here >= 0) {
+      follow.checked = false;
+      marks[here].classList.add("here");
+      const box = marks[here].getBoundingClientRect();
+      const frame = view.getBoundingClientRect();
+      if (box.top < frame.top || box.bottom > frame.bottom) view.scrollTop += box.top - frame.top - frame.height / 2;
+      marks[here].scrollIntoView({ block: "nearest" }); // the page, where the log reaches beyond it
+    }
+    tell();
+  }
+
+  function typed() {
+    if (looked !== word.value) {
+      found.hidden = true;
+      found.replaceChildren();
+    }
+    redraw();
+    go(0);
+  }
+
+  /** A found line, its number a link to its place. */
+  function line(text, place) {
+    const [, number, body] = /^(-?\d+):(.*)$/s.exec(text) || [null, "", text];
+    const out = document.createDocumentFragment();
+    if (number && place) {
+      const link = document.createElement("a");
+      link.href = `${address}?from=${place}&attempt=${attempt}`;
+      link.textContent = number;
+      link.title = "show its place";
+      link.addEventListener("click", (event) => {
+        if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+        event.preventDefault();
+        show(Number(place));
+      });
+      out.append(link, ":");
+    } else if (number) out.append(`${number}:`);
+    out.append(marked(body, 50), "\n");
+    return out;
+  }
+
+  async function findAll() {
+    looked = word.value;
+    found.hidden = !looked;
+    found.replaceChildren();
+    if (!looked) return;
     const head = document.createElement("p");
     head.className = "faint";
     head.textContent = "looking…";
     found.append(head);
-    const answer = await fetch(`${address}?find=${encodeURIComponent(word.value)}&tail=200`, { credentials: "same-origin" }).catch(() => null);
-    if (!answer || !answer.ok) {
-      head.textContent = "the log could not be searched";
-      return;
-    }
-    const lines = await answer.text();
-    head.textContent = lines ? `the last lines with “${word.value}” in the whole log:` : `“${word.value}” is nowhere in the log`;
-    if (!lines) return;
+    const answer = await get(`?find=${encodeURIComponent(looked)}&tail=200`);
+    if (!found.contains(head)) return; // another word was typed meanwhile
+    const seen = answer && answer.told("Cut") === null ? "the whole log" : "the end of the log, which is longer than what is looked through";
+    head.textContent = !answer ? "the log could not be searched" : answer.text ? `the last lines with “${looked}” in ${seen}:` : `“${looked}” is nowhere in ${seen}`;
+    if (!answer || !answer.text) return;
     const pre = document.createElement("pre");
     pre.className = "log wrap";
     pre.tabIndex = 0;
-    pre.append(marked(lines)[0]);
+    const lines = answer.text.split("\n").slice(0, -1);
+    const places = (answer.told("Places") || "").split(",");
+    for (const [number, text] of lines.entries()) pre.append(line(text, places[number - lines.length + places.length]));
     found.append(pre);
   }
 
-  follow.addEventListener("change", () => { if (follow.checked) toEnd(); });
+  follow.addEventListener("change", () => { if (follow.checked) last(); });
   view.addEventListener("wheel", (event) => { if (event.deltaY < 0) follow.checked = false; }, { passive: true });
-  view.addEventListener("scroll", () => { if (running() && atEnd()) follow.checked = true; });
+  view.addEventListener("scroll", () => { if (running() && atEnd() && !away && here < 0) follow.checked = true; });
   wrap.addEventListener("change", () => view.classList.toggle("wrap", wrap.checked));
-  word.addEventListener("input", redraw);
-  document.getElementById("log-find").addEventListener("submit", findAll);
-  document.getElementById("log-end").addEventListener("click", () => { toEnd(); view.focus(); });
+  word.addEventListener("input", typed);
+  word.addEventListener("keydown", (event) => { if (event.key === "Enter" && event.shiftKey) { event.preventDefault(); go(here - 1); } });
+  at("log-before").addEventListener("click", () => go(here - 1));
+  at("log-find").addEventListener("submit", (event) => { event.preventDefault(); if (marks.length) go(here + 1); else findAll(); });
+  at("log-all").addEventListener("click", findAll);
+  at("log-earlier").addEventListener("click", earlier);
+  at("log-end").addEventListener("click", () => { last(); view.focus(); });
   document.addEventListener("gpujob:changed", read);
   setInterval(() => { if (running()) read(); }, LOOK_MS);
   read();
+
+  async function last() {
+    if (away) {
+      end = null;
+      away = false;
+      await alone(readOn);
+    }
+    toEnd();
+  }
 })();
