@@ -17,18 +17,13 @@
   let looking = false;
   let took = 0;
   let again = 0;
-  let seenAt = clock(document); // when what is shown was so, as the server's clock says it
+  let seenAt = document.documentElement.dataset.clock; // when what is shown was so, as the server's clock says it
   let stale = false;
 
   function tell(text, on) {
     if (line.textContent !== text) line.textContent = text;
     line.classList.toggle("up", on);
     line.classList.toggle("down", !on && text !== "");
-  }
-
-  /** The time that stands in a page that the server made. */
-  function clock(page) {
-    return /\d\d:\d\d:\d\d/.exec(page.querySelector("footer time")?.textContent ?? "")?.[0] ?? new Date().toTimeString().slice(0, 8);
   }
 
   /** Whether what is shown is what is so: clocks stand still, it is dimmed and said in large while it is not. */
@@ -110,7 +105,7 @@
 
   function take(text) {
     const page = new DOMParser().parseFromString(text, "text/html");
-    seenAt = clock(page);
+    seenAt = page.documentElement.dataset.clock ?? seenAt;
     const place = placeOf(document.activeElement);
     for (const region of document.querySelectorAll("[data-live]")) {
       const now = page.getElementById(region.id);
