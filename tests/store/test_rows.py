@@ -501,3 +501,19 @@ def test_how_many_jobs_wait_or_run(database: Database) -> None:
         assert rows.unfinished(connection) == 4
         ended(connection, *made[:3])
         assert rows.unfinished(connection) == 1
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7, 500])
+def test_stories_asked_for_together_are_those_asked_for_one_by_one(
+    database: Database, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The jobs stay in their order, those without a story too; each has its own events, oldest first."""
+    monkeypatch.setattr(rows, "AT_ONCE", at_once)
+    with database.writing() as connection:
+        made = [rows.insert(connection, JobSpec(arguments=("x",)), WHOLE, "", (), 1.0) for _ in range(7)]
+        for n in range(3):
+            rows.write_events(connection, [Event(job.id, 9.0 - n, f"k{n}", {"n": n}) for job in made if job.id % 3])
+    backwards = made[::-1]
+    found = list(rows.with_events(database.connection, backwards))
+    assert found == [(job, rows.events_of(database.connection, job.id)) for job in backwards]
+    assert [len(events) for _, events in found] == [3, 0, 3, 3, 0, 3, 3]

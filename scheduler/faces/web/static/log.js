@@ -56,11 +56,8 @@
   }
 
   function bytes(number) {
-    for (const unit of ["bytes", "KiB", "MiB", "GiB", "TiB"]) {
-      if (number < 1024 || unit === "TiB") return `${number.toFixed(unit === "bytes" || number >= 100 ? 0 : 1)} ${unit}`;
-      number /= 1024;
-    }
-    return "";
+    const unit = Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(1, number)) / 10)));
+    return `${(number / 1024 ** unit).toFixed(unit ? 1 : 0)} ${["bytes", "KiB", "MiB", "GiB", "TiB"][unit]}`;
   }
 
   /** Say which place of how many one is at, and which part of the log is shown. */
@@ -260,20 +257,15 @@
   async function findAll() {
     looked = word.value;
     found.hidden = !looked;
-    found.replaceChildren();
     if (!looked) return;
-    const head = document.createElement("p");
-    head.className = "faint";
-    head.textContent = "looking…";
-    found.append(head);
+    const head = Object.assign(document.createElement("p"), { className: "faint", textContent: "looking…" });
+    found.replaceChildren(head);
     const answer = await get(`?find=${encodeURIComponent(looked)}&tail=200`);
     if (!found.contains(head)) return; // another word was typed meanwhile
     const seen = answer && answer.told("Cut") === null ? "the whole log" : "the end of the log, which is longer than what is looked through";
     head.textContent = !answer ? "the log could not be searched" : answer.text ? `the last lines with “${looked}” in ${seen}:` : `“${looked}” is nowhere in ${seen}`;
     if (!answer || !answer.text) return;
-    const pre = document.createElement("pre");
-    pre.className = "log wrap";
-    pre.tabIndex = 0;
+    const pre = Object.assign(document.createElement("pre"), { className: "log wrap", tabIndex: 0 });
     const lines = answer.text.split("\n").slice(0, -1);
     const places = (answer.told("Places") || "").split(",");
     for (const [number, text] of lines.entries()) pre.append(line(text, places[number - lines.length + places.length]));
