@@ -97,7 +97,7 @@ class Places:
 
     @property
     def web_token(self) -> str:
-        """What lets one in to the page; see `faces/web/token_and_cookie.py`."""
+        """What lets one in to the page; see `faces/web/signing_in.py`."""
         return os.path.join(self.house, "web-token")
 
     @property

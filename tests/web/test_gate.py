@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.faces.web.app import all_calls
-from scheduler.faces.web.token_and_cookie import COOKIE_S, Key, token_of
+from scheduler.faces.web.signing_in import COOKIE_S, Key, token_of
 from scheduler.store.places import Places
 from tests.stories.harness import wait_for
 from tests.web.page import Answer, Page, read_all
@@ -390,7 +390,7 @@ def test_s4_the_token_is_nowhere_but_in_its_file(pages: Callable[[], Page]) -> N
 def test_s5_the_token_is_private_from_its_first_moment(tmp_path: Path) -> None:
     """S5: at umask 000 nothing is made with another mode, and the token never stands in a file that others could open."""
     trace = tmp_path / "trace"
-    program = "import os,sys; os.umask(0); from scheduler.faces.web.token_and_cookie import token_of; from scheduler.store.places import Places; token_of(Places(sys.argv[1]))"
+    program = "import os,sys; os.umask(0); from scheduler.faces.web.signing_in import token_of; from scheduler.store.places import Places; token_of(Places(sys.argv[1]))"
     folder = tmp_path / "here"
     folder.mkdir(mode=0o700)
     words = [

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from scheduler.core.errors import word
 from scheduler.faces.web.calls import BODY, JSON
 from scheduler.faces.web.login_form import login_page, page_of, refusal_page
-from scheduler.faces.web.token_and_cookie import COOKIE_S, Key
-from scheduler.faces.web.wrong_tokens import Guesses
+from scheduler.faces.web.signing_in import COOKIE_S, Key
+from scheduler.faces.web.wrong_guesses import Guesses
 
 PASSED = "gpujob.passed"  # in the scope once the request has shown the token
 NONCE = "gpujob.nonce"

@@ -31,8 +31,8 @@ from scheduler.faces.web.connections import KEEP_ALIVE_S, Connection, Connection
 from scheduler.faces.web.gate import MOST_HEAD, Entrance, Gate
 from scheduler.faces.web.live import Hub
 from scheduler.faces.web.port_holder import holder_of
+from scheduler.faces.web.signing_in import Key, token_of
 from scheduler.faces.web.source import Source
-from scheduler.faces.web.token_and_cookie import Key, token_of
 from scheduler.store.places import Places
 
 PORT = 4004
