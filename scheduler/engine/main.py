@@ -275,10 +275,11 @@ class Daemon:
     def _loop(self, house: House, epoll: select.epoll, wakeup: int, drain: bool, tell: Listener) -> Ending:
         leaving = Leaving(self.question)
         while True:
-            if self.stop_signal == signal.SIGINT and not leaving.on_ctrl_c(house, epoll):
-                self.stop_signal = (
-                    0 if self.stop_signal == signal.SIGINT else self.stop_signal
-                )  # SIGTERM came meanwhile
+            while self.stop_signal == signal.SIGINT:
+                self.stop_signal = 0  # what comes from now on counts, also while the question is being asked
+                if leaving.on_ctrl_c(house, epoll):
+                    self.stop_signal = self.stop_signal or signal.SIGINT
+                    break
             if self.stop_signal:
                 break
             house.wait(epoll, wakeup)

@@ -63,7 +63,7 @@ class Machine:
         for name in "ended", "off":
             (self.folder / name).unlink(missing_ok=True)
         environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUJOB_")}
-        environ.update(PYTHONPATH=str(ROOT), XDG_RUNTIME_DIR=str(self.folder))
+        environ.update(PYTHONPATH=str(ROOT), XDG_RUNTIME_DIR=str(self.folder), GPUJOB_SET_HISTORY="false")
         start = [
             sys.executable,
             "-m",

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from scheduler.faces import front
+from scheduler.faces.web import serving  # noqa: F401  a user without rights to this Python's folder cannot load it any more
 from scheduler.runners import keeper as keeper_file
 from tests.stories.harness import wait_for
 

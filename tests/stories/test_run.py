@@ -240,7 +240,8 @@ def test_s1_7_what_cannot_be_known_is_not_guessed(run: Run) -> None:
     for number in (run.process.pid, keeper, pid):
         os.kill(number, signal.SIGKILL)
     run.process.communicate()
-    wait_for(lambda: not alive(pid) and not alive(keeper), "both to be gone")
+    # As long as nobody has reaped the job, the kernel still tells how it ended.
+    wait_for(lambda: not Path(f"/proc/{pid}").exists() and not alive(keeper), "both to be gone")
     said = run.to_its_end(1)
     assert (
         "lost" in said
@@ -551,6 +552,34 @@ def test_ctrl_c_leaves_them_running(run: Run, terminal: Callable[..., Terminal],
     run.go("b")
     run.to_its_end(0)
     assert run.ledger() == ["a", "b"] or run.ledger() == ["b", "a"]
+
+
+TWICE = """
+import os, signal
+from scheduler.faces import front
+from scheduler.faces.cli import run
+ask = run._Question.ask
+def asked(self, jobs):
+    os.kill(os.getpid(), signal.SIGINT)
+    ask(self, jobs)
+run._Question.ask = asked
+front.entry()
+"""
+
+
+def test_ctrl_c_pressed_once_more_while_it_asks(run: Run, terminal: Callable[..., Terminal]) -> None:
+    """The second one counts, however soon it comes."""
+    run.commands(run.held("a"))
+    usual = run.s.command
+    run.s.command = [usual[0], "-c", TWICE]
+    shown = terminal()
+    run.begun("a")
+    shown.type("\x03")
+    assert shown.code() == 130
+    run.s.command = usual
+    assert run.s.states()[1] in ("starting", "running")
+    run.go("a")
+    run.to_its_end(0)
 
 
 def test_only_what_stands_in_the_file_counts(run: Run) -> None:
