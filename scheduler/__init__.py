@@ -3,7 +3,7 @@
 How the house is laid out; arrows point at what is imported (docs/architecture.md, tests/test_house.py)::
 
     ┌──────────────────────────────────────────────┐
-    │ faces    cli · front                         │  how it looks to people and programs
+    │ faces    cli · front · web                   │  how it looks to people and programs
     └──────┬─────────────────────────────┬─────────┘
            │ asks                        │ starts
     ┌──────▼──────┐              ┌───────▼─────────┐

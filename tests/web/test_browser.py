@@ -336,7 +336,7 @@ def test_from_a_count_to_the_jobs_of_that_state(lab: Lab) -> None:
         expect(tab.locator(f'[data-key="row-{more}"]')).to_contain_text("done")
 
 
-def test_s2_8_retry_runs_it_again_and_keeps_the_first_output(lab: Lab) -> None:
+def test_s2_8_retry_runs_it_again_as_a_second_attempt(lab: Lab) -> None:
     """S2.8: two attempts, both told of."""
     job = int(lab.s.cli("submit", "--gpus", "0", "--", "python", "-c", "raise SystemExit(3)").stdout)
     lab.s.wait_state(job, "failed")

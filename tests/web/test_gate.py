@@ -48,7 +48,7 @@ def check_headers(answer: Answer) -> None:
 
 @pytest.mark.parametrize("path", [*ROUTES, *UNKNOWN, "/login"])
 def test_s1_every_route_and_method_without_token_is_401(page: Page, path: str) -> None:
-    """S1, S2.1: the routes are taken from the table they are made of, so none can be forgotten; unknown ones are alike."""
+    """S1: the routes are taken from the table they are made of, so none can be forgotten; unknown ones are alike."""
     for method in METHODS:
         if (method, path) == ("POST", "/login"):
             continue
@@ -60,7 +60,7 @@ def test_s1_every_route_and_method_without_token_is_401(page: Page, path: str) -
 
 
 def test_s1_it_listens_on_loopback_alone(page: Page) -> None:
-    """S1, S2.1."""
+    """S1, S2.11."""
     rows = [
         line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     ]
@@ -617,7 +617,7 @@ def test_s23_files_of_the_folder_do_not_steer_the_page(pages: Callable[[], Page]
 
 
 def test_s23_the_page_works_without_a_scheduler_and_sees_one_that_comes(pages: Callable[[], Page]) -> None:
-    """S2.1."""
+    """S23."""
     page = pages().start()
     assert page.get("/api/status").json()["daemon"]["alive"] is False
     page.scheduler.start()

@@ -163,7 +163,7 @@ def test_k15_a_word_is_found_in_a_log_full_of_colours(page: Page) -> None:
     assert answer.text == "21:a needle here\n" and "x-gpujob-log-cut" not in answer.headers
 
 
-def test_progress_bars_are_one_line_and_nothing_plays_a_terminal(page: Page) -> None:
+def test_s17_progress_bars_are_one_line_and_nothing_plays_a_terminal(page: Page) -> None:
     """S17: carriage returns fold, escapes and what turns the text are gone or made visible; bytes that are no text too."""
     number, log = ended(page)
     bar = b"".join(b"\r%3d%%" % n for n in range(101)) + b"\n"

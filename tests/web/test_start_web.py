@@ -35,8 +35,8 @@ def pid_of(page: Page) -> int:
     return next(int(pid) for pid in children if words in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
-def test_s2_1_start_web_shows_the_page_and_takes_it_along(pages: Callable[[], Page]) -> None:
-    """S2.1: `start --web` says where it is; it ends with the scheduler."""
+def test_start_web_shows_the_page_and_takes_it_along(pages: Callable[[], Page]) -> None:
+    """`start --web` says where it is; it ends with the scheduler."""
     page = begin(pages())
     assert page.get("/api/status").json()["daemon"]["pid"] == page.scheduler.pid
     pid = pid_of(page)
@@ -45,8 +45,8 @@ def test_s2_1_start_web_shows_the_page_and_takes_it_along(pages: Callable[[], Pa
     wait_for(lambda: not alive(pid), "the page ends too")
 
 
-def test_s2_1_the_page_ends_when_the_scheduler_is_killed(pages: Callable[[], Page]) -> None:
-    """S2.1: whatever ends it; and a job that runs, or the keeper, does not keep the page alive."""
+def test_the_page_ends_when_the_scheduler_is_killed(pages: Callable[[], Page]) -> None:
+    """whatever ends it; and a job that runs, or the keeper, does not keep the page alive."""
     page = begin(pages())
     page.scheduler.hold("long")
     page.scheduler.append(page.scheduler.line("long"))
@@ -83,7 +83,7 @@ def test_k13_the_port_is_taken_the_scheduler_goes_on_without(pages: Callable[[],
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
 def test_k10_a_page_that_dies_is_started_again(pages: Callable[[], Page], number: int) -> None:
-    """S2.1: and no job is taken for having ended."""
+    """and no job is taken for having ended."""
     page = begin(pages())
     page.scheduler.hold("long")
     page.scheduler.append(page.scheduler.line("long"))
@@ -144,7 +144,7 @@ def test_s4_what_the_page_says_goes_to_the_log_and_is_bounded(pages: Callable[[]
     assert page.scheduler.stop() == 0
 
 
-def test_s2_1_it_is_off_by_default_and_a_setting_like_any_other(pages: Callable[[], Page]) -> None:
+def test_it_is_off_by_default_and_a_setting_like_any_other(pages: Callable[[], Page]) -> None:
     """S1, S3.1: no page without being asked for; `web: true` in the config asks; `run` shows none."""
     plain = pages()
     plain.scheduler.start()
@@ -181,8 +181,8 @@ def test_b02_the_page_is_not_taken_for_a_job_when_the_keeper_dies(pages: Callabl
     assert page.get("/api/status").status == 200 and pid_of(page) == pid
 
 
-def test_s2_1_detached_it_says_how_to_get_there(pages: Callable[[], Page]) -> None:
-    """S2.1: the address, the token's file and the tunnel, though the page is started a moment later."""
+def test_detached_it_says_how_to_get_there(pages: Callable[[], Page]) -> None:
+    """the address, the token's file and the tunnel, though the page is started a moment later."""
     page = pages()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
