@@ -11,12 +11,13 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from tests.stories.harness import ROOT, alive, wait_for
 from tests.stories.test_schemas import wrong
-from tests.web.page import Answer, Page
+from tests.web.page import Page
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,8 @@ def acted(page: Page, number: int, verb: str, status: int = 200, body: Any = Non
     assert answer.status == status, answer.text
     found = answer.json()
     if status == 200:
-        assert set(found) == {"id", "state", "said"} and found["id"] == number and str(number) in found["said"]
+        assert set(found) == {"id", "state"} and found["id"] == number
+        assert str(number) in unquote(answer.headers["x-gpujob-said"])
         return found["state"]
     assert list(found) == ["error"]
     return found["error"]
@@ -67,14 +69,7 @@ def said(page: Page, path: str, body: Any = None) -> str:
     """What the answer to a change says in words."""
     answer = page.post(path, body)
     assert answer.status == 200, answer.text
-    return str(answer.json()["said"])
-
-
-def without_words(answer: Answer) -> Any:
-    """The answer to a pause as programs read it."""
-    found = answer.json()
-    assert found.pop("said")
-    return found
+    return unquote(answer.headers["x-gpujob-said"])
 
 
 def test_status_jobs_and_gpus_are_what_the_verbs_print(page: Page) -> None:
@@ -179,14 +174,14 @@ def test_s2_5_the_whole_scheduler_is_paused(page: Page) -> None:
     """S2.5: nothing starts, what runs goes on."""
     running = made(page, ledger(page, "goes-on", held=True))
     page.scheduler.wait_state(running, "running")
-    assert without_words(page.post("/api/queue/pause")) == {"paused": True}
+    assert page.post("/api/queue/pause").json() == {"paused": True}
     waiting = made(page, ledger(page, "waits"))
     job = wait_for(lambda: (j := page.get(f"/api/jobs/{waiting}").json())["reason_code"] == "paused" and j, "a reason")
     assert "paused" in job["reason"] and page.get("/api/status").json()["paused"] is True
     page.scheduler.release("goes-on")
     page.scheduler.wait_state(running, "done")
     assert page.scheduler.starts("waits") == 0
-    assert without_words(page.post("/api/queue/resume")) == {"paused": False}
+    assert page.post("/api/queue/resume").json() == {"paused": False}
     page.scheduler.wait_state(waiting, "done")
 
 
@@ -194,14 +189,14 @@ def test_s2_6_gpus_are_paused_and_resumed(page: Page) -> None:
     """S2.6: what runs there goes on; the state file says so when the answer comes."""
     running = made(page, ledger(page, "there", held=True), allowed=[1])
     page.scheduler.wait_state(running, "running")
-    assert without_words(page.post("/api/gpus/1/pause")) == {"paused_gpus": [1]}
+    assert page.post("/api/gpus/1/pause").json() == {"paused_gpus": [1]}
     shown = json.loads((page.folder / "gpu_scheduler_state.json").read_text())
     assert shown["paused_gpus"] == [1]
     waiting = made(page, ["true"], allowed="1")
     wait_for(lambda: page.get(f"/api/jobs/{waiting}").json()["reason_code"] == "paused", "its reason")
     assert page.scheduler.states()[running] == "running"
-    assert without_words(page.post("/api/gpus/0/pause")) == {"paused_gpus": [0, 1]}
-    assert without_words(page.post("/api/gpus/1/resume", {"force": True})) == {"paused_gpus": [0]}
+    assert page.post("/api/gpus/0/pause").json() == {"paused_gpus": [0, 1]}
+    assert page.post("/api/gpus/1/resume", {"force": True}).json() == {"paused_gpus": [0]}
     page.scheduler.release("there")
     page.scheduler.wait_state(waiting, "done")
     assert page.post("/api/gpus/7/pause").status == 404 and page.post("/api/gpus/7/resume").status == 404
@@ -526,7 +521,7 @@ def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pag
     assert (
         acted(page, second, "first") == "pending" and acted(page, second, "priority", body={"priority": 3}) == "pending"
     )
-    assert without_words(page.post("/api/queue/pause")) == {"paused": True}
+    assert page.post("/api/queue/pause").json() == {"paused": True}
     assert page.post("/api/gpus/0/resume", {"force": True}).status == 409
     page.scheduler.start()
     assert page.get("/api/status").json()["daemon"]["alive"] is True
@@ -535,7 +530,7 @@ def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pag
     page.post("/api/queue/resume")
     page.scheduler.wait_state(running, "running")
     page.scheduler.kill()
-    assert without_words(page.post("/api/gpus/1/pause")) == {"paused_gpus": [1]}
+    assert page.post("/api/gpus/1/pause").json() == {"paused_gpus": [1]}
     assert acted(page, running, "cancel") == "running"  # when the next one starts
     page.scheduler.start()
     page.scheduler.wait_state(running, "cancelled")
@@ -578,9 +573,12 @@ def test_what_waits_for_the_next_scheduler_is_said(pages: Callable[[], Page]) ->
     number = made(page, ["sleep", "600"])
     page.scheduler.wait_state(number, "running")
     page.scheduler.kill()
-    answer = page.post(f"/api/jobs/{number}/cancel").json()
-    assert answer["state"] == "running"
-    assert answer["said"] == f"job {number} was running at last; it is cancelled when the scheduler starts again"
+    answer = page.post(f"/api/jobs/{number}/cancel")
+    assert answer.json() == {"id": number, "state": "running"}
+    assert (
+        unquote(answer.headers["x-gpujob-said"])
+        == f"job {number} was running at last; it is cancelled when the scheduler starts again"
+    )
     page.scheduler.start()
     page.scheduler.wait_state(number, "cancelled")
 

@@ -616,8 +616,8 @@ def test_s23_files_of_the_folder_do_not_steer_the_page(pages: Callable[[], Page]
     assert not (page.folder / "stolen").exists()
 
 
-def test_s23_the_page_works_without_a_scheduler_and_sees_one_that_comes(pages: Callable[[], Page]) -> None:
-    """S23."""
+def test_the_page_works_without_a_scheduler_and_sees_one_that_comes(pages: Callable[[], Page]) -> None:
+    """It shows what the store says, and who has begun meanwhile."""
     page = pages().start()
     assert page.get("/api/status").json()["daemon"]["alive"] is False
     page.scheduler.start()

@@ -329,7 +329,7 @@ def test_k10_it_ends_at_once_with_connections_open(pages: Callable[[], Page], nu
     assert "Traceback" not in page.said()
 
 
-def test_s2_1_it_says_where_it_is_and_how_to_get_there(page: Page) -> None:
+def test_it_says_where_it_is_and_how_to_get_there(page: Page) -> None:
     """The address, the token's file, the tunnel."""
     said = page.output.read_text()
     assert f"http://127.0.0.1:{page.port}/\n" in said

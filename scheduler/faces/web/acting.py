@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from starlette.responses import Response
 
@@ -36,6 +37,11 @@ from scheduler.intake.environment_places import program_in
 NOT_POSSIBLE, NOT_READ, REFUSED, LATER, NOT_THERE = 1, 2, 3, 5, 6  # exit codes of answers (docs/formats.md)
 MOST_NAMED = 5  # jobs in a sentence
 _FOR_TERMINALS = re.compile(r"; gpujob [a-z]+ \d+$")
+SAID = "X-Gpujob-Said"
+HEADERS = {
+    SAID: "What was done, or is put off until a scheduler starts, as a sentence for people; percent-encoded UTF-8."
+}
+LONGEST_SAID = 1000
 OURS = "GPUJOB_"  # variables of the page itself: no job's business
 
 # Key of the body → (how its value becomes the option's text, JSON Schema, what it means).
@@ -262,8 +268,13 @@ def _carry_out(ask: Ask, request: Request) -> str:
     return _FOR_TERMINALS.sub("", text)
 
 
+def _done(value: Mapping[str, Any], said: str) -> Response:
+    """What is so now; and what was done, as a sentence, in a header: the body's keys are the contract's."""
+    return as_json(value, headers={SAID: quote(without_secrets(said)[:LONGEST_SAID])})
+
+
 def _acted(job: Job, said: str) -> Response:
-    return as_json({"id": job.id, "state": job.state.value, "said": without_secrets(said)})
+    return _done({"id": job.id, "state": job.state.value}, said)
 
 
 def _on_job(verb: str, kind: type[Any], possible: Callable[[Job], bool], what: str = "") -> Callable[[Ask], Response]:
@@ -350,16 +361,16 @@ def resume_gpu(ask: Ask) -> Response:
 
 
 def _paused(ask: Ask, said: str) -> Response:
-    return as_json({"paused_gpus": list(ask.source.desk.pauses()[1]), "said": said})
+    return _done({"paused_gpus": list(ask.source.desk.pauses()[1])}, said)
 
 
 def pause_queue(ask: Ask) -> Response:
     """Start nothing at all."""
     check_keys(ask.body(), ())
-    return as_json({"paused": True, "said": _carry_out(ask, PauseQueue(True))})
+    return _done({"paused": True}, _carry_out(ask, PauseQueue(True)))
 
 
 def resume_queue(ask: Ask) -> Response:
     """Start jobs again."""
     check_keys(ask.body(), ())
-    return as_json({"paused": False, "said": _carry_out(ask, PauseQueue(False))})
+    return _done({"paused": False}, _carry_out(ask, PauseQueue(False)))

@@ -115,7 +115,7 @@ def _read(path: str, does: Does, about: str, form: str, *parameters: Parameter) 
 
 def _ask_job(verb: str, does: Does, about: str, body: Mapping[str, Any] = _EMPTY) -> Call:
     answers = {200: ("Done, or asked for.", ref("acted")), **_IN_STATE}
-    return Call("POST", f"/api/jobs/{{id}}/{verb}", does, about, answers, (_ID,), body)
+    return Call("POST", f"/api/jobs/{{id}}/{verb}", does, about, answers, (_ID,), body, headers=acting.HEADERS)
 
 
 CALLS = (
@@ -170,18 +170,18 @@ CALLS = (
     _ask_job("priority", acting.priority, "Give a waiting job another priority.", _LEVEL),
     Call(
         "POST", "/api/gpus/{n}/pause", acting.pause_gpu, "No new job on a GPU; those that run go on.",
-        {200: ("It is paused.", ref("paused"))}, (_GPU,), _EMPTY,
+        {200: ("It is paused.", ref("paused"))}, (_GPU,), _EMPTY, headers=acting.HEADERS,
     ),
     Call(
         "POST", "/api/gpus/{n}/resume", acting.resume_gpu, "Jobs on a GPU again.",
-        {200: ("It is not paused.", ref("paused")), **_IN_STATE}, (_GPU,), _FORCED,
+        {200: ("It is not paused.", ref("paused")), **_IN_STATE}, (_GPU,), _FORCED, headers=acting.HEADERS,
     ),
     Call(
         "POST", "/api/queue/pause", acting.pause_queue, "Start nothing at all; running jobs go on.",
-        {200: ("It is paused.", ref("queue"))}, body=_EMPTY,
+        {200: ("It is paused.", ref("queue"))}, body=_EMPTY, headers=acting.HEADERS,
     ),
     Call(
         "POST", "/api/queue/resume", acting.resume_queue, "Start jobs again.",
-        {200: ("It goes on.", ref("queue"))}, body=_EMPTY,
+        {200: ("It goes on.", ref("queue"))}, body=_EMPTY, headers=acting.HEADERS,
     ),
 )  # fmt: skip

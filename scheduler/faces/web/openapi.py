@@ -39,16 +39,12 @@ def _samples(keys: Iterable[str], **more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-_SAID = {
-    "type": "string",
-    "description": "What was done, or is put off until a scheduler starts, as a sentence for people.",
-}
 OWN: dict[str, dict[str, Any]] = {
     "error": _object("What went wrong, and what to do.", error={"type": "string"}),
     "made": _object("The job that was made.", id={"type": "integer", "minimum": 0}),
-    "acted": _object("The job, as it is now.", id={"type": "integer", "minimum": 0}, state=_STATE, said=_SAID),
-    "paused": _object("The GPUs that are paused now.", paused_gpus=_IDS, said=_SAID),
-    "queue": _object("Whether the queue is paused now.", paused={"type": "boolean"}, said=_SAID),
+    "acted": _object("The job, as it is now.", id={"type": "integer", "minimum": 0}, state=_STATE),
+    "paused": _object("The GPUs that are paused now.", paused_gpus=_IDS),
+    "queue": _object("Whether the queue is paused now.", paused={"type": "boolean"}),
     "gpus": _object("The GPUs.", schema=SCHEMA_NUMBER, gpus={"$ref": "status.schema.json#/properties/gpus"}),
     "preview": _object(
         "What would happen.",

@@ -25,7 +25,8 @@
         credentials: "same-origin",
       });
       const body = await answer.json().catch(() => ({}));
-      return { ok: answer.ok, status: answer.status, body };
+      const said = decodeURIComponent(answer.headers.get("X-Gpujob-Said") || "");
+      return { ok: answer.ok, status: answer.status, body, said };
     } catch {
       return { ok: false, status: 0, body: { error: "the page's server does not answer: is gpujob web still running, and the tunnel open?" } };
     }
@@ -37,8 +38,8 @@
   }
 
   /** What was done, in the words of the answer. */
-  function told(body) {
-    const text = body.said || "Done";
+  function told(said) {
+    const text = said || "Done";
     return `${text[0].toUpperCase()}${text.slice(1)}.`;
   }
 
@@ -63,7 +64,7 @@
     control.setAttribute("aria-busy", "true");
     const answer = await post(path, value);
     control.removeAttribute("aria-busy");
-    say(answer.ok ? told(answer.body) : problem(answer), !answer.ok);
+    say(answer.ok ? told(answer.said) : problem(answer), !answer.ok);
     document.dispatchEvent(new Event("gpujob:look"));
   }
 
