@@ -20,6 +20,8 @@ from scheduler.probes import reader
 
 DEADLINE_S = 5.0  # for one answer; then the reader is killed (how old a reading may be: core/telemetry.py)
 FIRST_DEADLINE_S = 15.0  # a driver that nobody holds open needs seconds to wake up
+PATIENCE_S = 0.2  # that the loop waits for a killed reader to be dead; then it counts as stuck in the driver
+FIRST_PATIENCE_S = 3.0  # the same at the start, which waits anyway: on a busy machine the dead are slow
 SLOW_S = 2.0
 READER = "GPUJOB_READER"
 LONGEST_WITHOUT_NVML_S = 3600.0
@@ -55,6 +57,7 @@ class NvidiaProbe:
         self.absent = False  # the last reading failed because there is no driver at all
         self.way = ""  # how the last reading was got: nvml, smi
         self._epoll = select.epoll()
+        self._patience_s = PATIENCE_S
         self._reader: _Reader | None = None
         self._stuck: list[_Reader] = []
         self._asked_at: float | None = None
@@ -151,7 +154,7 @@ class NvidiaProbe:
         self._stuck.append(gone)
         if self._reader is gone:
             self._reader = None
-        limit = time.monotonic() + 0.2
+        limit = time.monotonic() + self._patience_s
         while self._stuck and time.monotonic() < limit:
             select.select([gone.pidfd], [], [], 0.05)
             self._bury()
@@ -252,6 +255,13 @@ class NvidiaProbe:
 
     def first(self, slow: Callable[[], None] | None = None) -> Readings:
         """The first reading, waited for. Raises NoGpuData with what each way of asking said."""
+        self._patience_s = FIRST_PATIENCE_S
+        try:
+            return self._first(slow)
+        finally:
+            self._patience_s = PATIENCE_S
+
+    def _first(self, slow: Callable[[], None] | None) -> Readings:
         self.ask()
         tell_at = time.monotonic() + SLOW_S
         told = False

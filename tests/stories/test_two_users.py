@@ -51,9 +51,11 @@ HOLD = '#!/bin/sh\necho secret > out.txt\nwhile [ ! -e "$0.go" ]; do sleep 0.05;
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Owner, mode and bytes of every file, without what a daemon paints."""
+    """Owner, mode and bytes of every file, without what a daemon writes by itself."""
     found = {}
     for path in sorted(folder.rglob("*")):
+        if path.name.startswith("history.db"):
+            continue
         status = path.lstat()
         data = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
         found[str(path.relative_to(folder))] = (status.st_uid, status.st_mode, data)
