@@ -60,11 +60,11 @@ test-all:
 	  $(MAKE) --no-print-directory test PYTHON=$$p VENV=.venv-$$v || exit 1; \
 	done; [ $$found = 1 ]
 
-bench: $(STAMP)
+bench: $(TESTSTAMP)
 	$(VENV)/bin/python -m benchmarks
 
 # The pictures in docs/, taken of the real program.
-pictures: $(STAMP)
+pictures: $(TESTSTAMP)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check pyte
 	$(VENV)/bin/python docs/make_pictures.py
 
