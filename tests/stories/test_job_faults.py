@@ -251,7 +251,7 @@ def test_b26_a_job_that_takes_another_gpu_is_seen(machine):  # noqa: F811
 def test_f07_adopting_more_jobs_than_there_are_descriptors(scheduler):
     """F07, P6: 40 running jobs, and a scheduler that may open 32 files: said in one line or done, never a job lost."""
     s = scheduler(gpus=1, cpu_slots=100)
-    s.environ["GPUJOB_SET_HISTORY"] = "false"  # its three files come some seconds later, where there is no room to spare
+    s.environ["GPUJOB_SET_HISTORY"] = "false"  # its files come some seconds later, where there is no room to spare
     s.start()
     keys = [f"k{n}" for n in range(40)]
     for key in keys:
