@@ -16,6 +16,7 @@ from scheduler.desk import QueueFull
 from scheduler.faces.web.source import Source
 
 BODY = "gpujob.body"  # where the gate leaves the whole body of a POST in the scope
+NONCE = "gpujob.nonce"  # and what a script or style of the page has to carry
 JSON = "application/json"
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,14}", re.ASCII)
 
@@ -98,7 +99,7 @@ class Ask:
     @property
     def nonce(self) -> str:
         """What the Content-Security-Policy of this answer lets a script or style of the page carry."""
-        return str(self.request.scope.get("gpujob.nonce", ""))
+        return str(self.request.scope.get(NONCE, ""))
 
     def body(self) -> dict[str, Any]:
         """The JSON object that was sent. Raises UsageError."""

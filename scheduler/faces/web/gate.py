@@ -15,13 +15,12 @@ from urllib.parse import parse_qs
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scheduler.core.errors import word
-from scheduler.faces.web.calls import BODY, JSON
+from scheduler.faces.web.calls import BODY, JSON, NONCE
 from scheduler.faces.web.login_form import login_page, page_of, refusal_page
 from scheduler.faces.web.signing_in import COOKIE_S, Key
 from scheduler.faces.web.wrong_guesses import Guesses
 
 PASSED = "gpujob.passed"  # in the scope once the request has shown the token
-NONCE = "gpujob.nonce"
 MOST_BODY = 1 << 20
 MOST_HEAD = 16 << 10  # bytes of a request's path and headers
 MOST_FORM = 4096

@@ -31,7 +31,6 @@ MOST_QUEUED = 1000  # events that a slow listener may have before it
 AGAIN_MS = 2000  # so long a browser waits before it connects again
 FIRST_LOOK_S = 5.0
 SLOW_S = 30.0  # a listener that takes nothing for so long has gone
-EVENTS = ("job", "gpus", "queue", "scheduler", "again")
 
 Told = tuple[str, str]  # event, its data as one line of JSON
 

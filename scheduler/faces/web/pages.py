@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.responses import HTMLResponse, Response
 
 from scheduler.core.errors import NotFound, UsageError, did_you_mean
 from scheduler.core.gpu import WHOLE
-from scheduler.core.history import GpuSample
 from scheduler.core.job import ENDED, Job, JobState
 from scheduler.core.log_names import is_packed
 from scheduler.core.reporting import Report, attempts_of
@@ -77,7 +76,7 @@ def _last_hour(ask: Ask, view: Overview, now: float) -> dict[int, dict[str, str]
     """GPU → the paths of its curves over the last hour, where there are readings of it."""
     sizes = {gpu.gpu.index: gpu.gpu.memory_mib for gpu in view.gpus}
     found: dict[int, dict[str, str]] = {}
-    for gpu, samples in _gpu_samples(ask, now - HOUR_S, now, CURVE_S).items():
+    for gpu, samples in ask.source.desk.gpu_history(now - HOUR_S, now, CURVE_S).items():
         load = [(one.at, one.load) for one in samples]
         memory = [(one.at, one.used_mib) for one in samples]
         top = sizes.get(gpu) or max([1.0, *(value or 0.0 for _, value in memory)])
@@ -86,10 +85,6 @@ def _last_hour(ask: Ask, view: Overview, now: float) -> dict[int, dict[str, str]
         if line or used:
             found[gpu] = {"load": line, "load_area": area, "memory": used}
     return found
-
-
-def _gpu_samples(ask: Ask, start: float, end: float, step_s: float) -> Mapping[int, Sequence[GpuSample]]:
-    return ask.source.desk.gpu_history(start, end, step_s)
 
 
 # -- jobs by state ----------------------------------------------------------------------------------------
@@ -357,7 +352,7 @@ def _heat(
     gpus = [gpu.gpu.index for gpu in view.gpus]
     out: dict[int, list[float | None]] = {gpu: [None] * hours for gpu in gpus}
     step = 60.0 if hours <= 24 else 300.0 if hours <= 168 else 1800.0
-    kept = _gpu_samples(ask, first, now, step)
+    kept = ask.source.desk.gpu_history(first, now, step)
     for gpu, samples in kept.items():
         if gpu not in out:
             continue
