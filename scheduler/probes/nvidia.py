@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -100,6 +101,9 @@ class NvidiaProbe:
                 continue
             if way == "nvml":
                 self._nvml_at = now
+            elif shutil.which("nvidia-smi", path=self.environ.get("PATH", os.defpath)) is None:
+                self._failed.append((way, reader.NO_SMI, True))  # no reader for it: GPUtil takes long to load
+                continue
             try:
                 if self._reader is None:
                     self._reader = self._spawn(way)

@@ -16,13 +16,12 @@ import ctypes
 import importlib
 import json
 import os
-import re
-import shutil
 import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
 MIB = 1 << 20
+NO_SMI = "no nvidia-smi, or it shows no GPU"
 FATAL_XIDS = {48: "double-bit memory error", 63: "memory page to retire", 64: "memory page not retired",
               79: "fell off the bus", 94: "contained memory error", 95: "uncontained memory error"}  # fmt: skip
 
@@ -39,10 +38,12 @@ class Nvml:
     """NVIDIA's management library. Each question about a GPU may fail by itself; the others are answered."""
 
     def __init__(self):
+        if not _library():  # as nvidia-ml-py would say, which takes longer to load than Python itself
+            raise Trouble("NVML Shared Library Not Found", absent=True)
         try:
             import pynvml
         except ImportError as error:
-            raise Trouble(f"nvidia-ml-py cannot be imported: {error}", absent=not _library()) from None
+            raise Trouble(f"nvidia-ml-py cannot be imported: {error}") from None
         self.n = pynvml
         # Not a kind of NVMLError, though it is raised for a function that the driver is too old for.
         self.failures = (pynvml.NVMLError, getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError))
@@ -214,8 +215,6 @@ class Smi:
     """nvidia-smi as GPUtil asks it: no processes, and one broken GPU hides the others."""
 
     def __init__(self):
-        if shutil.which("nvidia-smi") is None:  # GPUtil takes a third of a second to load, and would find nothing
-            raise Trouble("no nvidia-smi, or it shows no GPU", absent=True)
         try:
             import GPUtil
         except ImportError as error:
@@ -226,11 +225,13 @@ class Smi:
         try:
             found = self.ask()
         except Exception as error:  # noqa: BLE001  GPUtil takes whatever nvidia-smi says for numbers
+            import re
+
             said = re.search(r"with base 10: ['\"](.*)['\"]", str(error), re.DOTALL)
             text = " ".join((said[1] if said else str(error)).replace("\\n", " ").split())[:200]
             raise Trouble(f"no readable answer ({text})") from None
         if not found:
-            raise Trouble("no nvidia-smi, or it shows no GPU", absent=True)
+            raise Trouble(NO_SMI, absent=True)
         return {"gpus": [_smi_gpu(gpu) for gpu in found], "driver": found[0].driver}
 
 

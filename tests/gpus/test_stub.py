@@ -20,6 +20,8 @@ import pytest
 from tests.gpus import stub
 from tests.gpus.stub import FakeDriver, FakeSmi
 
+pytestmark = pytest.mark.long  # tests of the tests
+
 MIB = 1 << 20
 ANSWER_S = 30
 SOON_S = 0.5
