@@ -131,7 +131,7 @@ def _edited(turn: Turn, edit: StateEdited) -> None:
         turn.plan.notices.append((text, True))
     for gpu in managed if edit.gpus is not None else ():
         wanted, paused = gpu in (edit.gpus or ()), bool(fleet.paused_mask >> gpu & 1)
-        if wanted is book.base(gpu, paused, edit.read):
+        if not book.is_changed(gpu, paused, wanted, edit.read):
             continue
         book.by_edit(gpu)
         if wanted is not paused:
@@ -139,7 +139,7 @@ def _edited(turn: Turn, edit: StateEdited) -> None:
             turn.plan.notices.append(
                 (f"GPU {gpu} {'paused' if wanted else 'resumed'} by an edit of the state file", False)
             )
-    if edit.paused is not None and edit.paused is not book.base(QUEUE, world.queue_paused, edit.read):
+    if edit.paused is not None and book.is_changed(QUEUE, world.queue_paused, edit.paused, edit.read):
         book.by_edit(QUEUE)
         if edit.paused is not world.queue_paused:
             world.queue_paused = edit.paused

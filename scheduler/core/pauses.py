@@ -18,6 +18,7 @@ class Pauses:
 
     revision: int = 0  # of the picture that stands in the state file
     changes: list[tuple[int, int, bool]] = field(default_factory=list)  # first revision to show it, what, value before
+    edited: dict[int, int] = field(default_factory=dict)  # what an edit changed last → first revision to show it
 
     def by_verb(self, what: int, before: bool) -> None:
         """A verb has changed ``what`` (a GPU's index or QUEUE): pictures up to now do not show it."""
@@ -27,11 +28,19 @@ class Pauses:
     def by_edit(self, what: int) -> None:
         """An edit has changed ``what``: from now on whoever saves the file has the last word on it."""
         self.changes = [change for change in self.changes if change[1] != what]
+        self.edited[what] = self.revision + 1
 
-    def base(self, what: int, now: bool, read: int | None) -> bool:
-        """Whether ``what`` was paused for someone who read revision ``read`` (None: not known, so as it is now)."""
+    def is_changed(self, what: int, now: bool, wanted: bool, read: int | None) -> bool:
+        """Whether the writer of a save, which says ``wanted`` for ``what``, meant to change it.
+
+        ``read``: the revision that the writer had read. None, when that is not known: then every difference from the present
+        value (``now``) is meant.
+        """
         if read is not None and read <= self.revision:
             for revision, changed, before in self.changes:
                 if changed == what and revision > read:
-                    return before
-        return now
+                    # An edit since then was shown under the old revision at first, so two values may have been read: the
+                    # verb that came after it holds.
+                    edited_since = self.edited.get(what, read) > read
+                    return wanted is not before and not edited_since
+        return wanted is not now
