@@ -25,7 +25,8 @@ from scheduler.store.forgetting import (
 )
 from scheduler.store.places import Places
 
-ROUND_S = 3600.0
+LONGEST_ROUND_S, SHORTEST_ROUND_S = 3600.0, 1.0
+PART_OF_AGE = 0.1  # so what may stay for ten minutes is gone after eleven
 SLICE_S = 0.005
 BETWEEN_S = 0.02  # so the loop has four fifths of the time, and whatever happens wakes it
 BUSY_S = 1.0  # in a loop that is never quiet a slice comes this often
@@ -35,7 +36,8 @@ _NAME = re.compile(r"job_(\d+)_\d{8}_\d{6}(?:_a\d+)?(?:_\d+)?\.log(?:\.gz)?(?:\.
 
 
 class Pruner:
-    """Works in rounds: at the start, when the settings have changed, and every hour; in slices between the turns.
+    """Works in rounds, in slices between the turns: at the start, when the settings have changed, and then every hour, or more
+    often where something may stay for less than ten hours.
 
     Trouble ends the round, is said, and costs nothing else: the next round finds what is left.
     """
@@ -61,7 +63,7 @@ class Pruner:
         if self._work is None:
             if now < self._next_round:
                 return
-            self._next_round = now + ROUND_S
+            self._next_round = now + _round_s(config)
             self.jobs = self.logs = self.size = 0
             self._work = self._round(config)
         if now < self._next_slice:
@@ -109,6 +111,12 @@ class Pruner:
                 number = forget_until(connection, bound, JOBS_A_STEP)
             self.jobs += number
             yield
+
+
+def _round_s(config: Config) -> float:
+    """Seconds from one round to the next."""
+    ages = [keep.age_s for keep in (keep_logs(config.keep_logs), keep_finished(config.keep_finished)) if keep.age_s]
+    return min(LONGEST_ROUND_S, max(SHORTEST_ROUND_S, PART_OF_AGE * min(ages, default=math.inf)))
 
 
 class _Logs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -187,12 +188,15 @@ def test_logs_of_forgotten_jobs_still_count(bench: Bench) -> None:
     assert bench.db.connection.execute("SELECT count(*) FROM old_logs").fetchone() == (0,)
 
 
-def test_slices_are_short_and_others_come_first(bench: Bench) -> None:
-    """At most 5 ms and a step at a time; in a busy loop one slice a second; then nothing for an hour."""
+def test_slices_are_short_and_others_come_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice ends with the step in which its 5 ms are over; in a busy loop one slice a second; then nothing for an hour."""
+    clock = itertools.count(time.monotonic(), 0.001)  # each look at the clock, and so each step, takes 1 ms
+    monkeypatch.setattr(pruning.time, "monotonic", lambda: next(clock))
+    most = 10 * (1 + round(pruning.SLICE_S / 0.001))
     for n in range(400):
-        bench.job(10 + n / 1000)
+        bench.job(30 + n / 1000)
     last = bench.job(0)
-    config = replace(bench.config, keep_logs="1d", keep_finished="1d")
+    config = replace(bench.config, keep_logs="20d", keep_finished="20d")
     slices = 0
     bench.pruner.step(config, False)
     left = len(os.listdir(bench.folder))
@@ -204,14 +208,27 @@ def test_slices_are_short_and_others_come_first(bench: Bench) -> None:
         bench.pruner._next_slice = 0.0
         before = (bench.pruner.jobs, bench.pruner.logs)
         bench.pruner.step(config, True)
-        assert bench.pruner.jobs - before[0] + bench.pruner.logs - before[1] <= 200
+        assert bench.pruner.jobs - before[0] + bench.pruner.logs - before[1] <= most
         slices += 1
     assert slices > 3 and bench.pruner.jobs == 400 and os.listdir(bench.folder) == bench.names(last)
     assert bench.pruner.due() > time.monotonic() + 3000
     bench.pruner.step(config, True)
     assert bench.pruner._work is None
-    bench.round("2d")  # another wish: at once
+    bench.round("21d")  # another wish: at once
     assert len(bench.said) == 1 and bench.pruner.due() > time.monotonic() + 3000
+
+
+@pytest.mark.parametrize(
+    ("logs", "finished", "seconds"),
+    [("", "", 3600), ("20G", "100", 3600), ("30d", "", 3600), ("10m", "90d", 60), ("90d", "30s", 3), ("1s", "", 1)],
+)
+def test_what_may_stay_for_a_short_time_is_looked_at_more_often(
+    bench: Bench, logs: str, finished: str, seconds: float
+) -> None:
+    """A log that was too young in one round must not stay for an hour when it may stay for seconds."""
+    before = time.monotonic()
+    bench.round(logs, finished)
+    assert before + seconds <= bench.pruner.due() <= time.monotonic() + seconds
 
 
 def test_trouble_with_the_store_ends_the_round_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ def ids(s: Scheduler) -> list[int]:
     return sorted(s.states())
 
 
+@pytest.mark.smoke
 def test_a_forgotten_line_is_not_run_again(scheduler):
     """C, P1: done jobs forgotten, restarted, the file saved anew by an editor: nothing runs; one more such line runs."""
     s = scheduler(gpus=1)
