@@ -170,8 +170,8 @@ def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = 
     """Append one whole line with one write, onto the disk; a last line without newline is closed first.
 
     On a full disk nothing is written, for half a line might be a job that nobody meant: room is reserved first, and should
-    others take it meanwhile, a part is taken back. ``check`` raises when the file that was really opened is not to be
-    written. A link is followed before it is opened, so that one put there meanwhile is not. Raises OSError.
+    others take it meanwhile, the part that was written becomes a comment. ``check`` raises when the file that was really
+    opened is not to be written. A link is followed before it is opened, so that one put there meanwhile is not. Raises OSError.
     """
     path = os.path.realpath(path)
     new = not os.path.lexists(path)
@@ -188,8 +188,7 @@ def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = 
         _reserve(fd, size, len(data))
         written = os.write(fd, data)
         if written != len(data):
-            if os.fstat(fd).st_size == size + written:
-                os.ftruncate(fd, size)
+            _comment_out(fd, data[:written])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         os.fdatasync(fd)
         crash_point("add.written")
@@ -197,6 +196,19 @@ def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = 
         os.close(fd)
     if new:
         sync_folder(os.path.dirname(path))
+
+
+def _comment_out(fd: int, part: bytes) -> None:
+    """Turn ``part``, the incomplete line that was just appended, into a comment of the same length.
+
+    It is not cut off, for others may have appended lines behind it. Raises OSError.
+    """
+    start = os.lseek(fd, 0, os.SEEK_CUR) - len(part)  # an appending write leaves the position behind what it wrote
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_APPEND)  # else Linux appends every write
+    if part.startswith(b"\n"):
+        start, part = start + 1, part[1:]
+    comment = b"#" + part[1:-1] + b"\n"
+    os.pwrite(fd, comment[-len(part) :] if part else b"", start)  # a part of one byte becomes an empty line
 
 
 def _reserve(fd: int, start: int, length: int) -> None:

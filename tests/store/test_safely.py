@@ -188,6 +188,36 @@ def test_a_full_disk_takes_no_half_line(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
+@pytest.mark.parametrize("before", ["", "0,a.py,,\n", "0,a.py,,--half"])
+@pytest.mark.parametrize("room", [1, 2, 12])
+@pytest.mark.parametrize("others", ["", "0,c.py,,\n"])
+def test_a_line_that_the_disk_takes_in_part_becomes_a_comment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, room: int, others: str
+) -> None:
+    """P4, S3.7: others took the room that was reserved, and append behind it: no job comes of the part, theirs stays whole."""
+    path = tmp_path / "jobs.txt"
+    path.write_text(before)
+    write = os.write
+
+    def full_disk(fd: int, data: bytes) -> int:
+        with path.open("a") as stream:  # what was reserved lies no longer at the end
+            stream.write(others if not before.endswith("half") else "")
+        written = write(fd, data[:room])
+        with path.open("a") as stream:
+            stream.write(others)
+        return written
+
+    monkeypatch.setattr(os, "write", full_disk)
+    with pytest.raises(OSError) as caught:
+        append_line(str(path), "0,b.py,,--lr 1 --epochs 5")
+    assert caught.value.errno == errno.ENOSPC
+    lines = path.read_text().split("\n")
+    left = [line for line in lines if line and not line.startswith("#")]
+    written_before = 2 if others and not before.endswith("half") else bool(others)
+    assert left == [line for line in before.split("\n") if line] + ["0,c.py,,"] * written_before
+    assert path.read_text().endswith("\n")
+
+
 def test_many_that_append_long_lines_at_once_never_mix(tmp_path: Path) -> None:
     """C19, C20."""
     path = str(tmp_path / "jobs.txt")
