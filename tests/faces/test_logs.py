@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.faces.folding import _ODD, Folder, clipped, columns, last_lines, seek_last_lines
@@ -135,7 +135,6 @@ PIECES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=60), st.lists(st.integers(0, 200), max_size=12))
 def test_s3_20_folding_is_what_a_naive_terminal_shows_however_the_bytes_are_cut(
     pieces: list[bytes], cuts: list[int]
@@ -153,7 +152,6 @@ def test_s3_20_folding_is_what_a_naive_terminal_shows_however_the_bytes_are_cut(
         assert all("\x1b" not in line or (colours and line.endswith("\x1b[0m")) for line in lines)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=6))
 def test_s17_no_bytes_can_play_a_terminal(data: bytes, cuts: list[int]) -> None:
     """S17: whatever a job writes; and where it is cut makes no difference."""

@@ -235,8 +235,8 @@ class Printer:
                 width = terminal.width() or 80
                 text = clipped(terminal.upright(line), max(1, width - 1)) + (RESET if "\x1b" in line else "")
                 if text != self._drawn:
+                    self._drawn = text  # first: Ctrl-C between the two must not leave the line open
                     sys.stdout.write(f"\r{text}\x1b[K")
-                    self._drawn = text
         sys.stdout.flush()
         if self._reader is None:
             self._reader = select.poll()
