@@ -77,6 +77,7 @@ def test_signing_in_by_the_form(lab: Lab) -> None:
         expect(tab.locator("input[name=token]")).to_be_visible()
 
 
+@pytest.mark.smoke
 def test_a_job_appears_by_itself_after_echo(lab: Lab) -> None:
     """The row is there without a reload; how soon is printed (the aim is 2 s)."""
     with lab.tab() as tab:
@@ -194,6 +195,24 @@ def test_a_search_goes_from_place_to_place(lab: Lab) -> None:
         tab.click("#log-earlier")
         expect(tab.locator("#log")).to_contain_text("line 00777")
         expect(here).to_be_in_viewport()
+
+
+def test_a_search_that_is_typed_before_the_log_has_come(lab: Lab) -> None:
+    """The first hit is shown as soon as the log is there; until then the server's text stays."""
+    job = int(lab.s.cli("submit", "--gpus", "0", "--", "seq", "-f", "line %05.0f", "300").stdout)
+    lab.s.wait_state(job, "done")
+    with lab.context() as context:
+        tab = context.new_page()
+        held = []
+        tab.route("**/log?*", lambda route: held.append(route), times=1)
+        tab.goto(f"{lab.page.url}/jobs/{job}")
+        wait_for(lambda: tab.wait_for_timeout(20) or held, "the page asks for the log")
+        tab.fill("#log-word", "line 002")
+        expect(tab.locator("#log")).to_contain_text("line 00300")
+        for route in held:
+            route.continue_()
+        expect(tab.locator("#log-says")).to_have_text("1 of 100")
+        expect(tab.locator("#log mark.here")).to_be_in_viewport()
 
 
 def test_s2_5_pausing_and_resuming_a_gpu_and_the_queue(lab: Lab) -> None:

@@ -28,6 +28,7 @@
   let reading = false;
   let marks = [];
   let here = -1; // which of them one has come to
+  let first = false; // go to the first place as soon as there is text: it was not read yet, or is being read anew
   let looked = ""; // the word of what stands in `found`
   let trouble = "";
 
@@ -115,7 +116,8 @@
       none.hidden = shown() + loose.length > 0;
       count();
     }
-    if (!stay) toEnd();
+    if (first && marks.length) go(0);
+    else if (!stay) toEnd();
   }
 
   /** Where the last `number` characters begin; one beyond 16 bits counts as one. */
@@ -144,6 +146,7 @@
   }
 
   function forget() {
+    first ||= here >= 0;
     pieces = [];
     loose = "";
     away = false;
@@ -212,6 +215,7 @@
 
   /** To the hit with this number, the first after the last and the other way round. */
   function go(number) {
+    first = false;
     marks[here]?.classList.remove("here");
     here = marks.length ? (number + marks.length) % marks.length : -1;
     if (here >= 0) {
@@ -230,6 +234,8 @@
       found.hidden = true;
       found.replaceChildren();
     }
+    first = word.value !== "";
+    if (end === null) return; // what stands there is the server's; the log itself is about to come
     redraw();
     go(0);
   }
