@@ -84,9 +84,8 @@ BUGS = (
         (
             (
                 "scheduler/runners/processes.py",
-                '    """Whether this very process is still there, if only as a zombie that nobody has reaped."""\n'
-                "    found = seen(process.pid)\n    return found is not None and found.ticks == process.ticks\n",
-                "    return seen(process.pid) is not None\n",
+                "    return found if found is not None and found.ticks == process.ticks else None\n",
+                "    return found\n",
             ),
         ),
         ("tests/stories/test_crashes.py", "tests/runners"),

@@ -334,8 +334,8 @@ class _Run:
             if isinstance(fact, Unclaimed) and not self.heard:
                 why = "its keeper ended before it could start it, several times"
                 self.ending = NeverRan(self.job.id, self.job.attempt, why, False, time.time())
-            elif isinstance(fact, Lost):
-                self.ending = self.tracker.lost(self.command, fact)
+            elif isinstance(fact, (Ended, Lost)) and not self.tracker.is_written_down(self.command):
+                self.ending = self.tracker.dated(self.command, fact)
                 self.waits_for_rest = bool(fact.leftovers)  # something of it lives on, so it is no one's turn yet
             if isinstance(fact, (Ended, Lost)) and fact.leftovers:
                 self.runner.watch_leftovers(self.job.attempt_key, self.job.id, self.job.attempt, fact.leftovers)

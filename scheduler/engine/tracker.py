@@ -9,22 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from scheduler.core.errors import SchedulerError
-from scheduler.core.facts import Fact, Lost
-from scheduler.core.job import Process
-from scheduler.core.recovery import Verdict
+from scheduler.core.facts import Ended, Fact, Lost
+from scheduler.core.recovery import Record, Verdict
 from scheduler.core.tracking import LINES_KEPT, MARK_NAMES, RUNNING, Command, Session, added, passed_over, take
 from scheduler.runners import record
-from scheduler.runners.adoption import ending, settle
-from scheduler.runners.processes import (
-    KEEPER_MARK,
-    Mark,
-    boot_id,
-    environment_of,
-    lives,
-    members,
-    seen,
-    zombie_status,
-)
+from scheduler.runners.adoption import settle
+from scheduler.runners.processes import boot_id, lives
 from scheduler.store.session import SessionDamaged, SessionFiles, find_root
 
 Tail = Callable[[str, int], list[str]]  # the last lines of a log, with nothing in them that could play a terminal
@@ -90,37 +80,27 @@ class Tracker:
 
     def _settle(self, command: Command) -> None:
         job, now = command.job, time.time()
-        verdict, facts, process = settle(self.record(command), job, self.files.path(self.name), now, MARK_NAMES)
-        if verdict is Verdict.ADOPT and process is not None:
-            facts += self._of_corpse(command, process)
-        if verdict is not Verdict.WATCH_LOST:  # else something of it lives, and nobody may start it a second time
+        verdict, facts, _ = settle(self.record(command), job, self.files.path(self.name), now, MARK_NAMES)
+        something_lives = verdict in (Verdict.WATCH_LOST, Verdict.FINISH_HOLDING)
+        if not something_lives or self.is_written_down(command):  # else nobody may start it a second time
             for fact in facts:
-                take(command, self.lost(command, fact) if isinstance(fact, Lost) else fact)
+                take(command, self.dated(command, fact))
         command.last_output = self.last_output(command)
 
-    def lost(self, command: Command, fact: Lost) -> Lost:
-        """When it ended and why, as far as can be told where nobody saw it."""
+    def is_written_down(self, command: Command) -> bool:
+        """Whether a keeper saw how the last attempt ended. What nobody saw counts once nothing of the command lives."""
+        return record.read(self.record(command)).kind is Record.ENDED
+
+    def dated(self, command: Command, fact: Fact) -> Fact:
+        """The fact; of an ending that nobody saw, with the time and the reason as far as they can be told."""
+        if not isinstance(fact, (Lost, Ended)) or self.is_written_down(command):
+            return fact
+        if isinstance(fact, Ended):
+            return replace(fact, at=self.last_sign(command))
         why = fact.why.replace("the scheduler", "the tracker")
         if command.job.boot not in ("", boot_id()):
             why = "the machine or pod in which it ran was started anew, or is gone"
         return replace(fact, at=self.last_sign(command), why=why)
-
-    def _of_corpse(self, command: Command, process: Process) -> list[Fact]:
-        """Its ending by the kernel, if it has ended and its keeper was killed, too: pid 1 of a container may never reap it."""
-        found = seen(process.pid)
-        if found is None or found.alive:
-            return []
-        path = self.files.path(self.name)
-        if KEEPER_MARK + os.fsencode(path) in environment_of(found.parent):
-            return []  # which is about to write it down
-        if members(Mark(command.id, command.job.attempt, path, MARK_NAMES), process):
-            return []  # something of it goes on
-        status = zombie_status(process)
-        if status is None:
-            return []
-        code = os.waitstatus_to_exitcode(status)
-        how = ("exit", code) if code >= 0 else ("signal", -code)
-        return [ending(command.id, command.job.attempt, *how, self.last_sign(command), ())]
 
     def last_sign(self, command: Command) -> float:
         """When it last showed that it lived: its end, where nobody saw that."""

@@ -5,14 +5,26 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.core.facts import Ended, Fact, Lost, NeverRan, Started, Unclaimed
 from scheduler.core.job import Job, JobState, Process
 from scheduler.core.recovery import TABLE, Found, Record, Verdict
 from scheduler.crashpoints import crash_point
 from scheduler.runners import record
-from scheduler.runners.processes import JOB_NAMES, Mark, boot_id, lives, members, seen, stands, starter_lives
+from scheduler.runners.processes import (
+    JOB_NAMES,
+    Mark,
+    boot_id,
+    is_supervisor,
+    lives,
+    members,
+    seen,
+    seen_as,
+    stands,
+    starter_lives,
+    zombie_status,
+)
 
 # Reasons that pass by themselves; any other errno of a start lasts (not executable, bad interpreter…).
 PASSING = frozenset(
@@ -68,6 +80,29 @@ def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequenc
     return Ended(job, attempt, exit_code, number, at, tuple(left), note=note)
 
 
+def read_ending(
+    path: str, process: Process | None, state_file: str, *, terminal: bool, impatient: bool = False
+) -> record.Attempt:
+    """The record at ``path``; where nobody will write the ending into it any more, with the one that the kernel tells.
+
+    A keeper or shim writes the ending down before it reaps the leader (``process``). When it was killed, the leader's zombie
+    gets another parent, and where process 1 reaps nobody (many containers) it stays: the kernel still has its exit code.
+    ``terminal``: it ran in a screen session, which is gone with its shim. ``impatient``: do not wait for a keeper or shim that
+    is there, but stopped. Raises OSError like `record.read`.
+    """
+    there = seen_as(process) if process is not None else None
+    found = record.read(path)  # after that look: a parent that was gone by then had written what it could write
+    if process is None or there is None or there.alive or found.kind in (Record.ENDED, Record.NEVER_RAN):
+        return found
+    supervised = is_supervisor(there.parent, state_file)
+    status = zombie_status(process) if impatient or not supervised else None
+    if status is None:
+        return found
+    number = os.waitstatus_to_exitcode(status)
+    how, code = record.ending_words(number >= 0, abs(number), hangup=terminal and not supervised)
+    return replace(found, kind=Record.ENDED, how=how, code=code)
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """What there is of an attempt: its record, its leader (as far as known), and which of its processes live."""
@@ -92,6 +127,7 @@ def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB
         process = found.process or job.process
         if (found.boot or job.boot) not in ("", boot_id()):
             return Look(found, process, False, Found.NOTHING)
+        found = read_ending(path, process, state_file, terminal=job.runner == "screen")
         if process is not None and (stands(process) if found.kind is not Record.ENDED else lives(process)):
             # A zombie too: its keeper is about to write its ending down.
             return Look(found, process, True, Found.LEADER)

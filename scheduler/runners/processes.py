@@ -63,10 +63,15 @@ def seen(pid: int) -> Seen | None:
     return Seen(pid, int(fields[19]), fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
 
 
+def seen_as(process: Process) -> Seen | None:
+    """This very process, or its zombie; None when its number is free or another's. Raises OSError like `seen`."""
+    found = seen(process.pid)
+    return found if found is not None and found.ticks == process.ticks else None
+
+
 def stands(process: Process) -> bool:
     """Whether this very process is still there, if only as a zombie that nobody has reaped."""
-    found = seen(process.pid)
-    return found is not None and found.ticks == process.ticks
+    return seen_as(process) is not None
 
 
 def zombie_status(process: Process) -> int | None:
@@ -85,8 +90,8 @@ def zombie_status(process: Process) -> int | None:
 
 def lives(process: Process) -> bool:
     """Whether this very process (not another with its number) still runs."""
-    found = seen(process.pid)
-    return found is not None and found.ticks == process.ticks and found.alive
+    found = seen_as(process)
+    return found is not None and found.alive
 
 
 def open_pidfd(process: Process) -> int:
@@ -184,6 +189,11 @@ def environment_of(pid: int) -> list[bytes]:
         return []
 
 
+def is_supervisor(pid: int, state_file: str) -> bool:
+    """Whether a process is a keeper or shim of this scheduler, or we: whoever is may still write the ending of its child."""
+    return pid == os.getpid() or KEEPER_MARK + os.fsencode(state_file) in environment_of(pid)
+
+
 def starter_lives(key: str, state_file: str) -> bool:
     """Whether somebody lives who was told to start the attempt ``key`` and may be in the midst of it.
 
@@ -234,8 +244,8 @@ def _has_socket(pid: int) -> bool:
 
 def session_of(leader: Process) -> str:
     """PID.name of the screen session that a job's parent, its shim, was started in; "" if that cannot be told."""
-    found = seen(leader.pid)
-    if found is None or found.ticks != leader.ticks:
+    found = seen_as(leader)
+    if found is None:
         return ""
     for entry in environment_of(found.parent):
         name, _, value = entry.partition(b"=")

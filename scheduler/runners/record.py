@@ -86,6 +86,13 @@ def end_line(how: str, code: int, at_ns: int) -> bytes:
     return (body + b" sum %d" % checksum(body)).ljust(END_SIZE - 1) + b"\n"
 
 
+def ending_words(exited: bool, number: int, hangup: bool = False) -> tuple[str, int]:
+    """``how`` and ``code`` of the END field. ``number``: exit code or signal; ``hangup``: its terminal was gone before."""
+    if hangup:
+        return "hangup", number if exited else BY_SIGNAL + number
+    return "exit" if exited else "signal", number
+
+
 def meaning(how: str, code: int) -> tuple[int | None, int | None, str]:
     """Exit code, signal, and what is to be said of it, by what stands in the END field."""
     note = ""

@@ -104,6 +104,7 @@ class ScreenRunner(Watching):
     """
 
     name = "screen"
+    terminal = True  # a job whose shim was killed has not succeeded, whatever it makes of that
 
     def __init__(
         self,
@@ -342,10 +343,6 @@ class ScreenRunner(Watching):
                     self._started(session, found.process, found.started_at or time.time())
                     del self._sessions[key]
                     self._forget(key)
-
-    def _how_of_child(self, exited: bool, code: int) -> tuple[str, int]:
-        """With its shim killed a job has lost its terminal, too: no success, whatever it makes of that."""
-        return "hangup", code if exited else record.BY_SIGNAL + code
 
     def _look_at_sessions(self) -> None:
         now = time.monotonic()

@@ -15,7 +15,7 @@ from scheduler.core.facts import Fact, Gone, Lost, Started
 from scheduler.core.job import Job, Process
 from scheduler.core.recovery import Record, Verdict
 from scheduler.runners import record
-from scheduler.runners.adoption import ending, settle, why_lost
+from scheduler.runners.adoption import ending, read_ending, settle, why_lost
 from scheduler.runners.processes import (
     JOB_NAMES,
     Mark,
@@ -28,10 +28,10 @@ from scheduler.runners.processes import (
     open_pidfd,
     own_children,
     seen,
+    seen_as,
     session_of,
     signal_all,
     stands,
-    zombie_status,
 )
 
 ZOMBIE_PATIENCE_S = 10.0
@@ -80,10 +80,8 @@ class _Claim:
 
 
 def _session_leader(process: Process) -> Process | None:
-    found = seen(process.pid)
-    if found is None or found.ticks != process.ticks:
-        return None
-    leader = seen(found.session)
+    found = seen_as(process)
+    leader = seen(found.session) if found is not None else None
     return Process(leader.pid, leader.ticks) if leader is not None else None
 
 
@@ -98,6 +96,8 @@ class Watching:
 
     ``attempts``: folder of the records; ``environ``: base environment of the jobs; ``names``: of their marks' variables.
     """
+
+    terminal = False  # each job runs in a terminal of its own, which goes with its supervisor
 
     def __init__(
         self, attempts: str, state_file: str, environ: Mapping[str, str], names: tuple[str, str, str] = JOB_NAMES
@@ -269,15 +269,11 @@ class Watching:
     def _end_of_child(self, attempt: Attempt, exited: bool, code: int) -> None:
         """What the supervisor would have done: write the ending down before it is taken from the kernel."""
         at = time.time_ns()
-        how, code = self._how_of_child(exited, code)
+        how, code = record.ending_words(exited, code, hangup=self.terminal)
         with contextlib.suppress(OSError):  # the commit of this very fact keeps the code as well
             if record.read(attempt.path).process in (None, attempt.process):  # else the folder was made anew
                 record.write_end(attempt.path, how, code, at, sync=False)
         self._ended(attempt, how, code, at / 1e9)
-
-    def _how_of_child(self, exited: bool, code: int) -> tuple[str, int]:
-        """What to write of a child whose supervisor was killed (see `record.py`)."""
-        return ("exit" if exited else "signal"), code
 
     def _settle_from_record(self, attempt: Attempt, now: float) -> None:
         found = record.read(attempt.path)
@@ -288,7 +284,7 @@ class Watching:
             self._facts.append(Lost(attempt.job, attempt.attempt, why_lost(found.kind, True), now, left))
 
     def _look_at_zombies(self) -> None:
-        """Watched leaders that ended: their own keeper or shim writes the record before it reaps them."""
+        """Settle watched leaders that have ended; wait for the ending that a keeper or shim is about to write down."""
         now = time.monotonic()
         waiting = []
         for zombie in self._zombies:
@@ -296,20 +292,14 @@ class Watching:
                 waiting.append(zombie)
                 continue
             attempt = zombie.attempt
-            found = record.read(attempt.path)
+            # Looked at before the record is read: who reaps it has written the ending down by then.
             still = attempt.process is not None and stands(attempt.process)
-            if found.kind is not Record.ENDED and not still:
-                found = record.read(attempt.path)  # written between the two looks
+            impatient = now - zombie.since > ZOMBIE_PATIENCE_S
+            found = read_ending(
+                attempt.path, attempt.process, self.state_file, terminal=self.terminal, impatient=impatient
+            )
             if found.kind is Record.ENDED:
                 self._ended(attempt, found.how, found.code, found.ended_at or time.time())
-            elif still and attempt.process is not None and now - zombie.since > ZOMBIE_PATIENCE_S:
-                status = zombie_status(attempt.process)  # its keeper is stopped or stuck: the kernel still knows
-                if status is None:
-                    zombie.due = now + zombie.wait
-                    waiting.append(zombie)
-                    continue
-                ended = os.waitstatus_to_exitcode(status)
-                self._ended(attempt, "exit" if ended >= 0 else "signal", abs(ended), time.time())
             elif not still:
                 left = tuple(members(self._mark(attempt), attempt.process))
                 self._facts.append(Lost(attempt.job, attempt.attempt, why_lost(found.kind, True), time.time(), left))

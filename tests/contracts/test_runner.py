@@ -146,7 +146,12 @@ def test_stop_reaches_the_whole_tree(bench: Bench) -> None:
 
 
 def test_leftovers_are_named_and_their_end_is_told(bench: Bench) -> None:
-    bench.start(1, "/bin/sh", "-c", "(setsid sleep 600 &) ; (env -i setsid sleep 601 &) ; exit 3")
+    # They have left the session before the job ends: the end of a terminal ends what is still in its foreground.
+    script = (
+        "(setsid sh -c 'touch 1; exec sleep 600' &); (env -i $(command -v setsid) sh -c 'touch 2; exec sleep 601' &);"
+        " until [ -e 1 ] && [ -e 2 ]; do sleep 0.02; done; exit 3"
+    )
+    bench.start(1, "/bin/sh", "-c", script)
     ended = bench.until(Ended)
     assert ended.exit_code == 3 and len(ended.leftovers) == 2
     bench.runner.watch_leftovers("1.1", 1, 1, ended.leftovers)

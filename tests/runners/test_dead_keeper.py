@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import marshal
+import math
 import os
 import signal
+import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from scheduler.core.facts import Ended, Lost, Started, Unclaimed
+import pytest
+
+from scheduler.core.facts import Ended, Fact, Lost, Started, Unclaimed
 from scheduler.core.gpu import Need
-from scheduler.core.job import Job, JobSpec, Process
+from scheduler.core.job import Job, JobSpec, JobState, Process
 from scheduler.core.launch import Launch
 from scheduler.runners import keeper as keeper_file
-from scheduler.runners import record
+from scheduler.runners import record, watching
 from scheduler.runners.direct import DirectRunner
 from scheduler.runners.processes import boot_id, seen
 from scheduler.runners.watching import Attempt
@@ -59,6 +64,41 @@ def test_a21_an_ended_child_of_one_job_is_never_taken_for_another_job(tmp_path: 
         assert [f.job for f in facts if isinstance(f, Started)] == [1] and not [f for f in facts if isinstance(f, Lost)]
     finally:
         runner.close()
+
+
+def test_p5_an_ending_that_nobody_reaps_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P5: keeper and daemon were killed, and process 1 of the container reaps nobody: the next daemon does not wait for a
+    record that nobody will write, but reads the exit code of the zombie.
+    """
+    monkeypatch.setattr(watching, "ZOMBIE_PATIENCE_S", math.inf)
+    hold = tmp_path / "hold"
+    hold.touch()
+    script = f"sh -c 'while [ -e {hold} ]; do sleep 0.02; done; exit 7' & echo $!; exec sleep 600"
+    reaps_nobody = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
+    runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), {}, str(tmp_path / "errors"))
+    try:
+        assert reaps_nobody.stdout is not None
+        pid = int(reaps_nobody.stdout.readline())
+        there = seen(pid)
+        assert there is not None
+        keeper = subprocess.Popen(["true"])
+        keeper.wait()
+        job = replace(_job(1), state=JobState.RUNNING, boot=boot_id())
+        path = tmp_path / "1.1"
+        path.write_bytes(record.blank(job, boot_id()))
+        record.write_pid(str(path), Process(pid, there.ticks), boot_id(), time.time_ns(), keeper.pid)
+        assert [type(fact) for fact in runner.adopt(job)] == [Started]
+        hold.unlink()
+        facts: list[Fact] = []
+        end = time.monotonic() + 20
+        while not facts and time.monotonic() < end:
+            facts += runner.look()
+            time.sleep(0.01)
+        assert [(type(fact), fact.exit_code) for fact in facts if isinstance(fact, Ended)] == [(Ended, 7)]
+    finally:
+        runner.close()
+        reaps_nobody.kill()
+        reaps_nobody.communicate()
 
 
 def test_a_stopped_keeper_is_told_and_left_so(tmp_path: Path) -> None:

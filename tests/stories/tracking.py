@@ -13,7 +13,7 @@ from typing import Any
 
 from scheduler.core.tracking import age
 from scheduler.store.session import lock
-from tests.stories import warm
+from tests import fork_server
 from tests.stories.harness import ROOT, stopped, wait_for
 
 # A command that says when it has begun, goes on until it may end, and then ends with a code.
@@ -38,7 +38,7 @@ class Tracked:
         self, *words: str, folder: Path | None = None, stdin: str = "", code: int | None = None, **environ: str
     ) -> subprocess.CompletedProcess[str]:
         """`gpujob track WORDS` to its end."""
-        done = warm.run(("track", *words), folder or self.folder, {**self.environ, **environ}, stdin, 60)
+        done = fork_server.run(("track", *words), folder or self.folder, {**self.environ, **environ}, stdin, 60)
         assert "Traceback" not in done.stderr, done.stderr
         if code is not None:
             assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
