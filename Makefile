@@ -8,7 +8,7 @@ DEBIAN := python3-venv gcc libc6-dev procps screen strace zsh fish chromium font
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
 
-.PHONY: demo test test-all test-long soak planted sweep disks power check system bench pictures clean
+.PHONY: demo quick test test-all test-long soak planted sweep disks power check system bench pictures clean
 
 demo: $(STAMP)
 	$(VENV)/bin/gpujob demo
@@ -32,12 +32,20 @@ check: $(TESTSTAMP)
 	$(VENV)/bin/ruff check scheduler tests benchmarks
 	$(VENV)/bin/mypy
 
-test: check
-	$(VENV)/bin/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
+# More workers than cores: much of a story's time is waiting.
+PYTEST := $(VENV)/bin/python -m pytest -n 5 --dist worksteal
 
-# Sweeps and soaks in their long form (minutes each).
+# The loop while working: lint, types, all tests that start nothing, and the stories marked `smoke`.
+quick: check
+	$(PYTEST) -m "not long and (smoke or not story)" $(PYTEST_ARGS)
+
+# The whole suite but sweeps and soaks.
+test: check
+	$(PYTEST) -m "not long" $(PYTEST_ARGS)
+
+# Sweeps and soaks: before a change is called finished.
 test-long: check
-	GPUJOB_LONG=1 $(VENV)/bin/python -m pytest -n 2 -m soak --timeout 1800 -s $(PYTEST_ARGS)
+	GPUJOB_LONG=1 $(PYTEST) -m "long or long_form" --timeout 1800 $(PYTEST_ARGS)
 
 # 10,000 jobs under 200 daemon kills and 50 keeper or shim kills (ten minutes and more); SOAK_ARGS="--seed 7" for another seed.
 soak: $(TESTSTAMP)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 from scheduler.core.decide import Plan, Policy, World, decide
 from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, NeverRan, Now, Started
@@ -20,15 +20,12 @@ T0 = 1_000_000.0  # wall time at which stories begin
 M0 = 50.0  # monotonic time at which they begin
 SPEC_FIELDS = frozenset(f.name for f in fields(JobSpec))
 JOB_FIELDS = frozenset(f.name for f in fields(Job))
-# The same cases in every run, whatever the machine's load.
-quick = settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
 OOM = Failure("oom", "torch.OutOfMemoryError: CUDA out of memory.", "")
+
+
+def examples(number: int) -> settings:
+    """For a property whose examples are expensive: so many where others have 100 (see tests/conftest.py)."""
+    return settings(max_examples=number * settings().max_examples // 100)
 
 
 def a_spec(**changes: Any) -> JobSpec:

@@ -1,13 +1,20 @@
-"""For all tests: the state of this process that what it starts would inherit."""
+"""For all tests: which of them are stories, and the state of this process that what it starts would inherit.
+
+`make quick` runs what is no story and the stories marked ``smoke``; `make test` all but ``long``; `make test-long` runs ``long``
+and, in a longer form, ``long_form``.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+from hypothesis import HealthCheck
 
 # Thousands of interpreters are started: without this each would compile the whole program anew where that is set.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -20,12 +27,60 @@ os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.enviro
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# In `make test` the same cases in every run, whatever the machine's load; in `make test-long` ten times as many, drawn anew.
+hypothesis.settings.register_profile(
+    "test", max_examples=100, derandomize=True, deadline=None, database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+hypothesis.settings.register_profile(
+    "long", hypothesis.settings.get_profile("test"), max_examples=1000, derandomize=False, print_blob=True
+)
+hypothesis.settings.load_profile("long" if os.environ.get("GPUJOB_LONG") == "1" else "test")
+
+# Who uses one of these starts the program, a browser or a traced machine.
+STORY_FIXTURES = frozenset(
+    "browser daemon_of disks forge graphics house lab machine other_boots page pages plain_screens quiet scheduler screens spooler"
+    " traced_forge tracing tracked users".split()
+)
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
+_LIBC = ctypes.CDLL(None)
+STORY_FOLDERS = ("tests/stories/", "tests/web/", "tests/breaking/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the stories, and have those that wait long started first: at the end nothing would run beside them."""
+    for item in items:
+        if hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("long_form")
+        fixtures = getattr(item, "fixturenames", ())
+        uses_a_folder = item.nodeid.startswith(STORY_FOLDERS) and "tmp_path" in fixtures
+        if uses_a_folder or not STORY_FIXTURES.isdisjoint(fixtures):
+            item.add_marker("story")
+    waits = [item for item in items if item.get_closest_marker("waits")]
+    others = [item for item in items if not item.get_closest_marker("waits")]
+    # Each worker begins with a part of the list; parts of equal length, in order. The last one begins with what waits.
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    last = len(items) * (workers - 1) // workers
+    items[:] = [*others[:last], *waits, *others[last:]]
+
 
 @pytest.fixture(autouse=True)
-def _umask_stays() -> Iterator[None]:
-    """A test that leaves another umask behind would change what the next ones make."""
+def _state_of_this_process() -> Iterator[None]:
+    """Keep a test from changing what the next ones start.
+
+    A runner makes its process the reaper of orphans. As such this process would collect the zombies of every scheduler that
+    later tests kill, and never reap them.
+    """
     before = os.umask(0o022)
     os.umask(before)
     yield
     after = os.umask(before)
+    if _is_subreaper():
+        _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     assert after == before, f"the umask is {after:o}, was {before:o}"
+
+
+def _is_subreaper() -> bool:
+    found = ctypes.c_int()
+    _LIBC.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+    return bool(found.value)

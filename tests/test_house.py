@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 HOUSE = ROOT / "scheduler"
@@ -136,8 +134,23 @@ def allowed(name: str, may: tuple[str, ...]) -> bool:
     return any(name == each or name.startswith(f"{each}.") for each in may)
 
 
-def each_file(paths: list[Path] = FILES) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", paths, ids=name_of)
+def each_file(paths: list[Path] = FILES) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """Make one test of a check for one file; its failure names every file that fails."""
+
+    def made(check: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            failed = []
+            for path in paths:
+                try:
+                    check(path)
+                except AssertionError as error:
+                    failed.append(f"{name_of(path)}: {error}")
+            assert not failed, "\n".join(failed)
+
+        test.__doc__ = check.__doc__
+        return test
+
+    return made
 
 
 def test_every_room_has_a_row() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -10,13 +11,15 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.stories import warm
+from tests import fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
+INTERPRETER = [sys.executable, "-m", "scheduler"]
 # Sweeps and soaks in their long form: `make test-long`.
 LONG = os.environ.get("GPUJOB_LONG") == "1"
 PATIENCE_S = 60.0
@@ -44,15 +47,19 @@ sys.exit(int(code))
 
 
 def wait_for(condition: Callable[[], Any], what: str, limit: float = PATIENCE_S) -> Any:
-    """The first true answer of ``condition``; fails with ``what`` when it does not come."""
-    end = time.monotonic() + limit
+    """The first true answer of ``condition``; fails with ``what`` when it does not come.
+
+    The longer it waits, the less often it asks: four workers that ask all the time would leave the scheduler no processor.
+    """
+    begun = time.monotonic()
     while True:
         found = condition()
         if found:
             return found
-        if time.monotonic() > end:
+        waited = time.monotonic() - begun
+        if waited > limit:
             raise AssertionError(f"not within {limit:g} s: {what}")
-        time.sleep(0.01)
+        time.sleep(min(0.05, max(0.01, 0.1 * waited)))
 
 
 def alive(pid: int) -> bool:
@@ -62,6 +69,37 @@ def alive(pid: int) -> bool:
     except OSError:
         return False
     return text[text.rindex(")") + 2] not in "ZX"
+
+
+REPLACED = "_state.json.new-"  # in the name of a picture of the state file that was replaced a moment ago
+
+
+def open_names(pid: int) -> list[str]:
+    """What a process has open: paths, and sockets and pipes without their numbers."""
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{fd}").partition(":[")[0])
+    return found
+
+
+def open_files(pid: int) -> Counter[str]:
+    """What a process has open, but for what comes and goes by itself: the files of the history, and replaced pictures of the
+    state file (a few at most).
+    """
+    return Counter(name for name in open_names(pid) if "/history.db" not in name and REPLACED not in name)
+
+
+def none_more_open(before: dict[int, Counter[str]]) -> None:
+    """Wait until these processes (pid → what was open) have nothing open beyond that."""
+
+    def more() -> dict[int, Counter[str]]:
+        return {pid: extra for pid, then in before.items() if (extra := open_files(pid) - then)}
+
+    try:
+        wait_for(lambda: not more(), "no file more is open", 20)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {more()}") from None
 
 
 def stopped(pid: int) -> bool:
@@ -92,7 +130,7 @@ class Scheduler:
     def __init__(self, folder: Path, gpus: int | None = 2, **settings: Any) -> None:
         """``gpus`` None: whatever is detected."""
         self.folder, self.gpus, self.settings = folder, gpus, settings
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: fork_server.ForkedProcess | subprocess.Popen[bytes] | None = None
         self.jobs_file = folder / "jobs.txt"
         self.script = folder / "job.py"
         self.script.write_text(LEDGER_JOB)
@@ -101,7 +139,7 @@ class Scheduler:
         self.environ.update(PYTHONPATH=str(ROOT), XDG_RUNTIME_DIR=str(folder / "run"), PYTHONUNBUFFERED="1")
         (folder / "run").mkdir(exist_ok=True, mode=0o700)
         self.keepers: set[int] = set()
-        self.command = [sys.executable, "-m", "scheduler"]
+        self.command = INTERPRETER  # another one gets a new interpreter for its schedulers
 
     # -- the daemon -----------------------------------------------------------------------------------
 
@@ -110,15 +148,20 @@ class Scheduler:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
         flags += [] if self.gpus is None else [f"--gpus={self.gpus}"]
         before = self.said().count("scheduler started")
+        words = ("start", *flags, *words)
+        environ = {**self.environ, **environ}
         with self.output.open("ab") as out:
-            self.process = subprocess.Popen(
-                [*self.command, "start", *flags, *words],
-                cwd=self.folder,
-                env={**self.environ, **environ},
-                stdout=out,
-                stderr=out,
-                stdin=subprocess.DEVNULL,
-            )
+            if self.command == INTERPRETER:
+                self.process = fork_server.start(words, self.folder, environ, out, out)
+            else:
+                self.process = subprocess.Popen(
+                    [*self.command, *words],
+                    cwd=self.folder,
+                    env=environ,
+                    stdout=out,
+                    stderr=out,
+                    stdin=subprocess.DEVNULL,
+                )
         if ready:
             wait_for(
                 lambda: self.said().count("scheduler started") > before or self.process.poll() is not None, "start"
@@ -168,7 +211,13 @@ class Scheduler:
         """Tell it to end; its exit code."""
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(20)
+        try:
+            return self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            if isinstance(self.process, fork_server.ForkedProcess):
+                self.process.send_signal(signal.SIGUSR2)  # it writes the stacks of its threads
+                time.sleep(1)
+            raise AssertionError(f"not within 20 s: the end of the scheduler\n{self.said()[-6000:]}") from None
 
     def end_all(self) -> None:
         """End the daemon and every process of its jobs (those that carry this scheduler's mark)."""
@@ -188,7 +237,7 @@ class Scheduler:
 
     def cli(self, *words: str, code: int | None = 0, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command in the scheduler's folder; its exit code must be ``code`` (None: any)."""
-        done = warm.run(words, self.folder, self.environ, stdin or "", 90)
+        done = fork_server.run(words, self.folder, self.environ, stdin or "", 90)
         assert "Traceback" not in done.stderr, done.stderr
         if code is not None:
             assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -14,7 +14,7 @@ from typing import Any
 from scheduler.desk import Desk
 from scheduler.faces.ts.listing import state_of
 from scheduler.faces.ts.server import Server
-from tests.stories import warm
+from tests import fork_server
 from tests.stories.harness import ROOT, alive, wait_for
 
 PROGRAM = f"""#!{sys.executable}
@@ -70,7 +70,7 @@ class Spooler:
 
     def run(self, *words: str, stdin: str | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
         """`ts WORDS` to its end, whatever comes of it."""
-        done = warm.run(("ts", *words), self.folder, {**self.environ, **environ}, stdin or "", 60)
+        done = fork_server.run(("ts", *words), self.folder, {**self.environ, **environ}, stdin or "", 60)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
@@ -101,7 +101,7 @@ class Spooler:
     def gpujob(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """`gpujob WORDS` for the same scheduler."""
         environ = {**self.environ, "GPUJOB_STATE_FILE": self.server.state_file}
-        done = warm.run(words, self.folder, environ, "", 60)
+        done = fork_server.run(words, self.folder, environ, "", 60)
         assert code is None or done.returncode == code, (
             f"gpujob {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         )
@@ -157,7 +157,8 @@ class Spooler:
         """End its scheduler from outside, and wait until it is gone."""
         pid = self.pid()
         os.kill(pid, number)
-        wait_for(lambda: not alive(pid), "the server is gone")
+        # Not when its first thread is a zombie: the others may hold its lock a moment longer.
+        wait_for(lambda: not alive(pid) and not self.server.alive(), "the server is gone")
 
     def end_all(self) -> None:
         """Nothing is left: no job, no server."""

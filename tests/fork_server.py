@@ -1,0 +1,305 @@
+"""Starts `gpujob` commands and schedulers as forks of one process that has the program imported.
+
+A new interpreter spends a quarter of a second on imports; the suite starts thousands of commands and hundreds of schedulers.
+A fork has the words, folder, environment and standard streams that a new interpreter would have; its parent is the server.
+What only a new interpreter shows (locale, output encoding, preloaded libraries, its own end) gets one.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, BinaryIO, TypeAlias, cast
+
+File: TypeAlias = "IO[bytes] | int"
+ROOT = Path(__file__).resolve().parents[1]
+NEW_INTERPRETER_VERBS = frozenset({"demo", "attach"})
+# An interpreter reads these only when it starts.
+NEW_INTERPRETER_VARIABLES = ("PYTHON", "LC_", "LANG", "TZ", "LD_PRELOAD")
+MODULES = (
+    "scheduler.engine.examining", "scheduler.engine.main", "scheduler.engine.offline", "scheduler.faces.cli.app", "scheduler.faces.cli.config",
+    "scheduler.faces.cli.doctor", "scheduler.faces.cli.logs", "scheduler.faces.cli.run", "scheduler.faces.cli.serve", "scheduler.faces.front",
+    "scheduler.faces.tracker", "scheduler.faces.ts.acting", "scheduler.faces.ts.queueing",
+)  # fmt: skip
+WEB_MODULES = ("scheduler.faces.web.serving", "scheduler.faces.cli.web")
+
+
+# -- the server ---------------------------------------------------------------------------------------------
+
+
+def serve(listener_fd: int) -> None:
+    """Be the parent of a command for each request, until standard input ends: answer its pid, and at its end its exit code."""
+    for name in MODULES:
+        importlib.import_module(name)
+    gc.disable()
+    gc.freeze()  # a collection in a fork would copy every page that it looks at
+    listener = socket.socket(fileno=listener_fd)
+    wakeup, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    waiting: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([0, listener, wakeup], [], [])
+        if 0 in ready:
+            return  # the test process has ended
+        if wakeup in ready:
+            os.read(wakeup, 4096)
+            _tell_ends(waiting)
+        if listener in ready:
+            connection, _ = listener.accept()
+            received = _receive(connection)
+            if received is None:
+                connection.close()
+                continue
+            request, files = received
+            if request["words"][:1] == ["web"]:
+                for name in WEB_MODULES:
+                    importlib.import_module(name)  # here, so that the next page has them too
+                gc.freeze()
+            child = os.fork()
+            if not child:
+                try:
+                    _become(request, files)
+                finally:
+                    os._exit(1)
+            for fd in files:
+                os.close(fd)
+            waiting[child] = connection
+            with contextlib.suppress(OSError):  # who asked may have ended
+                connection.sendall(b"%d\n" % child)
+
+
+def _tell_ends(waiting: dict[int, socket.socket]) -> None:
+    """Answer the exit codes of the children that have ended."""
+    while waiting:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if not child:
+            return
+        with waiting.pop(child) as connection, contextlib.suppress(OSError):
+            connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The request and its three descriptors; None when who asks has ended before it had said all."""
+    data, files = b"", array.array("i")
+    while not data.endswith(b"\n"):
+        piece, beside, *_ = connection.recvmsg(1 << 20, socket.CMSG_SPACE(3 * files.itemsize))
+        for _, _, held in beside:
+            files.frombytes(held[: len(held) - len(held) % files.itemsize])
+        if not piece:
+            return None
+        data += piece
+    return json.loads(data), list(files)
+
+
+def _become(request: dict[str, Any], files: list[int]) -> None:
+    """Run the command in this process, and end it."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    gc.enable()
+    for number, fd in enumerate(files):
+        os.dup2(fd, number)
+    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        setattr(sys, name, _opened(fd, getattr(sys, name)))
+    from scheduler import crashpoints
+    from scheduler.faces import front
+
+    if "GPUJOB_CRASH_AT" in os.environ:
+        importlib.reload(crashpoints)
+    words = request["words"]
+    if words[:1] == ["start"]:
+        import faulthandler
+
+        faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)  # for a scheduler that hangs
+    sys.argv = [front.__file__ or "", *words]
+    code: int = 1
+    try:
+        code = front.main(words)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _opened(fd: int, old: io.TextIOWrapper) -> io.TextIOWrapper:
+    """A standard stream as an interpreter opens it: what the server has was made for another kind of file."""
+    unbuffered = bool(fd and os.environ.get("PYTHONUNBUFFERED"))
+    raw = open(fd, "wb" if fd else "rb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115  for good
+    by_line = fd == 2 or raw.isatty()
+    newline = "\n" if fd else None
+    return io.TextIOWrapper(
+        cast(BinaryIO, raw), old.encoding, old.errors, newline, line_buffering=by_line, write_through=unbuffered
+    )
+
+
+# -- the client ---------------------------------------------------------------------------------------------
+
+
+class ForkedProcess:
+    """A command under way: the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._data = connection, b""
+        self.returncode: int | None = None
+        self.pid = int(self._line(60.0))
+
+    def _line(self, timeout: float) -> bytes:
+        """The next line. Raises subprocess.TimeoutExpired."""
+        end = time.monotonic() + timeout
+        while b"\n" not in self._data:
+            self._connection.settimeout(max(0.0, end - time.monotonic()))
+            try:
+                piece = self._connection.recv(4096)
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(f"forked process {getattr(self, 'pid', '')}", timeout) from None
+            if not piece:
+                raise AssertionError("the fork server lost a process")
+            self._data += piece
+        line, _, self._data = self._data.partition(b"\n")
+        return line
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, or minus its signal. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            self.returncode = int(self._line(3600.0 if timeout is None else timeout))
+            self._connection.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """The same, None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Nothing once it was seen to have ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+
+class _Server:
+    """A running fork server; it ends with this process."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="gjf", dir="/tmp")
+        self.path = os.path.join(self.folder.name, "s")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.path)
+            listener.listen(64)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fork_server", str(listener.fileno())],
+                # Not the marks by which a test ends what it has started: this one outlives it.
+                env={k: v for k, v in environ.items() if k not in ("SCREENDIR", "TS_SOCKET")}, cwd=ROOT,
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[listener.fileno()],
+            )  # fmt: skip
+
+    def fork(
+        self, words: Sequence[str], folder: Path, environ: Mapping[str, str], files: Sequence[int]
+    ) -> ForkedProcess:
+        """Start a command with these three descriptors."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(self.path)
+            request = {"words": list(words), "folder": str(folder), "environ": dict(environ)}
+            data = json.dumps(request).encode() + b"\n"
+            sent = socket.send_fds(connection, [data], list(files))
+            connection.sendall(data[sent:])
+            return ForkedProcess(connection)
+        except BaseException:
+            connection.close()
+            raise
+
+
+# So many commands with the same variables get new interpreters before a server is started for them: it costs as much as four.
+BEFORE_A_SERVER = 2
+_servers: dict[frozenset[tuple[str, str]], _Server] = {}
+_asked: Counter[frozenset[tuple[str, str]]] = Counter()
+
+
+def _server_for(words: Sequence[str], environ: Mapping[str, str]) -> _Server | None:
+    """A fork server whose interpreter started with these variables, None for a command that needs a new interpreter."""
+    if set(words) & NEW_INTERPRETER_VERBS or "LD_PRELOAD" in environ:
+        return None
+    variables = frozenset(item for item in environ.items() if item[0].startswith(NEW_INTERPRETER_VARIABLES))
+    _asked[variables] += 1
+    if variables not in _servers and _asked[variables] > BEFORE_A_SERVER:
+        _servers[variables] = _Server(environ)
+    return _servers.get(variables)
+
+
+def start(
+    words: Sequence[str], folder: Path, environ: Mapping[str, str], out: File, errors: File, given: File | None = None
+) -> ForkedProcess | subprocess.Popen[bytes]:
+    """`gpujob WORDS…` in the background; its standard input is ``given`` (files or descriptors), or empty."""
+    server = _server_for(words, environ)
+    if server is None:
+        return subprocess.Popen(
+            [sys.executable, "-m", "scheduler", *words],
+            cwd=folder, env=dict(environ), stdin=subprocess.DEVNULL if given is None else given, stdout=out, stderr=errors,
+        )  # fmt: skip
+    with open(os.devnull, "rb") as nothing:
+        files = (nothing if given is None else given, out, errors)
+        return server.fork(words, folder, environ, [f if isinstance(f, int) else f.fileno() for f in files])
+
+
+def run(
+    words: Sequence[str], folder: Path, environ: Mapping[str, str], given: str, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """`gpujob WORDS…` to its end, with ``given`` on its standard input. Raises subprocess.TimeoutExpired."""
+    server = _server_for(words, environ)
+    if server is None:
+        return subprocess.run(
+            [sys.executable, "-m", "scheduler", *words],
+            cwd=folder, env=dict(environ), capture_output=True, text=True, timeout=timeout, input=given,
+        )  # fmt: skip
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        stdin.write(given.encode("utf-8", "surrogateescape"))
+        stdin.seek(0)
+        process = server.fork(words, folder, environ, (stdin.fileno(), stdout.fileno(), stderr.fileno()))
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(60)
+            raise
+        texts = []
+        for stream in (stdout, stderr):
+            stream.seek(0)
+            texts.append(stream.read().decode("utf-8", "surrogateescape"))
+    return subprocess.CompletedProcess(list(words), code, *texts)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
