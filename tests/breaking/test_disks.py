@@ -14,8 +14,9 @@ from tests.breaking.cycle import STATE_FILE
 from tests.breaking.disks import SEED, Disks, place_for_states
 from tests.breaking.forge import Forge, until
 from tests.breaking.tracing import recorded
+from tests.stories.harness import LONG
 
-STATES = 20
+STATES = 200 if LONG else 10
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,7 @@ def disks(tracing: None, other_boots: None) -> Iterator[Disks]:
         shutil.rmtree(place)
 
 
+@pytest.mark.long_form
 def test_e15_every_state_the_disk_may_be_in_keeps_the_promises(disks: Disks) -> None:
     """E15, H01: recorded writes and syncs of one cycle, the unsynced ones dropped, torn or reordered, in another boot."""
     chosen = disk.states(disks.recording, STATES, SEED)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from scheduler.core.config import OPTIONS, PATHS, RELOADABLE, Config, config_from, defaults, read_option, written
 from scheduler.core.errors import SchedulerError, UsageError
-from tests.builders import quick
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -161,7 +160,6 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 
 
-@quick
 @given(st.sampled_from(sorted(OPTIONS)), ANYTHING)
 def test_any_value_is_read_or_refused(name: str, value: Any) -> None:
     """P3: a value of the right type, or one UsageError that fits on a line; never another exception."""
@@ -178,7 +176,6 @@ def test_any_value_is_read_or_refused(name: str, value: Any) -> None:
             assert 0 <= read <= 10**9
 
 
-@quick
 @given(st.text(max_size=30))
 def test_any_key_is_known_or_named_in_one_short_error(name: str) -> None:
     """P3."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.facts import Arrived, Asked, Fact, Gone, Unclaimed
@@ -15,7 +15,7 @@ from scheduler.core.job import Job, JobState, Process
 from scheduler.core.job_class import class_of
 from scheduler.core.placement import Fleet
 from scheduler.core.requests import Cancel, Pause, PauseQueue, Requeue, Resume
-from tests.builders import OOM, Play, a_job, quick, some_gpus
+from tests.builders import OOM, Play, a_job, examples, some_gpus
 from tests.core.slow_twin import SlowFleet, SlowScheduler
 
 NEEDS = ("0", "0.1", "0.25", "0.3334", "0.5", "0.7", "1", "1.5", "2", "4", "8", "2x0.5", "3x0.25")
@@ -194,7 +194,7 @@ class Both:
 HISTORY = (SERVERS, st.sampled_from([None, 24_000]), st.lists(TURN, max_size=20))
 
 
-@settings(quick, max_examples=80)
+@examples(60)
 @given(*HISTORY)
 def test_what_starts_and_where_is_what_sorting_all_jobs_and_scanning_all_gpus_would_choose(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]]
@@ -206,7 +206,7 @@ def test_what_starts_and_where_is_what_sorting_all_jobs_and_scanning_all_gpus_wo
     both.empty_the_machine()
 
 
-@settings(quick, max_examples=80)
+@examples(60)
 @given(*HISTORY)
 def test_every_accepted_job_starts_once_and_emptying_the_machine_gives_the_start_back(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]]
@@ -226,7 +226,7 @@ def test_every_accepted_job_starts_once_and_emptying_the_machine_gives_the_start
         assert fleet.find(class_of(job)) == fresh.find(class_of(job))
 
 
-@settings(quick, max_examples=80)
+@examples(60)
 @given(*HISTORY)
 def test_no_job_that_fits_waits_behind_one_of_lower_priority_and_a_paused_gpu_gets_nothing(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]]
@@ -299,7 +299,7 @@ def a_fact(play: Play, what: str, number: int, need: str) -> Fact | None:
     return told[what]()
 
 
-@settings(quick, max_examples=200)
+@examples(60)
 @given(SERVERS, st.lists(st.lists(WILD, min_size=1, max_size=3), max_size=40))
 def test_whatever_is_told_in_whatever_order_no_job_is_forgotten_and_the_ledger_stays_right(
     servers: list[int], turns: list[list[tuple[str, int, str]]]

@@ -23,7 +23,7 @@ from scheduler.core.gpu import (
     rounding_note,
 )
 from scheduler.core.placement import Fleet
-from tests.builders import quick, some_gpus
+from tests.builders import some_gpus
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,6 @@ def test_parts_are_exact_and_rounded_up(text: str, parts: int) -> None:
     assert parts_of(text) == parts
 
 
-@quick
 @given(st.integers(0, 8_000_000), st.integers(0, 6))
 def test_parts_are_the_decimal_number_rounded_up_to_a_thousandth(digits: int, places: int) -> None:
     number = Fraction(digits, 10**places)
@@ -131,14 +130,12 @@ def test_a_need_that_no_server_can_meet_is_refused(text: str) -> None:
         Need.parse(text)
 
 
-@quick
 @given(st.integers(0, 64), st.integers(1, WHOLE))
 def test_a_need_reads_back_from_its_own_text(count: int, parts: int) -> None:
     need = Need(count, parts) if count else Need(0, 0)
     assert Need.parse(str(need)) == need
 
 
-@quick
 @given(st.text(max_size=12))
 def test_any_text_is_a_need_or_a_refusal(text: str) -> None:
     try:
@@ -149,7 +146,6 @@ def test_any_text_is_a_need_or_a_refusal(text: str) -> None:
         assert need == Need(0, 0) or (need.count >= 1 and 1 <= need.parts <= WHOLE)
 
 
-@quick
 @given(st.integers(-5, 20_000))
 def test_a_need_made_of_parts_is_never_smaller(total: int) -> None:
     need = Need.from_parts(total)
@@ -209,7 +205,6 @@ def test_the_three_forms_of_a_need(need: Need, slots: int, by_name: bool, total:
     assert (str(need), need.in_words()) == (text, words)
 
 
-@quick
 @given(st.integers(0, 64), st.integers(0, WHOLE))
 def test_a_need_has_just_one_form(count: int, parts: int) -> None:
     need = Need(count, parts)
@@ -225,7 +220,6 @@ def test_parts_as_the_shortest_decimal_text(parts: int, text: str) -> None:
     assert decimal_text(parts) == text
 
 
-@quick
 @given(st.integers(0, 100_000))
 def test_decimal_text_reads_back(parts: int) -> None:
     assert parts_of(decimal_text(parts)) == parts
@@ -282,7 +276,6 @@ def test_ids_as_the_shortest_list(ids: tuple[int, ...], text: str) -> None:
     assert gpu_ids_text(ids) == text
 
 
-@quick
 @given(st.sets(st.integers(0, 70), min_size=1))
 def test_a_gpu_list_reads_back_from_its_own_text(ids: set[int]) -> None:
     assert parse_gpu_ids(gpu_ids_text(ids)) == tuple(sorted(ids))

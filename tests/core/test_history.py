@@ -30,12 +30,11 @@ from scheduler.core.history import (
 )
 from scheduler.core.tallies import TICK_BUCKETS
 from scheduler.core.telemetry import Limits, Telemetry, Tenant
-from tests.builders import a_gpu, quick
+from tests.builders import a_gpu
 
 NUMBERS = st.none() | st.floats(0, 1e6)
 
 
-@quick
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=30))
 def test_a_mean_is_of_what_was_measured_and_lies_below_the_most(
     samples: list[tuple[float | None, float | None]],
@@ -120,7 +119,6 @@ def test_a_gpu_that_does_not_tell_its_memory_is_not_empty() -> None:
 NOW = 1_800_000_000.0
 
 
-@quick
 @given(st.floats(0, 2 * KEEP_LONG_S), st.floats(0, 2 * KEEP_LONG_S), st.floats(0, 1e7))
 def test_an_answer_is_bounded(ago: float, span: float, step_s: float) -> None:
     asked = question(NOW - ago, NOW - ago + span, step_s, NOW)
@@ -130,7 +128,6 @@ def test_an_answer_is_bounded(ago: float, span: float, step_s: float) -> None:
     assert not asked.short or asked.since >= NOW - KEEP_SHORT_S - SHORT_S
 
 
-@quick
 @given(st.floats(0, 1e10), st.sampled_from([SHORT_S, LONG_S]))
 def test_a_moment_lies_in_its_bucket(at: float, step_s: float) -> None:
     assert bucket_of(at, step_s) <= at < bucket_of(at, step_s) + step_s
@@ -153,7 +150,6 @@ def test_pauses_of_a_time(changes: list[tuple[float, int, bool]], spans: list[Pa
     assert pause_spans(changes, 10.0, 20.0) == spans
 
 
-@quick
 @given(st.lists(st.floats(0, 100), max_size=50))
 def test_each_turn_falls_into_one_bucket(turns: list[float]) -> None:
     ticks = Ticks()

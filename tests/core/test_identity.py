@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler.core.identity import identity_of
 from scheduler.core.job import JobSpec
-from tests.builders import a_spec, quick
+from tests.builders import a_spec
 
 WORD = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=4)
 WISH = st.tuples(WORD, WORD, st.lists(WORD, max_size=4).map(tuple))
@@ -54,14 +54,12 @@ def test_priority_gpu_list_and_the_rest_make_no_other_job(same: dict[str, Any]) 
     assert identity_of(a_spec(arguments=("--x", "1"), **same)) == identity_of(a_spec(arguments=("--x", "1")))
 
 
-@quick
 @given(WISH, WISH)
 def test_equal_identities_are_equal_wishes(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
     """S3.27"""
     assert (identity(*one) == identity(*other)) == (one == other)
 
 
-@quick
 @given(st.lists(WORD, min_size=2, max_size=6), st.data())
 def test_fields_never_run_together(words: list[str], data: st.DataObject) -> None:
     """S3.27"""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.core.errors import NoDaemon, NoGpuData, NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.job import JobSpec
-from tests.builders import a_job, a_spec, quick
+from tests.builders import a_job, a_spec
 
 WORDS = st.lists(st.text(max_size=5), max_size=3).map(tuple)
 IDS = st.lists(st.integers(0, 99), max_size=3).map(tuple)
@@ -33,7 +33,6 @@ SPECS = st.builds(
 )
 
 
-@quick
 @given(SPECS)
 def test_a_wish_reads_back_from_json(spec: JobSpec) -> None:
     assert JobSpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec

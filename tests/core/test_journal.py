@@ -20,7 +20,7 @@ from scheduler.core.journal import (
     torn_id,
     who_is,
 )
-from tests.builders import T0, a_job, quick
+from tests.builders import T0, a_job
 from tests.stories.secret_shapes import SECRET, SHAPES
 
 Moments = list[tuple[float, str]]
@@ -156,7 +156,6 @@ def jobs(draw: st.DrawFn) -> Job:
     )  # fmt: skip
 
 
-@quick
 @given(jobs(), st.lists(st.tuples(moments_of, st.sampled_from([*STATUS_AFTER, "held", "undying"])), max_size=6))
 def test_s1_6_any_job_is_one_line_that_reads_back(job: Job, moments: Moments) -> None:
     """S1.6: whatever a command holds, it is one line of plain JSON, known again as ours."""
@@ -169,7 +168,6 @@ def test_s1_6_any_job_is_one_line_that_reads_back(job: Job, moments: Moments) ->
     assert all(before[1] != after[1] for before, after in zip(record["history"], record["history"][1:], strict=False))
 
 
-@quick
 @given(jobs(), st.data())
 def test_s1_12_any_torn_line_is_known_as_its_jobs(job: Job, data: st.DataObject) -> None:
     """S1.12: cut off anywhere, it is no JSON, and is known as the beginning of a line of this job or of any."""

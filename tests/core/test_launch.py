@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler.core.job import JobSpec
 from scheduler.core.launch import CUDA_MODES, Found, Launch, Streams, filled, launch_of, with_cuda
 from scheduler.core.log_names import log_name
-from tests.builders import a_job, quick
+from tests.builders import a_job
 
 PYTHON = Found("/usr/bin/python")
 
@@ -55,7 +55,6 @@ def test_an_existing_cuda_is_replaced_else_one_is_added(before: str, after: str)
     assert with_cuda(tuple(before.split()), "4,6") == tuple(after.split())
 
 
-@quick
 @given(st.lists(st.sampled_from(["--cuda", "--cuda=1", "--", "0", "--lr", "x", ""]), max_size=7))
 def test_giving_cuda_twice_is_giving_it_once(words: list[str]) -> None:
     once = with_cuda(words, "0")
@@ -298,7 +297,6 @@ def test_gpus_and_share_are_filled_into_a_command_and_other_braces_left_alone(be
     assert filled((before, "x"), "4,6", "0.5") == (after, "x")
 
 
-@quick
 @given(st.lists(st.text("${}gpushare ,'\"\n"), max_size=4))
 def test_a_word_without_a_whole_blank_stays_as_it_is(words: list[str]) -> None:
     whole = [word for word in words if "{gpus}" not in word and "{share}" not in word]

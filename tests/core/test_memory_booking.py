@@ -17,7 +17,7 @@ from scheduler.core.job_class import JobClass
 from scheduler.core.llm import ModelTable, booking_memory, need_of
 from scheduler.core.placement import Fleet
 from scheduler.core.telemetry import NOTHING_FORBIDDEN, PASSING, Limits, Telemetry, Tenant
-from tests.builders import M0, OOM, T0, Play, a_gpu, a_job, quick
+from tests.builders import M0, OOM, T0, Play, a_gpu, a_job
 from tests.core.test_telemetry import TOTAL, Bench, a_process, a_tenant
 
 MINIMUM = 6_000
@@ -91,7 +91,6 @@ def test_unknown_memory_is_never_free(bench: Bench) -> None:
         max_size=5,
     ),
 )
-@quick
 def test_free_memory_is_between_nothing_and_what_the_driver_says(
     used: int, tenants: list[tuple[int, int, bool]]
 ) -> None:

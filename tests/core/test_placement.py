@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler.core.gpu import WHOLE, Need, mask_of
 from scheduler.core.job_class import JobClass
 from scheduler.core.placement import Fleet
-from tests.builders import a_gpu, a_kind, quick, some_gpus
+from tests.builders import a_gpu, a_kind, some_gpus
 from tests.core.slow_twin import SlowFleet
 
 
@@ -208,7 +208,6 @@ def test_fewer_slots_take_nothing_from_who_has_some() -> None:
     assert fleet.find(of_slots(4)) == () and fleet.can_ever_hold(of_slots(5)) == ""
 
 
-@quick
 @given(st.lists(st.tuples(st.sampled_from(["take", "take", "give", "resize"]), st.integers(1, 6)), max_size=60))
 def test_slots_are_over_booked_only_where_their_number_was_lowered(steps: list[tuple[str, int]]) -> None:
     """S4.19"""
@@ -534,7 +533,6 @@ def test_a_wide_job_for_which_too_few_cards_are_large_enough_is_known_at_once() 
     assert fleet.can_ever_hold(wide)
 
 
-@quick
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from([16_000, 24_000, None])), max_size=10),
     st.sampled_from(["0", "0.3", "1", "2", "2x0.5", "4", "8"]),
@@ -580,7 +578,6 @@ def kinds(draw: st.DrawFn) -> JobClass:
     )
 
 
-@quick
 @given(machines(), st.lists(st.tuples(kinds(), st.integers(0, 99)), max_size=40))
 def test_find_is_what_scanning_all_gpus_finds(
     machine: list[tuple[int, int | None]], steps: list[tuple[JobClass, int]]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler.core.job_class import JobClass
 from scheduler.core.queue import LONGEST_ESTIMATE_S, Key, Order, Queue
-from tests.builders import a_kind, quick
+from tests.builders import a_kind
 
 HALF, WHOLE_GPU, WIDE = a_kind("0.5"), a_kind("1"), a_kind("2")
 KINDS = (HALF, WHOLE_GPU, WIDE, a_kind("0.5", (0,)))
@@ -149,7 +149,6 @@ def test_how_often_a_job_was_overtaken_is_counted_since_it_took_its_place() -> N
 STEP = st.tuples(st.integers(0, 12), st.sampled_from(KINDS), st.integers(-1, 1), st.integers(0, 3), st.integers(0, 3))
 
 
-@quick
 @given(st.lists(STEP, max_size=60), st.lists(st.booleans(), max_size=30))
 def test_a_pass_offers_what_sorting_would(
     steps: list[tuple[int, JobClass, int, int, int]], answers: list[bool]

@@ -12,7 +12,7 @@ from scheduler.core.decide import ran
 from scheduler.core.gpu import Need
 from scheduler.core.job import Event, Job, JobState, Outcome
 from scheduler.core.reporting import Attempt, Report, attempts_of, report_of
-from tests.builders import T0, a_job, a_world, quick
+from tests.builders import T0, a_job, a_world
 
 NOW = T0 + 1000
 
@@ -177,7 +177,6 @@ def made_of(label: str, need: str, before: list[Any], state: JobState, start: fl
     return job(state, begins, ends, label=label, need=need, gpus=gpus, attempt=len(before) + 1), events
 
 
-@quick
 @given(st.lists(ONE, max_size=6), st.none() | TIMES)
 def test_the_parts_add_up_to_the_totals_and_nothing_is_negative(shapes: list[Any], since: float | None) -> None:
     """Whatever the clock did."""

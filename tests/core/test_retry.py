@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.retry import LONGEST_WAIT_S, backoff_s
-from tests.builders import quick
 
 
 @pytest.mark.parametrize(
@@ -17,7 +16,6 @@ def test_the_wait_doubles_with_each_try_up_to_ten_minutes(attempt: int, wait: fl
     assert backoff_s(attempt, 5.0, 0.5) == wait
 
 
-@quick
 @given(st.integers(1, 5000), st.floats(0, 1e6), st.floats(0, 1, exclude_max=True))
 def test_the_spread_is_a_tenth_and_the_limit_holds(attempt: int, base: float, jitter: float) -> None:
     wait, middle = backoff_s(attempt, base, jitter), base * 2.0 ** min(attempt - 1, 40)

@@ -17,7 +17,7 @@ from scheduler.core.tallies import (
     cumulative,
     label_of,
 )
-from tests.builders import T0, a_job, quick
+from tests.builders import T0, a_job
 
 
 def tally(*events: Event, before: bool = False, **job: object) -> dict[tuple[str, str], float]:
@@ -50,7 +50,6 @@ def test_endings_and_retries(kind: str, detail: dict[str, object], found: dict[t
     assert tally(Event(1, T0, kind, detail), before=True) == found
 
 
-@quick
 @given(st.lists(st.floats(0, 1e9), max_size=30), st.sampled_from([WAIT_BUCKETS, RUN_BUCKETS, TICK_BUCKETS]))
 def test_a_histogram_is_true_at_each_bound(seconds: list[float], bounds: tuple[float, ...]) -> None:
     counts: dict[str, float] = {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.facts import Arrived, Asked, Fact, Now, Readings
@@ -18,7 +18,7 @@ from scheduler.core.job_class import JobClass, class_of
 from scheduler.core.placement import Fleet
 from scheduler.core.requests import PauseQueue, Resume
 from scheduler.core.telemetry import STALE_AFTER, Limits, Telemetry, Tenant
-from tests.builders import M0, T0, Play, a_gpu, a_job, a_kind, quick, some_gpus
+from tests.builders import M0, T0, Play, a_gpu, a_job, a_kind, some_gpus
 from tests.core.test_decide_twin import HISTORY, SLOTS, Both, Step
 
 TOTAL = 80_000
@@ -146,7 +146,6 @@ HAPPENINGS = st.lists(EVENT, max_size=25)
 
 
 @given(HAPPENINGS, st.booleans())
-@settings(quick, max_examples=300)
 def test_what_is_not_known_is_never_usable_and_the_masks_say_what_the_verdicts_say(
     events: list[Told], errors: bool
 ) -> None:
@@ -170,7 +169,6 @@ KINDS = st.sampled_from(
 
 
 @given(HAPPENINGS, st.lists(KINDS, min_size=1, max_size=6), st.lists(st.booleans(), min_size=GPUS, max_size=GPUS))
-@settings(quick, max_examples=300)
 def test_find_never_gives_what_is_forbidden_and_why_not_names_a_rule_that_fails(
     events: list[Told], kinds: list[JobClass], paused: Sequence[bool]
 ) -> None:
@@ -288,7 +286,6 @@ READ = st.builds(Step, st.just("read"), pick=st.integers(0, 99))
 READS = st.lists(st.one_of(st.none(), READ), min_size=20, max_size=20)
 
 
-@settings(quick, max_examples=120)
 @given(*HISTORY, READS)
 def test_with_readings_too_what_starts_is_what_scanning_all_gpus_would_choose(
     servers: list[int], memory_mib: int | None, turns: list[list[Step]], reads: list[Step | None]
@@ -300,7 +297,6 @@ def test_with_readings_too_what_starts_is_what_scanning_all_gpus_would_choose(
     both.empty_the_machine()
 
 
-@settings(quick, max_examples=120)
 @given(st.lists(st.sampled_from([("read", 74), ("read", 79), ("read", 81), ("end", 0), ("wait", 0)]), max_size=60))
 def test_readings_around_the_limit_start_no_job_twice_and_lose_none(events: list[tuple[str, int]]) -> None:
     """I13"""

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from scheduler.core.errors import UsageError
 from scheduler.core.units import mib_of, seconds_of, span_text
-from tests.builders import quick
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,6 @@ def test_a_duration_is_finite() -> None:
         seconds_of("9" * 400)
 
 
-@quick
 @given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
 def test_both_spellings_of_a_duration_mean_the_same(days: int, hours: int, minutes: int, seconds: int) -> None:
     assert seconds_of(f"{days}d{hours}h{minutes}m{seconds}s") == seconds_of(f"{days}-{hours}:{minutes:02}:{seconds:02}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.config import Config
@@ -21,6 +21,7 @@ from scheduler.probes.fixed import declared
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
 from scheduler.store.places import Places
+from tests.builders import examples
 from tests.stories.conftest import scheduler
 from tests.stories.harness import Scheduler, wait_for
 from tests.stories.machine import Machine, machine
@@ -69,7 +70,7 @@ WISHES = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(6)
 @given(wishes=st.lists(WISHES, min_size=3, max_size=6), paused=st.sets(st.integers(0, 3), max_size=2))
 def test_what_is_previewed_is_what_happens(quiet: Scheduler, wishes: list[JobSpec], paused: set[int]) -> None:
     """One after another, each settled before the next is looked at: start, GPUs, reason and its sentence are the same."""

@@ -74,8 +74,11 @@ def run(house: Scheduler, words: list[str], **environ: str) -> subprocess.Comple
 
 def bash(house: Scheduler, *words: str) -> list[str]:
     """What bash would offer for the last of these words."""
+    shown = house.folder / "completion.bash"
+    if not shown.exists():
+        shown.write_text(run(house, [need("bash"), "-c", "gpujob --show-completion"]).stdout)
     script = (
-        'source <(gpujob --show-completion) && COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))\n'
+        'source ./completion.bash && COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))\n'
         '_gpujob_completion gpujob && printf "%s\\n" "${COMPREPLY[@]}"'
     )
     done = run(house, [need("bash"), "--norc", "--noprofile", "-c", script, "bash", "gpujob", *words])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from scheduler.core.config import OPTIONS, RELOADABLE, read_option
+from tests import fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,14 +26,7 @@ class Asked:
             "XDG_CONFIG_HOME": str(folder / "xdg"),
             **environ,
         }
-        done = subprocess.run(
-            [sys.executable, "-m", "scheduler", *words],
-            cwd=folder,
-            env=kept,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = fork_server.run(words, folder, kept, "", 60)
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
         assert "Traceback" not in self.err
 

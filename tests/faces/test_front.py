@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduler.core.config import OPTIONS
@@ -21,6 +21,7 @@ from scheduler.faces import front
 from scheduler.faces.cli import add as adding
 from scheduler.faces.cli import control, serve, show
 from scheduler.faces.cli.app import app
+from tests import fork_server
 
 ROOT = str(Path(__file__).parents[2])
 GROUP: Any = typer.main.get_command(app)
@@ -62,15 +63,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def gpujob(folder: Path, *words: str | bytes, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "scheduler", *words],
-        cwd=folder,
-        env={**environment(folder), **more},
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        timeout=60,
-    )
+    return fork_server.run(list(map(os.fsdecode, words)), folder, {**environment(folder), **more}, "", 60)
 
 
 # -- the two declarations ---------------------------------------------------------------------------------
@@ -272,7 +265,6 @@ TOKENS = st.sampled_from(
 @given(words=st.lists(TOKENS, max_size=7), verb=st.sampled_from(list(front.HOT)))
 @example(words=["--state-file", "--", "x"], verb="add")
 @example(words=["--env", "--env", "--", "x"], verb="submit")
-@settings(deadline=None, derandomize=True, max_examples=200, database=None)
 def test_whatever_the_quick_door_takes_the_declared_one_reads_alike(words: list[str], verb: str) -> None:
     """Contract 6: it never takes what the other would refuse."""
     line = [verb, *words]

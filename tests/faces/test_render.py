@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduler.core.errors import UsageError
@@ -18,7 +18,6 @@ from scheduler.core.units import mib_of, seconds_of, span_text
 from scheduler.faces import render
 from scheduler.overview import GpuView, Overview
 
-MODEST = settings(deadline=None, derandomize=True, max_examples=150, database=None)
 TEXT = st.text(max_size=12) | st.sampled_from(
     ["\x1b[2J", "\x1b]0;x\x07", "a\nb", "a\rb", "\u202eabc", "\u2066", "\x9b31m", "\t", "\x00"]
 )
@@ -56,7 +55,6 @@ def a_job(**values: object) -> Job:
 
 @given(rows=st.lists(st.lists(TEXT, min_size=3, max_size=3), max_size=5))
 @example(rows=[["\x1b[31m", "\x85", "\x7f"]])
-@MODEST
 def test_a_table_never_plays_the_terminal(rows: list[list[str]]) -> None:
     """C14."""
     lines = render.table(("A", "B", "C"), rows)
@@ -72,7 +70,6 @@ def test_a_table_is_aligned_and_piped_it_is_not_cut() -> None:
 
 
 @given(st.text())
-@MODEST
 def test_safe_text_keeps_what_is_harmless(text: str) -> None:
     """C14."""
     shown = render.safe(text)
@@ -87,7 +84,6 @@ def test_safe_text_can_be_written_whatever_bytes_a_name_had() -> None:
 
 
 @given(label=TEXT, word=TEXT, reason=TEXT, log=TEXT, refused=TEXT, name=TEXT)
-@MODEST
 def test_status_never_plays_the_terminal(label: str, word: str, reason: str, log: str, refused: str, name: str) -> None:
     """C14: nor does any text make lines of its own."""
     waiting = a_job(spec=JobSpec(arguments=(word,), label=label))
@@ -207,7 +203,6 @@ def test_ended_jobs_beyond_those_in_view_are_counted() -> None:
 
 
 @given(word=st.text(max_size=10) | st.just("\udcff"), state=st.sampled_from(JobState))
-@MODEST
 def test_any_job_is_one_json_value_in_plain_ascii(word: str, state: JobState) -> None:
     """Contract 6, C14."""
     text = json.dumps(render.job_json(a_job(spec=JobSpec(arguments=(word,), label=word), state=state)))

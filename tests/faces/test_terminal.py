@@ -8,14 +8,13 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from scheduler.faces import terminal
 from tests.stories.harness import ROOT
 
-MODEST = settings(deadline=None, derandomize=True, max_examples=200, database=None)
 TEXT = st.text(st.sampled_from("abc  -…é训练据e\u0301\u0308ｆ\uff21한"), max_size=60)
 
 
@@ -27,7 +26,6 @@ def in_utf8() -> Iterator[None]:
 
 
 @given(TEXT)
-@MODEST
 def test_k09_wide_and_combining_characters_are_counted_as_terminals_do(text: str) -> None:
     """K09: CJK takes two columns, an accent put above none."""
     assert terminal.cells(text) == cell_len(text)
@@ -36,7 +34,6 @@ def test_k09_wide_and_combining_characters_are_counted_as_terminals_do(text: str
 @given(TEXT, st.integers(1, 40))
 @example("训练", 1)
 @example("训练", 3)
-@MODEST
 def test_k09_a_cut_text_fits(text: str, most: int) -> None:
     """K09: and is as it was where it fits; with a sign where something is missing."""
     for made in (terminal.cut(text, most), terminal.shortened(text, most)):
@@ -48,7 +45,6 @@ def test_k09_a_cut_text_fits(text: str, most: int) -> None:
 @given(TEXT, st.integers(2, 40), st.integers(0, 14))
 @example("a" * 50, 20, 14)
 @example("   " + "a" * 50, 20, 4)
-@MODEST
 def test_k09_a_folded_text_fits_and_loses_nothing(text: str, most: int, indent: int) -> None:
     """K09."""
     with pytest.MonkeyPatch.context() as patch:

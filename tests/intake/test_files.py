@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduler.core.marks import Batch, FileMark, LineRead
@@ -26,11 +26,9 @@ from scheduler.intake.files import (
     Follower,
     check_private,
 )
+from tests.builders import examples
 
 OTHER = 65534  # nobody
-MODEST = settings(
-    deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.too_slow], database=None
-)
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
 
 
@@ -986,7 +984,6 @@ CHUNKS = st.lists(
 
 @given(chunks=CHUNKS, looks=st.lists(st.integers(0, 3), max_size=12), restarts=st.sets(st.integers(0, 11), max_size=3))
 @example(chunks=["a", "\n", "b"], looks=[1, 1, 1], restarts={0, 1, 2})
-@MODEST
 def test_appends_in_any_chunks_give_the_files_lines_each_once(
     chunks: list[str], looks: list[int], restarts: set[int]
 ) -> None:
@@ -1020,7 +1017,7 @@ def test_appends_in_any_chunks_give_the_files_lines_each_once(
     ways=st.lists(st.sampled_from(["rename", "in place", "delete", "append", "backup"]), min_size=5, max_size=5),
     looked=st.lists(st.booleans(), min_size=5, max_size=5),
 )
-@settings(MODEST, max_examples=60)
+@examples(60)
 def test_whatever_was_done_to_the_file_its_last_state_is_read_whole(
     versions: list[list[str]], ways: list[str], looked: list[bool]
 ) -> None:

@@ -6,7 +6,7 @@ import shlex
 import string
 
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from scheduler.core.command_limits import LONGEST_WORD, check_words
@@ -29,9 +29,6 @@ from scheduler.intake.jobs_csv import (
 
 DOOR = Door("/jobs", "/home/u")
 FOUR = Door("/jobs", "/home/u", range(4))
-MODEST = settings(
-    deadline=None, derandomize=True, max_examples=150, suppress_health_check=[HealthCheck.too_slow], database=None
-)
 
 
 def spec_of(line: str, door: Door = DOOR) -> JobSpec:
@@ -255,7 +252,6 @@ def test_without_any_managed_gpu_every_list_is_refused() -> None:
 
 
 @given(st.sets(st.integers(0, 4095), min_size=1, max_size=60))
-@MODEST
 def test_gpu_lists_survive_writing_and_reading(ids: set[int]) -> None:
     """S3.6: what is shown is what would be read."""
     text = gpu_ids_text(ids)
@@ -337,7 +333,6 @@ def test_arguments_with_an_unquoted_comma_are_refused_and_the_spelling_shown_rea
 @example("--x 'a;label=b'")
 @example("--x 1;after=2,3")
 @example("a\\,1")
-@MODEST
 def test_no_line_ever_runs_with_an_argument_dropped_or_a_gpu_list_misread(arguments: str) -> None:
     """S3.7: every letter and digit written is in the words, the GPU list or an option, in this order."""
     line = f"0,/a.py,,{arguments}"
@@ -746,7 +741,6 @@ TEXT = st.lists(st.one_of(NASTY, st.text(PRINTABLE, max_size=4)), max_size=6).ma
 @example(script='"', conda='"', words=['"', ",", ";label=x"], gpus={1}, priority=-1)
 @example(script=" x ", conda=" ", words=["", " ", "\\"], gpus=set(), priority=0)
 @example(script="a;label=b", conda="c;d=e", words=["f;gpus=2", "1"], gpus={2, 3}, priority=0)
-@MODEST
 def test_what_is_written_is_read_back_word_for_word(
     script: str, conda: str, words: list[str], gpus: set[int], priority: int
 ) -> None:
@@ -766,7 +760,6 @@ def test_what_is_written_is_read_back_word_for_word(
 
 
 @given(TEXT)
-@MODEST
 def test_a_quoted_field_reads_back_as_it_was(text: str) -> None:
     """S3.6."""
     spec = spec_of(f"0,/a.py,,x;label={_label(text)}") if 0 < len(text) <= 200 and '"' not in text else None
@@ -791,7 +784,6 @@ PIECES = st.sampled_from(
 
 @given(st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=16).map("".join), st.lists(PIECES, max_size=12).map(lambda p: "0,a.py,," + "".join(p))))  # fmt: skip
 @example("0,a.py,,;vram=0" + "9" * 30)
-@settings(MODEST, max_examples=300)
 def test_any_text_is_a_job_or_nothing_or_one_refusal(text: str) -> None:
     """P3, P8: nothing that stands in a line can hurt the daemon."""
     try:
@@ -807,7 +799,6 @@ def test_any_text_is_a_job_or_nothing_or_one_refusal(text: str) -> None:
 
 
 @given(st.text(st.sampled_from(string.ascii_letters + " \t=,.-$*#;"), max_size=60))
-@MODEST
 def test_plain_arguments_are_split_as_shlex_splits_them(text: str) -> None:
     """S3.5: the fast way gives what the slow one gives."""
     spec = spec_of(f"0,/a.py,,{quoted(text)}")

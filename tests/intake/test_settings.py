@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.config import OPTIONS, PATHS, defaults, read_option, written
@@ -16,6 +16,7 @@ from scheduler.core.errors import Mistakes, SchedulerError, UsageError
 from scheduler.core.llm import ModelTable
 from scheduler.intake.config_file import read_entries
 from scheduler.intake.settings import PREFIX, Settings, find_config, load, model_table, state_file_said
+from tests.builders import examples
 
 OTHER = 65534  # nobody
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
@@ -227,7 +228,7 @@ def test_a_config_that_no_reader_expects_is_still_one_error(tmp_path: Path, text
     "key", ["gpus", "max_assign_attempts", "aging", "monitor_interval", "cuda_ids", "trust_group", "python"]
 )
 @given(text=st.text(max_size=20))
-@settings(deadline=None, derandomize=True, max_examples=60, database=None)
+@examples(40)
 def test_any_text_is_a_value_or_a_usage_error(key: str, text: str) -> None:
     """P3."""
     try:
@@ -663,7 +664,7 @@ def test_c37_a_model_table_that_everybody_may_write_is_refused(tmp_path: Path, m
 
 @pytest.mark.parametrize("key", sorted(OPTIONS))
 @given(st.data())
-@settings(deadline=None, derandomize=True, max_examples=40, database=None)
+@examples(40)
 def test_what_config_show_writes_reads_back_the_same(key: str, data: st.DataObject) -> None:
     """Contract 2: `config show` is a config file."""
     texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from scheduler.core.job import Process
 from scheduler.runners.processes import environment_of, seen, send
+from tests import fork_server
 from tests.gpus.stub import FakeDriver
 from tests.screens import end_marked, marked
 from tests.soak.history import GARBLED, Kill, Life, now
-from tests.stories import warm
 from tests.stories.harness import ROOT, wait_for
 
 GPUS = 4
@@ -206,7 +206,7 @@ class World:
 
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A verb, from a forked interpreter."""
-        return warm.run(words, self.disk, self.environ, "", 120)
+        return fork_server.run(words, self.disk, self.environ, "", 120)
 
     def rows(self, query: str) -> list[tuple]:
         """A look into the store."""

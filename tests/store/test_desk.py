@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.gpu import Need
@@ -17,6 +17,7 @@ from scheduler.store import jobs as rows
 from scheduler.store.database import Database, NothingYet
 from scheduler.store.office import Office
 from scheduler.store.places import Places
+from tests.builders import examples
 
 
 def test_a_store_that_is_being_made_is_empty_and_one_that_nobody_makes_is_trouble(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_a_store_that_is_being_made_is_empty_and_one_that_nobody_makes_is_troubl
         office.leave()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20)
 @given(
     wishes=st.lists(
         st.tuples(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.gpu import Need
@@ -21,6 +21,7 @@ from scheduler.store import marks as kept
 from scheduler.store.database import Database
 from scheduler.store.forgetting import ended_with_logs, forget_finished, old_logs, sweep_environments
 from scheduler.store.places import Places
+from tests.builders import examples
 
 WHOLE = Need(1, 1000)
 
@@ -88,10 +89,7 @@ def test_without_limits_all_that_ended_and_the_refused_lines(database: Database)
         assert rows.insert(connection, JobSpec(script="/y.py"), WHOLE, "", (), 1.0).id == newest.id + 1
 
 
-@settings(
-    deadline=None, max_examples=60, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+@examples(60)
 @given(
     st.lists(st.tuples(st.sampled_from(list(JobState)), st.integers(1, 9)), min_size=1, max_size=12),
     st.none() | st.integers(0, 12), st.none() | st.integers(0, 10), st.none() | st.integers(1, 4),

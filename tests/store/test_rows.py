@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.decide import Answer, Holding
@@ -23,10 +23,6 @@ from scheduler.store.database import Database
 from scheduler.store.forgetting import forget
 from scheduler.store.places import Places
 
-MODEST = settings(
-    deadline=None, derandomize=True, max_examples=100, database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
 WHOLE = Need(1, 1000)
 
 
@@ -133,7 +129,6 @@ def test_every_field_of_a_wish_is_tried_below() -> None:
     notes=st.lists(ANY_TEXT, max_size=2).map(tuple),
     need=st.builds(Need, st.integers(0, 9), st.integers(0, 1000)),
 )
-@MODEST
 def test_a_new_job_is_read_back_as_it_was_given(
     database: Database, spec: JobSpec, notes: tuple[str, ...], need: Need
 ) -> None:
@@ -146,7 +141,6 @@ def test_a_new_job_is_read_back_as_it_was_given(
 
 
 @given(changes=st.fixed_dictionaries({}, optional=CHANGES))
-@MODEST
 def test_every_change_of_a_job_is_read_back(database: Database, changes: dict[str, Any]) -> None:
     """P4, P5."""
     with database.writing(sync=False) as connection:
@@ -164,7 +158,6 @@ def test_every_field_of_a_job_that_can_change_is_tried_above() -> None:
 
 
 @given(SPECS)
-@MODEST
 def test_a_wish_survives_as_plain_values(spec: JobSpec) -> None:
     """P4."""
     assert JobSpec.from_dict(spec.as_dict()) == spec
@@ -356,7 +349,6 @@ def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> N
         skipping=st.booleans(),
     )
 )  # fmt: skip
-@MODEST
 def test_how_far_a_file_was_read_is_read_back(database: Database, mark: FileMark) -> None:
     """C40, P2."""
     with database.writing(sync=False) as connection:
@@ -453,7 +445,6 @@ def test_the_number_of_a_forgotten_job_is_not_given_out_again(database: Database
 
 
 @given(st.booleans(), st.lists(st.integers(-1, 5), max_size=30))
-@MODEST
 def test_no_number_is_ever_given_out_twice(database: Database, zero: bool, steps: list[int]) -> None:
     """S4.3 P4: -1 is a new job, else one of those that are left is forgotten."""
     with database.writing(sync=False) as connection:

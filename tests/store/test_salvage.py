@@ -76,6 +76,7 @@ def test_e02_pages_read_by_hand_say_what_sqlite_says(places: Places) -> None:
     assert {number: values[1:] for number, values in read.items()} == said
 
 
+@pytest.mark.long
 def test_e02_a_leaf_costs_only_its_rows(places: Places, tmp_path: Path) -> None:
     """E02: whichever page of the jobs is damaged, all rows of the others are read, as they were."""
     jobs = fill(places, 60)

@@ -70,6 +70,7 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+@pytest.mark.smoke
 def test_c01_half_a_line_is_never_a_job_also_over_a_restart(pouring):
     """C01: the scheduler is killed between the halves."""
     s = pouring.s
@@ -125,6 +126,7 @@ def test_c03_a_deleted_file_is_said_once_and_a_new_one_read_from_its_start(pouri
     assert sorted(pouring.noted()) == ["a", "b", "c"] and s.said().count(missing) == 2
 
 
+@pytest.mark.smoke
 def test_c04_the_rest_of_a_rotated_file_is_read_before_the_new_one(pouring):
     """C04: with a writer that still holds the old one open."""
     s = pouring.s
@@ -254,7 +256,7 @@ def test_c16_a_job_that_was_written_but_not_announced_when_lines_are_taken(sched
     s.wait_ended(3)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_c16_a_great_many_lines_are_taken_while_commands_answer_and_jobs_run(pouring):
     """C16: 10,000 lines (long form: a million) for a paused GPU: each is one job, once; others start and end meanwhile."""
     s, number = pouring.s, 1_000_000 if LONG else 10_000

@@ -38,6 +38,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("shift", [-3600, YEARS], ids=["hour back", "years ahead"])
+@pytest.mark.waits
 def test_g01_the_clock_is_set_while_jobs_run_and_wait(scheduler, shift):
     """G01, P6: a time limit, a grace and a due retry keep their length; a restart after it ends nobody; nothing negative."""
     s = scheduler(gpus=2, cpu_slots=8, kill_grace="2", assign_retry_wait="3")

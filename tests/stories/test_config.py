@@ -87,6 +87,7 @@ def test_config_show_tells_what_the_running_scheduler_has_otherwise(scheduler):
 # -- read again -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_changed_threshold_changes_what_starts(machine):
     """Contract 2: a setting of the file is taken while it runs."""
     m = machine().cards("GPU-a")
@@ -100,6 +101,7 @@ def test_a_changed_threshold_changes_what_starts(machine):
     assert records(m.s, "read again") == ["config read again: mem_threshold 0.3 -> 0.9"]
 
 
+@pytest.mark.smoke
 def test_c31_a_changed_model_table_changes_what_starts_and_a_broken_one_changes_nothing(scheduler):
     """C31, S3.13: what waits is looked at by the new needs; broken, removed or writable by others: the last good one stays."""
     s = scheduler(gpus=1)

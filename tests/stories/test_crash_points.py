@@ -1,6 +1,6 @@
 """Every named crash point, crossed three ways: killed there; killed there and again in the next life; at the third pass.
 
-A name in the source that has no story here fails `test_a21_every_crash_point_has_a_story`.
+`make test` crosses each point in one of the ways, so that neighbours differ; `make test-long` in the other two. A name in the source that has no story here fails `test_a21_every_crash_point_has_a_story`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sqlite3
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,21 @@ from tests.stories.test_great_numbers import multiply
 from tests.stories.test_recover import all_goes_on, ends_well, filled, overwrite, recovers, store_of
 
 WAYS = ("once", "again", "third")
+each_way = pytest.mark.parametrize("way", [WAYS[0], *(pytest.param(way, marks=pytest.mark.long) for way in WAYS[1:])])
+
+
+def crossed(points: Sequence[str]) -> pytest.MarkDecorator:
+    """Each point in each way; one way of each point is not ``long``."""
+    return pytest.mark.parametrize(
+        ("point", "way"),
+        [
+            pytest.param(point, way, id=f"{point}-{way}", marks=() if n % 3 == k else pytest.mark.long)
+            for n, point in enumerate(points)
+            for k, way in enumerate(WAYS)
+        ],
+    )
+
+
 DAEMON = (
     "ingest.read", "ingest.batch", "ingest.committed", "store.before_commit", "store.committed", "start.chosen",
     "start.committed", "start.sent", "start.running", "finish.seen", "finish.committed", "finish.told", "cancel.marked",
@@ -165,8 +180,7 @@ def busy(scheduler: Callable[..., Scheduler], gpus: int = 5) -> Scheduler:
     return s
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("point", [*DAEMON, *ADOPTING, *FENCE])
+@crossed([*DAEMON, *ADOPTING, *FENCE])
 def test_a01_to_a17_killed_at_a_named_point(scheduler, point, way):
     """A01–A17, P1–P7: one job a line, each attempt run once, true codes, cancelled is cancelled, retries are counted."""
     s = busy(scheduler)
@@ -195,8 +209,7 @@ def test_a01_to_a17_killed_at_a_named_point(scheduler, point, way):
     judge(s)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("point", KEEPER)
+@crossed(KEEPER)
 def test_b02_keeper_killed_at_a_named_point(scheduler, point, way):
     """A07, A08, B02: the keeper dies there; again: the daemon dies with it, twice. Lost may be what both of them ran."""
     s = busy(scheduler)
@@ -223,8 +236,7 @@ def test_b02_keeper_killed_at_a_named_point(scheduler, point, way):
     judge(s, lost=True)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("point", SHIM)
+@crossed(SHIM)
 def test_j10_shim_killed_at_a_named_point(screens, point, way):
     """J10, P1: at most one start an attempt, never a success that was none; and then all goes on.
 
@@ -256,7 +268,7 @@ def test_j10_shim_killed_at_a_named_point(screens, point, way):
     s.wait_no_session()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way
 def test_j10_daemon_killed_in_the_midst_of_a_start(screens, way):
     """J10, P1: the session was made and nobody wrote down which: its job runs once, and its code is learned."""
     s = screens(gpus=2)
@@ -278,8 +290,7 @@ def test_j10_daemon_killed_in_the_midst_of_a_start(screens, way):
     s.wait_no_session()
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("point", RECOVER)
+@crossed(RECOVER)
 def test_e02_recover_killed_and_run_again(scheduler, point, way):
     """kill -9 at each point of the exchange: nobody uses half of it, the next `recover` ends it, nothing is lost."""
     s = filled(scheduler(gpus=2))
@@ -345,7 +356,7 @@ def test_a18_killed_while_the_store_is_migrated(scheduler, way):
     wait_for(lambda: s.starts("a") == 1, "it works")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way
 def test_a04_add_killed_before_it_answers(scheduler, way):
     """A04, P4: the line is there whole; the same command once more makes no second job."""
     s = scheduler(gpus=1)
@@ -366,8 +377,7 @@ def test_a04_add_killed_before_it_answers(scheduler, way):
     assert s.starts("a") == 1 and s.job(1)["exit_code"] == 0 and len(s.states()) == 2
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("point", ["store.before_commit", "store.committed"])
+@crossed(["store.before_commit", "store.committed"])
 def test_a04_submit_and_cancel_killed_before_they_answer(scheduler, point, way):
     """A04, P4: what was committed is done, what was not is not there at all; with a daemon and without one."""
     s = scheduler(gpus=1)
@@ -396,12 +406,13 @@ def test_a04_submit_and_cancel_killed_before_they_answer(scheduler, point, way):
     if made:
         s.wait_state(int(number), "cancelled")
     else:
-        assert s.states()[int(number)] == "running"
+        s.wait_state(int(number), "running")
         s.release("c")
         s.wait_state(int(number), "done")
     sound(s)
 
 
+@pytest.mark.smoke
 def test_a20_started_and_killed_again_and_again(scheduler):
     """A20: ten starts in a row, each killed at another moment of its start: the running job is untouched, nothing grows."""
     s = scheduler(gpus=2)
@@ -424,7 +435,7 @@ def test_a20_started_and_killed_again_and_again(scheduler):
     sound(s)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way
 def test_a03_killed_in_the_midst_of_a_thousand_lines(scheduler, way):
     """A03, P2: the lines come in batches; killed between two of them, at the start and while it runs."""
     s = scheduler(gpus=1)

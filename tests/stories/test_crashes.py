@@ -23,6 +23,7 @@ def job_pid(s, key: str) -> int:
     return int(wait_for(lambda: [e[2] for e in s.ledger() if e[:2] == ["start", key]], f"{key} runs")[0])
 
 
+@pytest.mark.smoke
 def test_a11_daemon_killed_while_a_job_runs(scheduler):
     """S3.35, A11: kill -9, restart: the job is adopted with its GPU, not started again; its true code is learned."""
     s = scheduler(gpus=2)
@@ -42,6 +43,7 @@ def test_a11_daemon_killed_while_a_job_runs(scheduler):
     assert (s.job(1)["exit_code"], s.starts("long")) == (7, 1)
 
 
+@pytest.mark.smoke
 def test_a10_job_ends_while_no_daemon_runs(scheduler):
     """A10: the keeper outlives the daemon and writes the ending down."""
     s = scheduler(gpus=1)
@@ -59,6 +61,7 @@ def test_a10_job_ends_while_no_daemon_runs(scheduler):
     assert (job["state"], job["exit_code"], s.starts("a")) == ("failed", 42, 1)
 
 
+@pytest.mark.smoke
 def test_keeper_killed_daemon_covers(scheduler):
     """The daemon inherits the jobs of a dead keeper, learns their codes itself, and has another keeper."""
     s = scheduler(gpus=2)
@@ -167,6 +170,7 @@ def test_keeper_killed_at_a_named_point_daemon_lives(scheduler, point):
     assert [s.starts(f"k{n}") for n in range(4)] == [1] * 4
 
 
+@pytest.mark.smoke
 def test_second_daemon_is_refused_and_stale_locks_do_not_block(scheduler):
     """S3.37, H04, H06: naming the pid of the first; after kill -9 the next starts without hand work."""
     s = scheduler(gpus=1)
@@ -208,6 +212,7 @@ def test_h08_a_copied_folder_adopts_nothing(scheduler, tmp_path):
     assert copy.job(1)["outcome"] in ("exit", "lost") and s.starts("a") >= 1
 
 
+@pytest.mark.waits
 def test_e06_store_locked_for_a_while_stops_nothing_for_good(scheduler):
     """E06: while another program holds the store no job starts; afterwards all goes on."""
     import sqlite3

@@ -450,6 +450,7 @@ def broken(s: Scheduler, target: str, times: int, after: int = 0) -> Scheduler:
 @pytest.mark.parametrize(
     "target", ["loop.decide", "DirectRunner.look", "loop.House._batches", "loop.Painter.paint", "stream.Stream._take"]
 )
+@pytest.mark.waits
 def test_h19_an_error_inside_is_said_once_and_that_part_goes_on(scheduler, target):
     """H19: an error that was not foreseen, in the decision, the runner, the reading of files, the painting, the output thread."""
     s = broken(scheduler(gpus=1), target, 3, after=2 if target == "loop.decide" else 0)

@@ -94,6 +94,7 @@ def trace(folder: Path) -> dict[str, tuple[int, int, int]]:
 # -- where there is nothing, and where all is well --------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_doctor_where_no_scheduler_ever_was_looks_and_leaves_nothing(ill: Scheduler) -> None:
     """No state folder, no driver, no jobs file: every check says something, and not a byte is written."""
     before = trace(ill.folder)

@@ -61,6 +61,7 @@ def why_missing(s, job_id, text):
     assert s.job(job_id)["attempt"] == 0, "nothing was started"
 
 
+@pytest.mark.smoke
 def test_s3_26_environments_by_name_and_folder_are_active_in_the_job(make):
     """S3.26: conda by name, by folder, from envs_dirs; a venv; variables that conda keeps; none for the others."""
     s = make(gpus=2)
@@ -81,6 +82,25 @@ def test_s3_26_environments_by_name_and_folder_are_active_in_the_job(make):
     assert (saw["VIRTUAL_ENV"], saw["CONDA_PREFIX"], saw["python"]) == (str(venv), None, f"{venv}/bin/python")
     assert shown(s, 5)["CONDA_PREFIX"] is None
     assert s.job(1)["command"][0] == f"{named}/bin/python" and s.job(1)["conda_env"] == "torch"
+
+
+def test_s3_40_add_with_conda_writes_a_line_that_runs_in_that_environment(make):
+    """S3.40: by name and by folder; the job has its interpreter, variables, arguments, priority and GPU."""
+    s = make(gpus=2)
+    named = conda_prefix(s.home / "miniconda3" / "envs" / "torch")
+    other = conda_prefix(s.folder / "my envs" / "jax")
+    s.start()
+    s.cli("add", "show.py", "--conda", "torch", "--args", "-a 'b c' 1,2", "--priority", "3", "--gpus", "1")
+    s.cli("add", "show.py", "--conda", str(other), "--output-file", str(s.jobs_file))
+    assert s.jobs_file.read_text() == f"3,show.py,torch,\"-a 'b c' 1,2\",1\n0,show.py,{other},,\n"
+    s.wait_ended(2)
+    for job_id, prefix, name in ((1, named, "torch"), (2, other, str(other))):
+        saw = shown(s, job_id)
+        assert (saw["CONDA_PREFIX"], saw["CONDA_DEFAULT_ENV"], saw["path"]) == (str(prefix), name, f"{prefix}/bin")
+        assert saw["python"] == f"{prefix}/bin/python"
+    saw = shown(s, 1)
+    assert saw["words"] == ["-a", "b c", "1,2", "--cuda", "1"] and saw["CUDA_VISIBLE_DEVICES"] == "1"
+    assert s.job(1)["priority"] == 3 and s.job(1)["allowed_gpus"] == [1]
 
 
 def test_s3_26_packages_that_want_activation_get_it(make):

@@ -48,12 +48,14 @@ def test_s3_2_more_than_there_are_is_refused(machine):
     assert "there is no GPU 2" in done.stderr and "the driver shows 0,1" in done.stderr
 
 
+@pytest.mark.smoke
 def test_s3_2_some_of_them_by_number(machine):
     m = machine(gpu_ids="0,2").cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start()
     assert [(gpu["index"], gpu["uuid"]) for gpu in m.s.status()["gpus"]] == [(0, "GPU-a"), (2, "GPU-c")]
 
 
+@pytest.mark.smoke
 def test_i01_without_a_driver_gpus_are_declared_and_that_is_said(machine):
     m = machine(gpus=2)
     m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
@@ -84,6 +86,7 @@ def test_i01_jobs_without_a_gpu_need_no_driver(machine):
 @pytest.mark.parametrize(
     ("id_", "how"), [("i02", "hang"), ("i02", "deaf"), ("i03", "stop")], ids=["i02-hang", "i02-deaf", "i03-stop"]
 )
+@pytest.mark.waits
 def test_i02_i03_an_nvidia_smi_that_hangs_stops_nothing_but_starts(machine, id_, how):
     """I02, I03: it is asked in a process of its own, one at a time; the loop and the commands go on."""
     m = machine().only_smi("GPU-a", "GPU-b")
@@ -116,6 +119,7 @@ def _state(pid: int) -> str:
         return ""
 
 
+@pytest.mark.waits
 def test_i02_a_driver_that_hangs_from_the_first_call_on(machine):
     """The start waits for it, with a limit; then the GPUs stand and wait until it answers."""
     m = machine(gpus=1).cards("GPU-a")

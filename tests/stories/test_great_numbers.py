@@ -41,7 +41,7 @@ def multiply(s: Scheduler, number: int) -> None:
     (house / "high").write_text(f"{number:020d}\n")
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_e17_many_finished_jobs(scheduler):
     """E17: 5,000 (long form: a million) finished jobs: start, lists with a limit, jobs that run, and forgetting."""
     number = 1_000_000 if LONG else 5_000

@@ -51,6 +51,7 @@ def history_of(s: Scheduler) -> Path:
     return s.folder / ".gpujob" / "history.db"
 
 
+@pytest.mark.waits
 def test_what_gpus_and_jobs_were_like(machine: Callable[..., Machine]) -> None:
     """Curves of memory, load, power and bookings, by GPU and by job; pauses to the moment; the same GPUs in the metrics."""
     m = machine().cards("GPU-a", "GPU-b")
@@ -113,6 +114,7 @@ def test_k17_metrics_of_a_driver_that_hangs_come_at_once_and_say_so(machine: Cal
     assert found["gpujob_up", ()] == 0 and not [name for name, _ in found if name.startswith("gpujob_gpu_")]
 
 
+@pytest.mark.smoke
 def test_counts_outlive_restarts_crashes_and_what_is_forgotten(scheduler: Callable[..., Scheduler]) -> None:
     """Counted with what is counted: after kill -9 and `reset` each ending, retry, wait and run stands once."""
     s = scheduler(gpus=1)
@@ -185,6 +187,7 @@ def test_a_history_that_is_damaged_costs_only_curves(
     assert ("set aside as history.db" in s.said()) is (what != "removed")
 
 
+@pytest.mark.long
 def test_a_history_that_vanishes_under_a_running_scheduler(scheduler: Callable[..., Scheduler]) -> None:
     """Removed, then kill -9, then noise: each time it goes on, and a restart alone never counts turns backwards."""
     s = scheduler(gpus=1)

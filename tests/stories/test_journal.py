@@ -50,6 +50,7 @@ def same_as_shown(s: Scheduler, line: dict[str, Any]) -> None:
     assert job["gpus"] == ([] if gpus is None else gpus if isinstance(gpus, list) else [gpus])
 
 
+@pytest.mark.smoke
 def test_s1_6_the_journal_holds_every_job_with_its_history(scheduler: Callable[..., Scheduler]) -> None:
     """S1.6, S1.5: command, pid, GPU, times, code, log, and what it was when; at the end one line a job."""
     s = scheduler(gpus=2, journal="queue.jsonl", commands_file="commands.txt", assign_retry_wait=0.05)

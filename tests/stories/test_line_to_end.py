@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
-from tests.stories.harness import wait_for
+from tests.prefixes import venv_prefix
+from tests.stories.harness import none_more_open, open_files, wait_for
 
 
+@pytest.mark.smoke
 def test_lines_run_with_gpu_arguments_and_log(scheduler):
     """S3.10, S3.18, S3.19, S3.20: line → process on a GPU, --cuda and CUDA_VISIBLE_DEVICES, live output, whole log."""
     s = scheduler(gpus=2)
@@ -66,6 +71,59 @@ def test_documented_lines_are_read_as_documented(scheduler):
     assert "read as GPUs 4-7" in s.said()
 
 
+SHOW_ARGUMENTS = "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ['GPUJOB_GPUS'], sys.executable]))\n"
+
+
+def test_s3_5_s3_8_lines_of_two_to_five_fields_and_gpu_lists(scheduler):
+    """S3.5, S3.8: lines of 2, 3, 4 and 5 fields each run with the right arguments, without the spaces around fields; a list
+    of GPUs is obeyed, and a bad one is refused with file, line and reason.
+    """
+    s = scheduler(gpus=6)
+    for name in ("two", "three", "four", "five", "list"):
+        (s.folder / f"{name}.py").write_text(SHOW_ARGUMENTS)
+    environment = venv_prefix(s.folder / "an environment")
+    s.start()
+    s.append(
+        "0,two.py",
+        f" 0 ,\tthree.py , {environment} ",
+        "  1 , four.py ,, --name 'a b'  --say \"it's\"  c\\ d ",
+        ' 2, five.py , , "--layers 1,2" , 5 ',
+        "3,list.py,,one,2",
+        "3,list.py,,two,0,2;gpus=2",
+        "3,list.py,,range,0-3;gpus=4",
+        "3,list.py,,mixed, 0-1,5 ;gpus=3",
+        '3,list.py,,quoted,"0-1, 5";gpus=3',
+    )
+    s.wait_ended(9)
+    shown = {number: json.loads(s.log(number)) for number in s.states()}
+    assert set(s.states().values()) == {"done"}
+    assert [shown[number][0][:-2] for number in range(1, 5)] == [
+        [], [], ["--name", "a b", "--say", "it's", "c d"], ["--layers", "1,2"],
+    ]  # fmt: skip
+    assert all(words[-2:] == ["--cuda", gpus] for words, gpus, _ in shown.values())
+    assert [Path(shown[number][2]).parents[1] == environment for number in range(1, 5)] == [False, True, False, False]
+    jobs = json.loads(s.cli("jobs", "--json").stdout)["jobs"]
+    assert [job["priority"] for job in jobs[:4]] == [0, 0, 1, 2]
+    # Each list job takes as many GPUs as its list names, so those it got are the list.
+    lists = {shown[number][0][0]: shown[number][1] for number in range(5, 10)}
+    assert shown[4][1] == "5"
+    assert lists == {"one": "2", "two": "0,2", "range": "0,1,2,3", "mixed": "0,1,5", "quoted": "0,1,5"}
+    allowed = {job["arguments"][0]: job["allowed_gpus"] for job in jobs[4:]}
+    assert allowed == {"one": [2], "two": [0, 2], "range": [0, 1, 2, 3], "mixed": [0, 1, 5], "quoted": [0, 1, 5]}
+
+    bad = {"6": "GPU 6 is not managed here", "6,7": "GPU 6,7 is not managed here", "5-6": "GPU 6 is not managed here",
+           "3-1": "runs backwards", "x": "not a GPU list", "1-x": "not a GPU list", "0-": "not a GPU list"}  # fmt: skip
+    s.append(*(f"0,list.py,,never,{each}" for each in bad), "0,list.py,,last,4")
+    s.wait_ended(10)
+    refused = s.status()["refused"]
+    assert [one["line"] for one in refused] == list(range(10, 17))
+    for number, (each, reason) in enumerate(bad.items(), start=10):
+        assert reason in refused[number - 10]["reason"], (each, refused[number - 10])
+        wait_for(lambda n=number: f"jobs.txt:{n}: " in s.said(), f"the report of line {number}")
+    assert json.loads(s.log(10))[:2] == [["last", "--cuda", "4"], "4"]
+
+
+@pytest.mark.smoke
 def test_bad_lines_cost_only_themselves_and_are_said_once(scheduler):
     """S3.6, S3.7, S3.8, S3.9, S3.11, S3.41."""
     s = scheduler(gpus=2, monitor_interval=1)
@@ -98,6 +156,7 @@ def test_bad_lines_cost_only_themselves_and_are_said_once(scheduler):
     assert log.count("jobs.txt:2:") == 1
 
 
+@pytest.mark.smoke
 def test_priority_then_file_order(scheduler):
     """S3.12: lower priority numbers first, equal ones in file order; negatives allowed."""
     s = scheduler(gpus=1)
@@ -113,6 +172,7 @@ def test_priority_then_file_order(scheduler):
     assert order == ["first"] + [f"p{p}-{n}" for p in (-1, 1, 3) for n in range(3)]
 
 
+@pytest.mark.smoke
 def test_shares_and_wide_jobs(scheduler):
     """S3.13, S3.14, S3.15, S3.17: models give shares; two halves fit, a third waits; a wide job takes whole GPUs."""
     s = scheduler(gpus=2)
@@ -146,6 +206,41 @@ def test_shares_and_wide_jobs(scheduler):
     assert state()["paused_gpus"] == []
 
 
+def test_s3_17_a_job_that_cannot_start_waits_longer_each_time_and_holds_up_nobody(scheduler):
+    """S3.17: one job's log folder cannot be made, another's GPU is taken: jobs behind them start meanwhile, also a later one
+    of better priority; the tries come at growing distances from --assign-retry-wait on; both run in the end, once.
+    """
+    base = 0.1
+    s = scheduler(gpus=2, assign_retry_wait=str(base), max_assign_attempts=1000)
+    in_the_way = s.folder / "logs-of-one"
+    in_the_way.touch()
+    s.hold("busy")
+    s.append(s.line("busy", gpus="0"))
+    s.start()
+    s.wait_state(1, "running")
+    s.append(s.line("tied", gpus="0"), s.line("blocked", gpus="1") + f";log_dir={in_the_way.name}")
+    wait_for(lambda: s.rows("SELECT 1 FROM jobs WHERE id=3 AND start_failures > 0"), "a try that failed")
+    s.append(s.line("worse", priority=9))
+    s.wait_state(4, "done")
+    s.append(s.line("better", priority=-9))
+    s.wait_state(5, "done")
+    wait_for(lambda: s.rows("SELECT 1 FROM jobs WHERE id=3 AND start_failures >= 5"), "five tries that failed")
+    assert s.states()[2] == "pending" and s.states()[3] in ("pending", "starting")
+    assert s.job(2)["reason_code"] in ("allowed-busy", "no-room") and s.job(3)["attempt"] >= 5
+    assert [key for what, key, *_ in s.ledger() if what == "start"] == ["busy", "worse", "better"]
+    in_the_way.unlink()
+    s.wait_state(3, "done")
+    s.release("busy")
+    assert s.wait_ended(5) == dict.fromkeys(range(1, 6), "done")
+    assert s.starts("tied") == s.starts("blocked") == 1
+    failed = [at for (at,) in s.rows("SELECT at FROM events WHERE job=3 AND kind='fell' ORDER BY n")]
+    distances = [after - before for before, after in itertools.pairwise(failed)]
+    assert len(distances) >= 4
+    for tries, distance in enumerate(distances):
+        assert distance >= 0.9 * base * 2**tries, distances  # it doubles, ±10 %
+
+
+@pytest.mark.smoke
 def test_same_line_runs_once_and_again_after_a_failure(scheduler):
     """S3.27, S3.28, S3.29: content decides; word order counts; a success is never run again, a failure when asked."""
     s = scheduler(gpus=2)
@@ -170,9 +265,10 @@ def test_same_line_runs_once_and_again_after_a_failure(scheduler):
     assert s.job(4)["exit_code"] == 3 and s.job(5)["exit_code"] == 3
 
 
-def test_retries_are_bounded_and_spaced(scheduler):
-    """S3.29: retries=2 runs three times, each into its own log, and ends failed."""
-    s = scheduler(gpus=1, assign_retry_wait="0.05")
+def test_s3_29_retries_are_bounded_and_spaced(scheduler):
+    """S3.29: retries=2 runs three times, each into its own log and each after a longer pause, and ends failed."""
+    base = 0.5
+    s = scheduler(gpus=1, assign_retry_wait=str(base))
     s.append(s.line("again", code=9) + ";retries=2")
     s.start()
     s.wait_ended(1)
@@ -181,6 +277,10 @@ def test_retries_are_bounded_and_spaced(scheduler):
     assert len(logs) == 3 and logs[1].endswith("_a2.log") and logs[2].endswith("_a3.log")
     job = s.job(1)
     assert job["state"] == "failed" and job["exit_code"] == 9 and job["attempt"] == 3
+    times = [(what, float(at)) for what, _, _, _, _, _, at, _ in s.ledger()]
+    assert [what for what, _ in times] == ["start", "end"] * 3
+    pauses = [after - end for (_, end), (_, after) in zip(times[1::2], times[2::2], strict=False)]
+    assert pauses[0] >= 0.9 * base and pauses[1] >= 0.9 * base * 2, pauses  # the wait doubles, ±10 %
 
 
 def test_running_out_of_gpu_memory_raises_the_share(scheduler):
@@ -243,6 +343,7 @@ def test_b19_b20_jobs_get_no_descriptor_and_no_terminal(scheduler):
     assert "stdin ''" in text and "fds [0, 1, 2]" in text and "True" in text
 
 
+@pytest.mark.smoke
 def test_commands_file_and_model_table_are_followed(scheduler):
     """A plain commands file is taken; a changed model table counts for waiting jobs at once; a broken one is ignored."""
     s = scheduler(gpus=1, commands_file="commands.txt")
@@ -262,6 +363,7 @@ def test_commands_file_and_model_table_are_followed(scheduler):
     s.wait_ended(3)
 
 
+@pytest.mark.smoke
 def test_drain_ends_with_the_right_code(scheduler):
     """`start --drain`: 0 when all went well, 1 when one failed or cannot start, with a list."""
     s = scheduler(gpus=1)
@@ -295,18 +397,85 @@ def test_no_gpu_is_exit_4_and_bad_settings_exit_2(scheduler):
     assert "chmod o-w" in s.cli("start", "--gpus", "1", code=1).stderr
 
 
-def test_interrupt_is_130(scheduler):
-    """S3.36: SIGINT and SIGTERM end it within seconds with the documented codes; jobs go on."""
+def test_s2_3_s3_36_five_thousand_waiting_jobs_need_no_descriptor_and_outlive_both_signals(scheduler):
+    """S2.3, S3.36: 5,000 jobs wait: no file more is open; SIGINT and SIGTERM end it within 10 s with 130 and 0; all wait as
+    before at the next start, the pause is kept, and the job that ran goes on.
+    """
+    s = scheduler(gpus=2)
+    s.start()
+    s.cli("pause", "0")
+    s.append(s.line("n0", gpus="0"))
+    wait_for(lambda: s.states() and s.job(1)["reason_code"] == "paused", "the first is seen")
+    before = {pid: open_files(pid) for pid in (s.pid, s.keeper_pid())}
+    s.append(*(s.line(f"n{n}", gpus="0") for n in range(1, 5000)))
+    wait_for(lambda: s.rows("SELECT count(*) FROM jobs") == [(5000,)], "5,000 waiting jobs")
+    none_more_open(before)
+    s.hold("goes-on")
+    s.append(s.line("goes-on", code=5, gpus="1"))
+    s.wait_state(5001, "running")
+
+    def queue() -> list:
+        return s.rows("SELECT id, state, priority, place, allowed, spec FROM jobs WHERE id <= 5000 ORDER BY id")
+
+    waiting = queue()
+    assert len(waiting) == 5000 and {row[1] for row in waiting} == {"pending"}
+    path = s.folder / "gpu_scheduler_state.json"
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
+        s.process.send_signal(number)
+        wait_for(lambda: s.process.poll() is not None, "its end", 10)
+        assert s.process.poll() == code
+        state = json.loads(path.read_text())
+        assert state["paused_gpus"] == [0] and state["jobs"]["pending"] == 5000 and state["jobs"]["running"] == 1
+        assert queue() == waiting
+        s.start()
+        wait_for(lambda: s.status()["daemon"]["alive"], "the next one")
+        assert queue() == waiting and s.states()[5001] == "running"
+        assert [gpu["paused"] for gpu in s.status()["gpus"]] == [True, False]
+    s.release("goes-on")
+    s.wait_state(5001, "failed")
+    assert s.job(5001)["exit_code"] == 5 and s.starts("goes-on") == 1
+    s.cli("edit", "4321", "--allowed", "1")  # one of the queue: it is not only listed, it runs
+    s.wait_state(4321, "done")
+    assert [key for what, key, *_ in s.ledger() if what == "start"] == ["goes-on", "n4320"]
+
+
+@pytest.mark.smoke
+def test_s3_36_a_job_goes_on_and_its_end_is_known_when_nobody_was_there(scheduler):
+    """S3.36: the job ends between two schedulers; the next one has its exit code."""
     s = scheduler(gpus=1)
     s.hold("goes-on")
     s.append(s.line("goes-on", code=5))
     s.start()
     s.wait_state(1, "running")
-    assert s.stop(signal.SIGINT) == 130
-    s.start()
     assert s.stop(signal.SIGTERM) == 0
     s.release("goes-on")
     wait_for(lambda: any(e[0] == "end" for e in s.ledger()), "the job's own end")
     s.start()
     s.wait_ended(1)
     assert s.job(1)["exit_code"] == 5 and s.starts("goes-on") == 1
+
+
+def test_s2_14_no_gpu_is_idle_while_a_job_waits(scheduler):
+    """S2.14: a long job, middling ones and short ones on three GPUs; by the jobs' own ledger no GPU stands idle between two
+    jobs, and none stays behind while jobs wait. The intervals are so long that no look at one of them can help.
+    """
+    most_s = 10.0  # of starting a process on a busy machine; an interval is 600 s
+    s = scheduler(gpus=3, monitor_interval=600, state_interval=600, gpu_interval=600)
+    s.hold("long")
+    s.append(s.line("long", priority=-1))
+    s.append(*(s.line(f"s{n}", seconds=(0.0, 0.4, 0.05, 0.2)[n % 4]) for n in range(16)))
+    s.start()
+    wait_for(lambda: sum(what == "end" for what, *_ in s.ledger()) == 16, "all but the long one")
+    assert s.states()[1] == "running"
+    s.release("long")
+    s.wait_ended(17)
+    notes = defaultdict(list)
+    for what, key, _, gpu, _, _, at, _ in s.ledger():
+        notes[gpu].append((float(at), what, key))
+    assert sorted(notes) == ["0", "1", "2"]
+    last_start = max(at for each in notes.values() for at, what, _ in each if what == "start")
+    for gpu, each in notes.items():
+        assert [what for _, what, _ in each] == ["start", "end"] * (len(each) // 2), f"one after another on GPU {gpu}"
+        idle = [after[0] - end[0] for end, after in zip(each[1::2], each[2::2], strict=False)]
+        idle.append(last_start - each[-1][0])  # until then some job waited
+        assert max(idle) < most_s, (gpu, each)

@@ -17,10 +17,12 @@ import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from tests.stories.harness import Scheduler, wait_for
+from tests import fork_server
+from tests.stories.harness import LONG, Scheduler, wait_for
 
 # Writes what it is told, line by line of a FIFO: \r, \n and \x1b as Python would read them.
 ECHO = """\
@@ -70,17 +72,14 @@ class Viewer:
         self.master = -1
         self._shown = b""
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            stdout: object = out
+            stdout: fork_server.File = out
             if terminal:
                 self.master, stdout = pty.openpty()
                 fcntl.ioctl(stdout, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "scheduler", "logs", *words],
-                cwd=s.folder, env={**s.environ, "TERM": "xterm", "PYTHONFAULTHANDLER": "1", **environ}, stdout=stdout, stderr=err,
-                stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+            environ = {**s.environ, "TERM": "xterm", "PYTHONFAULTHANDLER": "1", **environ}
+            self.process = fork_server.start(("logs", *words), s.folder, environ, stdout, err)
             if terminal:
-                os.close(stdout)  # type: ignore[call-overload]
+                os.close(cast(int, stdout))
 
     def shown(self) -> str:
         if self.master < 0:
@@ -188,8 +187,10 @@ def test_s3_20_the_schedulers_own_output_shows_a_progress_bar_as_one_line(schedu
     wait_for(lambda: "[1] no end\n" in s.said(), "the last line")
 
 
-def test_f16_p1_a_log_of_another_scheduler_is_neither_written_nor_read(scheduler):
-    """F16, P1: names that are taken in the second of the start; a stranger's "out of memory" is no reason to run again."""
+def test_f16_p1_s2_15_a_file_that_was_there_before_is_neither_written_nor_read(scheduler):
+    """F16, P1, S2.15: names that are taken in the second of the start, by a log, by a link or by the file for stderr; a
+    stranger's "out of memory" is no reason to run again.
+    """
     s = scheduler(gpus=1)
     folder = s.folder / "gpu_scheduler_logs"
     folder.mkdir(0o700)
@@ -202,6 +203,12 @@ def test_f16_p1_a_log_of_another_scheduler_is_neither_written_nor_read(scheduler
     ]
     for path in taken:
         path.write_text(theirs)
+    stamps = [path.name.split("_", 2)[2] for path in taken[::2]]
+    apart, links = ([folder / f"job_{job}_{stamp}{end}" for stamp in stamps] for job, end in ((3, ".e"), (4, "")))
+    for path in apart:
+        path.write_text("theirs\n")
+    for path in links:
+        path.symlink_to("nowhere")
     s.append(s.line("a", 1))
     s.start()
     s.wait_ended(1)
@@ -216,6 +223,17 @@ def test_f16_p1_a_log_of_another_scheduler_is_neither_written_nor_read(scheduler
     assert s.starts("a") == 2 and {path.read_text() for path in taken} == {theirs}
     assert "out of memory" not in s.cli("logs", "1").stdout + s.cli("show", "1").stdout
     assert re.fullmatch(r"job_2_\d{8}_\d{6}\.log", Path(s.rows("SELECT log FROM jobs WHERE id=2")[0][0]).name)
+    (s.folder / "talk").write_text("#!/bin/sh\necho out; echo err >&2\n")
+    (s.folder / "talk").chmod(0o755)
+    s.append("0,talk,,three;stderr=apart", "0,talk,,four")
+    assert s.wait_ended(4) == {1: "failed", 2: "done", 3: "done", 4: "done"}
+    three, four = (Path(s.rows("SELECT log FROM jobs WHERE id=?", number)[0][0]) for number in (3, 4))
+    assert re.fullmatch(r"job_3_\d{8}_\d{6}_2\.log", three.name) and re.fullmatch(
+        r"job_4_\d{8}_\d{6}_2\.log", four.name
+    )
+    assert (three.read_text(), Path(f"{three}.e").read_text(), four.read_text()) == ("out\n", "err\n", "out\nerr\n")
+    assert {path.read_text() for path in apart} == {"theirs\n"} and {os.readlink(path) for path in links} == {"nowhere"}
+    assert not (folder / "nowhere").exists()
 
 
 def test_grep_ends_as_grep_does_and_mistakes_are_one_line(scheduler):
@@ -315,6 +333,7 @@ def test_s3_20_following_on_a_terminal_redraws_the_line_in_its_place(scheduler):
         assert shown.endswith("\rlast\x1b[K\r\x1b[Klast\n")
 
 
+@pytest.mark.smoke
 def test_s3_20_following_through_a_pipe_prints_whole_lines(scheduler):
     """S3.20: lines as they are complete, the last one at the job's end; -n and --grep; a job that waits says why, once."""
     s = scheduler(gpus=1, cpu_slots=1)
@@ -445,8 +464,9 @@ def test_a_reader_that_goes_away_ends_it_quietly(scheduler):
     s.wait_ended(1)
 
 
+@pytest.mark.long_form
 def test_k15_logs_of_many_gigabytes_in_flat_memory(scheduler):
-    """K15, S3.20: 10 GB sparse, random bytes, a line of 256 MB, 400 MB of progress; 300 MB of address space in all."""
+    """K15, S3.20: 10 GB sparse, random bytes, a line of 32 MB (long form: 256), 40 MB of progress (400); 300 MB of address space in all."""
     s = scheduler(gpus=1)
     s.start()
     run_shell(s, "echo here")
@@ -469,13 +489,13 @@ def test_k15_logs_of_many_gigabytes_in_flat_memory(scheduler):
     assert limited("-n", "2") == "… \nthe end\n"
     update = "".join(f"\r{n:3d}%|{'█' * (n // 5):20}| {n}/100" for n in range(100)).encode()
     with log.open("wb") as stream:
-        for _ in range((400 << 20) // (len(update) * 64)):
+        for _ in range(((400 if LONG else 40) << 20) // (len(update) * 64)):
             stream.write(update * 64)
         stream.write(b"\r100%\x1b[K")
     assert limited() == "100%\n"
     assert limited("-n", "1") == "100%\n"
     with log.open("wb") as stream:
-        for _ in range(256):
+        for _ in range(256 if LONG else 32):
             stream.write(b"x" * (1 << 20))
         stream.write(b"\nshort\n")
     shown = limited("-n", "2")

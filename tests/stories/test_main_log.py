@@ -12,6 +12,7 @@ import pytest
 from tests.stories.harness import wait_for
 
 
+@pytest.mark.smoke
 def test_s3_42_the_main_log_is_gpu_scheduler_log(scheduler):
     """S3.42, S18: beside the state file, private, one record a line; moved by logrotate or removed it is made anew."""
     s = scheduler(gpus=1)

@@ -32,7 +32,13 @@ def calls_of(trace: Path, folder: Path) -> list[tuple[str, str, int]]:
     """What was made under ``folder``: path, call, the mode it had at its first moment."""
     umasks: dict[str, int] = {}
     made: dict[str, tuple[str, str, int]] = {}
-    for line in trace.read_text(errors="replace").splitlines():
+    # A file for each process: in one file calls that overlap are cut into two lines.
+    lines = [
+        f"{path.suffix[1:]} {line}"
+        for path in sorted(trace.parent.glob(f"{trace.name}.*"))
+        for line in path.read_text(errors="replace").splitlines()
+    ]
+    for line in lines:
         found = CALL.match(line)
         if not found or found["result"].startswith("-1"):
             continue
@@ -58,7 +64,7 @@ def test_s5_s16_nothing_is_ever_made_with_another_mode(scheduler: Callable[..., 
     s = scheduler(gpus=1)
     trace = s.folder / "trace"
     plain = s.command
-    s.command = ["sh", "-c", 'umask 000; exec "$@"', "sh", "strace", "-f", "-qq", "-o", str(trace),
+    s.command = ["sh", "-c", 'umask 000; exec "$@"', "sh", "strace", "-ff", "-qq", "-o", str(trace),
                  "-e", "trace=open,openat,creat,mkdir,mkdirat,mknod,mknodat,umask,bind", *plain]  # fmt: skip
     s.append(s.line("a"))
     s.start(ready=False)
@@ -69,7 +75,7 @@ def test_s5_s16_nothing_is_ever_made_with_another_mode(scheduler: Callable[..., 
     try:
         submit = [
             "strace",
-            "-f",
+            "-ff",
             "-qq",
             "-o",
             str(s.folder / "trace2"),
@@ -95,7 +101,11 @@ def test_s5_s16_nothing_is_ever_made_with_another_mode(scheduler: Callable[..., 
     made = calls_of(trace, s.folder)
     there = {path for path, _, _ in made}
     made += [one for one in calls_of(s.folder / "trace2", s.folder) if one[0] not in there]
-    ours = [(path, call, mode) for path, call, mode in made if not path.endswith(("ledger", "/trace", ".pyc"))]
+    ours = [
+        (path, call, mode)
+        for path, call, mode in made
+        if not path.endswith(("ledger", ".pyc")) and "/trace" not in path
+    ]
     assert {"store.db", "daemon.lock", "bell", "1.1"} <= {Path(path).name for path, _, _ in ours} and len(ours) > 15
     assert any("store.db-wal" in path for path, _, _ in ours) and any("/env/" in path for path, _, _ in ours)
     assert [one for one in ours if one[2] & 0o077] == []
@@ -249,6 +259,7 @@ def test_s10_a_jobs_terminal_is_its_owners_alone(screens) -> None:
     s.wait_ended(1)
 
 
+@pytest.mark.smoke
 def test_s26_the_wheel_holds_the_program_alone(tmp_path: Path) -> None:
     """S26: no tests, no secrets, no files of this machine; the packages it asks for are those of the contract."""
     source = tmp_path / "source"
@@ -297,6 +308,7 @@ def test_s26_the_wheel_holds_the_program_alone(tmp_path: Path) -> None:
     }, needs
 
 
+@pytest.mark.smoke
 def test_s1_nothing_listens(scheduler: Callable[..., Scheduler]) -> None:
     """S1: there is no page; no socket of scheduler or keeper is on a network, nor takes a connection."""
     s = scheduler(gpus=1)

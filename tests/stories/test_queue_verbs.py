@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.stories.harness import wait_for
 
 
@@ -24,6 +26,7 @@ def order(s) -> list[str]:
     return [entry[1] for entry in s.ledger() if entry[0] == "start"]
 
 
+@pytest.mark.smoke
 def test_hold_and_release_over_a_restart(scheduler):
     s = waiting(scheduler)
     assert s.cli("hold", "2-3").stdout == "job 2 is held; gpujob release 2\njob 3 is held; gpujob release 3\n"
@@ -45,6 +48,7 @@ def test_hold_and_release_over_a_restart(scheduler):
     assert s.ledger()[-1][1] == "j2"
 
 
+@pytest.mark.smoke
 def test_first_and_swap_change_who_starts_next(scheduler):
     s = waiting(scheduler, 5)
     assert s.cli("first", "5", "3").stdout == "job 5 comes first\njob 3 comes first\n"

@@ -153,6 +153,7 @@ def pages_of(path: Path) -> int:
     return path.stat().st_size // PAGE
 
 
+@pytest.mark.long
 def test_e02_every_page_in_turn(scheduler):
     """E02: whichever page is overwritten, recover ends well: nothing runs twice, the running job keeps its GPU, no
     job that waits is forgotten without being named.
@@ -239,6 +240,7 @@ def test_e04_damaged_log(scheduler):
     ends_well(s, "done bad run")
 
 
+@pytest.mark.smoke
 def test_e03_cut_to_nothing_beside_its_log_loses_nothing(scheduler):
     """E03: an empty store beside its log is not opened (SQLite would remove the log); recover reads all from it."""
     s = filled(scheduler(gpus=2))
@@ -443,7 +445,7 @@ def test_e01_screen_job_is_adopted_with_its_session(screens):
     assert (s.job(1)["exit_code"], s.starts("a")) == (3, 1)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(20 if LONG else 3))
 def test_e02_e04_random_damage_under_random_kills(scheduler, seed):
     """E01 to E05 mixed: kill -9 at any moment, any damage, recover: no command runs twice, no GPU is given out twice."""

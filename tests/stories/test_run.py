@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.stories.harness import PATIENCE_S, Scheduler, alive, wait_for
+from tests import fork_server
+from tests.stories.harness import INTERPRETER, PATIENCE_S, Scheduler, alive, wait_for
 from tests.stories.machine import IDLE, TOTAL, Machine, machine
 
 __all__ = ["machine"]
@@ -30,7 +31,7 @@ class Run:
     def __init__(self, s: Scheduler) -> None:
         self.s = s
         self.file = s.folder / "commands.txt"
-        self.process: subprocess.Popen[str] | None = None
+        self.process: fork_server.ForkedProcess | subprocess.Popen[bytes] | None = None
 
     def commands(self, *lines: str) -> Run:
         self.file.write_text("".join(f"{line}\n" for line in lines))
@@ -53,24 +54,27 @@ class Run:
 
     def start(self, *words: str, **environ: str) -> Run:
         words = words if any(word.startswith("--gpu") for word in words) else ("--gpus", "2", *words)
-        self.process = subprocess.Popen(
-            [*self.s.command, "run", *words], cwd=self.s.folder, env={**self.s.environ, **environ},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        return self
+        return self.detected(*words, **environ)
 
-    def detected(self, *words: str) -> Run:
+    def detected(self, *words: str, **environ: str) -> Run:
         """On the GPUs that the driver shows."""
-        self.process = subprocess.Popen(
-            [*self.s.command, "run", *words], cwd=self.s.folder, env=self.s.environ,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        environ = {**self.s.environ, **environ}
+        self.output = self.s.folder / f"run-{time.monotonic_ns()}.out"
+        with self.output.open("wb") as out:
+            if self.s.command == INTERPRETER:
+                self.process = fork_server.start(("run", *words), self.s.folder, environ, out, out)
+            else:
+                self.process = subprocess.Popen(
+                    [*self.s.command, "run", *words],
+                    cwd=self.s.folder, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                )  # fmt: skip
         return self
 
     def ended(self, code: int) -> str:
         """Wait for its end: all that it said."""
         assert self.process is not None
-        said = self.process.communicate(timeout=PATIENCE_S)[0]
+        self.process.wait(PATIENCE_S)
+        said = self.output.read_text(errors="replace")
         assert "Traceback" not in said, said
         assert self.process.returncode == code, f"{self.process.returncode}\n{said}"
         return said
@@ -82,7 +86,7 @@ class Run:
         """kill -9 of the dispatcher alone."""
         assert self.process is not None
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
 
     def record(self, name: str = "jobs.jsonl") -> dict[str, dict[str, Any]]:
         """The record of the jobs, by command."""
@@ -102,6 +106,7 @@ def run(scheduler: Callable[..., Scheduler]) -> Run:
 # -- to the end -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_s1_1_s1_13_a_file_of_commands_to_its_end(run: Run) -> None:
     """S1.1, S1.13: comments and empty lines are none; it ends by itself with 0, and with 1 if any failed."""
     run.commands("# what follows is run", "", "  # and this not", "echo one >>out", "  echo two >>out", "")
@@ -200,6 +205,7 @@ def test_s1_9_the_same_command_twice_is_run_once_and_that_is_said(run: Run) -> N
 # -- crashes ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_s1_7_s1_8_after_a_crash_the_same_command_goes_on(run: Run) -> None:
     """S1.7, S1.8: kill -9; one job goes on and is recognised, one ends meanwhile with its true code, one was done, one waits."""
     run.commands("echo done >>ledger", run.held("a"), run.held("b", "exit 7"), run.held("c"))
@@ -230,7 +236,7 @@ def test_s1_7_what_cannot_be_known_is_not_guessed(run: Run) -> None:
     run.start()
     run.begun("a")
     assert run.process is not None
-    run.s.process = run.process  # type: ignore[assignment]
+    run.s.process = run.process
     keeper = run.s.keeper_pid()
     pid = run.s.rows("SELECT pid FROM jobs WHERE id=1")[0][0] or wait_for(
         lambda: run.s.rows("SELECT pid FROM jobs WHERE id=1")[0][0], "its pid"
@@ -239,7 +245,7 @@ def test_s1_7_what_cannot_be_known_is_not_guessed(run: Run) -> None:
         os.kill(number, signal.SIGSTOP)
     for number in (run.process.pid, keeper, pid):
         os.kill(number, signal.SIGKILL)
-    run.process.communicate()
+    run.process.wait()
     # As long as nobody has reaped the job, the kernel still tells how it ended; it may have become our own child.
     wait_for(lambda: not _left_of(pid) and not alive(keeper), "both to be gone")
     said = run.to_its_end(1)
@@ -275,6 +281,7 @@ def test_s1_12_a_torn_last_line_of_the_record(run: Run) -> None:
 # -- memory -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
     """S1.2, S1.10: the GPU with the most free; none has the minimum: it waits, and goes on as soon as one has. What the status
     says needs no GPU library.

@@ -19,6 +19,7 @@ from tests.stories.screen_harness import kill
 DETACH = b"\x01d"
 
 
+@pytest.mark.smoke
 def test_s3_21_session_name_attach_and_a_terminal_with_colours(plain_screens):
     """S3.21: gpujob_<gpus>_<mode>_<id>; `screen -ls` shows it, a plain `screen -r NAME` attaches, detached it runs on."""
     s = plain_screens
@@ -111,6 +112,7 @@ def test_s3_23_session_ended_from_outside_is_failed(screens, how, trap):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.smoke
 def test_s3_24_jobs_outlive_the_scheduler_and_are_adopted(screens, number):
     """S3.24: its end does not end jobs; the next one keeps their GPUs, starts nothing twice, learns the true codes."""
     s = screens(gpus=2)

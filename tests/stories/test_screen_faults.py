@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -274,8 +275,14 @@ def test_j09_detach_resize_close_and_ctrl_c(screens):
     name = s.session(1)
     seat = s.sit("screen", "-r", name, rows=30, columns=100)
     seat.shows("leave it running")
-    seat.resize(40, 132)
-    s.wait_log(1, "132")
+    rows = itertools.cycle((40, 41))
+
+    def resized() -> bool:
+        seat.resize(next(rows), 132)  # until screen listens: it shows the session a moment before
+        seat.read()
+        return "132" in s.log(1)
+
+    wait_for(resized, "the job is told the new size")
     seat.type(DETACH)
     assert seat.ended() == 0
     seat = s.sit("screen", "-r", name)

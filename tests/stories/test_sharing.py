@@ -15,6 +15,7 @@ __all__ = ["machine"]
 # -- what is shown ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_s3_38_status_shows_state_fraction_allocation_memory_and_load(machine):
     m = machine().cards("GPU-a", "GPU-b", "GPU-c", "GPU-d")
     m.driver.gpu("GPU-a", temp=61, name="A card")
@@ -70,6 +71,7 @@ def test_s3_16_the_limits_can_be_set(machine, what):
     m.still_waits(1, 3)
 
 
+@pytest.mark.smoke
 def test_i10_a_foreign_process_keeps_jobs_out_and_is_named(machine):
     m = machine().cards("GPU-a", "GPU-b")
     stranger = m.stranger()

@@ -223,6 +223,7 @@ def test_d04_keys_that_are_none(scheduler):
     wait_for(lambda: read(s)["gpu_status"] == [0.0, 0.0] and "pause_gpus" not in read(s), "painted over")
 
 
+@pytest.mark.smoke
 def test_d06_s3_42_deleting_it_resets_pauses_and_nothing_else(scheduler):
     """S3.42: the main log has its name; the deleted state file is painted again, jobs are as they were."""
     s = scheduler(gpus=2)
@@ -246,6 +247,7 @@ def test_d06_s3_42_deleting_it_resets_pauses_and_nothing_else(scheduler):
     s.wait_ended(1)
 
 
+@pytest.mark.smoke
 def test_an_edit_made_while_no_daemon_runs_counts_before_anything_starts(scheduler):
     s = scheduler(gpus=1)
     s.start()

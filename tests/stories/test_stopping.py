@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from tests.stories.harness import alive, wait_for
 
 TREE = """\
@@ -30,6 +32,7 @@ def pids(s, *names: str) -> list[int]:
     return [int((s.folder / f"pid-{name}").read_text()) for name in names]
 
 
+@pytest.mark.smoke
 def test_b05_b07_cancel_ends_every_process_wherever_it_went(scheduler):
     """B05, B07: a plain child, one deaf to SIGTERM, one in another session, one without our mark: all ended."""
     s = scheduler(gpus=1, kill_grace="0.5")
@@ -46,6 +49,7 @@ def test_b05_b07_cancel_ends_every_process_wherever_it_went(scheduler):
     assert "ended already" in s.cli("cancel", "1").stdout
 
 
+@pytest.mark.smoke
 def test_b06_b07_s3_35_gpu_is_held_while_anything_of_the_job_lives(scheduler):
     """B06, B07, S3.35: the leader's code is recorded at once; the GPU is given out when the last process is gone."""
     s = scheduler(gpus=1)
@@ -70,6 +74,7 @@ def test_b06_b07_s3_35_gpu_is_held_while_anything_of_the_job_lives(scheduler):
     assert marked_gone == "pending" and s.starts("next") == 1
 
 
+@pytest.mark.smoke
 def test_time_limit_ends_a_job(scheduler):
     """`;time=`: SIGTERM at the limit, SIGKILL after the grace; outcome time_limit."""
     s = scheduler(gpus=1, kill_grace="0.3")

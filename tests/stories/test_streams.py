@@ -283,6 +283,7 @@ def test_s4_38_no_limit_is_raised_beyond_the_schedulers(users: tuple[User, User]
 # -- in the foreground ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_s4_17_stdin_is_the_callers_pipe_file_socket_or_terminal(scheduler, foreground, tmp_path):
     """S4.17: a pipe, a file whose position both share, a socket, a terminal; background jobs see the end at once."""
     s = scheduler(gpus=1)
@@ -460,6 +461,7 @@ def notifying(scheduler: Callable[..., Scheduler], **settings: Any) -> Scheduler
     return s
 
 
+@pytest.mark.smoke
 def test_s4_26_a_program_is_called_once_at_the_end_of_each_job(scheduler):
     """S4.26: id, error level, log, command, always four; by its path, by PATH, of a line; not for what never began."""
     s = notifying(scheduler, assign_retry_wait="0.05")

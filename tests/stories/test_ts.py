@@ -31,6 +31,7 @@ def test_s4_3_queueing_prints_the_id_alone_from_zero_on(spooler: Callable[..., S
     assert s.ts("true") == "1"
 
 
+@pytest.mark.smoke
 def test_s4_4_s4_5_the_list_and_the_states(spooler: Callable[..., Spooler]) -> None:
     """S4.4, S4.5: no argument is -l; header, columns and order as in the original; -s says the same states."""
     s = spooler()

@@ -106,6 +106,7 @@ def graphics(spooler: Callable[..., Spooler], tmp_path: Path) -> Iterator[Callab
             gate.unlink(missing_ok=True)
 
 
+@pytest.mark.smoke
 def test_s4_30_waits_for_so_many_gpus_with_free_memory_that_nobody_has(graphics: Callable[..., Graphics]) -> None:
     """S4.30: different GPUs, above the percentage, not claimed; else allocating; the job sees just these."""
     g = graphics("abc")

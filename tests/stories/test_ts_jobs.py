@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.stories.harness import alive, wait_for
 from tests.stories.spooler import Spooler
 
@@ -28,6 +30,7 @@ def asleep(process: subprocess.Popen[str]) -> None:
     wait_for(lambda: path.read_text().split()[0] in ASLEEP, "a client that waits")
 
 
+@pytest.mark.smoke
 def test_s4_6_waiting_gives_the_code_of_the_job(spooler: Callable[..., Spooler]) -> None:
     """S4.6: -w, -f, -c and -t end with the job's exit code; 255 when it was killed, skipped or could not be started."""
     s = spooler()
@@ -71,6 +74,7 @@ def test_s4_8_without_an_id_the_last_in_the_queue_is_waited_for(spooler: Callabl
     assert s.run("-w").returncode == 7  # all have ended: the one that did last
 
 
+@pytest.mark.smoke
 def test_s4_9_s4_11_dependencies(spooler: Callable[..., Spooler]) -> None:
     """S4.9, S4.11: -D waits for all, whatever their result; -W wants them good, else skips, along -W and not -D or -d."""
     s = spooler(TS_SLOTS="3")

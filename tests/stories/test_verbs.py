@@ -14,9 +14,10 @@ import pytest
 from scheduler.core.errors import NotFound
 from scheduler.desk import Desk
 from scheduler.faces.cli.control import wait_for as wait_for_jobs
-from tests.stories.harness import wait_for
+from tests.stories.harness import ROOT, wait_for
 
 
+@pytest.mark.smoke
 def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
     """S3.6, S3.40, S3.41."""
     s = scheduler(gpus=2)
@@ -44,6 +45,7 @@ def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
     s.cli("add", "x.py", "--args", "two\nlines", code=2)
 
 
+@pytest.mark.smoke
 def test_submit_keeps_folder_environment_and_words(scheduler):
     """`submit`: any command as it stands; prints the id; `--wait` gives its code; never deduplicated."""
     s = scheduler(gpus=1)
@@ -79,6 +81,34 @@ def test_submit_keeps_folder_environment_and_words(scheduler):
     assert "MINE" not in s.cli("show", "1").stdout + s.cli("jobs", "--json").stdout + s.said()
 
 
+def test_s2_2_the_gpu_choice_reaches_a_command_by_its_environment_alone(scheduler):
+    """S2.2: one command on GPU 0, GPU 1, both, and none: the same words, folder and input each time, exactly as given; of the
+    environment nothing differs from the submitter's but the documented variables.
+    """
+    s = scheduler(gpus=2)
+    s.start()
+    show = (
+        "import json,os;print(json.dumps([open('/proc/self/cmdline').read().split('\\0')[:-1], dict(os.environ),"
+        " os.getcwd(), os.read(0, 9).decode()]))"
+    )
+    words = [sys.executable, "-c", show, "--cuda", "7", "--cuda=7", "--gpu", "cuda:0", "a  b", "", "$CUDA_VISIBLE_DEVICES", "-g", "*"]  # fmt: skip
+    wishes = {"0": ("--allowed", "0"), "1": ("--allowed", "1"), "0,1": ("--gpus", "2"), "": ("--cpu",)}
+    environ = {**s.environ, "CUDA_VISIBLE_DEVICES": "5", "MINE": "kept"}
+    submit = [sys.executable, "-m", "scheduler", "submit", "--wait"]
+    documented = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPUJOB_ID", "GPUJOB_ATTEMPT", "GPUJOB_GPUS",
+                  "GPUJOB_SHARE", "GPUJOB_STATE_FILE"}  # fmt: skip
+    assert all(f"`{name}" in (ROOT / "docs/formats.md").read_text() for name in documented)
+    for number, (gpus, wish) in enumerate(wishes.items(), start=1):
+        subprocess.run([*submit, *wish, "--", *words], cwd=s.folder, env=environ, check=True, capture_output=True)
+        argv, seen, folder, read = json.loads(s.log(number))
+        assert (argv, folder, read) == (words, str(s.folder), "")
+        assert s.job(number)["arguments"] == s.job(number)["command"] == words
+        differs = {name for name in seen.keys() | environ if seen.get(name) != environ.get(name)}
+        assert differs <= documented, differs - documented
+        assert seen["CUDA_VISIBLE_DEVICES"] == (gpus or "") and seen["MINE"] == "kept"
+        assert seen["GPUJOB_GPUS"] == gpus
+
+
 def test_submit_without_a_daemon_waits_for_one(scheduler):
     """`submit` needs no daemon: it says so, and the job runs when one starts."""
     s = scheduler(gpus=1)
@@ -110,6 +140,7 @@ def test_submit_wait_ends_with_a_scheduler_that_ends_and_the_job_goes_on(schedul
     s.cli("wait", "1", code=7)
 
 
+@pytest.mark.smoke
 def test_dependencies(scheduler):
     """after: whatever came of it; after_ok: only after success, else skipped, and skips chain."""
     s = scheduler(gpus=2)
@@ -127,6 +158,7 @@ def test_dependencies(scheduler):
     assert s.job(3)["outcome"] == "dependency"
 
 
+@pytest.mark.smoke
 def test_status_jobs_show_why_and_logs(scheduler):
     """S3.38 in part: GPUs, running, waiting with reasons, ended; JSON with the documented keys."""
     s = scheduler(gpus=2)
@@ -186,6 +218,7 @@ def test_logs_prints_the_last_lines(scheduler):
     assert s.cli("logs", "1", "-n", "0").stdout == ""
 
 
+@pytest.mark.smoke
 def test_retry_keeps_the_id_and_both_logs(scheduler):
     """`retry`: same id, new attempt, new log (S2.8 in part)."""
     s = scheduler(gpus=1)
@@ -197,6 +230,7 @@ def test_retry_keeps_the_id_and_both_logs(scheduler):
     assert s.starts("a") == 2 and len(os.listdir(s.folder / "gpu_scheduler_logs")) == 2
 
 
+@pytest.mark.smoke
 def test_pause_and_resume(scheduler):
     """S3.30 in part: by verb with and without a daemon, by editing the state file; running jobs go on."""
     s = scheduler(gpus=2)
@@ -229,6 +263,7 @@ def test_pause_and_resume(scheduler):
     s.wait_ended(3)
 
 
+@pytest.mark.smoke
 def test_detach_and_errors_of_start(scheduler):
     """`start --detach` returns when the scheduler works; a start that fails says why and gives its code."""
     s = scheduler(gpus=1)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from tests import fork_server
 from tests.stories.harness import Scheduler, wait_for
 
 PATIENCE_S = 60.0
@@ -44,7 +45,7 @@ class Page:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.folder = scheduler.folder
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: fork_server.ForkedProcess | subprocess.Popen[bytes] | None = None
         self.port = 0
         self.output = self.folder / "web.out"
         self.errors = self.folder / "web.err"
@@ -56,14 +57,14 @@ class Page:
         port = () if "--port" in words else ("--port", "0")
         self.output.write_bytes(b"")
         with self.output.open("ab") as out, self.errors.open("ab") as errors:
-            self.process = subprocess.Popen(
-                [*under, sys.executable, "-m", "scheduler", "web", *port, *words],
-                cwd=self.folder,
-                env={**self.scheduler.environ, **environ},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=errors,
-            )
+            words, environ = ("web", *port, *words), {**self.scheduler.environ, **environ}
+            if under:
+                self.process = subprocess.Popen(
+                    [*under, sys.executable, "-m", "scheduler", *words],
+                    cwd=self.folder, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=errors,
+                )  # fmt: skip
+            else:
+                self.process = fork_server.start(words, self.folder, environ, out, errors)
         if ready:
             found = wait_for(lambda: self._address() or self.process.poll() is not None, "the page")
             assert self.process.poll() is None, self.said()

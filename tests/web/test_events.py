@@ -42,6 +42,7 @@ def submit(page: Page, *words: str, **options: object) -> int:
     return int(answer.json()["id"])
 
 
+@pytest.mark.smoke
 def test_a_job_is_told_from_its_coming_to_its_end(page: Page, listen: Callable[..., Listening]) -> None:
     """Each as `event: job` and its data on one line, as the JSON of a job; how soon is printed."""
     one = listen()

@@ -337,6 +337,7 @@ def test_s4_signing_out_takes_the_cookie_away(page: Page) -> None:
         assert answer.status == 303 and f"gpujob_{page.port}=; Path=/; Max-Age=0" in answer.headers["set-cookie"]
 
 
+@pytest.mark.waits
 def test_s4_who_removes_the_token_turns_everybody_out(pages: Callable[[], Page]) -> None:
     """S4: a new one within moments, without a restart; old token, cookie and stream are worth nothing."""
     page = pages()
@@ -576,6 +577,7 @@ def test_k16_s20_path_tricks_are_404(page: Page, path: str) -> None:
 # -- S15, S19: what an answer carries ---------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_s19_every_answer_carries_its_headers(page: Page) -> None:
     """S19: pages, API, errors of the gate, of the application and of the protocol itself."""
     port = page.port

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.faces.web import connections
-from tests.stories.harness import wait_for
+from tests.stories.harness import LONG, wait_for
 from tests.web.page import Page, read_all
 
 FLAT_KIB = 24 << 10  # what the page may grow by while it is pestered
@@ -59,6 +59,7 @@ def many(page: Page, number: int) -> Iterator[list[socket.socket]]:
 # -- K10, S21: slow ones ----------------------------------------------------------------------------------
 
 
+@pytest.mark.waits
 def test_k10_s21_a_head_that_comes_byte_by_byte_is_cut_and_others_are_served(page: Page) -> None:
     """K10, S21: slowloris. A byte now and then does not buy more time; and meanwhile the next is answered."""
     with page.connect() as slow, page.connect() as silent:
@@ -83,6 +84,7 @@ def test_k10_s21_a_head_that_comes_byte_by_byte_is_cut_and_others_are_served(pag
     assert page.get("/api/status").status == 200
 
 
+@pytest.mark.waits
 def test_k10_a_body_that_does_not_come_is_408(page: Page) -> None:
     """K10: all of it has its time, however it is dealt out."""
     with page.connect() as slow:
@@ -93,6 +95,7 @@ def test_k10_a_body_that_does_not_come_is_408(page: Page) -> None:
         assert read_all(slow).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.waits
 def test_k10_a_connection_that_is_kept_alive_is_ended_when_it_says_nothing_more(page: Page) -> None:
     """K10."""
     with page.connect() as kept:
@@ -117,6 +120,7 @@ def test_k10_more_connections_than_there_is_room_for_cut_the_oldest_idle_ones(pa
     assert page.rss_kib() - before < FLAT_KIB
 
 
+@pytest.mark.waits
 def test_k10_a_client_that_does_not_read_is_cut(page: Page) -> None:
     """K10: answers without end are asked for and none is read; the page keeps no more of them than a little."""
     before = page.rss_kib()
@@ -172,6 +176,7 @@ def nonsense(page: Page) -> dict[str, bytes]:
     }.items()}  # fmt: skip
 
 
+@pytest.mark.waits
 def test_k11_nonsense_is_answered_with_4xx_and_the_end(page: Page) -> None:
     """K11: one answer, of the 400s, and the connection is closed: what came behind is never taken for a request of its own."""
     before = page.rss_kib()
@@ -278,10 +283,11 @@ def test_k13_options_that_cannot_be_meant_are_usage_errors(pages: Callable[[], P
 # -- K14: guesses -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long_form
 def test_k14_ten_thousand_guesses(page: Page) -> None:
     """K14: each is 401; the log tells how many without one of them; memory stays; the right token is answered meanwhile."""
     before = page.rss_kib()
-    guesses, workers = 10_000, 40
+    guesses, workers = 10_000 if LONG else 1_000, 40
     request = b"GET /api/status HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAuthorization: Bearer guess-%06d-%s\r\n\r\n"
     wrong = []
 
@@ -354,6 +360,7 @@ def test_s1_ipv6_loopback(pages: Callable[[], Page]) -> None:
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.waits
 def test_s21_tls_and_a_handshake_that_stops_half_way(pages: Callable[[], Page], tmp_path: Path) -> None:
     """S1, S21: with a certificate it may listen elsewhere (here: loopback too); half a handshake does not hold up the next."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"

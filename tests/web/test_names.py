@@ -56,7 +56,7 @@ class Kept:
             return answer.status, answer.read()
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_s6_made_up_names_are_unknown_and_the_page_lives(page: Page) -> None:
     """S6: in addresses, keys, states, parameters and verbs: 400 or 404 as unknown; one process survives, and nothing was done."""
     answer = page.post("/api/jobs", {"command": ["true"]})

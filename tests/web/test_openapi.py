@@ -55,7 +55,7 @@ def test_the_document_is_served(page: Page) -> None:
     assert answer.json() == document(api.CALLS)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.timeout(3000 if LONG else 300)
 def test_schemathesis_finds_no_answer_that_is_not_described(pages: Callable[[], Page], tmp_path: Path) -> None:
     """S6: right and wrong requests by the document, to a real page over a real scheduler; nothing that is made up can run."""

@@ -28,7 +28,7 @@ from scheduler.faces.web.source import Source
 from scheduler.store import jobs as rows
 from scheduler.store import marks
 from scheduler.store.database import Database
-from tests.builders import a_job, quick
+from tests.builders import a_job
 from tests.stories.secret_shapes import SECRET, SHAPES
 
 NOW = time.time()
@@ -376,7 +376,6 @@ TEXTS = st.text(
 )  # fmt: skip
 
 
-@quick
 @given(text=TEXTS, state=st.sampled_from(list(STATES)))
 def test_s19_whatever_stands_in_a_job_is_only_text(text: str, state: JobState) -> None:
     """S19: the same elements with the same attributes' names as for a harmless text; theirs is in texts and values alone."""

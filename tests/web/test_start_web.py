@@ -35,6 +35,7 @@ def pid_of(page: Page) -> int:
     return next(int(pid) for pid in children if words in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
+@pytest.mark.smoke
 def test_start_web_shows_the_page_and_takes_it_along(pages: Callable[[], Page]) -> None:
     """`start --web` says where it is; it ends with the scheduler."""
     page = begin(pages())

@@ -1,0 +1,126 @@
+"""--monitor-interval and --state-interval: what the kernel reports is acted on at once; what it does not report is found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.stories.harness import INTERPRETER, REPLACED, Scheduler, alive, open_names, wait_for
+
+NEVER_S = 600.0  # an interval that no test waits for
+AT_ONCE_S = 20.0  # a limit for a busy machine: what is acted on at once takes a tenth of a second
+# Without inotify watches, the rest of the words are run: a user namespace has a limit of its own.
+DEAF = ["unshare", "-U", "--map-root-user", "sh", "-c", 'echo 0 >/proc/sys/user/max_inotify_watches && exec "$@"', "sh"]
+
+
+def edit_pauses(s: Scheduler, *gpus: int) -> None:
+    """Save the state file with these GPUs in `paused_gpus`, at a moment at which the scheduler has nothing to write into it: it
+    looks for edits then, too.
+    """
+    path = s.folder / "gpu_scheduler_state.json"
+
+    def idle() -> bool:
+        shown = json.loads(path.read_text())["jobs"]
+        looking = any(REPLACED in name for name in open_names(s.pid))  # an edit may be in a picture that it replaced
+        return not looking and Counter(s.states().values()) == {state: n for state, n in shown.items() if n}
+
+    wait_for(idle, "an idle scheduler", AT_ONCE_S)
+    document = json.loads(path.read_text())
+    document["paused_gpus"] = list(gpus)
+    path.write_text(json.dumps(document))
+
+
+def save_as_editors_do(s: Scheduler, line: str) -> None:
+    """Write the jobs file and one more line under another name, and rename that."""
+    aside = s.folder / "jobs.new"
+    aside.write_text(s.jobs_file.read_text() + line + "\n")
+    os.replace(aside, s.jobs_file)
+
+
+def waits_paused(s: Scheduler, job_id: int) -> None:
+    """The job is there, and waits because its GPU is paused."""
+    wait_for(
+        lambda: s.rows("SELECT 1 FROM jobs WHERE id=?", job_id) and s.job(job_id)["reason_code"] == "paused",
+        f"job {job_id} waits for a paused GPU",
+        AT_ONCE_S,
+    )
+
+
+def watches(pid: int) -> int:
+    """How many inotify watches a process has."""
+    found = 0
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += path.read_text().count("inotify wd:")
+    return found
+
+
+def test_s2_9_s3_10_s3_30_what_is_reported_waits_for_no_interval(scheduler):
+    """S2.9, S3.10, S3.30: with intervals of ten minutes, lines that were appended or renamed into place start at once, a job
+    killed from outside has failed and its GPU is given out at once, and pauses by verb and by edit count at once.
+    """
+    s = scheduler(gpus=2, monitor_interval=NEVER_S, state_interval=NEVER_S, gpu_interval=NEVER_S)
+    s.start()
+    assert watches(s.pid) > 0
+    for key in ("killed", "goes-on"):
+        s.hold(key)
+    s.append(s.line("killed", gpus="0"))
+    s.wait_state(1, "running", limit=AT_ONCE_S)
+    save_as_editors_do(s, s.line("goes-on", code=6, gpus="1"))
+    s.wait_state(2, "running", limit=AT_ONCE_S)
+    s.append(s.line("next", gpus="0"))
+    wait_for(lambda: 3 in s.states(), "a job that waits for GPU 0", AT_ONCE_S)
+
+    pid = s.job(1)["pid"]
+    os.kill(pid, signal.SIGKILL)
+    s.wait_state(1, "failed", limit=AT_ONCE_S)
+    s.wait_state(3, "done", limit=AT_ONCE_S)
+    killed = s.job(1)
+    assert (killed["outcome"], killed["signal"], killed["exit_code"]) == ("signal", signal.SIGKILL, None)
+    assert not alive(pid) and s.job(3)["gpus"] == [0]
+    wait_for(lambda: s.status()["gpus"][0]["allocated"] == 0.0, "GPU 0 is free", AT_ONCE_S)
+
+    s.cli("pause", "0", "1")
+    s.append(s.line("by-verb"))
+    waits_paused(s, 4)
+    assert s.states()[2] == "running", "a pause ends no job"
+    s.cli("resume", "0")
+    s.wait_state(4, "done", limit=AT_ONCE_S)
+    edit_pauses(s, 0, 1)
+    wait_for(lambda: [gpu["paused"] for gpu in s.status()["gpus"]] == [True, True], "the edit is obeyed", AT_ONCE_S)
+    s.append(s.line("by-edit"))
+    waits_paused(s, 5)
+    edit_pauses(s)
+    s.wait_state(5, "done", limit=AT_ONCE_S)
+    s.release("goes-on")
+    s.wait_state(2, "failed")
+    assert s.job(2)["exit_code"] == 6 and s.starts("goes-on") == 1
+
+
+def test_s3_10_s3_30_what_is_not_reported_is_found_at_the_interval(scheduler):
+    """S3.10, S3.30: the kernel has no watch left to give, so nothing is reported; lines, saves by rename and edits of the
+    state file are found all the same.
+    """
+    s = scheduler(gpus=1, monitor_interval=0.5, state_interval=0.5)
+    s.command = [*DEAF, *INTERPRETER]
+    s.start(ready=False)
+    wait_for(lambda: "scheduler started" in s.said() or s.process.poll() is not None, "start")
+    if s.process.poll() is not None:
+        pytest.skip(f"no user namespace to be had: {s.said()}")
+    assert watches(s.pid) == 0
+    s.append(s.line("appended"))
+    s.wait_state(1, "done", limit=AT_ONCE_S)
+    save_as_editors_do(s, s.line("renamed"))
+    s.wait_state(2, "done", limit=AT_ONCE_S)
+    edit_pauses(s, 0)
+    wait_for(lambda: s.status()["gpus"][0]["paused"], "the pause", AT_ONCE_S)
+    s.append(s.line("waits"))
+    waits_paused(s, 3)
+    s.cli("resume", "0")
+    s.wait_state(3, "done", limit=AT_ONCE_S)
