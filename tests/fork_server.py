@@ -235,7 +235,8 @@ class _Server:
             request = {"words": list(words), "folder": str(folder), "environ": dict(environ)}
             data = json.dumps(request).encode() + b"\n"
             sent = socket.send_fds(connection, [data], list(files))
-            connection.sendall(data[sent:])
+            if sent < len(data):  # sending nothing would fail, too, once the command has ended
+                connection.sendall(data[sent:])
             return ForkedProcess(connection)
         except BaseException:
             connection.close()

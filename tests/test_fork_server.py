@@ -1,0 +1,33 @@
+"""The fork server of the tests (fork_server.py)."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests import fork_server
+
+
+def test_a_command_may_end_before_the_client_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exit code is told all the same."""
+    send_fds = socket.send_fds
+
+    def send_and_wait(connection: socket.socket, data: list[bytes], files: Sequence[int]) -> int:
+        sent = send_fds(connection, data, list(files))
+        poll = select.poll()
+        poll.register(connection, select.POLLRDHUP)
+        assert poll.poll(60_000), "the command has not ended"
+        return sent
+
+    def code(word: str) -> int:
+        return fork_server.run((word,), tmp_path, os.environ, "", 60).returncode
+
+    while not fork_server._server_for((), os.environ):
+        pass
+    monkeypatch.setattr(socket, "send_fds", send_and_wait)
+    assert (code("--version"), code("no-such-verb")) == (0, 2)
