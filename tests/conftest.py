@@ -1,4 +1,4 @@
-"""For all tests: which of them are stories, and the state of this process that what it starts would inherit.
+"""For all tests: marks the stories, and restores what a test has changed in this process (umask, reaper of orphans).
 
 `make quick` runs what is no story and the stories marked ``smoke``; `make test` all but ``long``; `make test-long` runs ``long``
 and, in a longer form, ``long_form``.
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("story")
     waits = [item for item in items if item.get_closest_marker("waits")]
     others = [item for item in items if not item.get_closest_marker("waits")]
-    # Each worker begins with a part of the list; parts of equal length, in order. The last one begins with what waits.
+    # xdist gives each worker an equal part of the list, in order. What waits stands where the last part begins.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     last = len(items) * (workers - 1) // workers
     items[:] = [*others[:last], *waits, *others[last:]]
@@ -68,8 +68,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _state_of_this_process() -> Iterator[None]:
     """Keep a test from changing what the next ones start.
 
-    A runner makes its process the reaper of orphans. As such this process would collect the zombies of every scheduler that
-    later tests kill, and never reap them.
+    A runner makes its process the reaper of orphans. If it stayed so, what later tests orphan would become its children, and
+    zombies that nobody reaps.
     """
     before = os.umask(0o022)
     os.umask(before)

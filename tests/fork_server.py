@@ -2,7 +2,8 @@
 
 A new interpreter spends a quarter of a second on imports; the suite starts thousands of commands and hundreds of schedulers.
 A fork has the words, folder, environment and standard streams that a new interpreter would have; its parent is the server.
-What only a new interpreter shows (locale, output encoding, preloaded libraries, its own end) gets one.
+Commands with another locale or other variables that an interpreter reads at its start come from a server that was started with
+them; `demo`, `attach` and commands with a preloaded library get new interpreters.
 """
 
 from __future__ import annotations
@@ -243,7 +244,7 @@ class _Server:
             raise
 
 
-# So many commands with the same variables get new interpreters before a server is started for them: it costs as much as four.
+# The first two commands with the same variables get interpreters of their own: to start a server costs as much as four of them.
 BEFORE_A_SERVER = 2
 _servers: dict[frozenset[tuple[str, str]], _Server] = {}
 _asked: Counter[frozenset[tuple[str, str]]] = Counter()

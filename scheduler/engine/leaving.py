@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import select
-import signal
 from typing import TYPE_CHECKING, Protocol
 
 from scheduler.core.errors import StoreTrouble
@@ -54,24 +53,24 @@ class Leaving:
         self.question.ask(len(house.world.live))
         return False
 
-    def look(self, house: House, epoll: select.epoll) -> int:
-        """Take the answer if there is one: SIGINT if the scheduler is to end and leave the jobs running, else 0."""
+    def look(self, house: House, epoll: select.epoll) -> bool:
+        """Take the answer if there is one. True if the scheduler is to end and leave the jobs running."""
         if not self.asked or self.question is None:
-            return 0
+            return False
         if not house.world.live:  # they have all ended by themselves
             self._over(epoll)
-            return 0
+            return False
         if not select.select([self.question.fd], [], [], 0)[0]:
-            return 0
+            return False
         answer = self.question.answer()
         if answer:
             self._over(epoll)
         if answer == END:
             end_jobs(house)
         if answer != LEAVE:
-            return 0
+            return False
         self.question = None  # it was answered: nothing is asked any more
-        return int(signal.SIGINT)
+        return True
 
     def _over(self, epoll: select.epoll) -> None:
         if self.asked and self.question is not None:

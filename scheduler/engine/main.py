@@ -12,6 +12,7 @@ import socket
 import sqlite3
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,7 +80,10 @@ class Daemon:
         self.settings, self.flags, self.listener, self.environ = settings, flags, listener, environ
         self.config = settings.config
         self.places = Places(self.config.state_file)
-        self.stop_signal = 0
+        self.caught: deque[int] = (
+            deque()
+        )  # signals; added to at any moment, so nothing else may be written from two places
+        self.stop_signal = 0  # which one ends it
         self.ready: Callable[[], None] = lambda: None
         self.question: Question | None = None  # what Ctrl-C asks while jobs run
 
@@ -275,20 +279,18 @@ class Daemon:
     def _loop(self, house: House, epoll: select.epoll, wakeup: int, drain: bool, tell: Listener) -> Ending:
         leaving = Leaving(self.question)
         while True:
-            while self.stop_signal == signal.SIGINT:
-                self.stop_signal = 0  # what comes from now on counts, also while the question is being asked
-                if leaving.on_ctrl_c(house, epoll):
-                    self.stop_signal = self.stop_signal or signal.SIGINT
-                    break
+            while self.caught:
+                number = self.caught.popleft()
+                if number == signal.SIGTERM or leaving.on_ctrl_c(house, epoll):
+                    self._end_by(number)
             if self.stop_signal:
                 break
             house.wait(epoll, wakeup)
             _empty(wakeup)
             house.tick()
-            self.stop_signal = self.stop_signal or leaving.look(house, epoll)
-            if house.closing and not house.world.live:
-                self.stop_signal = self.stop_signal or signal.SIGINT
-            if drain and not house.broken_until and not self.stop_signal:
+            if leaving.look(house, epoll) or (house.closing and not house.world.live):
+                self._end_by(signal.SIGINT)
+            if drain and not house.broken_until and not self.stop_signal and not self.caught:
                 if house.idle():
                     self._last_words(house)
                     if not house.idle():
@@ -307,6 +309,11 @@ class Daemon:
         how = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[signal.Signals(self.stop_signal)]
         tell(Said(f"scheduler ended by {how}{goes_on}"))
         return Ending(130 if self.stop_signal == signal.SIGINT else 0)
+
+    def _end_by(self, number: int) -> None:
+        """End after this turn; SIGTERM says more than Ctrl-C."""
+        if self.stop_signal != signal.SIGTERM:
+            self.stop_signal = number
 
     def _last_words(self, house: House) -> None:
         """Write down what may wait, and paint the last picture."""
@@ -347,11 +354,8 @@ class Daemon:
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 
-        def stop(number: int, _frame: object) -> None:
-            self.stop_signal = number if number == signal.SIGTERM else self.stop_signal or number
-
-        signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, stop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: self.caught.append(number))
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal does not end the scheduler
         epoll = select.epoll()

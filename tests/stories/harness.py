@@ -49,7 +49,7 @@ sys.exit(int(code))
 def wait_for(condition: Callable[[], Any], what: str, limit: float = PATIENCE_S) -> Any:
     """The first true answer of ``condition``; fails with ``what`` when it does not come.
 
-    The longer it waits, the less often it asks: four workers that ask all the time would leave the scheduler no processor.
+    The longer it waits, the less often it asks: workers that ask all the time would leave the scheduler no processor.
     """
     begun = time.monotonic()
     while True:

@@ -188,6 +188,31 @@ def test_h10_h13_stopped_again_and_again(scheduler, number):
     assert "defect" not in said and (number == signal.SIGINT or "Traceback" not in said), said[-3000:]
 
 
+# A scheduler to which SIGTERM comes at one certain moment: while it looks whether a question of it was answered.
+STOPPED_MEANWHILE = """
+import os, signal, sys
+from scheduler.engine.leaving import Leaving
+from scheduler.faces import front
+
+def look(self, house, epoll):
+    Leaving.look = as_it_was
+    os.kill(os.getpid(), signal.SIGTERM)
+    return as_it_was(self, house, epoll)
+
+as_it_was, Leaving.look = Leaving.look, look
+sys.exit(front.main(sys.argv[1:]))
+"""
+
+
+def test_h10_sigterm_counts_at_every_moment_of_a_turn(scheduler):
+    """H10: also where the scheduler is just finding out whether something else ends it."""
+    s = scheduler(gpus=1)
+    s.command = [sys.executable, "-c", STOPPED_MEANWHILE]
+    s.start(ready=False)
+    assert s.process.wait(20) == 0, s.said()
+    assert "scheduler ended by SIGTERM" in s.said()
+
+
 def test_h11_the_terminal_it_was_started_from_is_closed(scheduler):
     """H11, P6: a foreground start in a terminal that hangs up: scheduler and jobs go on."""
     s = scheduler(gpus=1)
@@ -394,12 +419,17 @@ def test_s23_modules_that_lie_about_are_not_taken_for_ours(scheduler):
     s.append(s.line("a"))
     run = f"import sys; sys.path[:1] = [{str(ROOT)!r}]; from scheduler.faces.front import entry; entry()"
     environ = {**s.environ, "PYTHONPATH": ""}
-    done = subprocess.run([sys.executable, "-c", run, "start", "--gpus", "1", "--detach", "--gpu-interval", "0"], cwd=s.folder,
-                          env=environ, capture_output=True, text=True, timeout=60)  # fmt: skip
-    assert done.returncode == 0, done
-    pid = int(done.stdout.split()[-1])
+
+    def gpujob(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", run, *words], cwd=s.folder, env=environ, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done
+        return done.stdout
+
+    pid = int(gpujob("start", "--gpus", "1", "--detach", "--gpu-interval", "0").split()[-1])
     try:
-        s.cli("submit", "--", "env")
+        gpujob("submit", "--", "env")
         s.wait_ended(2)
         assert not (s.folder / "taken").exists()
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
