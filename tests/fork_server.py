@@ -2,8 +2,8 @@
 
 A new interpreter spends a quarter of a second on imports; the suite starts thousands of commands and hundreds of schedulers.
 A fork has the words, folder, environment and standard streams that a new interpreter would have; its parent is the server.
-Commands with another locale or other variables that an interpreter reads at its start come from a server that was started with
-them; `demo`, `attach` and commands with a preloaded library get new interpreters.
+Commands with another locale come from a server that was started with it; `demo`, `attach` and commands with a preloaded library,
+a time zone or modules of their own get new interpreters. Which one a command gets does not depend on the commands before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeAlias, cast
@@ -31,8 +30,9 @@ from typing import IO, Any, BinaryIO, TypeAlias, cast
 File: TypeAlias = "IO[bytes] | int"
 ROOT = Path(__file__).resolve().parents[1]
 NEW_INTERPRETER_VERBS = frozenset({"demo", "attach"})
-# An interpreter reads these only when it starts.
-NEW_INTERPRETER_VARIABLES = ("PYTHON", "LC_", "LANG", "TZ", "LD_PRELOAD")
+# An interpreter reads these only when it starts: the first in a new one for each command, the others in a server.
+NEW_INTERPRETER_VARIABLES = frozenset({"PYTHONHOME", "TZ", "LD_PRELOAD"})
+SERVER_VARIABLES = ("PYTHON", "LC_", "LANG")
 MODULES = (
     "scheduler.engine.examining", "scheduler.engine.main", "scheduler.engine.offline", "scheduler.faces.cli.app", "scheduler.faces.cli.config",
     "scheduler.faces.cli.doctor", "scheduler.faces.cli.logs", "scheduler.faces.cli.run", "scheduler.faces.cli.serve", "scheduler.faces.front",
@@ -244,21 +244,18 @@ class _Server:
             raise
 
 
-# The first two commands with the same variables get interpreters of their own: to start a server costs as much as four of them.
-BEFORE_A_SERVER = 2
 _servers: dict[frozenset[tuple[str, str]], _Server] = {}
-_asked: Counter[frozenset[tuple[str, str]]] = Counter()
 
 
 def _server_for(words: Sequence[str], environ: Mapping[str, str]) -> _Server | None:
     """A fork server whose interpreter started with these variables, None for a command that needs a new interpreter."""
-    if set(words) & NEW_INTERPRETER_VERBS or "LD_PRELOAD" in environ:
+    own_modules = environ.get("PYTHONPATH") != str(ROOT)
+    if own_modules or set(words) & NEW_INTERPRETER_VERBS or not NEW_INTERPRETER_VARIABLES.isdisjoint(environ):
         return None
-    variables = frozenset(item for item in environ.items() if item[0].startswith(NEW_INTERPRETER_VARIABLES))
-    _asked[variables] += 1
-    if variables not in _servers and _asked[variables] > BEFORE_A_SERVER:
+    variables = frozenset(item for item in environ.items() if item[0].startswith(SERVER_VARIABLES))
+    if variables not in _servers:
         _servers[variables] = _Server(environ)
-    return _servers.get(variables)
+    return _servers[variables]
 
 
 def start(

@@ -25,9 +25,8 @@ def test_a_command_may_end_before_the_client_goes_on(tmp_path: Path, monkeypatch
         return sent
 
     def code(word: str) -> int:
-        return fork_server.run((word,), tmp_path, os.environ, "", 60).returncode
+        return fork_server.run((word,), tmp_path, environ, "", 60).returncode
 
-    while not fork_server._server_for((), os.environ):
-        pass
+    environ = {**os.environ, "PYTHONPATH": str(fork_server.ROOT), "PYTHONUNBUFFERED": "1"}
     monkeypatch.setattr(socket, "send_fds", send_and_wait)
     assert (code("--version"), code("no-such-verb")) == (0, 2)
