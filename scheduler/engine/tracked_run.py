@@ -361,7 +361,8 @@ class _Run:
         """The first is passed on at once, sharper ones follow; Ctrl-C once more kills."""
         now = time.monotonic()
         if len(self.signals.caught) > self.heard:
-            first, more, self.heard = self.heard == 0, self.signals.caught[self.heard :], len(self.signals.caught)
+            first, more = self.heard == 0, self.signals.caught[self.heard :]
+            self.heard += len(more)  # not the length of now: one more may have come since
             if first:
                 number = self.signals.caught[0]
                 self.stopped_at = now
