@@ -211,9 +211,13 @@ class ForkedProcess:
 
 
 class _Server:
-    """A running fork server; it ends with this process."""
+    """A running fork server; it ends with this process.
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    Of the environment of the command for which it is started it has ``variables`` alone: the rest (a crash point, say) would be
+    in force for later commands, too.
+    """
+
+    def __init__(self, variables: frozenset[tuple[str, str]]) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="gjf", dir="/tmp")
         self.path = os.path.join(self.folder.name, "s")
         with socket.socket(socket.AF_UNIX) as listener:
@@ -221,8 +225,7 @@ class _Server:
             listener.listen(64)
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.fork_server", str(listener.fileno())],
-                # Not the marks by which a test ends what it has started: this one outlives it.
-                env={k: v for k, v in environ.items() if k not in ("SCREENDIR", "TS_SOCKET")}, cwd=ROOT,
+                env={k: v for k, v in os.environ.items() if not k.startswith(SERVER_VARIABLES)} | dict(variables), cwd=ROOT,
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[listener.fileno()],
             )  # fmt: skip
 
@@ -254,7 +257,7 @@ def _server_for(words: Sequence[str], environ: Mapping[str, str]) -> _Server | N
         return None
     variables = frozenset(item for item in environ.items() if item[0].startswith(SERVER_VARIABLES))
     if variables not in _servers:
-        _servers[variables] = _Server(environ)
+        _servers[variables] = _Server(variables)
     return _servers[variables]
 
 

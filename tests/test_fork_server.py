@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,3 +31,17 @@ def test_a_command_may_end_before_the_client_goes_on(tmp_path: Path, monkeypatch
     environ = {**os.environ, "PYTHONPATH": str(fork_server.ROOT), "PYTHONUNBUFFERED": "1"}
     monkeypatch.setattr(socket, "send_fds", send_and_wait)
     assert (code("--version"), code("no-such-verb")) == (0, 2)
+
+
+def test_a_server_has_nothing_of_the_command_for_which_it_was_started(tmp_path: Path) -> None:
+    """Else a crash point of the first command would kill the later ones."""
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(fork_server.ROOT),
+        "PYTHONVERBOSE": "",
+    }  # which no other test has: a new server
+    words = ("add", "train.py")
+    (tmp_path / "train.py").touch()
+    killed = fork_server.run(words, tmp_path, {**environ, "GPUJOB_CRASH_AT": "add.written"}, "", 60)
+    assert killed.returncode == -signal.SIGKILL
+    assert fork_server.run(words, tmp_path, environ, "", 60).returncode == 0
