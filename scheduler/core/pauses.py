@@ -39,8 +39,8 @@ class Pauses:
         if read is not None and read <= self.revision:
             for revision, changed, before in self.changes:
                 if changed == what and revision > read:
-                    # An edit since then was shown under the old revision at first, so two values may have been read: the
-                    # verb that came after it holds.
+                    # An edit after revision `read` left two values under that number, the one before the edit and the
+                    # edit's own. It is not known which of them the writer read, so the later verb holds.
                     edited_since = self.edited.get(what, read) > read
                     return wanted is not before and not edited_since
         return wanted is not now

@@ -80,10 +80,9 @@ class Daemon:
         self.settings, self.flags, self.listener, self.environ = settings, flags, listener, environ
         self.config = settings.config
         self.places = Places(self.config.state_file)
-        self.caught: deque[int] = (
-            deque()
-        )  # signals; added to at any moment, so nothing else may be written from two places
-        self.stop_signal = 0  # which one ends it
+        # Signals that were not yet looked at. Their handler may run at any moment, so it only appends here.
+        self.caught: deque[int] = deque()
+        self.stop_signal = 0  # the one that ends the scheduler; 0: none yet
         self.ready: Callable[[], None] = lambda: None
         self.question: Question | None = None  # what Ctrl-C asks while jobs run
 
@@ -311,7 +310,7 @@ class Daemon:
         return Ending(130 if self.stop_signal == signal.SIGINT else 0)
 
     def _end_by(self, number: int) -> None:
-        """End after this turn; SIGTERM says more than Ctrl-C."""
+        """End after this turn by signal ``number``. SIGTERM outweighs an earlier Ctrl-C."""
         if self.stop_signal != signal.SIGTERM:
             self.stop_signal = number
 

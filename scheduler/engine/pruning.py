@@ -36,10 +36,10 @@ _NAME = re.compile(r"job_(\d+)_\d{8}_\d{6}(?:_a\d+)?(?:_\d+)?\.log(?:\.gz)?(?:\.
 
 
 class Pruner:
-    """Works in rounds, in slices between the turns: at the start, when the settings have changed, and then every hour, or more
-    often where something may stay for less than ten hours.
+    """Removes old jobs and logs in rounds. A round is cut into short slices, which run between the turns of the daemon.
 
-    Trouble ends the round, is said, and costs nothing else: the next round finds what is left.
+    A round begins at the start of the daemon, when the settings have changed, and then every hour; more often where something
+    may stay for less than ten hours (`_round_s`). An error ends the round and is logged; the next round finds what is left.
     """
 
     def __init__(self, db: Database, places: Places, say: Callable[[str, int], None]) -> None:

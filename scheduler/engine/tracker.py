@@ -88,11 +88,11 @@ class Tracker:
         command.last_output = self.last_output(command)
 
     def is_written_down(self, command: Command) -> bool:
-        """Whether a keeper saw how the last attempt ended. What nobody saw counts once nothing of the command lives."""
+        """Whether a keeper wrote down how the last attempt ended."""
         return record.read(self.record(command)).kind is Record.ENDED
 
     def dated(self, command: Command, fact: Fact) -> Fact:
-        """The fact; of an ending that nobody saw, with the time and the reason as far as they can be told."""
+        """``fact`` with its time and reason. Where no keeper wrote the ending down, both are the best that can be told now."""
         if not isinstance(fact, (Lost, Ended)) or self.is_written_down(command):
             return fact
         if isinstance(fact, Ended):

@@ -83,12 +83,12 @@ def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequenc
 def read_ending(
     path: str, process: Process | None, state_file: str, *, terminal: bool, impatient: bool = False
 ) -> record.Attempt:
-    """The record at ``path``; where nobody will write the ending into it any more, with the one that the kernel tells.
+    """The record at ``path``. Where nobody is left who would write the ending into it, the ending comes from the kernel.
 
     A keeper or shim writes the ending down before it reaps the leader (``process``). When it was killed, the leader's zombie
     gets another parent, and where process 1 reaps nobody (many containers) it stays: the kernel still has its exit code.
-    ``terminal``: it ran in a screen session, which is gone with its shim. ``impatient``: do not wait for a keeper or shim that
-    is there, but stopped. Raises OSError like `record.read`.
+    ``terminal``: the job ran in a screen session, which is gone with its shim. ``impatient``: do not wait for a keeper or shim
+    that lives but is stopped. Raises OSError like `record.read`.
     """
     there = seen_as(process) if process is not None else None
     found = record.read(path)  # after that look: a parent that was gone by then had written what it could write

@@ -190,7 +190,7 @@ def environment_of(pid: int) -> list[bytes]:
 
 
 def is_supervisor(pid: int, state_file: str) -> bool:
-    """Whether a process is a keeper or shim of this scheduler, or we: whoever is may still write the ending of its child."""
+    """Whether a process is a keeper or shim of this scheduler, or this process. Each may yet record how its child ended."""
     return pid == os.getpid() or KEEPER_MARK + os.fsencode(state_file) in environment_of(pid)
 
 

@@ -201,7 +201,7 @@ def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = 
 def _comment_out(fd: int, part: bytes) -> None:
     """Turn ``part``, the incomplete line that was just appended, into a comment of the same length.
 
-    It is not cut off, for others may have appended lines behind it. Raises OSError.
+    It is not cut off, since another process may have appended lines behind it. Raises OSError.
     """
     start = os.lseek(fd, 0, os.SEEK_CUR) - len(part)  # an appending write leaves the position behind what it wrote
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_APPEND)  # else Linux appends every write
