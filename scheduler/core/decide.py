@@ -612,13 +612,13 @@ class Turn:
                 gpus = None
             taken = gpus is not None
             if gpus is not None:
-                job = self.find(job_id)
+                job, place = self.find(job_id), world.queue.key_of(job_id)
                 world.queue.drop(job_id)
                 if job is not None and job.state is JobState.PENDING:
                     self._start(job, gpus)
                     for other, waits_as in passed_over:
                         if world.fleet.competes(waits_as, kind.need, gpus):
-                            world.queue.overtake(other)
+                            world.queue.overtake(other, place)
                             if world.queue.overtaken(other) == world.policy.max_overtakes:  # from this very start on
                                 world.fleet.reserve(other, waits_as)
             elif world.policy.max_overtakes:

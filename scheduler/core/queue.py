@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from scheduler.core.job_class import JobClass
 Key = tuple[float, float]
 SHORT_BETA = 5.0  # a job expected to run an hour queues as if submitted five hours later
 LONGEST_ESTIMATE_S = 48 * 3600.0
+MOST_PASSES = 1000  # of a class are remembered: any sensible `max_overtakes` is far below
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,10 @@ class _Line:
     kind: JobClass
     heap: list[tuple[float, float, int]] = field(default_factory=list)
     size: int = 0
+    passes: deque[tuple[int, Key]] = field(
+        default_factory=lambda: deque(maxlen=MOST_PASSES)
+    )  # when, and who from where
+    overtaken: dict[int, int] = field(default_factory=dict)  # counted so far: of those that have been first
 
 
 class Queue:
@@ -50,8 +56,8 @@ class Queue:
 
     def __init__(self) -> None:
         self._lines: dict[JobClass, _Line] = {}
-        self._where: dict[int, tuple[_Line, Key]] = {}
-        self._overtaken: dict[int, int] = {}
+        self._where: dict[int, tuple[_Line, Key, int]] = {}
+        self._moment = 0  # counts pushes and passes, which tells what came first
 
     def __len__(self) -> int:
         return len(self._where)
@@ -67,16 +73,17 @@ class Queue:
             line = self._lines[kind] = _Line(kind)
         heapq.heappush(line.heap, (*key, job))
         line.size += 1
-        self._where[job] = (line, key)
+        self._moment += 1
+        self._where[job] = (line, key, self._moment)
 
     def drop(self, job: int) -> bool:
         """Take a job out; True if it was waiting here."""
         place = self._where.pop(job, None)
-        self._overtaken.pop(job, None)
         if place is None:
             return False
         line = place[0]
         line.size -= 1
+        line.overtaken.pop(job, None)
         if line.size == 0:
             del self._lines[line.kind]
         elif len(line.heap) > 64 and line.size * 2 < len(line.heap):
@@ -84,13 +91,24 @@ class Queue:
             heapq.heapify(line.heap)
         return True
 
-    def overtake(self, job: int) -> None:
-        """A later job was given what this one waits for."""
-        self._overtaken[job] = self._overtaken.get(job, 0) + 1
+    def key_of(self, job: int) -> Key:
+        """The place of a job that waits here. Raises KeyError."""
+        return self._where[job][1]
+
+    def overtake(self, job: int, by: Key) -> None:
+        """A job with the place ``by`` was given what this one waits for, and with it all of its class that stand before ``by``."""
+        line = self._where[job][0]
+        self._moment += 1
+        line.passes.append((self._moment, by))
+        for other in line.overtaken:
+            line.overtaken[other] += self._where[other][1] < by
 
     def overtaken(self, job: int) -> int:
-        """How often that has happened since the job took its place."""
-        return self._overtaken.get(job, 0)
+        """How often a waiting job was overtaken since it took its place, also while others of its class stood before it."""
+        line, key, since = self._where[job]
+        if job not in line.overtaken:
+            line.overtaken[job] = sum(at > since and by > key for at, by in line.passes)
+        return line.overtaken[job]
 
     def _is_current(self, line: _Line, entry: tuple[float, float, int]) -> bool:
         place = self._where.get(entry[2])

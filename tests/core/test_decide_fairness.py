@@ -10,7 +10,7 @@ from scheduler.core.decide import Plan
 from scheduler.core.gpu import WHOLE, Need
 from scheduler.core.job import Job, JobState
 from scheduler.core.job_class import class_of
-from scheduler.core.requests import Edit, Hold, Pause, PauseQueue, Release, Resume
+from scheduler.core.requests import Cancel, Edit, Hold, Pause, PauseQueue, Release, Resume
 from tests.builders import Play, a_job, a_world, examples
 
 S = JobState
@@ -137,6 +137,16 @@ def test_s4_36_fewer_slots_than_it_needs_hold_up_nobody_else() -> None:
     play.world.fleet.resize(3)
     play.tell(*(play.ended(job) for job in list(play.world.live)))
     assert play.state(2) is S.STARTING
+
+
+def test_s4_36_who_waits_behind_another_of_its_kind_is_overtaken_with_it() -> None:
+    """S4.36: once the first of two equal jobs is gone, the second has been overtaken as often."""
+    play = full(1, a_job(2, "2"))
+    play.arrive(a_job(3, "2"))
+    assert stream(play, 3) == [10]  # past both
+    play.ask(Cancel((2,)))
+    assert play.started[-1] == 10 and play.reason(11) == "reserved"
+    assert "job 3" in play.world.class_reasons()[class_of(play.job(11)).key].sentence
 
 
 LATER = st.lists(st.sampled_from(["0.25", "0.5", "0.6", "1", "2", "2x0.5"]), min_size=1, max_size=4)

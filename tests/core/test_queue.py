@@ -136,14 +136,29 @@ def test_how_often_a_job_was_overtaken_is_counted_since_it_took_its_place() -> N
     queue.push(2, WIDE, (0, 2))
     assert queue.overtaken(1) == 0
     for _ in range(3):
-        queue.overtake(1)
-    queue.overtake(2)
-    assert (queue.overtaken(1), queue.overtaken(2)) == (3, 1)
+        queue.overtake(1, (0, 9))
+    queue.overtake(2, (0, 9))
+    assert (queue.overtaken(1), queue.overtaken(2)) == (4, 4)
     queue.push(1, HALF, (0, 1))  # it waits elsewhere now: its count begins anew
-    assert (queue.overtaken(1), queue.overtaken(2)) == (0, 1)
+    assert (queue.overtaken(1), queue.overtaken(2)) == (0, 4)
     queue.drop(2)
     queue.push(2, WIDE, (0, 2))
     assert queue.overtaken(2) == 0
+
+
+def test_who_overtakes_the_first_of_a_class_overtakes_those_behind_it_too() -> None:
+    """S4.36: but not those that stand behind the one that overtakes, nor those that came later."""
+    queue = Queue()
+    for job in (1, 2, 5):
+        queue.push(job, WIDE, (0, job))
+    queue.overtake(1, (0, 4))
+    queue.push(3, WIDE, (0, 3))  # was not there yet
+    assert [queue.overtaken(job) for job in (1, 2, 3, 5)] == [1, 1, 0, 0]
+    queue.drop(1)
+    queue.overtake(2, (0, 9))
+    assert [queue.overtaken(job) for job in (2, 3, 5)] == [2, 1, 1]
+    queue.push(6, HALF, (0, 6))  # another class has a count of its own
+    assert queue.overtaken(6) == 0
 
 
 STEP = st.tuples(st.integers(0, 12), st.sampled_from(KINDS), st.integers(-1, 1), st.integers(0, 3), st.integers(0, 3))
