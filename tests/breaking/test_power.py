@@ -23,7 +23,7 @@ import os, re, signal, subprocess, sys, time
 folder, start = sys.argv[1], [sys.executable, "-m", "scheduler", "start", "--gpus=1", "--gpu-interval=0"]
 daemon = subprocess.Popen(start)
 record = f"{folder}/.gpujob/attempts/1.1"
-while not (os.path.exists(record) and (found := re.search(r"pid (\\d+) ", open(record, errors="replace").read()))):
+while not (os.path.exists(record) and (found := re.search(r"pid (\\d+) ticks (\\d+)", open(record, errors="replace").read()))):
     time.sleep(0.01)
 while not os.path.exists(f"{folder}/ledger"):
     time.sleep(0.01)
@@ -34,6 +34,9 @@ try:
         os.waitpid(-1, 0)
 except ChildProcessError:
     pass
+# Start times are told in hundredths of a second: within the same one, pid and start time do not tell two processes apart.
+while time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") < int(found[2]) + 1:
+    time.sleep(0.001)
 with open("/proc/sys/kernel/ns_last_pid", "w") as stream:
     stream.write(str(int(found[1]) - 1))
 stranger = subprocess.Popen(["sleep", "600"])
