@@ -144,7 +144,7 @@ class Desk:
 
         if spec.arguments:
             check_words(spec.arguments)
-        need, notes = need_of(spec, table)  # what is wrong with it is said before anything is written
+        need_of(spec, table)  # what is wrong with it is said before anything is written
         database = Database(self.places)
         try:
             if environment is not None:
@@ -159,10 +159,8 @@ class Desk:
                 else:
                     _check_parents(connection, spec)
                 gpus = rows.gpus(connection)
-                booked = _booking_memory(connection, gpus, spec)
-                if booked is not spec:
-                    spec = booked
-                    need, notes = need_of(spec, table)
+                spec = _booking_memory(connection, gpus, spec)
+                need, notes = need_of(spec, table, gpus)
                 job = rows.insert(connection, spec, need, "", notes, time.time())
                 if job.need != Need(0, 0):
                     _check_possible(connection, gpus, job)
@@ -189,11 +187,14 @@ class Desk:
         sync_folder(self.places.environments)
         return path
 
-    def managed(self) -> tuple[int, ...] | None:
-        """Ids of the GPUs managed here, or None before the first start."""
+    def gpus(self) -> list[Gpu]:
+        """The GPUs managed here; none before the first start."""
         with self._reading() as connection:
-            found = rows.gpus(connection) if connection is not None else []
-        return tuple(gpu.index for gpu in found) or None
+            return rows.gpus(connection) if connection is not None else []
+
+    def managed(self) -> tuple[int, ...] | None:
+        """Their ids, or None before the first start."""
+        return tuple(gpu.index for gpu in self.gpus()) or None
 
     def remembered(self, key: str) -> str:
         """What the last daemon noted down: ``jobs_file``, ``llm_config``; empty before the first start."""
@@ -208,16 +209,14 @@ class Desk:
 
     # -- reading ------------------------------------------------------------------------------------------
 
-    def _now(self, jobs: Iterable[Job], alive: bool) -> list[Job]:
-        """The same jobs; of those that ran when the last scheduler ended, as their records say it, which nobody has taken
-        note of yet. What would be tried again is left as it was.
-        """
+    def _now(self, connection: sqlite3.Connection, jobs: Iterable[Job], alive: bool) -> list[Job]:
+        """The same jobs; those that ran when the last scheduler ended as the next start will find them (`as_recorded`)."""
         found = list(jobs)
         if alive or not any(job.state in HOLDING for job in found):
             return found
         from scheduler.overview import as_recorded
 
-        return as_recorded(found, self.places.attempts)
+        return as_recorded(connection, found, self.places.attempts)
 
     def overview(self, most_waiting: int | None = None) -> Overview:
         """What there is now: GPUs, live jobs with their reasons, the last ended, refused lines.
@@ -243,14 +242,20 @@ class Desk:
                 return [], {}
             alive = self.alive()
             if alive or not states:
-                found = self._now(rows.select(connection, states, most), alive)
+                found = self._now(connection, rows.select(connection, states, most), alive)
             else:  # what ran at last may be in another of these states by now, or in none
                 asked = [*states, *(state.value for state in HOLDING if state.value not in states)]
-                found = [job for job in self._now(rows.select(connection, asked), alive) if job.state.value in states]
+                found = [
+                    job
+                    for job in self._now(connection, rows.select(connection, asked), alive)
+                    if job.state.value in states
+                ]
                 found = found if most is None else found[max(0, len(found) - most) :]
             if not any(job.state is JobState.PENDING for job in found):
                 return found, {}
-            return found, _reasons_of(connection)
+            from scheduler.overview import reasons_of
+
+            return found, reasons_of(connection, self._now(connection, rows.live(connection), alive))
 
     def newest_in(self, states: Sequence[str], label: str, most: int) -> tuple[list[Job], int]:
         """The newest jobs in these states (all without any) with this label (any if empty), the newest first; and how many
@@ -270,7 +275,7 @@ class Desk:
                 found = list(rows.select(connection, asked if states else (), most))
                 counts = rows.counts(connection)
                 number = sum(counts[state] for state in wanted)
-            shown = [job for job in self._now(found, alive) if job.state.value in wanted]
+            shown = [job for job in self._now(connection, found, alive) if job.state.value in wanted]
             return shown[::-1], number if len(found) >= most else len(shown)
 
     def job(self, job_id: int) -> tuple[Job, Reason | None, list[Event]]:
@@ -279,7 +284,7 @@ class Desk:
             job = rows.get(connection, job_id) if connection is not None else None
             if connection is None or job is None:
                 raise NotFound(f"no job {job_id}", where=self.places.state_file, do="see gpujob jobs")
-            job = self._now([job], self.alive())[0]
+            job = self._now(connection, [job], self.alive())[0]
             reason = None
             if job.state is JobState.PENDING:
                 from scheduler.overview import reason_of
@@ -323,8 +328,9 @@ class Desk:
         """Those of these jobs that are not forgotten, as they are now."""
         with self._reading() as connection:
             found = [rows.get(connection, job) for job in jobs] if connection is not None else []
-        there = [job for job in found if job is not None]
-        return {job.id: job for job in (self._now(there, self.alive()) if there else ())}
+            there = [job for job in found if job is not None]
+            now = self._now(connection, there, self.alive()) if connection is not None else []
+        return {job.id: job for job in now}
 
     def sessions(self) -> list[Job]:
         """Running jobs that have a terminal session."""
@@ -374,6 +380,7 @@ class Desk:
         ``since``. Raises NotFound for a label that no job has.
         """
         from scheduler.core.reporting import report_of
+        from scheduler.overview import story_as_recorded
 
         with self._reading() as connection:
             named = rows.labelled(connection, label) if connection is not None and label else []
@@ -387,7 +394,9 @@ class Desk:
             alive = self.alive()
             found = named or rows.ended_since(connection, float("-inf") if since is None else since)
             stories = (
-                (self._now([job], alive)[0] if job.state in HOLDING else job, events)
+                (job, events)
+                if alive or job.state not in HOLDING
+                else story_as_recorded(connection, job, list(events), self.places.attempts)
                 for job, events in rows.with_events(connection, found)
             )
             return report_of(
@@ -460,7 +469,7 @@ class Desk:
         with self._reading() as connection:
             if connection is None:
                 return [], set()
-            return self._now(rows.select(connection), self.alive()), set(
+            return self._now(connection, rows.select(connection), self.alive()), set(
                 json.loads(rows.meta(connection, HIDDEN) or "[]")
             )
 
@@ -526,12 +535,6 @@ class Desk:
 def _near_label(connection: sqlite3.Connection, word: str) -> str:
     labels = rows.labels(connection, STATES, MOST_LABELS)
     return did_you_mean(word, (label for label in labels if label == without_secrets(label)))
-
-
-def _reasons_of(connection: sqlite3.Connection) -> dict[int, Reason]:
-    from scheduler.overview import reasons_of
-
-    return reasons_of(connection, list(rows.live(connection)))
 
 
 def _without_strangers(connection: sqlite3.Connection, spec: JobSpec) -> JobSpec:

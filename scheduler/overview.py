@@ -8,10 +8,11 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from scheduler.core.gpu import WHOLE, Gpu
-from scheduler.core.job import HOLDING, Job, JobState, Outcome, Reason
+from scheduler.core.job import HOLDING, Event, Job, JobState, Reason
 from scheduler.core.job_class import class_of, reason_with_place
 from scheduler.core.marks import Refusal
 from scheduler.core.recovery import Record
@@ -24,6 +25,9 @@ from scheduler.store.database import trouble
 from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places
 from scheduler.store.readings import LastReading, readings
+
+if TYPE_CHECKING:
+    from scheduler.core.endings import Rules
 
 LAST_ENDED = 100
 NOT_YET = Reason("new", "it has not been looked at yet")
@@ -68,21 +72,20 @@ def overview_of(
 ) -> Overview:
     """What there is now; of a store that is not there yet (None) nothing. ``most_waiting``: as `Desk.overview` has it."""
 
-    def now(jobs: Iterable[Job]) -> list[Job]:
-        return list(jobs) if alive else as_recorded(list(jobs), places.attempts)
-
     told = holder(places) if alive else {}
     pid, since, runner = told.get("pid"), _moment(told.get("started_at")), str(told.get("runner") or "")
     if connection is None:
         return Overview(alive, pid, {s.value: 0 for s in JobState}, [], [], {}, [], 0, False, {}, since, runner)
     if most_waiting is None:
-        seen = now(rows.live(connection))
+        seen = list(rows.live(connection))
     else:
-        seen = [*now(rows.in_hand(connection)), *rows.first_pending(connection, most_waiting)]
+        seen = [*rows.in_hand(connection), *rows.first_pending(connection, most_waiting)]
+    counts = rows.counts(connection)
+    if not alive:
+        seen = _recount(counts, seen, as_recorded(connection, seen, places.attempts))
     live = [job for job in seen if not job.state.ended]
     ended = [*(job for job in seen if job.state.ended), *rows.last_ended(connection, LAST_ENDED)]
     ended.sort(key=lambda job: job.finished_at or 0.0, reverse=True)
-    counts = _counts(connection, seen)
     queue_paused = bool(rows.meta(connection, "queue_paused"))
     held = {
         gpu: f"processes {', '.join(str(p.pid) for p in holding.processes)} of job {holding.job}"
@@ -117,49 +120,79 @@ def _gpu_views(connection: sqlite3.Connection, alive: bool, live: Sequence[Job])
     return views
 
 
-def as_recorded(jobs: Sequence[Job], attempts: str) -> list[Job]:
-    """The same jobs while no scheduler runs: of those that ran at last, as their records say it. What would be tried again
-    is left as it was.
+def as_recorded(connection: sqlite3.Connection, jobs: Sequence[Job], attempts: str) -> list[Job]:
+    """The same jobs while no scheduler runs; those that ran at last are as the next start will find them, by their records."""
+    if not any(job.state in HOLDING for job in jobs):
+        return list(jobs)
+    rules = _rules(connection)
+    return [_recorded(replace(job), attempts, rules)[0] if job.state in HOLDING else job for job in jobs]
+
+
+def story_as_recorded(
+    connection: sqlite3.Connection, job: Job, events: Sequence[Event], attempts: str
+) -> tuple[Job, Sequence[Event]]:
+    """The same for one job and its story, which then tells of a run that is to be followed by another."""
+    now, fell = _recorded(replace(job), attempts, _rules(connection))
+    return now, events if fell is None else [*events, fell]
+
+
+def _rules(connection: sqlite3.Connection) -> Rules:
+    """When the next scheduler runs a job again: by the settings of the last one."""
+    settings = {key: value for key, (value, _) in json.loads(rows.meta(connection, "settings") or "{}").items()}
+    tolerance = settings.get("whole_gpu_tolerance", 0.0)
+    gpus = rows.gpus(connection)
+
+    def most_mib(job: Job) -> int:
+        may = (gpu.memory_mib or 0 for gpu in gpus if job.allowed is None or gpu.index in job.allowed)
+        return int(max(may, default=0) * (1 - tolerance))
+
+    from scheduler.core.endings import Rules
+
+    by_memory = bool(settings.get("min_free_mem_mb"))
+    return Rules(oom_retries=settings.get("oom_retries", 0), by_memory=by_memory, most_mib=most_mib)
+
+
+def _recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
+    """A job that was running at last, with the ending that its attempt's record tells; as it was if there is none. And the
+    event that the next start will write, of one that is run again.
     """
-    return [_recorded(job, attempts) if job.state in HOLDING else job for job in jobs]
-
-
-def _recorded(job: Job, attempts: str) -> Job:
-    """A job that was running at last, with the ending that its attempt's record tells; as it was if there is none."""
     try:
         told = record.read(os.path.join(attempts, job.attempt_key))
     except OSError:
-        return job  # what cannot be read now says nothing
+        return job, None  # what cannot be read now says nothing
     if told.kind is not Record.ENDED:
-        return job
-    code, number, note = record.meaning(told.how, told.code)
-    stopped = job.stop_why if job.state is JobState.STOPPING else ""
-    if stopped == "cancelled":
-        state, outcome = JobState.CANCELLED, Outcome.CANCELLED
-    elif code == 0 and stopped != "time_limit":
-        state, outcome = JobState.DONE, Outcome.EXIT
-    elif job.runs_failed < job.spec.retries:
-        job.finished_at = told.ended_at  # its state stays: it will be tried again
-        return job
-    else:
-        state, outcome = JobState.FAILED, Outcome.EXIT if code is not None else Outcome.SIGNAL
-        outcome = Outcome.TIME_LIMIT if stopped == "time_limit" else outcome
-    job.state, job.outcome, job.exit_code, job.signal = state, outcome, code, number
-    job.started_at, job.finished_at = job.started_at or told.started_at, told.ended_at
+        return job, None
+    from scheduler.core.endings import (
+        after_run,
+        ran,
+    )  # here: most calls have no such job, and no time for these imports
+    from scheduler.core.states import Move, move
+    from scheduler.runners.log_end import sign_in_log
+
+    job.exit_code, job.signal, note = record.meaning(told.how, told.code)
+    job.started_at = job.started_at or told.started_at
+    job.finished_at = told.ended_at
+    job.sign = sign_in_log(job, job.exit_code)
     job.notes = (*job.notes, *([note] if note else ()), "it ended while no scheduler was running")
-    return job
+    if job.state is JobState.STARTING:
+        move(job, Move.STARTED, told.ended_at or 0.0)
+    ending = after_run(job, rules)
+    detail = {"attempt": job.attempt, "why": ending.why, **ran(job)}
+    move(job, ending.how, told.ended_at or 0.0)
+    if ending.how is not Move.FELL:
+        job.outcome = ending.outcome
+        return job, None
+    job.need = ending.need or job.need
+    job.reason_code, job.reason = "backoff", f"{ending.why}; it is tried again when a scheduler runs (gpujob start)"
+    return job, Event(job.id, told.ended_at or 0.0, "fell", detail)
 
 
-def _counts(connection: sqlite3.Connection, seen: Iterable[Job]) -> dict[str, int]:
-    """How many jobs are in each state; ``seen``: live rows, some of which have ended all the same."""
-    counts = rows.counts(connection)
-    for job in seen:
-        if job.state.ended:
-            before = rows.get(connection, job.id)
-            if before is not None:
-                counts[before.state.value] -= 1
-                counts[job.state.value] += 1
-    return counts
+def _recount(counts: dict[str, int], rows_: Sequence[Job], now: list[Job]) -> list[Job]:
+    """Correct ``counts`` (jobs in each state, as the store has them) by what became of these rows; returns ``now``."""
+    for row, job in zip(rows_, now, strict=True):
+        counts[row.state.value] -= 1
+        counts[job.state.value] += 1
+    return now
 
 
 def _moment(value: object) -> float | None:
@@ -272,13 +305,14 @@ class Watch:
     def _ask(self, connection: sqlite3.Connection, news: News) -> None:
         changed = {job.id: job for job in map(rows.job_of, self._changes.jobs(connection))}
         in_hand = list(rows.in_hand(connection))
+        counts = rows.counts(connection)
         if not self._alive:
-            in_hand = as_recorded(in_hand, self._places.attempts)
-            ended = {job.id: job.state for job in in_hand if job.state.ended}
+            in_hand = _recount(counts, in_hand, as_recorded(connection, in_hand, self._places.attempts))
+            over = {job.id: job.state for job in in_hand if job.state not in HOLDING}
             changed |= {
-                job.id: job for job in in_hand if job.id in changed or ended.get(job.id) != self._recorded.get(job.id)
+                job.id: job for job in in_hand if job.id in changed or over.get(job.id) != self._recorded.get(job.id)
             }
-            self._recorded = ended
+            self._recorded = over
         first = [rows.job_of(row) for row in self._changes.first]
         reasons = reasons_of(connection, first)
         for job in first:
@@ -289,10 +323,10 @@ class Watch:
             own = Reason(job.reason_code, without_secrets(job.reason)) if job.reason_code else None
             waits = job.state is JobState.PENDING
             news.jobs.append((job, (reasons.get(number) or own) if waits else None))
-        gpus = _gpu_views(connection, bool(self._alive), [job for job in in_hand if not job.state.ended])
+        gpus = _gpu_views(connection, bool(self._alive), [job for job in in_hand if job.state in HOLDING])
         if _told(gpus) != _told(self._gpus) or self._queue is None:
             news.gpus = self._gpus = gpus
-        queue = (bool(rows.meta(connection, "queue_paused")), _counts(connection, in_hand))
+        queue = (bool(rows.meta(connection, "queue_paused")), counts)
         if queue != self._queue:
             news.queue = self._queue = queue
 

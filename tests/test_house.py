@@ -25,7 +25,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "store": ("core", "store", "crashpoints", "opening"),
     "runners": ("core", "runners", "crashpoints", "opening"),
     "desk": ("core", "intake", "overview", "store"),
-    "overview": ("core", "overview", "runners.record", "store"),  # records: what ended while nobody took note of it
+    "overview": (
+        "core",
+        "overview",
+        "runners.log_end",
+        "runners.record",
+        "store",
+    ),  # what ended while nobody took note of it
     "engine": ("core", "intake", "probes", "store", "runners", "crashpoints", "opening", "engine"),
     "faces": (
         "",  # where the package lies

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from scheduler.core.decide import Turn
 
 UNDYING = "it does not die of SIGKILL (stuck in the kernel, on a disk or a driver?); its GPUs stay taken"
-ENDED_ALREADY = "has ended already"
 
 
 def answer(turn: Turn, fact: Asked) -> None:
@@ -50,7 +49,7 @@ def answer(turn: Turn, fact: Asked) -> None:
         needs = dict(zip(request.jobs, request.needs, strict=False))
         lines, code = _each(turn, request.jobs, lambda job: edit(turn, job, request.changes, needs.get(job.id)))
     elif isinstance(request, Requeue):
-        lines, code = _each(turn, request.jobs, lambda job: _requeue(turn, job, request.unless_done))
+        lines, code = _each(turn, request.jobs, lambda job: _requeue(turn, job, request))
     elif isinstance(request, PauseQueue):
         lines, code = [_pause_queue(turn, request.on)], 0
     elif isinstance(request, (Pause, Resume)):
@@ -212,7 +211,7 @@ def _swap(turn: Turn, job: Job, others: tuple[int, ...]) -> str:
 def _cancel(turn: Turn, job: Job) -> str:
     now = turn.now
     if job.state.ended:
-        return f"job {job.id} {ENDED_ALREADY} ({job.state.value})"
+        return f"job {job.id} has ended already ({job.state.value})"
     if job.state is JobState.STOPPING:
         if job.stop_why != "cancelled":  # its time limit was first; it must not be tried again all the same
             job.stop_why = "cancelled"
@@ -233,11 +232,14 @@ def _cancel(turn: Turn, job: Job) -> str:
     return f"job {job.id}: SIGTERM to all its processes, SIGKILL after {turn.world.policy.kill_grace_s:g} s"
 
 
-def _requeue(turn: Turn, job: Job, unless_done: bool) -> str:
-    if unless_done and job.succeeded:
+def _requeue(turn: Turn, job: Job, request: Requeue) -> str:
+    if request.unless_done and job.succeeded:
         return f"job {job.id} has ended well meanwhile; it is not run again"
     if not job.state.ended:
         return f"job {job.id} is {job.state.value} already"
+    seen = request.seen(job.id)
+    if seen is not None and job.attempt > seen:
+        return f"job {job.id} has run again meanwhile (attempt {job.attempt})"
     equal = _equal(turn, job)
     if equal is not None:
         raise Refused(
@@ -247,7 +249,7 @@ def _requeue(turn: Turn, job: Job, unless_done: bool) -> str:
     before = job.state.value
     move(job, Move.REQUEUED, turn.now.wall)
     job.start_failures = job.runs_failed = job.oom_retries = 0
-    job.not_before = job.failure = None
+    job.not_before = job.sign = None
     job.order = job.id
     if job.spec.caller:  # whoever waited for it in the foreground has gone on
         job.spec = replace(job.spec, caller="")

@@ -206,8 +206,10 @@ class Config:
         "a copy of all jobs with the history of their status, a line of JSON each (JSONL); empty: none",
         path=True,
     )
-    gpus: int | None = _option(None, _gpu_count, "manage GPUs 0..N-1; empty: all that are seen")
-    gpu_ids: tuple[int, ...] | None = _option(None, _gpu_ids, "manage just these GPUs, say [0, 2]; empty: as gpus says")
+    gpus: int | None = _option(None, _gpu_count, "manage GPUs 0..N-1; empty: all that are seen", reload=True)
+    gpu_ids: tuple[int, ...] | None = _option(
+        None, _gpu_ids, "manage just these GPUs, say [0, 2]; empty: as gpus says", reload=True
+    )
     without_gpus: bool = _option(
         False,
         _flag,
@@ -295,7 +297,7 @@ class Config:
     order: str = _option("fifo", _one_of("fifo", "short"), "equal priorities: fifo, or short jobs before long ones")
     aging: float = _option(0.0, _number, "hours of waiting that outweigh one priority level; 0: never")
     max_overtakes: int = _option(
-        0,
+        10,
         _whole(0),
         "a job that later ones have overtaken this often gets what falls free before them; 0: never",
         reload=True,

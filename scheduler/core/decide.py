@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from scheduler.core.answering import UNDYING, answer
+from scheduler.core.endings import CANCELLED, Meaning, Rules, after_loss, after_no_start, after_run, ran
 from scheduler.core.estimate import Estimates
 from scheduler.core.facts import (
     Arrived,
@@ -23,9 +24,8 @@ from scheduler.core.facts import (
     Started,
     Unclaimed,
 )
-from scheduler.core.failure import OUT_OF_MEMORY
-from scheduler.core.gpu import BY_MEMORY, WHOLE, Need, gpu_ids_text, ids_of
-from scheduler.core.job import TICKS_A_SECOND, Event, Holding, Job, JobState, Outcome, Process, Reason
+from scheduler.core.gpu import WHOLE, Need, gpu_ids_text, ids_of
+from scheduler.core.job import TICKS_A_SECOND, Event, Failure, Holding, Job, JobState, Outcome, Process, Reason
 from scheduler.core.job_class import JobClass, class_of
 from scheduler.core.noticing import judge_gpus
 from scheduler.core.pauses import Pauses
@@ -34,9 +34,8 @@ from scheduler.core.queue import Order, Queue
 from scheduler.core.requests import Answer
 from scheduler.core.retry import LONGEST_WAIT_S, backoff_s
 from scheduler.core.states import Move, move
-from scheduler.core.tallies import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_OUT_OF_MEMORY
+from scheduler.core.tallies import RETRY_COULD_NOT_START, RETRY_FAILED
 from scheduler.core.telemetry import FRESH_S, Limits, Tenant
-from scheduler.core.units import mib_text
 
 MOST_STARTS_A_TURN = 256  # so that one paste of 10,000 lines does not hold up everything else
 KILL_AGAIN_S = 1.0
@@ -100,13 +99,6 @@ def never_missing(job: Job) -> str:
 def no_blocker(identity: str) -> Job | None:
     """No job is the same wish as another (for worlds without a store)."""
     return None
-
-
-def ran(job: Job) -> dict[str, float]:
-    """How long the attempt ran that has just ended, for its event: that may be written much later, by another scheduler."""
-    if job.started_at is None or job.finished_at is None:
-        return {}
-    return {"ran": round(max(0.0, job.finished_at - job.started_at), 3)}
 
 
 @dataclass(slots=True)
@@ -380,7 +372,7 @@ class Turn:
         if job.started_at is None:
             job.started_at = fact.at
         job.exit_code, job.signal = fact.exit_code, fact.signal
-        job.finished_at, job.failure = fact.at, fact.failure
+        job.finished_at, job.sign = fact.at, self._with_memory(job, fact.failure)
         if fact.note:
             job.notes = (*job.notes, fact.note)
         self.plan.must_sync = True
@@ -390,55 +382,44 @@ class Turn:
             return
         self._finish(job, fact.leftovers)
 
-    def _finish(self, job: Job, leftovers: tuple[Process, ...]) -> None:
-        if job.state is JobState.STOPPING and job.stop_why == "cancelled":
-            self._end(job, Move.STOPPED, Outcome.CANCELLED, leftovers)
-        elif job.state is JobState.STOPPING and job.stop_why == "time_limit":
-            self._fail(job, Outcome.TIME_LIMIT, leftovers)
-        elif job.exit_code == 0:
-            self.world.estimates.learn(job.spec, job.need, (job.finished_at or 0.0) - (job.started_at or 0.0))
-            self._end(job, Move.SUCCEEDED, Outcome.EXIT, leftovers)
-        else:
-            self._fail(job, Outcome.EXIT if job.exit_code is not None else Outcome.SIGNAL, leftovers)
-
-    def _fail(self, job: Job, outcome: Outcome, leftovers: tuple[Process, ...]) -> None:
-        """A run ended badly: again if the job has retries, or ran out of GPU memory, else it failed."""
-        how = f"exit code {job.exit_code}" if job.exit_code is not None else f"signal {job.signal}"
-        if job.runs_failed < job.spec.retries:
-            job.runs_failed += 1
-            left = f"run {job.runs_failed} of {job.spec.retries + 1}"
-            wait = backoff_s(job.runs_failed, self.world.policy.assign_retry_wait_s, self.jitter)
-            self._fall_back(job, leftovers, RETRY_FAILED, f"ended with {how}; {left}", wait)
-            return
-        out_of_memory = job.failure is not None and job.failure.kind == OUT_OF_MEMORY
-        shares = job.need.count > 0 and 0 < job.need.parts < WHOLE
-        if out_of_memory and job.oom_retries < self.world.policy.oom_retries and shares:
-            if self.world.policy.limits.by_memory and job.need.parts == BY_MEMORY:
-                if self._with_more_memory(job, leftovers):
-                    return
-                self._end(job, Move.GAVE_UP, outcome, leftovers)
-                return
-            job.oom_retries += 1
-            before, after = job.need, Need(job.need.count, min(WHOLE, job.need.parts * 2))
-            note = f"ran out of GPU memory with a need of {before}; tried again with {after}"
-            self._fall_back(job, leftovers, RETRY_OUT_OF_MEMORY, note, 0.0, after)
-            job.notes = (*job.notes, note)
-            return
-        self._end(job, Move.GAVE_UP, outcome, leftovers)
-
-    def _with_more_memory(self, job: Job, leftovers: tuple[Process, ...]) -> bool:
-        """Try a job that books memory again with twice as much, or all that a GPU has; False if it had that already."""
-        before = job.spec.vram_mib or 0
+    def _with_memory(self, job: Job, sign: Failure | None) -> Failure | None:
+        """What the log tells, with the memory that the job asked for and was seen to use."""
+        if sign is None:
+            return None
         fleet = self.world.fleet
-        most = max(map(fleet.telemetry.most_mib, ids_of(fleet.allowed_mask(job.allowed))), default=0)
-        after = min(most, 2 * before)
-        if after <= before:
-            return False
-        job.oom_retries += 1
-        note = f"ran out of GPU memory with {mib_text(before)} booked; tried again with {mib_text(after)}"
-        self._fall_back(job, leftovers, RETRY_OUT_OF_MEMORY, note, 0.0, vram_mib=after)
-        job.notes = (*job.notes, note)
-        return True
+        sizes = [fleet.gpus[gpu].memory_mib for gpu in job.gpus if gpu in fleet.gpus]
+        known = [size for size in sizes if size is not None]
+        asked = job.spec.vram_mib or (min(known) * job.need.parts // WHOLE if known else 0)
+        return replace(sign, peak_mib=fleet.telemetry.peaks.get(job.attempt_key), asked_mib=asked or None)
+
+    def _finish(self, job: Job, leftovers: tuple[Process, ...]) -> None:
+        ending = after_run(job, self._rules())
+        if ending.how is Move.FELL:
+            self._run_again(job, ending, leftovers)
+            return
+        if ending.how is Move.SUCCEEDED:
+            self.world.estimates.learn(job.spec, job.need, (job.finished_at or 0.0) - (job.started_at or 0.0))
+        self._end(job, ending, leftovers)
+
+    def _rules(self) -> Rules:
+        policy, fleet = self.world.policy, self.world.fleet
+
+        def most_mib(job: Job) -> int:
+            return max(map(fleet.telemetry.most_mib, ids_of(fleet.allowed_mask(job.allowed))), default=0)
+
+        return Rules(policy.max_assign_attempts, True, policy.oom_retries, policy.limits.by_memory, most_mib)
+
+    def _run_again(self, job: Job, ending: Meaning, leftovers: tuple[Process, ...]) -> None:
+        tries = 0
+        if ending.cause == RETRY_FAILED:
+            tries = job.runs_failed = job.runs_failed + 1
+        elif ending.cause == RETRY_COULD_NOT_START:
+            tries = job.start_failures = job.start_failures + 1
+        else:
+            job.oom_retries += 1
+            job.notes = (*job.notes, ending.why)
+        wait = backoff_s(tries, self.world.policy.assign_retry_wait_s, self.jitter) if tries else 0.0
+        self._fall_back(job, leftovers, ending.cause, ending.why, wait, ending.need, ending.vram_mib)
 
     def _fall_back(
         self,
@@ -466,13 +447,18 @@ class Turn:
         self.plan.must_sync = True
         self.enqueue(job)
 
-    def _end(self, job: Job, how: Move, outcome: Outcome, leftovers: tuple[Process, ...]) -> None:
+    def _end(self, job: Job, ending: Meaning, leftovers: tuple[Process, ...]) -> None:
         self._release(job, leftovers)
-        move(job, how, self.now.wall)
-        job.outcome = outcome
+        move(job, ending.how, self.now.wall)
+        job.outcome = ending.outcome
         job.not_before = None
         self.plan.must_sync = True
-        detail = {"outcome": outcome.value, "exit_code": job.exit_code, "signal": job.signal, "attempt": job.attempt}
+        detail = {
+            "outcome": ending.outcome.value,
+            "exit_code": job.exit_code,
+            "signal": job.signal,
+            "attempt": job.attempt,
+        }
         self.changed(job, job.state.value, **detail, **ran(job))
         self.after_end(job)
 
@@ -482,6 +468,7 @@ class Turn:
         world.live.pop(job.id, None)
         world.leader_ended.discard(job.id)
         world.killed.pop(job.id, None)
+        world.fleet.telemetry.peaks.pop(job.attempt_key, None)
         vram = job.spec.vram_mib or 0
         if job.attempt_key in world.unbooked:
             world.unbooked.discard(job.attempt_key)
@@ -516,25 +503,22 @@ class Turn:
         job = self._of(fact.job, fact.attempt)
         if job is None:
             return
+        ending = after_no_start(job, fact.why, fact.lasting, self._rules())
+        if ending.how is Move.FELL:
+            self._run_again(job, ending, ())
+            return
         job.start_failures += 1
-        most = self.world.policy.max_assign_attempts
-        if job.state is JobState.STOPPING:
-            self._end(job, Move.STOPPED, Outcome.CANCELLED, ())
-        elif fact.lasting or job.start_failures >= most:
+        if ending.how is Move.GAVE_UP:
             times = "" if fact.lasting else f" ({job.start_failures} tries)"
             job.notes = (*job.notes, f"could not start: {fact.why}{times}")
-            self._end(job, Move.GAVE_UP, Outcome.COULD_NOT_START, ())
-        else:
-            wait = backoff_s(job.start_failures, self.world.policy.assign_retry_wait_s, self.jitter)
-            why = f"start failed: {fact.why}; attempt {job.start_failures + 1} of {most}"
-            self._fall_back(job, (), RETRY_COULD_NOT_START, why, wait)
+        self._end(job, ending, ())
 
     def _unclaimed(self, fact: Unclaimed) -> None:
         job = self._of(fact.job, fact.attempt)
         if job is None:
             return
         if job.state is JobState.STOPPING:
-            self._end(job, Move.STOPPED, Outcome.CANCELLED, ())
+            self._end(job, CANCELLED, ())
             return
         self._release(job, ())
         move(job, Move.FELL, self.now.wall)
@@ -547,10 +531,7 @@ class Turn:
             return
         job.finished_at = fact.at
         job.notes = (*job.notes, f"lost: {fact.why}")
-        if job.state is JobState.STOPPING and job.stop_why == "cancelled":
-            self._end(job, Move.STOPPED, Outcome.CANCELLED, fact.leftovers)
-        else:
-            self._end(job, Move.GAVE_UP, Outcome.LOST, fact.leftovers)
+        self._end(job, after_loss(job), fact.leftovers)
 
     def stop(self, job: Job) -> None:
         move(job, Move.STOP_ASKED, self.now.wall)
@@ -639,7 +620,7 @@ class Turn:
         job.attempt += 1
         move(job, Move.PLACED, self.now.wall)
         job.gpus = gpus
-        job.process = job.started_at = job.not_before = job.failure = None
+        job.process = job.started_at = job.not_before = job.sign = None
         job.reason_code = job.reason = ""
         self.world.live[job.id] = job
         self.plan.starts.append(job)

@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dataclasses import dataclass
     from typing import Any
+else:
+    from scheduler.core.quick_dataclass import dataclass
 
 LONGEST_GUESSED = 200
 LONGEST_SHOWN = 40
@@ -19,16 +22,18 @@ class SchedulerError(Exception):
     """Something the user has to know: one line, and the exit code that goes with it.
 
     ``what`` is a whole sentence without a final full stop; ``where`` names the file, line or job;
-    ``do`` says what would help. ``exit_code`` follows docs/formats.md (1 error).
+    ``do`` says what would help. ``exit_code`` follows docs/formats.md (1 error). ``code`` tells our own code what kind of
+    error it is, where one class stands for several; no code looks at sentences.
     """
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str = "", do: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", do: str = "", code: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.where = where
         self.do = do
+        self.code = code
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
@@ -44,6 +49,12 @@ class UsageError(SchedulerError):
     """An option, a value, a config file or a line that cannot be read (exit code 2)."""
 
     exit_code = 2
+
+
+DENIED, NO_PLAIN_FILE, UNSEEN = "denied", "no plain file", "unseen"  # codes of files that cannot be read
+BACKWARDS = "backwards"  # code of a range of GPUs such as 3-1
+NEWER = "newer"  # code of a store that a newer gpujob has written
+DECIDE_ANEW = "decide anew"  # code of a turn that was overtaken by what happened meanwhile: nothing is wrong
 
 
 class Mistakes(UsageError):
@@ -70,6 +81,39 @@ def raise_all(errors: Sequence[SchedulerError]) -> None:
         raise errors[0]
     if errors:
         raise Mistakes(errors)
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """Who besides us could write a file or folder: ``code`` is OWNER, WRITERS or LINK.
+
+    ``place`` is that file, folder or link, ``owner`` its user id. ``mend``: what to do about it; ``also``: what else would do.
+    """
+
+    code: str
+    said: str
+    place: str
+    owner: int = -1
+    mend: str = ""
+    also: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.said}: {self.mend}{self.also}" if self.mend else self.said
+
+
+OWNER, WRITERS, LINK = (
+    "owner",
+    "writers",
+    "link",
+)  # codes of an Exposure: it is another's, others may write it, another's link
+
+
+class FileTrouble(SchedulerError):
+    """A file of people's cannot be read now; it is looked at again."""
+
+    def __init__(self, what: str, *, where: str = "", exposure: Exposure | None = None) -> None:
+        super().__init__(what, where=where)
+        self.exposure = exposure
 
 
 class Refused(SchedulerError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from scheduler.core.gpu import BY_MEMORY, WHOLE, Need
 from scheduler.core.job import Failure
 
 OUT_OF_MEMORY = "oom"
@@ -14,7 +15,7 @@ _SIGNS = (
     (
         OUT_OF_MEMORY,
         re.compile(r"CUDA out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED", re.I),
-        "it ran out of GPU memory: give it a larger share (;gpus=1) or a smaller batch",
+        "it ran out of GPU memory: ",  # and what helps, by what it had (`_more_memory`)
     ),
     (
         BAD_ORDINAL,
@@ -42,16 +43,25 @@ _SIGNS = (
 )
 
 
-def quiet_failure_in(tail: str) -> Failure | None:
+def warning_in(tail: str, need: Need) -> Failure | None:
     """What a job that ended with exit code 0 should not have said: that it ran out of GPU memory."""
-    found = failure_in(tail) if _SIGNS[0][1].search(tail) else None
+    found = failure_in(tail, need) if _SIGNS[0][1].search(tail) else None
     return found if found is not None and found.kind == OUT_OF_MEMORY else None
 
 
-def failure_in(tail: str) -> Failure | None:
-    """The last line of ``tail`` that names a known cause, with a hint; None when there is none."""
+def failure_in(tail: str, need: Need) -> Failure | None:
+    """The last line of ``tail`` that names a known cause, with a hint; None when there is none. ``need``: what the job had."""
     for line in reversed(tail.splitlines()):
         for kind, sign, hint in _SIGNS:
             if sign.search(line):
-                return Failure(kind, line.strip()[:300], hint)
+                more = _more_memory(need) if kind == OUT_OF_MEMORY else ""
+                return Failure(kind, line.strip()[:300], hint + more)
     return None
+
+
+def _more_memory(need: Need) -> str:
+    if need.count and need.parts == BY_MEMORY:
+        return "let it book more (;vram=) or give it a smaller batch"
+    if need.count and 0 < need.parts < WHOLE:
+        return "give it a larger share (;gpus=1) or a smaller batch"
+    return "it had the whole of it, so give it a smaller batch, or a GPU with more memory (;allowed=)"

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterable
 
-from scheduler.core.errors import Refused, UsageError
+from scheduler.core.errors import BACKWARDS, Refused, UsageError
 
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
 TYPE_CHECKING = False
@@ -165,7 +165,8 @@ def parse_gpu_ids(text: str) -> tuple[int, ...] | None:
         low = int(match.group(1))
         high = int(match.group(2)) if match.group(2) else low
         if high < low:
-            raise UsageError(f"the GPU range {piece.strip()} runs backwards", do=f"write {high}-{low}")
+            what = f"the GPU range {piece.strip()} runs backwards"
+            raise UsageError(what, do=f"write {high}-{low}", code=BACKWARDS)
         if high > HIGHEST_GPU_ID:
             raise Refused(f"there is no GPU {high}", do=f"GPU ids go from 0 to {HIGHEST_GPU_ID} at most")
         ids.update(range(low, high + 1))

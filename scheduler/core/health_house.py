@@ -6,15 +6,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler.core.errors import SchedulerError, word
+from scheduler.core.errors import (
+    DENIED,
+    LINK,
+    NO_PLAIN_FILE,
+    OWNER,
+    UNSEEN,
+    WRITERS,
+    FileTrouble,
+    SchedulerError,
+    word,
+)
 from scheduler.core.health import Finding, Mark, Who, good, not_told
 
 MOST_NAMED = 20
-_WRITERS = re.compile(
-    r"(.*?): ((?:chmod [og]-w|setfacl -b) .*?)(?: \(or .*\))?$", re.DOTALL
-)  # the path in it is quoted
-_OWNED = re.compile(r"it belongs to user (\d+): chown it to yourself: (.*)", re.DOTALL)
-_LINK = re.compile(r"the link (.*) belongs to user \d+$", re.DOTALL)
 _LINE = re.compile(r"(/.*?):(\d+)(?::\d+)?$", re.DOTALL)
 
 
@@ -182,30 +187,25 @@ def input_file(
     """
     if error is None:
         return good(check, path if there else f"{path}, not there yet")
-    said = error.what.removeprefix("not read: ")
-    what = said.removeprefix("of its folder, ")
-    writers, owned, link, line = (
-        _WRITERS.match(what), _OWNED.match(what), _LINK.match(what), _LINE.match(error.where),
-    )  # fmt: skip
-    mend = ""
-    wrong = said
-    if owner is not None and (owned or link):
-        if owned and int(owned[1]) == owner:
+    exposed = error.exposure if isinstance(error, FileTrouble) else None
+    if exposed is not None and owner is not None and exposed.code in (OWNER, LINK):
+        if exposed.code == OWNER and exposed.owner == owner:
             return Finding(check, Mark.UNKNOWN, f"cannot be told: whether only its owner can write {path}", "", again)
-        return Finding(check, Mark.BAD, error.where or path, said.partition(": chown")[0])
-    if writers:
-        wrong, mend = said.partition(f": {writers[2]}")[0], writers[2]
-    elif owned:
-        wrong, mend = said.partition(": chown")[0], who.root(f"chown {word(who.name)} {owned[2]}")
-    elif link:
-        mend = who.root(f"chown -h {word(who.name)} {word(link[1])}")
+        return Finding(check, Mark.BAD, error.where or path, exposed.said)
+    line = _LINE.match(error.where)
+    wrong, mend = error.what, ""
+    if exposed is not None:
+        wrong, mend = exposed.said, exposed.mend
+        if exposed.code != WRITERS:
+            chown = "chown -h" if exposed.code == LINK else "chown"
+            mend = who.root(f"{chown} {word(who.name)} {word(exposed.place)}")
     elif line:
         wrong, mend = f"line {line[2]}: {wrong}", f'"${{EDITOR:-vi}}" +{line[2]} {word(line[1])}'
-    elif "cannot be read: Permission denied" in what:
+    elif error.code == DENIED:
         mend = f"chmod u+r {word(path)}"
-    elif "plain file" in what:
+    elif error.code == NO_PLAIN_FILE:
         mend = "" if device else f"mv {word(path)} {word(f'{path}.old')}"
-    elif "cannot be looked at" in what:
+    elif error.code == UNSEEN:
         mend = ""
     elif error.where == path:
         mend = f'"${{EDITOR:-vi}}" {word(path)}'

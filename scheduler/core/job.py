@@ -92,7 +92,7 @@ class JobSpec:
     variables: tuple[str, ...] = ()  # NAME=VALUE, over the environment; shown nowhere
     output: str = "log"  # log, or none: what it writes is kept nowhere
     log_dir: str = ""  # in place of the config's
-    log_name: str = ""  # the beginning of its log's name; some letters follow that make it new
+    log_name: str = ""  # its log's name (`core/log_names.py`)
     stderr_apart: bool = False  # into a file called as the log, and ".e"
     gzip: bool = False
     caller: str = ""  # "PID TICKS SOCKET" of who waits for it in the foreground, and gives it descriptors there
@@ -177,11 +177,13 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a job failed, as far as its log tells."""
+    """Why a job failed, as far as its log tells; of one GPU the MiB that it asked for, and the most that were measured."""
 
     kind: str
     line: str = ""
     hint: str = ""
+    peak_mib: int | None = None  # None: never measured
+    asked_mib: int | None = None  # None: the size of the GPU is not known
 
 
 @dataclass(slots=True)
@@ -221,7 +223,12 @@ class Job:
     stop_at: float | None = None
     held: bool = False
     notes: tuple[str, ...] = ()
-    failure: Failure | None = None
+    sign: Failure | None = None  # what the end of its log tells; of one that ended with 0 a warning at most
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it failed, as far as its log tells; None for one that ended well."""
+        return None if self.succeeded else self.sign
 
     @property
     def attempt_key(self) -> str:

@@ -1,12 +1,13 @@
-"""How much GPU a job needs: its own wish, else the model named by ``--llm``, else the default."""
+"""How much GPU a job needs: its own wish, else the model named by ``--llm``, else its memory's part of a GPU, else the default."""
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all, said
-from scheduler.core.gpu import BY_MEMORY, HIGHEST_GPU_ID, Need, decimal_text, rounding_note
+from scheduler.core.gpu import BY_MEMORY, HIGHEST_GPU_ID, WHOLE, Gpu, Need, decimal_text, rounding_note
 from scheduler.core.job import JobSpec
 
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
@@ -28,6 +29,10 @@ class ModelTable:
 
     default: str = "1"
     models: Mapping[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> str:
+        """As a file would have it; `table_from` reads it back."""
+        return json.dumps({"default_requirement": self.default, "models": dict(self.models)})
 
 
 def table_from(data: Any, where: str, place: Callable[[str], str] | None = None) -> ModelTable:
@@ -114,8 +119,11 @@ def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
     return replace(spec, gpus=decimal_text(BY_MEMORY), vram_mib=spec.vram_mib or mib)
 
 
-def need_of(spec: JobSpec, table: ModelTable) -> tuple[Need, tuple[str, ...]]:
-    """The need of a job and what is to be said about it once (rounded up, unknown model)."""
+def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tuple[Need, tuple[str, ...]]:
+    """The need of a job and what is to be said about it once (rounded up, unknown model).
+
+    ``gpus``: the managed ones. A job that says only how much memory it needs (``vram``) gets that part of a GPU.
+    """
     notes: list[str] = []
     if spec.on:
         return Need(len(spec.on), 0), ()
@@ -126,12 +134,13 @@ def need_of(spec: JobSpec, table: ModelTable) -> tuple[Need, tuple[str, ...]]:
         if model is not None and model in table.models:
             text = table.models[model]
         else:
-            text = table.default
+            text = _part_of_a_gpu(spec.vram_mib, spec.allowed, gpus) if spec.vram_mib else table.default
             if model is not None:
                 near = nearest(model, table.models)
                 also = f" (did you mean {near}?)" if near else ""
                 missing = "is not in the model table" if table.models else "stands in no model table, for there is none"
-                notes.append(f"model {model} {missing}{also}: needs the default, {text}")
+                which = "what vram says" if spec.vram_mib else "the default"
+                notes.append(f"model {model} {missing}{also}: needs {which}, {text}")
     rounded = rounding_note(text)
     if rounded:
         notes.append(rounded)
@@ -141,3 +150,12 @@ def need_of(spec: JobSpec, table: ModelTable) -> tuple[Need, tuple[str, ...]]:
     elif spec.slots > 1:
         notes.append(f"slots={spec.slots} has no effect: it needs {need.in_words()}")
     return need, tuple(notes)
+
+
+def _part_of_a_gpu(mib: int, allowed: Collection[int] | None, gpus: Collection[Gpu]) -> str:
+    """The share that so much memory is: of the smallest GPU that has it, rounded up; all of one whose size nobody knows."""
+    sizes = [gpu.memory_mib for gpu in gpus if allowed is None or gpu.index in allowed]
+    large = [size for size in sizes if size is not None and size >= mib]
+    if not large or None in sizes:
+        return "1"
+    return decimal_text(-(-mib * WHOLE // min(large)))

@@ -28,13 +28,19 @@ def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
     """``job_<id>_<stamp>.log``; attempts after the first add ``_a2``. ``stamp`` is YYYYmmdd_HHMMSS, local time.
 
     ``number``: the first, second, … choice; another scheduler that logs to this folder may have taken the name.
-    A job that names its log itself gets ``<name>.<letters>``. What is packed ends in ``.gz``: in screen mode nothing is.
+    A job that names its log itself gets that very name, ``run.log``; later attempts and choices add to it: ``run_a2.log``. Those of
+    `ts` get ``<name>.<letters>``. What is packed ends in ``.gz``: in screen mode nothing is.
     """
     packed = ".gz" if job.spec.gzip and job.runner != "screen" else ""
-    if job.spec.log_name:
+    if job.spec.log_name and job.spec.source == "ts":
         return f"{job.spec.log_name}.{letters}{packed}"
     again = f"_a{job.attempt}" if job.attempt > 1 else ""
-    return f"job_{job.id}_{stamp}{again}{f'_{number}' if number > 1 else ''}.log{packed}"
+    again += f"_{number}" if number > 1 else ""
+    if job.spec.log_name:
+        stem, dot, ending = job.spec.log_name.rpartition(".")
+        name = f"{stem}{again}{dot}{ending}" if stem else f"{job.spec.log_name}{again}"
+        return f"{name}{packed}"
+    return f"job_{job.id}_{stamp}{again}.log{packed}"
 
 
 def is_packed(log: str) -> bool:

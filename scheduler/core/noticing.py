@@ -8,6 +8,7 @@ from scheduler.core.gpu import gpu_ids_text
 
 if TYPE_CHECKING:
     from scheduler.core.decide import Turn
+    from scheduler.core.telemetry import Card
 
 
 def judge_gpus(turn: Turn) -> None:
@@ -19,6 +20,7 @@ def judge_gpus(turn: Turn) -> None:
     telemetry.judge(turn.now)
     silent, free_again = [], []
     for index, card in telemetry.cards.items():
+        _name_strays(turn, index, card)
         before, after = world.told.get(index), card.verdict
         what = "trouble" if after.code == "stale" and telemetry.trouble else after.code
         passing = what == "releasing" or (what == "foreign" and not card.blocked)
@@ -43,3 +45,15 @@ def judge_gpus(turn: Turn) -> None:
         turn.plan.notices.append(
             (f"no telemetry from GPU {gpus}: {telemetry.trouble}; no new job goes there, running jobs go on", True)
         )
+
+
+def _name_strays(turn: Turn, index: int, card: Card) -> None:
+    """A job of ours whose process is on a GPU that it was not given is told so, once."""
+    note = f"uses GPU {index}, which it was not given"
+    for stranger in card.strangers:
+        number = stranger.owner.partition(".")[0]
+        job = turn.world.live.get(int(number)) if number.isdigit() else None
+        if job is not None and job.attempt_key == stranger.owner and note not in job.notes:
+            job.notes = (*job.notes, note)
+            used = None if stranger.memory_mib is None else stranger.memory_mib << 20
+            turn.changed(job, "stray", gpu=index, pid=stranger.pid, memory=used)

@@ -55,6 +55,11 @@ class Fleet:
         return gpu >= 0 and bool(self.all_mask >> gpu & 1)
 
     @property
+    def managed(self) -> list[Gpu]:
+        """The GPUs that jobs may be put on."""
+        return [gpu for index, gpu in self.gpus.items() if self.manages(index)]
+
+    @property
     def usable_mask(self) -> int:
         """GPUs that may take a job at all."""
         return self.all_mask & ~self.paused_mask & ~self.telemetry.blocked_mask & ~self.kept_mask
@@ -107,7 +112,8 @@ class Fleet:
             usable = mask_of(i for i in ids_of(usable) if room(i, need.parts, kind.vram_mib))
         if not usable:
             return None
-        if need.parts == BY_MEMORY and need.count == 1 and self.telemetry.cards:
+        books_memory = self.telemetry.limits.by_memory and need.parts == BY_MEMORY and bool(kind.vram_mib)
+        if books_memory and need.count == 1 and self.telemetry.cards:
             return self._find_most_memory(usable)
         return self._find_share(need.parts, usable) if need.count == 1 else self._find_wide(need, usable)
 

@@ -17,10 +17,19 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Run these ended jobs again: same id, new attempt, new log; ``unless_done``: not those that ended well."""
+    """Run these ended jobs again: same id, new attempt, new log; ``unless_done``: not those that ended well.
+
+    ``after``: the attempt of each job that was seen to have ended. One that has had another since is left alone, so that many
+    who ask at once start one attempt. Empty: whatever the attempt is.
+    """
 
     jobs: tuple[int, ...]
     unless_done: bool = False
+    after: tuple[int, ...] = ()
+
+    def seen(self, job: int) -> int | None:
+        """The attempt of this job that was seen; None if that does not matter."""
+        return dict(zip(self.jobs, self.after, strict=True)).get(job) if self.after else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,7 @@ class Telemetry:
     tenants: Callable[[int], Sequence[Tenant]] = _nobody
     trouble: str = ""
     took_s: float = 0.0  # from asking to hearing, last time
+    peaks: dict[str, int] = field(default_factory=dict)  # attempt → the most MiB that it was seen to use of one GPU
     blocked_mask: int = 0
     lasting_mask: int = 0  # of the blocked ones those that no waiting mends
     whole_blocked_mask: int = 0
@@ -288,6 +289,9 @@ class Telemetry:
                 hidden.append(process)
             else:
                 foreign.append(process)
+        for key, mib in own.items():
+            if mib > self.peaks.get(key, 0):
+                self.peaks[key] = int(mib)
         rest = max(0.0, used - sum(own.values()))
         # An empty list beside memory in use is what a container shows: as good as no list.
         blind = reading.processes is None or (not reading.processes and rest > _most_baseline(total))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, TypeGuard
 
+from scheduler.core.endings import CANCELLED, NEVER_AGAIN, Meaning, after_loss, after_no_start, after_run
 from scheduler.core.errors import SchedulerError, UsageError, said
 from scheduler.core.facts import Ended, Fact, Lost, NeverRan, Started, Unclaimed
 from scheduler.core.gpu import Need
@@ -187,25 +188,18 @@ def take(command: Command, fact: Fact, *, skip_errors: bool = False) -> None:
         if job.state is JobState.STARTING:
             move(job, Move.STARTED, fact.at)
         job.exit_code, job.signal, job.finished_at = fact.exit_code, fact.signal, fact.at
-        if job.state is JobState.STOPPING:
-            _settle(command, Move.STOPPED, fact.at, job.stop_why)
-        elif fact.exit_code == 0:
-            _settle(command, Move.SUCCEEDED, fact.at, "")
-        else:
-            _settle(command, Move.GAVE_UP, fact.at, fact.note, skip_errors)
+        _settle(command, after_run(job, NEVER_AGAIN), fact.at, fact.note, skip_errors)
     elif isinstance(fact, NeverRan):
         job.started_at = None
-        if job.state is JobState.STOPPING:
-            _settle(command, Move.STOPPED, fact.at, job.stop_why)
-        else:
-            _settle(command, Move.GAVE_UP, fact.at, f"it could not be started: {fact.why}", skip_errors)
+        why = f"it could not be started: {fact.why}"
+        _settle(command, after_no_start(job, fact.why, fact.lasting, NEVER_AGAIN), fact.at, why, skip_errors)
     elif isinstance(fact, Lost):
         job.finished_at = fact.at
-        _settle(command, Move.GAVE_UP, fact.at, fact.why, skip_errors)
+        _settle(command, after_loss(job), fact.at, fact.why, skip_errors)
     elif job.state is JobState.STOPPING:  # and had not begun
         at = job.stop_at or job.submitted_at
         job.started_at = None
-        _settle(command, Move.STOPPED, at, job.stop_why)
+        _settle(command, CANCELLED, at)
     else:
         move(job, Move.FELL, job.submitted_at)
         command.supervisor = None
@@ -228,9 +222,11 @@ def _in_hand_again(job: Job) -> None:
         job.started_at, job.process = started, process
 
 
-def _settle(command: Command, how: Move, at: float, why: str, skip: bool = False) -> None:
-    move(command.job, how, at)
-    if skip:
+def _settle(command: Command, ending: Meaning, at: float, why: str = "", skip: bool = False) -> None:
+    """``why`` and ``skip``: of one that failed by itself; of one that was stopped there is who asked for that."""
+    why = {Move.STOPPED: command.job.stop_why, Move.SUCCEEDED: ""}.get(ending.how, why)
+    move(command.job, ending.how, at)
+    if skip and ending.how is Move.GAVE_UP:
         move(command.job, Move.PASSED_OVER, at)
     command.job.reason = why  # which a move takes away
     command.supervisor = None

@@ -164,6 +164,8 @@ class Afterwards:
 
 
 def command_text(job: Job) -> str:
-    """The command as one would type it: a script with what it was run by, others as they were given."""
+    """The command as one would type it: a script with what it was run by, others as they were given. `ts` only joins the words."""
     spec = job.spec
+    if spec.source == "ts":
+        return " ".join(spec.arguments)
     return shlex.join(job.argv or (spec.script, *spec.arguments) if spec.script else spec.arguments)

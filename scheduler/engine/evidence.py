@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from scheduler.core.endings import NEVER_AGAIN, Meaning, after_loss, after_no_start, after_run
 from scheduler.core.errors import Damaged, SchedulerError
 from scheduler.core.facts import Ended
 from scheduler.core.gpu import Need, parse_gpu_ids
@@ -236,8 +237,9 @@ def _settle(out: Rebuilt, job: Job, places: Places, logs: Mapping[tuple[int, int
     if verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING):
         _finish(job, ending(job.id, job.attempt, found.how, found.code, found.ended_at or now, ()))
     elif verdict is Verdict.NOT_STARTED:
-        job.notes += (getattr(not_started(job.id, job.attempt, found, now), "why", "its start was taken back"),)
-        _end(job, Move.GAVE_UP, Outcome.COULD_NOT_START, found.ended_at or now)
+        why = getattr(not_started(job.id, job.attempt, found, now), "why", "its start was taken back")
+        job.notes += (why,)
+        _end(job, after_no_start(job, why, True, NEVER_AGAIN), found.ended_at or now)
     elif verdict is Verdict.LOST:
         _lose(out, job, why_lost(found.kind, there.same_boot), now)
     elif verdict is Verdict.REQUEUE and (job.id, job.attempt) in logs:
@@ -248,21 +250,14 @@ def _settle(out: Rebuilt, job: Job, places: Places, logs: Mapping[tuple[int, int
 def _finish(job: Job, fact: Ended) -> None:
     job.exit_code, job.signal = fact.exit_code, fact.signal
     job.notes += (fact.note,) if fact.note else ()
-    outcome = Outcome.EXIT if fact.exit_code is not None else Outcome.SIGNAL
-    if job.state is JobState.STOPPING and job.stop_why == "cancelled":
-        _end(job, Move.STOPPED, Outcome.CANCELLED, fact.at)
-    elif fact.exit_code == 0:
-        if job.state is JobState.STARTING:
-            move(job, Move.STARTED, fact.at)
-        _end(job, Move.SUCCEEDED, outcome, fact.at)
-    else:
-        late = job.state is JobState.STOPPING and job.stop_why == "time_limit"
-        _end(job, Move.GAVE_UP, Outcome.TIME_LIMIT if late else outcome, fact.at)
+    if job.state is JobState.STARTING:
+        move(job, Move.STARTED, fact.at)
+    _end(job, after_run(job, NEVER_AGAIN), fact.at)
 
 
-def _end(job: Job, how: Move, outcome: Outcome, at: float) -> None:
-    move(job, how, at)
-    job.outcome, job.not_before = outcome, None
+def _end(job: Job, means: Meaning, at: float) -> None:
+    move(job, means.how, at)
+    job.outcome, job.not_before = means.outcome, None
 
 
 def _lose(out: Rebuilt, job: Job, why: str, now: float) -> None:
@@ -270,8 +265,10 @@ def _lose(out: Rebuilt, job: Job, why: str, now: float) -> None:
     if job.state is JobState.PENDING:
         move(job, Move.PLACED, now)
     job.notes = (*job.notes, f"lost: {why}")
-    _end(job, Move.GAVE_UP, Outcome.LOST, now)
-    out.lost.append(job.id)
+    means = after_loss(job)
+    _end(job, means, now)
+    if means.outcome is Outcome.LOST:
+        out.lost.append(job.id)
 
 
 def _hold(out: Rebuilt, living: Alive, held: Sequence[Holding]) -> None:

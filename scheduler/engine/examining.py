@@ -22,7 +22,15 @@ from typing import Any
 
 from scheduler.core import health, health_gpus, health_house
 from scheduler.core.config import OPTIONS, Config
-from scheduler.core.errors import Damaged, SchedulerError, StoreTrouble, word
+from scheduler.core.errors import (
+    DENIED,
+    NO_PLAIN_FILE,
+    UNSEEN,
+    Damaged,
+    SchedulerError,
+    StoreTrouble,
+    word,
+)
 from scheduler.core.facts import Readings
 from scheduler.core.gpu import HIGHEST_GPU_ID, Gpu, gpu_ids_text, parse_gpu_ids
 from scheduler.core.health import Finding, Who
@@ -31,7 +39,7 @@ from scheduler.engine.beside import Driver, Running
 from scheduler.engine.evidence import alive as living
 from scheduler.engine.gpus import DECLARED, schedulers_here
 from scheduler.engine.home import belongs, home_of
-from scheduler.intake.files import check_places, check_private, places_of
+from scheduler.intake.files import cannot_be_read, check_places, check_private, places_of
 from scheduler.intake.settings import model_table
 from scheduler.intake.watch import file_system_of
 from scheduler.probes import machine
@@ -209,7 +217,7 @@ class Examination:
         except Damaged as error:
             kind, text = "damaged", error.what
         except StoreTrouble as error:
-            kind, text = "newer" if "newer gpujob" in error.what else "", error.what
+            kind, text = error.code, error.what
         except SchedulerError as error:
             text = error.what
         except OSError as error:
@@ -587,11 +595,11 @@ def _trouble(look: Callable[[], object], path: str) -> tuple[SchedulerError | No
     except FileNotFoundError:
         return None, False
     except OSError as error:
-        return SchedulerError(f"cannot be looked at: {error.strerror}", where=path), True
+        return SchedulerError(f"cannot be looked at: {error.strerror}", where=path, code=UNSEEN), True
     try:
         look()
     except OSError as error:
-        return SchedulerError(f"cannot be read: {error.strerror}", where=path), True
+        return cannot_be_read(error, path), True
     except SchedulerError as error:
         return error, True
     return None, True
@@ -601,10 +609,11 @@ def _check_lines(path: str, trust_group: bool) -> None:
     """As the scheduler looks at a file of lines. Raises OSError, SchedulerError."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
-        raise SchedulerError("is no plain file: nothing is read from it", where=path, do="name another one")
+        what = "is no plain file: nothing is read from it"
+        raise SchedulerError(what, where=path, do="name another one", code=NO_PLAIN_FILE)
     check_private(path, status, trust_group)
     if not os.access(path, os.R_OK, effective_ids=True):
-        raise SchedulerError("cannot be read: Permission denied", where=path)
+        raise SchedulerError("cannot be read: Permission denied", where=path, code=DENIED)
 
 
 def _status(path: str) -> os.stat_result | None:

@@ -50,9 +50,7 @@ def managed_gpus(
     A driver that is there but cannot be asked is not taken for none: the GPUs stand, and wait until it answers.
     Raises NoGpuData, Refused.
     """
-    wanted = config.gpu_ids if config.gpu_ids is not None else None
-    if wanted is None and config.gpus is not None:
-        wanted = tuple(range(config.gpus))
+    wanted = _wanted(config)
     if wanted == ():
         return Managed([], None, ["no GPU is managed (gpus: 0): only jobs that need none can start"])
     if not config.gpu_interval:
@@ -85,6 +83,32 @@ def managed_gpus(
         probe.close()
         raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {gpu_ids_text(found)}")
     return Managed([found[gpu] for gpu in wanted], probe, notes, first, list(found.values()))
+
+
+def _wanted(config: Config) -> tuple[int, ...] | None:
+    """The GPUs that the settings name; None: all that are seen."""
+    if config.gpu_ids is not None:
+        return config.gpu_ids
+    return None if config.gpus is None else tuple(range(config.gpus))
+
+
+def managed_anew(config: Config, now: Sequence[Gpu], shown: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
+    """The GPUs to manage by settings that changed while the daemon runs. ``now``: those it manages; ``shown``: all of its driver.
+
+    Raises Refused where only a restart can tell.
+    """
+    wanted = _wanted(config)
+    known = {gpu.index: gpu for gpu in shown}
+    if now and all(gpu.uuid.startswith(DECLARED) for gpu in now) and wanted is not None:
+        return declared(wanted)
+    if not known:
+        raise Refused("which GPUs there are is looked up at the start", do="start it anew: its jobs go on")
+    if wanted is None:
+        wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), known, [])
+    beyond = [gpu for gpu in wanted if gpu not in known]
+    if beyond:
+        raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {gpu_ids_text(known)}")
+    return [known[gpu] for gpu in wanted]
 
 
 def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[int, Gpu]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from scheduler.core.config import Config
 from scheduler.core.decide import Plan, World, decide
-from scheduler.core.errors import StoreTrouble
+from scheduler.core.errors import DECIDE_ANEW, FileTrouble, StoreTrouble
 from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, NeverRan, Now, Readings, Started, Unclaimed
 from scheduler.core.gpu import Gpu, ids_of, mask_of
 from scheduler.core.job import Event, Job, JobState
@@ -33,7 +33,7 @@ from scheduler.crashpoints import crash_point
 from scheduler.engine.afterwards import Afterwards, wanted_of
 from scheduler.engine.announcing import announce
 from scheduler.engine.causes import with_causes
-from scheduler.engine.gpus import GpuEyes
+from scheduler.engine.gpus import Flag, GpuEyes
 from scheduler.engine.keeping_history import KeptHistory
 from scheduler.engine.keeping_journal import KeptJournal
 from scheduler.engine.page import KeptPage
@@ -47,7 +47,7 @@ from scheduler.engine.telling import Said, sentence
 from scheduler.engine.troubles import look_at_runner, note, passing
 from scheduler.intake import commands, jobs_csv
 from scheduler.intake.environments import Environments, Missing
-from scheduler.intake.files import FileTrouble, Follower
+from scheduler.intake.files import Follower
 from scheduler.intake.watch import InotifyWatcher, PollingWatcher
 from scheduler.runners import activate
 from scheduler.runners.processes import boot_id
@@ -96,6 +96,8 @@ class House:
     table: ModelTable = field(default_factory=ModelTable)
     limits: dict[int, tuple[int, int]] = field(default_factory=dict)  # what jobs get of us: resource → soft, hard
     eyes: GpuEyes | None = None  # None: declared GPUs, given out by booking alone
+    shown: list[Gpu] = field(default_factory=list)  # all that the driver showed at the start, managed or not
+    flag: Flag | None = None
     first_readings: Readings | None = None
     telemetry: Telemetry = field(default_factory=Telemetry)
     world: World = field(init=False)
@@ -172,7 +174,8 @@ class House:
         if self.eyes is not None:
             # What was seen stays seen when a world is built anew: readings are no decisions.
             if [card.gpu for card in self.telemetry.cards.values()] != self.gpus:
-                self.telemetry = Telemetry.of(self.gpus, limits_of(self.config), now)
+                peaks, self.telemetry = self.telemetry.peaks, Telemetry.of(self.gpus, limits_of(self.config), now)
+                self.telemetry.peaks = peaks
             world.fleet.telemetry = self.telemetry
             self.telemetry.tenants = world.tenants
         world.fleet.paused_mask = mask_of(rows.paused_gpus(connection)) & world.fleet.all_mask
@@ -594,9 +597,10 @@ class House:
     def _broke(self, error: StoreTrouble) -> None:
         """Nothing was recorded: do nothing, try again soon, then build the world anew from what the store holds."""
         self.broken_times += 1
-        wait = 0.01 if error.do == "decided anew" else min(LONGEST_BREAK_S, 2.0 ** (self.broken_times - 1))
+        anew = error.code == DECIDE_ANEW
+        wait = 0.01 if anew else min(LONGEST_BREAK_S, 2.0 ** (self.broken_times - 1))
         self.broken_until = time.monotonic() + wait
-        if error.do != "decided anew" and str(error) != self.broken_said:
+        if not anew and str(error) != self.broken_said:
             self.broken_said = str(error)
             self.say(f"{error}; running jobs go on, nothing is started until then", 40, kind="store")
 

@@ -26,7 +26,7 @@ from scheduler.engine.keeping_journal import KeptJournal, check_apart
 from scheduler.engine.leaving import Leaving, Question
 from scheduler.engine.loop import PARSERS, House
 from scheduler.engine.page import KeptPage
-from scheduler.engine.reloading import Rereading, note_of, rebooked
+from scheduler.engine.reloading import Rereading, needs_anew, note_of, rebooked
 from scheduler.engine.saving_list import script_of
 from scheduler.engine.seen_lines import note_watched
 from scheduler.engine.telling import Listener, MainLog, Said
@@ -143,9 +143,11 @@ class Daemon:
                     for job in rebooked(config, managed.gpus, table, rows.pending(connection)):
                         rows.respec(connection, job)
                         rows.save(connection, [job])
+                    rows.save(connection, needs_anew(managed.gpus, table, rows.pending(connection)))
                     forget_readings(connection)
                     rows.set_meta(connection, "jobs_file", config.jobs_file)
                     rows.set_meta(connection, "llm_config", config.llm_config)
+                    rows.set_meta(connection, "model_table", table.as_json())
                     rows.set_meta(connection, "settings", note_of(self.settings))
                     rows.set_meta(connection, "begun_by", "run" if self.settings.dispatcher else "")
                 registered = register(self.environ, config.state_file)
@@ -202,7 +204,7 @@ class Daemon:
             + [path for path in (config.llm_config, self.settings.config_file) if path]
         )
         epoll, wakeup = self._signals()
-        flag = Flag(managed.gpus)
+        house.shown, house.flag = managed.shown, Flag(managed.gpus)
         try:
             if managed.probe is not None:
                 house.eyes = GpuEyes(managed.probe, config.state_file, lambda: house.world.live.values())
@@ -254,7 +256,8 @@ class Daemon:
         finally:
             if house.history is not None:
                 house.history.end()
-            flag.close()
+            if house.flag is not None:
+                house.flag.close()
             if house.page is not None:
                 house.page.close()
             epoll.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 from scheduler.core.config import Config
 from scheduler.core.decide import World, decide
@@ -50,7 +51,12 @@ def _carry_out(database: Database, config: Config, request: Request) -> Answer:
     later: tuple[int, ...] = ()
     if isinstance(request, (Cancel, Requeue)):
         later = tuple(job for job in request.jobs if job in in_hand)
-        request = type(request)(tuple(job for job in request.jobs if job not in later))
+        others = tuple(job for job in request.jobs if job not in later)
+        if isinstance(request, Requeue):
+            seen = tuple(request.seen(job) or 0 for job in others) if request.after else ()
+            request = replace(request, jobs=others, after=seen)
+        else:
+            request = Cancel(others)
     said: list[str] = []
     file = open_state_file(config.state_file, database, world, {gpu.uuid: gpu.index for gpu in gpus})
     painter = Painter(file, database, lambda text, _level, _kind: said.append(text))

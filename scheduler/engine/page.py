@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 LIFE = "GPUJOB_PAGE"  # in its environment: the descriptor that is at its end when we are gone
 LIFE_FD = 3
+PORT_TAKEN = "!port "  # so begins the page's last line when somebody else has its port
 FIRST_BREAK_S, LONGEST_BREAK_S, LONGEST_FOR_A_PORT_S = 1.0, 600.0, 30.0
 LONG_LIFE_S = 60.0  # after which a death is a new one
 PIECE = 4096
@@ -121,9 +122,9 @@ class KeptPage:
 
     def _hear(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace").strip()[:LONGEST_LINE].removeprefix("gpujob: ")
-        bad = text.startswith(("! ", "web: "))
-        text = text.removeprefix("! ").removeprefix("web: ")
-        self._port_taken = "is taken" in text
+        self._port_taken = text.startswith(PORT_TAKEN)
+        bad = text.startswith((PORT_TAKEN, "! ", "web: "))
+        text = text.removeprefix(PORT_TAKEN).removeprefix("! ").removeprefix("web: ")
         self._lines += 1
         if not text or self._lines > MOST_LINES or text in self._told:
             return

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from scheduler.core.decide import Plan
-from scheduler.core.errors import StoreTrouble
+from scheduler.core.errors import DECIDE_ANEW, StoreTrouble
 from scheduler.core.facts import Now
 from scheduler.core.job import Job
 from scheduler.core.launch import Launch, launch_of
@@ -38,7 +38,7 @@ def prepare(house: House, plan: Plan, now: Now) -> list[tuple[Job, Launch]]:
     for job in plan.starts:
         found = house.found_for(job)
         if isinstance(found, Missing):  # gone since `decide` looked, a moment ago
-            raise StoreTrouble(f"job {job.id}: {found.sentence}", do="decided anew")
+            raise StoreTrouble(f"job {job.id}: {found.sentence}", code=DECIDE_ANEW)
         job.runner = house.runner.name
         if job.runner == "screen":
             _say_streams(job)

@@ -102,7 +102,7 @@ def _decided(
             raise NotFound(f"there is no job {parent} to wait for", do="see gpujob jobs")
     gpus = rows.gpus(connection)
     spec = booking_memory(spec, config.min_free_mem_mb or 0, read=any(gpu.memory_mib for gpu in gpus))
-    need, notes = need_of(spec, table)
+    need, notes = need_of(spec, table, gpus)
     number = rows.last_id(connection) + 1
     job = Job(number, spec, need, order=number, priority=spec.priority, allowed=spec.allowed, submitted_at=now.wall)
     job.notes = notes

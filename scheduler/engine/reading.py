@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scheduler.core.errors import SchedulerError, StoreTrouble, UsageError
+from scheduler.core.errors import DECIDE_ANEW, SchedulerError, StoreTrouble, UsageError
 from scheduler.core.gpu import Gpu
 from scheduler.core.identity import identity_of
 from scheduler.core.job import Event, Job, JobSpec, JobState
@@ -115,7 +115,7 @@ class Reader:
         if parsed is None:
             return
         spec = booking_memory(parsed.spec, self.memory_mib, read=bool(self.fleet.telemetry.cards))
-        need, notes = need_of(spec, self.table)
+        need, notes = need_of(spec, self.table, self.fleet.managed)
         kind = JobClass(need, spec.allowed if need.count else None, spec.vram_mib or 0)
         never = self.fleet.can_ever_hold(kind)
         if never:
@@ -148,7 +148,7 @@ class Reader:
         spec = _with_edits(blocker.spec, spec)
         if not _differs(blocker.spec, spec):
             return
-        blocker.spec, blocker.need = spec, need_of(spec, self.table)[0]
+        blocker.spec, blocker.need = spec, need_of(spec, self.table, self.fleet.managed)[0]
         blocker.priority, blocker.allowed = spec.priority, spec.allowed
         rows.respec(connection, blocker)
         rows.save(connection, [blocker])
@@ -160,7 +160,7 @@ class Reader:
         """The job that an equal line repeats: the store's own rule has just refused a second one."""
         blocker = rows.blocker_of(connection, identity)
         if blocker is None:
-            raise StoreTrouble(f"identity {identity} blocks itself", do="decided anew")
+            raise StoreTrouble(f"identity {identity} blocks itself", code=DECIDE_ANEW)
         return blocker
 
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler.core.config import OPTIONS, RELOADABLE, Config, written
 from scheduler.core.decide import Policy
-from scheduler.core.errors import SchedulerError
+from scheduler.core.errors import Refused, SchedulerError
 from scheduler.core.facts import Arrived, Now, Readings
 from scheduler.core.gpu import Gpu
 from scheduler.core.job import Job
 from scheduler.core.llm import ModelTable, booking_memory, need_of
 from scheduler.core.queue import Order
 from scheduler.core.telemetry import Limits
-from scheduler.engine.gpus import UNREAD
+from scheduler.engine.gpus import UNREAD, Flag, managed_anew
 from scheduler.engine.telling import harmless
 from scheduler.intake.settings import DEFAULT, Settings, model_table
 from scheduler.opening import tail_of
@@ -54,7 +54,20 @@ def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: It
         wish = replace(job.spec, gpus="", vram_mib=None)
         spec = booking_memory(wish, config.min_free_mem_mb, read=any(gpu.memory_mib for gpu in gpus))
         if spec != job.spec:
-            job.spec, job.need = spec, need_of(spec, table)[0]
+            job.spec, job.need = spec, need_of(spec, table, gpus)[0]
+            found.append(job)
+    return found
+
+
+def needs_anew(gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
+    """Those of these jobs whose need is another by the model table and the GPUs now, with it."""
+    found = []
+    for job in waiting:
+        if job.spec.gpus or job.oom_retries:
+            continue
+        need, _ = need_of(job.spec, table, gpus)
+        if need != job.need:
+            job.need = need
             found.append(job)
     return found
 
@@ -84,6 +97,9 @@ def note_of(settings: Settings) -> str:
     return json.dumps({key: [value, settings.origin[key]] for key, value in values.items()})
 
 
+GPU_KEYS = frozenset({"gpus", "gpu_ids"})
+
+
 @dataclass(slots=True)
 class Rereading:
     """When a running daemon looks at its config and its model table again, and what was said of them.
@@ -98,6 +114,7 @@ class Rereading:
     table_due: float = math.inf
     config_trouble: str = ""
     table_trouble: str = ""
+    gpu_trouble: str = ""
     doubtful_since: float | None = None  # the table cannot be read: somebody may be in the midst of writing it
     waiting: dict[str, Any] = field(default_factory=dict)  # what a restart would change, as it was said last
     noted: str = field(init=False)
@@ -153,16 +170,26 @@ class Rereading:
         old, new = self.settings.config, fresh.config
         values = {key: (getattr(old, key), getattr(new, key)) for key in OPTIONS}
         changed = {key for key, (before, after) in values.items() if before != after}
-        taken = {key: values[key][1] for key in changed if _may_change(key, *values[key])}
+        words, refused, gpus = [], "", house.gpus
+        if changed & GPU_KEYS:
+            try:
+                gpus = managed_anew(new, house.gpus, house.shown, house.environ)
+                _save_gpus(house, gpus)
+            except Refused as error:
+                refused = str(error)
+                words += [f"{refused}; the GPUs stay as they are"] if refused != self.gpu_trouble else []
+        self.gpu_trouble = refused
+        left = GPU_KEYS if refused else frozenset()
+        taken = {key: values[key][1] for key in changed - left if _may_change(key, *values[key])}
         waiting = {
             key: values[key][1]
             for key in OPTIONS
             # Paths that only follow the state file to its new folder are not named one by one.
-            if key in changed - set(taken) and (fresh.origin[key] != DEFAULT or old.state_file == new.state_file)
+            if key in changed - set(taken) - left and (fresh.origin[key] != DEFAULT or old.state_file == new.state_file)
         }
         origin = {key: (self.settings if key in changed and key not in taken else fresh).origin[key] for key in OPTIONS}
         self.settings = Settings(replace(old, **taken), origin, self.settings.config_file)
-        words = [
+        words += [
             f"{key} {written(before)} -> {written(after)}" for key, (before, after) in values.items() if key in taken
         ]
         unsaid = [key for key, value in waiting.items() if key not in self.waiting or self.waiting[key] != value]
@@ -175,6 +202,8 @@ class Rereading:
             house.world.fleet.resize(cpu_slots_of(house.config))
             house.set_modes()
             house.rung = True  # what waits is looked at by the new settings
+            if gpus != house.gpus:
+                _manage(house, gpus)
         return words
 
     def _table(self, house: House, now: Now) -> None:
@@ -215,21 +244,14 @@ def _may_change(key: str, before: Any, after: Any) -> bool:
 
 
 def _use_table(house: House, table: ModelTable, now: Now) -> None:
+    changed = needs_anew(house.gpus, table, rows.pending(house.db.connection))
+    with house.db.writing() as connection:
+        rows.set_meta(connection, "model_table", table.as_json())
+        rows.save(connection, changed)
     house.table = table
     house.say(f"model table read: {len(table.models)} models, default need {table.default}", 20, kind="table")
-    changed = []
-    for job in rows.pending(house.db.connection):
-        if job.spec.gpus or job.oom_retries:
-            continue
-        need, _ = need_of(job.spec, table)
-        if need != job.need:
-            job.need = need
-            changed.append(job)
-            if job.id in house.kept:
-                house.kept[job.id] = job
+    house.kept.update({job.id: job for job in changed if job.id in house.kept})
     if changed:
-        with house.db.writing() as connection:
-            rows.save(connection, changed)
         house.turn([Arrived(job) for job in changed], [], now, sync=True)
         house.say(f"{len(changed)} waiting jobs have another need now", 20, kind="table")
 
@@ -247,7 +269,23 @@ def bind_unread(house: House, readings: Readings) -> bool:
     ]
     if gpus == house.gpus:
         return False
-    with house.db.writing() as connection:
-        rows.save_gpus(connection, gpus)
+    _save_gpus(house, gpus)
     house.gpus = gpus
     return True
+
+
+def _manage(house: House, gpus: list[Gpu]) -> None:
+    """Manage these GPUs from now on. Jobs on one that is taken away go on, and it gets no other. Raises StoreTrouble."""
+    house.gpus = gpus
+    house.judged.clear()  # lines that were refused may be jobs now
+    if house.flag is not None:
+        house.flag.close()
+        house.flag = Flag(gpus)
+    house.open()
+
+
+def _save_gpus(house: House, gpus: Sequence[Gpu]) -> None:
+    changed = needs_anew(gpus, house.table, rows.pending(house.db.connection))
+    with house.db.writing() as connection:
+        rows.save_gpus(connection, gpus)
+        rows.save(connection, changed)

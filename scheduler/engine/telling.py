@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from scheduler.core.answering import UNDYING
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Event, Job
+from scheduler.core.units import mib_text
 
 _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
@@ -56,9 +57,15 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
         return f"{name} runs on {gpus}, pid {detail['pid']}{attempt}{session}", logging.INFO
     if event.kind == "gpu_gone":
         return f"{name} runs on GPU {detail['gpu']}, which is gone; it is left alone", logging.WARNING
+    if event.kind == "stray":
+        used = f" ({mib_text(detail['memory'] >> 20)})" if detail.get("memory") else ""
+        return (
+            f"{name}: its process {detail['pid']} uses GPU {detail['gpu']}{used}, which it was not given",
+            logging.WARNING,
+        )
     if event.kind == "done":
-        if job.failure is not None:
-            return f"{name} done: exit code 0{attempt}, but its log says: {harmless(job.failure.line)}", logging.WARNING
+        if job.sign is not None:
+            return f"{name} done: exit code 0{attempt}, but its log says: {harmless(job.sign.line)}", logging.WARNING
         return f"{name} done: exit code 0{attempt}", logging.INFO
     if event.kind == "failed":
         hint = f"; hint: {job.failure.hint}" if job.failure else ""

@@ -56,7 +56,7 @@ HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
         {"--state": ("state", ONE), "-n": ("last", ONE), "--last": ("last", ONE), "--json": ("json", FLAG)},
         "none",
     ),
-    "why": ({}, "one"),
+    "why": ({"--json": ("json", FLAG)}, "one"),
     "cancel": ({}, "some"),
     "retry": ({}, "some"),
     "hold": ({}, "some"),

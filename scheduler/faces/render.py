@@ -48,7 +48,7 @@ def job_json(job: Job, reason: Reason | None = None) -> dict[str, Any]:
         "allowed_gpus": None if job.allowed is None else list(job.allowed),
         "need": job.need.total / 1000,
         "gpus": list(job.gpus),
-        "pid": job.process.pid if job.process and job.state.holds_gpus else None,
+        "pid": job.process.pid if job.process else None,
         "session": job.session_name,
         "interpreter": job.interpreter or None,
         "attempt": job.attempt,
@@ -58,7 +58,7 @@ def job_json(job: Job, reason: Reason | None = None) -> dict[str, Any]:
         "failure": None
         if job.failure is None
         else {"class": job.failure.kind, "line": without_secrets(job.failure.line), "hint": job.failure.hint,
-              "peak_memory": None, "asked_memory": None},
+              "peak_memory": _bytes(job.failure.peak_mib), "asked_memory": _bytes(job.failure.asked_mib)},
         "notes": [without_secrets(note) for note in job.notes],
         "submitted_at": utc(job.submitted_at),
         "started_at": utc(job.started_at),
@@ -135,7 +135,7 @@ def print_json(value: Any) -> None:
 def how_it_ended(job: Job) -> str:
     """An ended job's ending in words."""
     if job.outcome is Outcome.EXIT:
-        warning = f" ({job.failure.kind}?)" if job.succeeded and job.failure is not None else ""
+        warning = f" ({job.sign.kind}?)" if job.succeeded and job.sign is not None else ""
         return f"exit {job.exit_code}{warning}"
     if job.outcome is Outcome.SIGNAL:
         return f"signal {job.signal}"
@@ -264,11 +264,11 @@ def status_lines(
         return [*lines, *_refused_lines(view)]
     running = [job for job in view.jobs if job.state.holds_gpus]
     if running:
-        rows_ = [
+        on_gpus = [
             (job.id, job.state.value, job.spec.shown_words(), gpus_text(job), job.process.pid if job.process else "-",
-             run_time(job, now), near(job.log)) for job in running
+             run_time(job, now), near(job.log), without_secrets(job.notes[-1]) if job.notes else "") for job in running
         ]  # fmt: skip
-        lines += ["", *table(("RUNNING", "STATE", "NAME", "GPU", "PID", "TIME", "LOG"), rows_)]
+        lines += ["", *table(("RUNNING", "STATE", "NAME", "GPU", "PID", "TIME", "LOG", ""), on_gpus)]
     waiting = [job for job in view.jobs if job.state is JobState.PENDING]
     if waiting:
         waiting.sort(key=lambda job: job.turn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from scheduler.core.command_limits import LONGEST_WORD
 from scheduler.core.config import Config
-from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.errors import FileTrouble, SchedulerError, UsageError
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import JobSpec
-from scheduler.core.llm import ModelTable
+from scheduler.core.llm import ModelTable, table_from
 from scheduler.desk import Desk
 from scheduler.faces.finding import settings_if_readable
 from scheduler.intake.environment_places import program_in
-from scheduler.intake.files import FileTrouble
 from scheduler.intake.jobs_csv import PRIORITIES, check_launch, named_gpus, read_options
 from scheduler.intake.settings import model_table
 
@@ -33,6 +33,10 @@ else:
 Named = Callable[[str], str]  # an option's key → what it is called where it was given
 Shell = Callable[[str], str]  # a shell's text → how to submit it
 _SHELL = frozenset(" \t\n;|&<>()$`\"'*?")
+
+
+def _not_said(text: str) -> None:
+    """The scheduler says it, too."""
 
 
 def flag(key: str) -> str:
@@ -105,9 +109,9 @@ def spec_of(wish: Wish, named: Named = flag, shell: Shell = in_terminal) -> tupl
     return spec, environment
 
 
-def table_for(spec: JobSpec, desk: Desk, config: str | None) -> ModelTable:
+def table_for(spec: JobSpec, desk: Desk, config: str | None, warn: Callable[[str], None] = _not_said) -> ModelTable:
     """The model table, as far as this job's need is asked of it: one that cannot be read matters only then."""
-    return ModelTable() if spec.gpus else model_table_for(desk, config)
+    return ModelTable() if spec.gpus else model_table_for(desk, config, warn)
 
 
 def level_of(text: str, named: Named = flag) -> int:
@@ -131,10 +135,20 @@ def read(pairs: Sequence[tuple[str, str]], named: Named = flag) -> dict[str, Any
         raise type(error)(f"{named(key.strip(';'))}: {what}", do=error.do) from None
 
 
-def model_table_for(desk: Desk, config: str | None) -> ModelTable:
-    """The model table that the scheduler reads."""
+def model_table_for(desk: Desk, config: str | None, warn: Callable[[str], None] = _not_said) -> ModelTable:
+    """The model table. While a scheduler runs and the file cannot be read, it is the last good one, as for lines of the jobs file.
+
+    ``warn`` is told so. Raises what `model_table` raises.
+    """
     path = desk.remembered("llm_config") or settings_of(desk, config).llm_config
-    return trusting(desk, config, lambda trust: model_table(path, trust))
+    try:
+        return trusting(desk, config, lambda trust: model_table(path, trust))
+    except SchedulerError as error:
+        in_force = desk.remembered("model_table") if desk.alive() else ""
+        if not in_force:
+            raise
+        warn(f"{error}; the last good model table stays in force")
+        return table_from(json.loads(in_force), path)
 
 
 def trusting(desk: Desk, config: str | None, look: Callable[[bool], Read]) -> Read:

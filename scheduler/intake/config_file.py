@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from scheduler.core.config import OPTIONS, TEXTS, read_option
-from scheduler.core.errors import SchedulerError, UsageError, said
-from scheduler.intake.files import FileTrouble, check_places, places_of, read_private
+from scheduler.core.errors import FileTrouble, SchedulerError, UsageError, said
+from scheduler.intake.files import cannot_be_read, check_places, not_read, places_of, read_private
 
 if TYPE_CHECKING:
     import yaml
@@ -37,14 +37,14 @@ def read_entries(path: str, trust_group: bool = False) -> tuple[dict[str, Entry]
         how = "the link leads nowhere" if os.path.islink(path) else "no such config file"
         raise UsageError(how, where=path, do="name another with --config") from None
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=path) from None
+        raise cannot_be_read(error, path) from None
     try:
         check_places(path, places, trust_group=True)
         entries, errors = _entries(_text(data, path), path)
         told = entries.get("trust_group")
         check_places(path, places, trust_group or (told is not None and _true(told)))
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=path) from None
+        raise cannot_be_read(error, path) from None
     return entries, errors
 
 
@@ -52,8 +52,12 @@ def _private(path: str, trust_group: bool) -> bytes:
     try:
         return read_private(path, LARGEST + 1, trust_group)
     except FileTrouble as error:
-        what = error.what.replace("set trust_group: true", "GPUJOB_SET_TRUST_GROUP=true, or start --trust-group true")
-        raise FileTrouble(what, where=path) from None
+        exposed = error.exposure
+        if exposed is None or not exposed.also:
+            raise
+        # It cannot say of itself that its group is to be trusted.
+        also = " (or GPUJOB_SET_TRUST_GROUP=true, or start --trust-group true)"
+        raise not_read(replace(exposed, also=also), path) from None
 
 
 def _true(entry: Entry) -> bool:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from scheduler.core.errors import SchedulerError, word
+from scheduler.core.errors import DENIED, LINK, NO_PLAIN_FILE, OWNER, WRITERS, Exposure, FileTrouble, UsageError, word
 from scheduler.core.marks import Batch, FileMark, LineRead
 from scheduler.opening import plain_or_link
 
@@ -25,13 +25,10 @@ OPEN_LINE_S = 2.0  # a last line without newline counts when it has stood this l
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # how such a file begins; its line ends and digits hold NUL bytes
 BOM = b"\xef\xbb\xbf"
 CLOCK_TICK_NS = 50_000_000  # two writes within a tick of the kernel's clock leave the same time on a file
+TRUSTED = " (or set trust_group: true)"
 MOST_LINKS = 40  # as many as the kernel follows
 SETTLE_S = 1.0  # a file that shrank or was replaced is read when it has stood this long
 APPENDED_S = 2.0  # or when lines were only added to it for so long: others may append without end
-
-
-class FileTrouble(SchedulerError):
-    """The file cannot be read now; it is looked at again."""
 
 
 def read_plain(path: str, most: int) -> bytes:
@@ -46,29 +43,41 @@ def read_private(path: str, most: int, trust_group: bool = False) -> bytes:
     Raises OSError, FileTrouble.
     """
     with open(path, "rb", opener=plain_or_link) as stream:
-        problem = who_else_may_write(os.fstat(stream.fileno()), path, trust_group, stream.fileno())
-        if problem:
-            raise FileTrouble(f"not read: {problem}", where=path)
+        exposed = who_else_may_write(os.fstat(stream.fileno()), path, trust_group, stream.fileno())
+        if exposed:
+            raise not_read(exposed, path)
         return stream.read(most) or b""
 
 
-def who_else_may_write(status: os.stat_result, path: str, trust_group: bool = False, fd: int = -1) -> str:
-    """Empty, or who besides us could write the file (or folder) of this status, and the command that mends it.
+def cannot_be_read(error: OSError, where: str) -> UsageError:
+    """The error for a file that the system does not give."""
+    code = {errno.EACCES: DENIED, errno.EINVAL: NO_PLAIN_FILE}.get(error.errno or 0, "")  # EINVAL: see `opening.py`
+    return UsageError(f"cannot be read: {error.strerror}", where=where, code=code)
+
+
+def not_read(exposed: Exposure, path: str) -> FileTrouble:
+    """The error for a file that others could write."""
+    return FileTrouble(f"not read: {exposed}", where=path, exposure=exposed)
+
+
+def who_else_may_write(status: os.stat_result, path: str, trust_group: bool = False, fd: int = -1) -> Exposure | None:
+    """Who besides us could write the file (or folder) of this status, and what mends it; None if nobody.
 
     ``fd``: the open file; an access list, which hides behind the bits of the group, is then looked for on it.
     """
-    me = os.getuid()
-    if status.st_uid not in (me, 0):
-        return f"it belongs to user {status.st_uid}: chown it to yourself: {word(path)}"
+    me, owner = os.getuid(), status.st_uid
+    if owner not in (me, 0):
+        return Exposure(OWNER, f"it belongs to user {owner}", path, owner, f"chown it to yourself: {word(path)}")
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & stat.S_IWOTH and not sticky:
-        return f"everybody may write it: chmod o-w {word(path)}"
+        return Exposure(WRITERS, "everybody may write it", path, owner, f"chmod o-w {word(path)}")
     if status.st_mode & stat.S_IWGRP and not sticky and not trust_group:
         if _group_has_others(status.st_gid, me):
-            return f"its group may write it: chmod g-w {word(path)} (or set trust_group: true)"
+            return Exposure(WRITERS, "its group may write it", path, owner, f"chmod g-w {word(path)}", TRUSTED)
         if _has_access_list(fd if fd >= 0 else path):
-            return f"its access list may let others write it: setfacl -b {word(path)} (or set trust_group: true)"
-    return ""
+            said = "its access list may let others write it"
+            return Exposure(WRITERS, said, path, owner, f"setfacl -b {word(path)}", TRUSTED)
+    return None
 
 
 def _has_access_list(at: int | str) -> bool:
@@ -93,9 +102,9 @@ def _group_has_others(gid: int, me: int) -> bool:
 
 def check_private(path: str, status: os.stat_result, trust_group: bool = False) -> None:
     """Raise FileTrouble when somebody else could write the file, or put another in its place. Raises OSError."""
-    problem = who_else_may_write(status, path, trust_group)
-    if problem:
-        raise FileTrouble(f"not read: {problem}", where=path)
+    exposed = who_else_may_write(status, path, trust_group)
+    if exposed:
+        raise not_read(exposed, path)
     check_places(path, places_of(path), trust_group)
 
 
@@ -118,13 +127,13 @@ def check_places(path: str, places: Sequence[str], trust_group: bool) -> None:
     """Raise FileTrouble when somebody else could put another file, or link, in one of these places."""
     for place in places:
         folder = os.path.dirname(place)
-        problem = who_else_may_write(os.stat(folder), folder, trust_group)
-        if problem:
-            raise FileTrouble(f"not read: of its folder, {problem}", where=path)
+        exposed = who_else_may_write(os.stat(folder), folder, trust_group)
+        if exposed:
+            raise not_read(replace(exposed, said=f"of its folder, {exposed.said}"), path)
     for link in places[:-1]:
         owner = os.lstat(link).st_uid
         if owner not in (os.getuid(), 0):  # in a sticky folder anybody may have put it there
-            raise FileTrouble(f"not read: the link {link} belongs to user {owner}", where=path)
+            raise not_read(Exposure(LINK, f"the link {link} belongs to user {owner}", link, owner), path)
 
 
 class Follower:
@@ -187,10 +196,10 @@ class Follower:
             self.close()
             self._open(fresh)
             held = os.fstat(self._fd)
-        problem = who_else_may_write(held, self.path, self.trust_group, self._fd)
-        self._exposed = bool(problem)
-        if problem:
-            raise FileTrouble(f"not read: {problem}", where=self.path)
+        exposed = who_else_may_write(held, self.path, self.trust_group, self._fd)
+        self._exposed = exposed is not None
+        if exposed:
+            raise not_read(exposed, self.path)
         check_places(self.path, self._places, self.trust_group)
         return self._look_at(held, now)
 
@@ -253,14 +262,14 @@ class Follower:
         A mode that is mended after the move changes nothing: only a file that was seen private at its place counts as such.
         """
         name = os.readlink(f"/proc/self/fd/{self._fd}") if held.st_nlink else ""
-        who, _, mend = who_else_may_write(held, name or self.path, self.trust_group, self._fd).partition(": ")
-        if not (who or self._exposed):
+        exposed = who_else_may_write(held, name or self.path, self.trust_group, self._fd)
+        if not (exposed or self._exposed):
             return ""
         if not name:
             return f"{self.path}: the old file, which is deleted, had lines not read yet; none is taken: others could write it"
         return (
-            f"{name}: what was not read of it yet is not taken: {who or 'others could write it'}; "
-            f"{f'{mend}, then ' if mend else ''}paste the lines you want into {self.path}"
+            f"{name}: what was not read of it yet is not taken: {exposed.said if exposed else 'others could write it'}; "
+            f"{f'{exposed.mend}{exposed.also}, then ' if exposed else ''}paste the lines you want into {self.path}"
         )
 
     def _look_at(self, held: os.stat_result, now: float) -> Batch | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler.core.command_limits import check_words
-from scheduler.core.errors import Refused, SchedulerError, UsageError, nearest
+from scheduler.core.errors import BACKWARDS, Refused, SchedulerError, UsageError, nearest
 from scheduler.core.gpu import Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
 from scheduler.core.launch import CUDA_MODES, LAUNCHERS
@@ -80,7 +80,7 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
     except Refused:
         raise
     except UsageError as error:
-        if "runs backwards" in error.what:
+        if error.code == BACKWARDS:
             raise  # a list with a slip in it, not arguments with a comma
         quoted = _quoted_spelling(fields, rest)
         right = f"quote arguments that hold a comma: {quoted}"

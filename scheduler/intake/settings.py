@@ -14,7 +14,7 @@ from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.llm import ModelTable, table_from
 from scheduler.intake.config_file import read_entries
-from scheduler.intake.files import check_places, places_of, read_private
+from scheduler.intake.files import cannot_be_read, check_places, places_of, read_private
 
 PREFIX = "GPUJOB_SET_"
 FLAG = "command line"
@@ -293,7 +293,7 @@ def model_table(path: str, trust_group: bool = False, *, needed: bool = False) -
             raise UsageError("no such model table", where=path) from None
         return ModelTable()
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=path) from None
+        raise cannot_be_read(error, path) from None
     if len(data) > LARGEST_TABLE:
         raise UsageError(f"larger than {LARGEST_TABLE >> 20} MiB: this is no model table", where=path)
     try:

@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 
-from scheduler.core.errors import Damaged, StoreTrouble
+from scheduler.core.errors import NEWER, Damaged, StoreTrouble
 from scheduler.crashpoints import crash_point
 from scheduler.opening import plain
 from scheduler.store import proof
@@ -421,6 +421,7 @@ def check_sound(places: Places, *, pages: str = "", records: bool = False, still
                     f"was written by a newer gpujob (version {version}, this one knows {VERSION})",
                     where=places.store,
                     do="install that version again, or name another --state-file",
+                    code=NEWER,
                 )
             if version == 0 and (evidence := proof.evidence(places)):
                 raise Damaged(f"is empty, but {evidence}", where=places.store)
@@ -487,7 +488,10 @@ def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
         version = _version(connection, places)
         if version > VERSION:
             raise StoreTrouble(
-                f"was written by a newer gpujob (version {version})", where=places.store, do="use that version"
+                f"was written by a newer gpujob (version {version})",
+                where=places.store,
+                do="use that version",
+                code=NEWER,
             )
         if version == 0:
             if evidence := proof.evidence(places):

@@ -35,7 +35,7 @@ def test_the_defaults_are_those_people_know() -> None:
     assert config.log_file == "gpu_scheduler.log"
     assert (config.monitor_interval, config.state_interval) == (30, 20)
     assert (config.max_assign_attempts, config.assign_retry_wait) == (5, 5)
-    assert (config.kill_grace, config.oom_retries, config.cuda_ids) == (15, 2, "physical")
+    assert (config.kill_grace, config.oom_retries, config.cuda_ids, config.max_overtakes) == (15, 2, "physical", 10)
 
 
 @pytest.mark.parametrize(

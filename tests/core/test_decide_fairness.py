@@ -54,7 +54,7 @@ def test_s4_36_a_wide_job_is_overtaken_so_often_and_then_gets_what_falls_free(k:
 
 
 def test_s4_36_without_a_limit_it_may_be_overtaken_without_end() -> None:
-    """The default of `gpujob start`: nothing stands idle."""
+    """`max_overtakes: 0`: nothing stands idle."""
     assert len(stream(full(0, a_job(2, "2")), 40)) == 40
 
 

@@ -8,7 +8,7 @@ from scheduler.core.decide import decide
 from scheduler.core.facts import Arrived, Now
 from scheduler.core.gpu import Need
 from scheduler.core.job import JobState, Outcome
-from scheduler.core.requests import Cancel, Requeue
+from scheduler.core.requests import Cancel, Requeue, from_row, to_row
 from tests.builders import OOM, T0, a_job, a_world
 
 S = JobState
@@ -162,6 +162,23 @@ def test_a_job_that_is_run_again_on_request_has_all_its_tries_anew() -> None:
         play.tell(play.began(1))
         play.tell(play.ended(1, 1, failure=OOM))
     assert (play.state(1), play.job(1).runs_failed, play.job(1).oom_retries) == (S.STARTING, 1, 1)
+
+
+def test_many_who_ask_for_a_job_again_start_one_attempt() -> None:
+    """Each has seen the same attempt end; the first starts another, and the others are told so, also when that has ended."""
+    play = a_world(1)
+    play.run(a_job(1))
+    play.tell(play.ended(1, 1))
+    wish = Requeue((1,), after=(1,))
+    said = [play.ask(wish).answers[0].lines for _ in range(2)]
+    assert said == [("job 1 waits again (it was failed)",), ("job 1 is starting already",)]
+    play.tell(play.began(1), play.ended(1, 1))
+    (answer,) = play.ask(wish).answers
+    assert (answer.code, answer.lines) == (0, ("job 1 has run again meanwhile (attempt 2)",))
+    assert (play.state(1), play.job(1).attempt) == (S.FAILED, 2)
+    play.ask(Requeue((1,), after=(2,)))
+    assert play.job(1).attempt == 3
+    assert from_row(*to_row(wish)) == wish
 
 
 # -- out of GPU memory -------------------------------------------------------------------------------------

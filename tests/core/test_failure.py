@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from scheduler.core.failure import BAD_ORDINAL, ENVIRONMENT, OUT_OF_MEMORY, failure_in
+from scheduler.core.gpu import Need
+
+SHARE = Need.parse("0.5")
 
 
 @pytest.mark.parametrize(
@@ -22,7 +25,7 @@ from scheduler.core.failure import BAD_ORDINAL, ENVIRONMENT, OUT_OF_MEMORY, fail
     ],
 )
 def test_a_known_cause_is_named_with_its_line_and_a_hint(tail: str, kind: str) -> None:
-    failure = failure_in(f"epoch 1\n{tail}  \nbye\n")
+    failure = failure_in(f"epoch 1\n{tail}  \nbye\n", SHARE)
     assert failure is not None
     assert (failure.kind, failure.line) == (kind, tail)
     assert failure.hint
@@ -32,26 +35,37 @@ def test_a_known_cause_is_named_with_its_line_and_a_hint(tail: str, kind: str) -
     "tail", ["", "\n\n", "Traceback…\nKeyError: 'x'", "MemoryError", "the device ordinal is valid"]
 )
 def test_an_unknown_cause_is_not_guessed(tail: str) -> None:
-    assert failure_in(tail) is None
+    assert failure_in(tail, SHARE) is None
 
 
 def test_the_last_cause_counts() -> None:
-    failure = failure_in("invalid device ordinal\nretrying\nCUDA out of memory\n")
+    failure = failure_in("invalid device ordinal\nretrying\nCUDA out of memory\n", SHARE)
     assert failure is not None and failure.kind == OUT_OF_MEMORY
-    failure = failure_in("CUDA out of memory\nretrying\ninvalid device ordinal\n")
+    failure = failure_in("CUDA out of memory\nretrying\ninvalid device ordinal\n", SHARE)
     assert failure is not None and failure.kind == BAD_ORDINAL
 
 
 def test_a_long_line_is_cut() -> None:
-    failure = failure_in("CUDA out of memory " + "x" * 10_000)
+    failure = failure_in("CUDA out of memory " + "x" * 10_000, SHARE)
     assert failure is not None and len(failure.line) == 300
 
 
 def test_a_bad_ordinal_names_the_setting_that_helps() -> None:
-    failure = failure_in("invalid device ordinal")
+    failure = failure_in("invalid device ordinal", SHARE)
     assert failure is not None and "cuda_ids: local" in failure.hint
 
 
-def test_running_out_of_memory_names_the_share() -> None:
-    failure = failure_in("CUDA out of memory")
-    assert failure is not None and "larger share" in failure.hint
+@pytest.mark.parametrize(
+    ("need", "hint"),
+    [
+        ("0.5", "give it a larger share (;gpus=1) or a smaller batch"),
+        ("2x0.5", "give it a larger share (;gpus=1) or a smaller batch"),
+        ("1", "it had the whole of it, so give it a smaller batch"),
+        ("2", "it had the whole of it, so give it a smaller batch"),
+        ("0.001", "let it book more (;vram=)"),
+    ],
+)
+def test_running_out_of_memory_names_what_would_help(need: str, hint: str) -> None:
+    """One that had a whole GPU is not told to ask for one."""
+    failure = failure_in("CUDA out of memory", Need.parse(need))
+    assert failure is not None and hint in failure.hint

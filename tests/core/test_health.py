@@ -10,12 +10,24 @@ from pathlib import Path
 import pytest
 
 from scheduler.core import health, health_gpus, health_house
-from scheduler.core.errors import SchedulerError, UsageError, word
+from scheduler.core.errors import (
+    LINK,
+    NO_PLAIN_FILE,
+    OWNER,
+    UNSEEN,
+    WRITERS,
+    Exposure,
+    FileTrouble,
+    SchedulerError,
+    UsageError,
+    word,
+)
 from scheduler.core.filesystems import file_system
 from scheduler.core.gpu_reading import GpuProcess, GpuReading
 from scheduler.core.health import ClockSeen, Finding, FolderSeen, InotifySeen, LoginSeen, Mark, Place, ScreenSeen, Who
 from scheduler.core.health_gpus import DriverSeen
 from scheduler.core.health_house import FilesSeen, Leftover, LeftSeen, SchedulerSeen, StoreSeen
+from scheduler.intake.files import cannot_be_read
 
 EVE, ROOT = Who(1000, "eve", "apt-get"), Who(0, "root", "dnf")
 OK, WARN, BAD, UNKNOWN = Mark.OK, Mark.WARN, Mark.BAD, Mark.UNKNOWN
@@ -381,31 +393,29 @@ def test_files_that_are_not_private_are_named_with_one_command_each() -> None:
     assert health_house.files(FilesSeen(number=9), EVE)[0].mark is OK
 
 
+def exposed(path: str, exposure: Exposure) -> FileTrouble:
+    return FileTrouble(f"not read: {exposure}", where=path, exposure=exposure)
+
+
 FILES = [
     (None, OK, ""),
-    (SchedulerError("not read: everybody may write it: chmod o-w '/a b/j'", where="/a b/j"), BAD, "chmod o-w '/a b/j'"),
-    (SchedulerError("not read: of its folder, its group may write it: chmod g-w /a (or set trust_group: true)", where="/a/j"),
-     BAD, "chmod g-w /a"),
-    (SchedulerError("not read: its access list may let others write it: setfacl -b /a/j (or set trust_group: true)", where="/a/j"),
-     BAD, "setfacl -b /a/j"),
-    (SchedulerError("not read: its group may write it: chmod g-w /c (or GPUJOB_SET_TRUST_GROUP=true, or start --trust-group true)"),
-     BAD, "chmod g-w /c"),
-    (SchedulerError("not read: it belongs to user 7: chown it to yourself: /a/j", where="/a/j"), BAD, "sudo chown eve /a/j"),
-    (SchedulerError("not read: it belongs to user 7: chown it to yourself: '/a $(b)/j'", where="/a $(b)/j"), BAD,
-     "sudo chown eve '/a $(b)/j'"),
-    (SchedulerError("not read: the link /a/l belongs to user 7", where="/a/j"), BAD, "sudo chown -h eve /a/l"),
+    (exposed("/a b/j", Exposure(WRITERS, "everybody may write it", "/a b/j", 0, "chmod o-w '/a b/j'")), BAD, "chmod o-w '/a b/j'"),
+    (exposed("/a/j", Exposure(WRITERS, "of its folder, its group may write it", "/a", 0, "chmod g-w /a", " (or …)")), BAD, "chmod g-w /a"),
+    (exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "chown it")), BAD, "sudo chown eve /a/j"),
+    (exposed("/a $(b)/j", Exposure(OWNER, "it belongs to user 7", "/a $(b)/j", 7)), BAD, "sudo chown eve '/a $(b)/j'"),
+    (exposed("/a/j", Exposure(LINK, "the link /a/l belongs to user 7", "/a/l", 7)), BAD, "sudo chown -h eve /a/l"),
     (UsageError("mem_threshold: must be a share", where="/a b/config.yaml:7", do="write 0.8"), BAD,
      "\"${EDITOR:-vi}\" +7 '/a b/config.yaml'"),
     (UsageError("not JSON: x", where="/a/llm.json:3:9"), BAD, '"${EDITOR:-vi}" +3 /a/llm.json'),
     (UsageError("nested too deeply", where="/a/j"), BAD, '"${EDITOR:-vi}" /a/j'),
-    (SchedulerError("cannot be read: Permission denied", where="/a/j"), BAD, "chmod u+r /a/j"),
+    (cannot_be_read(OSError(13, "Permission denied"), "/a/j"), BAD, "chmod u+r /a/j"),
     (UsageError("there is no such setting", where="GPUJOB_SET_X", do="did you mean GPUJOB_SET_Y?"), BAD, ""),
     (UsageError("unknown key 'screeen'", where="/a/config.yaml:2", do="did you mean screen?"), BAD,
      '"${EDITOR:-vi}" +2 /a/config.yaml'),
-    (SchedulerError("is no plain file: nothing is read from it", where="/a/j"), BAD, "mv /a/j /a/j.old"),
-    (UsageError("cannot be read: not a plain file", where="/a/config.yaml"), BAD, "mv /a/config.yaml /a/config.yaml.old"),
-    (SchedulerError("is no plain file: nothing is read from it", where="/dev/null", do="name another one"), BAD, ""),
-    (SchedulerError("cannot be looked at: Permission denied", where="/a/j"), BAD, ""),
+    (SchedulerError("is no plain file: nothing is read from it", where="/a/j", code=NO_PLAIN_FILE), BAD, "mv /a/j /a/j.old"),
+    (cannot_be_read(OSError(22, "not a plain file"), "/a/config.yaml"), BAD, "mv /a/config.yaml /a/config.yaml.old"),
+    (SchedulerError("is no plain file", where="/dev/null", do="name another one", code=NO_PLAIN_FILE), BAD, ""),
+    (SchedulerError("cannot be looked at: Permission denied", where="/a/j", code=UNSEEN), BAD, ""),
 ]  # fmt: skip
 
 
@@ -422,7 +432,7 @@ def test_c37_files_that_people_write(error: SchedulerError | None, mark: Mark, m
 
 def test_h17_files_of_another_user_are_never_taken_from_him() -> None:
     """What is his in his own scheduler's folder is right; whether others may write it, he alone is told."""
-    mine = SchedulerError("not read: it belongs to user 7: chown it to yourself: /a/j", where="/a/j")
+    mine = exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "chown it to yourself: /a/j"))
     found = health_house.input_file("jobs file", "/a/j", mine, ROOT, True, owner=7, again="sudo -u adam AGAIN")
     whole(found)
     assert (found.mark, found.mend) == (UNKNOWN, "sudo -u adam AGAIN")

@@ -176,15 +176,25 @@ def test_each_attempt_has_a_log_of_its_own(attempt: int, name: str) -> None:
         ({}, "job_12_S.log"),
         ({"gzip": True}, "job_12_S.log.gz"),
         ({"gzip": True, "runner": "screen"}, "job_12_S.log"),
-        ({"log_name": "ts-out"}, "ts-out.abc123"),
-        ({"log_name": "ts-out", "gzip": True}, "ts-out.abc123.gz"),
-        ({"log_name": "a b", "attempt": 3}, "a b.abc123"),
+        ({"log_name": "ts-out", "source": "ts"}, "ts-out.abc123"),
+        ({"log_name": "ts-out", "source": "ts", "gzip": True}, "ts-out.abc123.gz"),
+        ({"log_name": "my.log"}, "my.log"),
+        ({"log_name": "my.log", "gzip": True}, "my.log.gz"),
+        ({"log_name": "my.new.log", "attempt": 3}, "my.new_a3.log"),
+        ({"log_name": "a b", "attempt": 3}, "a b_a3"),
+        ({"log_name": ".a", "attempt": 2}, ".a_a2"),
         ({"stderr_apart": True}, "job_12_S.log"),
     ],
 )
 def test_a_job_may_name_its_log_itself(changes: dict[str, Any], name: str) -> None:
-    """S4.14 S4.15: some letters follow that make the name new; what is packed says so."""
+    """S2.1 S4.14 S4.15: the very name, also of ts, where letters make it new; what is packed says so."""
     assert log_name(a_job(12, **changes), "S", letters="abc123") == name
+
+
+def test_a_name_that_is_taken_is_not_written_to() -> None:
+    """S2.15: the next choice has a number."""
+    assert log_name(a_job(12, log_name="my.log"), "S", 2) == "my_2.log"
+    assert log_name(a_job(12, log_name="my.log", attempt=2), "S", 3) == "my_a2_3.log"
 
 
 @pytest.mark.parametrize(

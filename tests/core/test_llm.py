@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from scheduler.core.errors import UsageError
 from scheduler.core.gpu import Need
 from scheduler.core.job import JobSpec
 from scheduler.core.llm import ModelTable, model_in, need_of, table_from
-from tests.builders import a_spec
+from tests.builders import a_gpu, a_spec
 
 TABLE = ModelTable("0.7", {"qwen2.5-3b-inst": "0.5", "qwen2.5-32b-inst": "2", "odd": "1.5"})
 
@@ -153,3 +154,41 @@ def test_a_wrong_table_is_refused_naming_file_and_key(data: Any, says: str) -> N
     with pytest.raises(UsageError, match=r"^llm_config\.json: ") as caught:
         table_from(data, "llm_config.json")
     assert says in str(caught.value)
+
+
+# -- memory in place of a share --------------------------------------------------------------------------------
+
+CARDS = [a_gpu(0, memory_mib=81_920), a_gpu(1, memory_mib=40_960), a_gpu(2, memory_mib=None)]
+
+
+@pytest.mark.parametrize(
+    ("vram_mib", "allowed", "need"),
+    [
+        (5_120, (0,), "0.063"),  # 62.5 thousandths, rounded up
+        (5_120, (1,), "0.125"),
+        (5_120, (0, 1), "0.125"),  # of the smaller, for it may be put there
+        (60_000, (0, 1), "0.733"),  # the smaller is too small
+        (40_960, (1,), "1"),
+        (1, (0,), "0.001"),
+        (90_000, (0, 1), "1"),  # none has it: it is refused elsewhere
+        (5_120, (2,), "1"),  # nobody knows its size
+        (5_120, None, "1"),
+    ],
+)
+def test_a_job_that_names_memory_and_no_share_has_that_part_of_a_gpu(
+    vram_mib: int, allowed: tuple[int, ...] | None, need: str
+) -> None:
+    assert need_of(a_spec(vram_mib=vram_mib, allowed=allowed), ModelTable(), CARDS) == (Need.parse(need), ())
+    assert need_of(a_spec(vram_mib=vram_mib, allowed=allowed), ModelTable()) == (Need.parse("1"), ())
+
+
+def test_a_share_or_a_known_model_comes_before_memory() -> None:
+    words = ("--llm", "qwen2.5-3b-inst")
+    assert need_of(a_spec(vram_mib=5_120, gpus="0.5"), TABLE, CARDS)[0] == Need(1, 500)
+    assert need_of(a_spec(vram_mib=5_120, arguments=words), TABLE, CARDS[:1]) == need_of(a_spec(arguments=words), TABLE)
+    need, (note,) = need_of(a_spec(vram_mib=5_120, arguments=("--llm", "zzz")), TABLE, CARDS[:1])
+    assert need == Need(1, 63) and note.endswith("needs what vram says, 0.063")
+
+
+def test_a_table_can_be_written_down_and_read_back() -> None:
+    assert table_from(json.loads(TABLE.as_json()), "") == TABLE

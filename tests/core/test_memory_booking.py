@@ -210,3 +210,14 @@ def test_out_of_memory_books_twice_as_much_and_at_most_all_there_is() -> None:
     play.tell(play.ended(1, 1, failure=OOM))
     assert booked == [12_000, 19_300] and play.state(1) is JobState.FAILED, "it had all there is"
     assert str(play.job(1).need) == "0.001" and len(play.job(1).notes) == 2
+
+
+def test_a_thousandth_of_a_gpu_is_a_share_where_jobs_book_shares() -> None:
+    """It goes where it fits best, not where most memory is free; with a size of its own, too."""
+    fleet = Fleet([a_gpu(index, memory_mib=TOTAL) for index in range(2)])
+    fleet.telemetry = Telemetry.of(fleet.gpus.values(), Limits(), Now(T0, M0))
+    used = [GpuReading(gpu.uuid, gpu.index, "", TOTAL, 1_000 * (1 + gpu.index), 0.0) for gpu in fleet.gpus.values()]
+    fleet.telemetry.take(Readings(M0, tuple(used)), Now(T0, M0))
+    fleet.take(Need(1, 500), (1,))
+    for vram_mib in (0, 10):
+        assert fleet.find(JobClass(BOOKED, None, vram_mib)) == (1,)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.decide import ran
+from scheduler.core.endings import ran
 from scheduler.core.gpu import Need
 from scheduler.core.job import Event, Job, JobState, Outcome
 from scheduler.core.reporting import Attempt, Report, attempts_of, report_of

@@ -159,7 +159,8 @@ def _fix(s: Scheduler, session: str) -> None:
         store.execute("UPDATE jobs SET interpreter='/usr/bin/python3 (Python 3.11.2)' WHERE interpreter!=''")
         store.execute("UPDATE jobs SET started_at=?+10*id WHERE started_at IS NOT NULL", (THEN,))
         store.execute("UPDATE jobs SET finished_at=?+10*id+61 WHERE finished_at IS NOT NULL", (THEN,))
-        store.execute("UPDATE jobs SET pid=4242, session=? WHERE state='running'", (session,))
+        store.execute("UPDATE jobs SET pid=4242 WHERE pid IS NOT NULL")
+        store.execute("UPDATE jobs SET session=? WHERE state='running'", (session,))
         for job, n, detail in store.execute("SELECT job, n, detail FROM events").fetchall():
             detail = re.sub(r'"pid": \d+', '"pid": 4242', detail)
             detail = re.sub(r'"ran": [\d.]+', '"ran": 61.0', detail)

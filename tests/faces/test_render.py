@@ -171,12 +171,20 @@ def test_an_ended_job_in_json() -> None:
     value = render.job_json(
         a_job(
             state=JobState.FAILED, outcome=Outcome.EXIT, exit_code=3, started_at=2.0, finished_at=3.0, process=Process(7, 1),
-            failure=Failure("oom", "CUDA out of memory", "ask for more"),
+            sign=Failure("oom", "CUDA out of memory", "ask for more", 3, 4),
         )
     )  # fmt: skip
-    assert (value["state"], value["outcome"], value["exit_code"], value["pid"]) == ("failed", "exit", 3, None)
-    assert set(value["failure"]) == {"class", "line", "hint", "peak_memory", "asked_memory"}
+    assert (value["state"], value["outcome"], value["exit_code"], value["pid"]) == ("failed", "exit", 3, 7)
+    assert value["failure"] == {
+        "class": "oom", "line": "CUDA out of memory", "hint": "ask for more", "peak_memory": 3 << 20, "asked_memory": 4 << 20,
+    }  # fmt: skip
     assert value["finished_at"] == "1970-01-01T00:00:03.000Z"
+
+
+def test_a_job_that_ended_well_has_no_failure_and_is_marked() -> None:
+    """B22: its log says that it ran out of GPU memory, and it ended with 0."""
+    job = a_job(state=JobState.DONE, outcome=Outcome.EXIT, exit_code=0, sign=Failure("oom", "CUDA out of memory"))
+    assert render.job_json(job)["failure"] is None and render.how_it_ended(job) == "exit 0 (oom?)"
 
 
 def test_a_command_in_json_is_its_words() -> None:

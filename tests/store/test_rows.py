@@ -82,6 +82,7 @@ SPECS = st.builds(
     edited=st.lists(st.sampled_from(["label", "gpus"]), max_size=2).map(tuple),
 )
 TIMES = st.floats(0, 4e9)
+MIB = st.none() | st.integers(0, 10**7)
 CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "state": st.sampled_from(JobState),
     "need": st.builds(Need, st.integers(1, 64), st.integers(1, 1000)),
@@ -112,7 +113,7 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "stop_at": st.none() | TIMES,
     "held": st.booleans(),
     "notes": st.lists(ANY_TEXT, max_size=3).map(tuple),
-    "failure": st.none() | st.builds(Failure, TEXT, ANY_TEXT, TEXT),
+    "sign": st.none() | st.builds(Failure, TEXT, ANY_TEXT, TEXT, MIB, MIB),
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
 from tests.stories.harness import alive, wait_for
@@ -129,7 +132,46 @@ def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(machi
     m.state(1, "FOREIGN")
     m.add("b", need="0.5", gpus="1")
     assert f"(pid {pid} of job 1, which was not given this GPU)" in m.waits(2, "foreign")["reason"]
-    assert f"pid {pid} of job 1" in m.s.cli("status").stdout
+    status = m.s.cli("status").stdout
+    assert f"pid {pid} of job 1" in status
+    note = "uses GPU 1, which it was not given"
+    assert m.s.job(1)["notes"] == [note] and note in m.s.cli("why", "1").stdout and note in m.s.cli("show", "1").stdout
+    assert re.search(rf"^1 +running .*{note}$", status, re.MULTILINE), status
+    assert f"its process {pid} uses GPU 1 (58.6 GiB), which it was not given" in m.s.said()
+    story = json.loads(m.s.cli("show", "1", "--json").stdout)["events"]
+    (event,) = (event for event in story if event["kind"] == "stray")
+    assert (event["gpu"], event["pid"], event["memory"]) == (1, pid, 60_000 << 20)
+    m.readings(2)
+    assert m.s.job(1)["notes"] == [note], "said once"
+
+
+def test_a_job_that_names_memory_alone_shares_a_gpu_by_it(machine):
+    """Four of 19000 MiB are on a card of 80000 at once; of one that runs out of memory it is told what it asked for and used."""
+    m = machine(oom_retries=0).cards("GPU-a")
+    program = m.s.folder / "oom.sh"
+    program.write_text(
+        "#!/bin/sh\necho $$ >pid\nwhile [ -e hold-oom ]; do sleep 0.02; done\necho CUDA out of memory\nexit 1\n"
+    )
+    program.chmod(0o755)
+    m.s.hold("oom")
+    m.s.start()
+    m.s.append(f"0,{program},,,;vram=19000M")
+    for key in "bcd":
+        m.s.hold(key)
+        m.s.append(m.s.line(key) + ";vram=19000M")
+        m.running(key)
+    assert m.s.job(1)["need"] == 0.238 and m.gpu(0)["allocated"] == 0.952
+    m.s.append(m.s.line("e") + ";vram=19000M")
+    assert "needs 0.238 of one GPU" in m.waits(5, "no-room")["reason"]
+    m.use("GPU-a", int((m.s.folder / "pid").read_text()), 15_000)
+    wait_for(lambda: m.gpu(0)["memory_own"] == 15_000 << 20, "its memory")
+    m.s.release("oom")
+    m.s.wait_state(1, "failed")
+    failure = m.s.job(1)["failure"]
+    assert (failure["asked_memory"], failure["peak_memory"]) == (19_000 << 20, 15_000 << 20)
+    assert "asked for 18.6 GiB of a GPU, seen to use 14.6 GiB" in m.s.cli("show", "1").stdout
+    m.unuse("GPU-a", int((m.s.folder / "pid").read_text()))
+    m.running("e")
 
 
 def test_a_low_load_limit_lets_jobs_in_again(machine):

@@ -70,7 +70,7 @@ def test_config_show_tells_what_the_running_scheduler_has_otherwise(scheduler):
     s.start("--mem-threshold", "0.7")
     lines = {line.partition(":")[0]: line for line in s.cli("config", "show").stdout.splitlines()}
     assert lines["mem_threshold"].endswith("# the running scheduler: 0.7 (command line)")
-    assert lines["gpus"].endswith("# the running scheduler: 2 (command line, until it is started anew)")
+    assert lines["gpus"].endswith("# the running scheduler: 2 (command line)")
     assert lines["kill_grace"] == "kill_grace: 3"
     edit(config, "kill_grace: 4\norder: short\n")
     said(s, "config read again: kill_grace 3 -> 4; order needs a restart")
@@ -99,6 +99,78 @@ def test_a_changed_threshold_changes_what_starts(machine):
     edit(m.s.folder / "config.yaml", "mem_threshold: 0.9\n")
     m.running("a")
     assert records(m.s, "read again") == ["config read again: mem_threshold 0.3 -> 0.9"]
+
+
+def test_s2_6_gpus_are_added_and_taken_away_while_it_runs(scheduler):
+    """S2.6: a job on a GPU that is taken away goes on; the GPU gets no other."""
+    s = scheduler(None)
+    config = s.folder / "config.yaml"
+    config.write_text("gpus: 1\n")
+    for key in "abc":
+        s.hold(key)
+    s.append(s.line("a"), s.line("b"), s.line("d", gpus="1"))
+    s.start()
+    s.wait_state(1, "running")
+    wait_for(lambda: [line["reason"] for line in s.status()["refused"]], "the third is refused")
+    assert s.states()[2] == "pending" and "GPU 1 is not managed here" in s.status()["refused"][0]["reason"]
+    edit(config, "gpus: 2\n")
+    s.wait_state(2, "running")
+    said(s, "gpus 1 -> 2")
+    wait_for(lambda: s.states().get(3) == "pending", "what was refused is a job now")
+    assert [(gpu["index"], gpu["jobs"]) for gpu in s.status()["gpus"]] == [(0, [1]), (1, [2])]
+    s.cli("cancel", "3")
+    edit(config, "gpus: 1\n")
+    said(s, "gpus 2 -> 1")
+    s.append(s.line("c"))
+    wait_for(lambda: s.states().get(4) == "pending", "it waits")
+    assert [(gpu["index"], gpu["jobs"]) for gpu in s.status()["gpus"]] == [(0, [1])] and s.states()[2] == "running"
+    s.release("b")
+    s.wait_state(2, "done")
+    assert s.job(4)["reason_code"] == "no-room"
+    s.release("a")
+    s.wait_state(4, "running")
+    assert s.job(4)["gpus"] == [0]
+
+
+def test_c31_with_a_broken_model_table_submit_add_and_edit_go_by_the_last_good_one(scheduler):
+    """C31: as the lines of the jobs file do; without a scheduler nobody knows a good one."""
+    s = scheduler(gpus=1)
+    table = s.folder / "llm_config.json"
+    table.write_text('{"models": {"small": 0.25}}')
+    s.start()
+    s.cli("pause", "0")
+    edit(table, '{"models": {"small": 0.5}, "odd": 1}')
+    said(s, "the last good model table stays in force")
+    (s.folder / "x.py").touch()
+    verbs = (
+        ["submit", "--", "x.py", "--llm", "small"],
+        ["add", "x.py", "--args", "--llm small"],
+        ["edit", "1", "--gpus", ""],
+    )
+    for verb in verbs:
+        told = s.cli(*verb)
+        assert (
+            f"{table}:1: unknown key 'odd'" in told.stderr and "the last good model table stays in force" in told.stderr
+        )
+    wait_for(lambda: len(s.states()) == 2, "both are queued")
+    assert [s.job(number)["need"] for number in (1, 2)] == [0.25, 0.25]
+    s.kill()
+    assert f"{table}:1: unknown key 'odd'" in s.cli("submit", "--", "x.py", "--llm", "small", code=2).stderr
+
+
+def test_a_table_that_changed_while_no_scheduler_ran_counts_for_what_waits(scheduler):
+    """S3.13: as it does while one runs."""
+    s = scheduler(gpus=1)
+    table = s.folder / "llm_config.json"
+    table.write_text('{"models": {"small": 1}}')
+    s.start()
+    s.cli("pause", "0")
+    s.append(s.line("a", more="--llm small"))
+    wait_for(lambda: s.states().get(1) == "pending", "it waits")
+    s.kill()
+    edit(table, '{"models": {"small": 0.25}}')
+    s.start()
+    assert s.job(1)["need"] == 0.25
 
 
 @pytest.mark.smoke

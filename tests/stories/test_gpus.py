@@ -402,3 +402,27 @@ def test_what_an_earlier_daemon_read_is_not_shown(machine):
     shown = m.gpu(0)
     assert shown["memory_used"] is None and shown["load"] is None
     assert INTERVAL_S and m.state(0, "STALE")
+
+
+def test_s2_6_gpus_of_the_driver_are_added_and_taken_away_while_it_runs(machine):
+    """S2.6: also where they are read; one that the driver does not show is refused, and nothing changes."""
+    m = machine().cards("GPU-a", "GPU-b")
+    config = m.s.folder / "config.yaml"
+    config.write_text("gpu_ids: 0\n")
+    m.s.start()
+    m.add("a", "b")
+    m.running("a")
+    m.waits(2, "no-room")
+    config.write_text("gpu_ids: 0,7\n")
+    wait_for(lambda: "there is no GPU 7; the driver shows 0,1; the GPUs stay as they are" in m.s.said(), "refused")
+    config.write_text("gpu_ids: 0-1\n")
+    m.running("b")
+    assert m.s.job(2)["gpus"] == [1] and m.gpu(1)["uuid"] == "GPU-b" and m.gpu(1)["memory_total"] == TOTAL << 20
+    config.write_text("gpu_ids: 1\n")
+    wait_for(lambda: [gpu["index"] for gpu in m.s.status()["gpus"]] == [1], "one is left")
+    m.s.release("a")
+    m.s.wait_state(1, "done")
+    m.add("c", gpus="")
+    m.s.release("b")
+    m.running("c")
+    assert m.s.job(3)["gpus"] == [1] and m.s.said().count("there is no GPU 7") == 1

@@ -283,6 +283,25 @@ def test_s3_29_retries_are_bounded_and_spaced(scheduler):
     assert pauses[0] >= 0.9 * base and pauses[1] >= 0.9 * base * 2, pauses  # the wait doubles, ±10 %
 
 
+def test_a_wide_job_is_passed_ten_times_and_no_more(scheduler):
+    """Without any setting: what falls free is then kept for it, though one GPU stands idle meanwhile."""
+    s = scheduler(gpus=2)
+    s.hold("long")
+    s.append(s.line("long"))
+    s.start()
+    s.wait_state(1, "running")
+    s.append(s.line("wide", more=";gpus=2"))
+    wait_for(lambda: s.states().get(2) == "pending", "it waits")
+    s.append(*(s.line(f"n{number}") for number in range(12)))
+    wait_for(lambda: list(s.states().values()).count("done") == 10, "ten pass it")
+    wait_for(lambda: s.job(13)["reason_code"] == "reserved", f"the eleventh waits: {s.job(13)}")
+    assert [s.states()[number] for number in (2, 13, 14)] == ["pending"] * 3 and s.starts("n10") == 0
+    s.release("long")
+    s.wait_ended(14)
+    ends = [key for what, key, *_ in s.ledger() if what == "start"]
+    assert ends.index("wide") < ends.index("n10")
+
+
 def test_running_out_of_gpu_memory_raises_the_share(scheduler):
     """A job that ran out of GPU memory is tried with a larger share, at most oom_retries times."""
     s = scheduler(gpus=1)

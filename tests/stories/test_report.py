@@ -145,8 +145,9 @@ def test_a_job_that_will_be_tried_again_counts_to_its_end_while_nobody_watches(
     s.wait_state(1, "running")
     s.kill()
     s.release("run")
-    wait_for(lambda: of(s)["jobs"][0]["run"] == of(s)["jobs"][0]["run"], "a run that does not grow any more")
-    assert of(s)["jobs"][0]["state"] == "running"
+    wait_for(lambda: of(s)["jobs"][0]["state"] == "pending", "its end")
+    told = of(s)["jobs"][0]
+    assert told == of(s)["jobs"][0] and told["run"] > 0 and told["attempts"] == 1, "a run that does not grow any more"
 
 
 def test_a_lost_attempt_is_marked(scheduler: Callable[..., Scheduler]) -> None:

@@ -124,6 +124,13 @@ def test_s3_38_json_of_jobs_in_every_state_is_as_published(scheduler: Callable[.
     }
     for words in (["2"], ["@"], ["base"], ["3", "1"], ["1-2", "1"]):
         check("show", of(s, "show", *words))
+    for number in range(1, 17):
+        check("why", of(s, "why", str(number)))
+    (waits,), (failed,) = (of(s, "why", number)["jobs"] for number in ("10", "2"))
+    assert waits["reason_code"] == "no-wide-room" and waits["last_lines"] == []
+    assert failed["failure"]["class"] == "oom" and failed["last_lines"] == [
+        "torch.OutOfMemoryError: CUDA out of memory"
+    ]
     assert of(s, "show", "2")["failure"]["class"] == "oom" and of(s, "show", "2")["schema"] == 1
     assert [job["id"] for job in of(s, "show", "3", "1")["jobs"]] == [3, 1]
     report = of(s, "report")

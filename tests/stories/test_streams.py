@@ -105,7 +105,7 @@ def test_s4_13_s4_14_s4_15_s4_16_outputs_of_submits_and_of_lines(scheduler):
         apart, packed, named = (log_of(s, first + n) for n in (1, 2, 3))
         assert apart.read_text() == "out\n" and Path(f"{apart}.e").read_text() == "err\n"
         assert packed.name.endswith(".log.gz") and gzip.decompress(packed.read_bytes()) == b"out\nerr\n"
-        assert named.parent == other and named.name.startswith("run.") and len(named.name) == len("run.XXXXXX.gz")
+        assert named.parent == other and named.name == ("run.gz" if first == 1 else "run_2.gz")
         assert gzip.decompress(named.read_bytes()) == b"out\n" and Path(f"{named}.e").read_text() == "err\n"
         assert {path.stat().st_mode & 0o777 for path in (apart, packed, named, Path(f"{named}.e"))} == {0o600}
         assert f"errors        {apart}.e" in s.cli("show", str(first + 1)).stdout
@@ -657,7 +657,7 @@ def test_s4_13_s4_14_keep_logs_removes_what_is_packed_and_what_is_apart(schedule
 def test_s4_28_p6_what_ended_while_no_scheduler_ran_is_read_truly(scheduler):
     """S4.28, P6: status, jobs, show, wait, JSON and counts say how it ended, and the next scheduler records the same.
 
-    What will be run again is left as it was.
+    What will be run again waits for that, and holds no GPU.
     """
     s = scheduler(gpus=5, assign_retry_wait="0.05")
     keys = {"good": 0, "bad": 7, "shot": "s15", "runs": 0, "again": 3}
@@ -683,22 +683,29 @@ def test_s4_28_p6_what_ended_while_no_scheduler_ran_is_read_truly(scheduler):
     assert s.states() == before, "nobody has taken note of it"
     shown = s.cli("show", "2").stdout
     assert "exit 7" in shown and "it ended while no scheduler was running" in shown
-    states = {1: "done", 2: "failed", 3: "failed", 4: "running", 5: "running", 6: "pending"}
+    states = {1: "done", 2: "failed", 3: "failed", 4: "running", 5: "pending", 6: "pending"}
     status = s.status()
     assert {job["id"]: job["state"] for job in status["jobs"]} == states
     listed = json.loads(s.cli("jobs", "--json").stdout)["jobs"]
     assert {job["id"]: job["state"] for job in listed} == states
     assert {state: number for state, number in status["counts"].items() if number} == dict(Counter(states.values()))
-    assert "1 pending, 2 running, 1 done, 2 failed" in s.cli("status").stdout
-    assert {job for gpu in status["gpus"] for job in gpu["jobs"]} == {4, 5}
-    assert sum(gpu["allocated"] for gpu in status["gpus"]) == 2
+    assert "2 pending, 1 running, 1 done, 2 failed" in s.cli("status").stdout
+    assert {job for gpu in status["gpus"] for job in gpu["jobs"]} == {4}
+    assert sum(gpu["allocated"] for gpu in status["gpus"]) == 1
+    again = s.job(5)
+    assert (again["reason_code"], again["reason"]) == (
+        "backoff", "ended with exit code 3; run 1 of 2; it is tried again when a scheduler runs (gpujob start)",
+    )  # fmt: skip
 
     def chosen(*words: str) -> list[int]:
         return [job["id"] for job in json.loads(s.cli("jobs", "--json", *words).stdout)["jobs"]]
 
-    assert chosen("--state", "running") == [4, 5] and chosen("--state", "done,failed") == [1, 2, 3]
-    assert chosen("--state", "failed", "-n", "1") == [3] and chosen("--state", "done,running", "-n", "2") == [4, 5]
-    assert chosen("--state", "pending") == [6]
+    assert (
+        chosen("--state", "running") == [4]
+        and chosen("--state", "pending") == [5, 6]
+        and chosen("--state", "done,failed") == [1, 2, 3]
+    )
+    assert chosen("--state", "failed", "-n", "1") == [3] and chosen("--state", "done,running", "-n", "2") == [1, 4]
     assert [s.cli("wait", str(number), code=None).returncode for number in ended] == [0, 7, 143]
     assert "have not ended" in s.cli("wait", "4", code=5).stderr
     assert s.cli("logs", "2", "-f").returncode == 0
@@ -736,7 +743,7 @@ def test_s4_28_p6_a_job_that_was_being_stopped_and_one_that_had_another_try(sche
     wait_for(
         lambda: not [p for p in os.listdir("/proc") if p.isdigit() and str(deaf).encode() in words_of(p)], "all ended"
     )
-    assert s.job(4)["state"] == "stopping", "it will be run again"
+    assert (s.job(4)["state"], s.job(4)["reason_code"]) == ("pending", "backoff"), "it will be run again"
     s.start()
     wait_for(lambda: s.states()[4] == "failed", "and was")
     assert told() == wanted and s.job(4)["attempt"] == 2
@@ -746,3 +753,27 @@ def words_of(pid: str) -> bytes:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
+
+
+def test_s4_28_p6_a_job_that_will_run_again_with_more_memory_has_not_failed(scheduler):
+    """P6: it ran out of GPU memory while no scheduler ran; status says what the next one does."""
+    s = scheduler(gpus=1)
+    oom = program(
+        s, "oom.sh", "#!/bin/sh\ntouch ready\nwhile [ -e hold ]; do sleep 0.02; done\necho CUDA out of memory\nexit 1\n"
+    )
+    (s.folder / "hold").touch()
+    s.append(f"0,{oom},,,;gpus=0.5")
+    s.start()
+    wait_for((s.folder / "ready").exists, "it runs")
+    s.wait_state(1, "running")
+    s.kill()
+    (s.folder / "hold").unlink()
+    wait_for(lambda: s.job(1)["reason_code"] == "backoff", f"it ended: {s.job(1)}")
+    job = s.job(1)
+    assert job["state"] == "pending" and job["reason"].startswith(
+        "ran out of GPU memory with a need of 0.5; tried again with 1"
+    )
+    assert s.status()["counts"]["pending"] == 1 and s.status()["gpus"][0]["jobs"] == []
+    s.start()
+    s.wait_state(1, "failed")
+    assert (s.job(1)["attempt"], s.job(1)["need"]) == (2, 1)

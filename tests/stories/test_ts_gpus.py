@@ -225,6 +225,12 @@ def test_s4_34_which_of_declared_gpus_may_be_used(spooler: Callable[..., Spooler
         assert s.add(*sees) == number and s.ended(number) == 0 and s.output(number) == f"{visible}\n"
 
 
+def test_s4_7_the_very_first_list_has_a_column_of_gpus(graphics: Callable[..., Graphics]) -> None:
+    """S4.7: the server that this call starts has looked for GPUs before the list is printed."""
+    g = graphics("ab")
+    assert g.s.ts().splitlines()[0] == "ID   State      Output               E-Level  Time   GPUs  Command [run=0/1]"
+
+
 @pytest.mark.parametrize("how", ["no driver", "a driver that fails"])
 def test_s4_35_without_gpus_jobs_without_gpus_run(graphics: Callable[..., Graphics], how: str) -> None:
     """S4.35 (bug 10): -G and -g are refused with the reason, at the first call as at any other."""

@@ -316,7 +316,10 @@ def test_s4_22_a_removed_job_is_waited_for_no_longer(spooler: Callable[..., Spoo
 
 
 def test_s4_26_a_program_is_called_at_each_end(spooler: Callable[..., Spooler]) -> None:
-    """S4.26: TS_ONFINISH with id, error, output file and command, always four; once a job; not for skipped ones."""
+    """S4.26: TS_ONFINISH with id, error, output file and command, always four; once a job; not for skipped ones.
+
+    The command's words are joined, without quotes of ours, as in the original.
+    """
     s = spooler()
     program = s.folder / "ended"
     program.write_text(f"#!/bin/sh\nprintf '%s|%s|%s|%s|%s\\n' $# \"$@\" >>{s.folder}/called\n")
@@ -338,8 +341,8 @@ def test_s4_26_a_program_is_called_at_each_end(spooler: Callable[..., Spooler]) 
     calls = {line.split("|")[1]: line.split("|") for line in called}
     assert sorted(calls) == ["0", "1", "3", "5", "6", "7"] and len(called) == 6
     assert all(call[0] == "4" for call in calls.values())
-    assert calls["0"][2:] == ["3", s.ts("-o", "0"), "sh -c 'exit 3'"]
-    assert calls["1"][2:] == ["0", "", "echo 'two  words'"]
+    assert calls["0"][2:] == ["3", s.ts("-o", "0"), "sh -c exit 3"]
+    assert calls["1"][2:] == ["0", "", "echo two  words"]
     assert [calls[number][2] for number in ("3", "5", "6", "7")] == ["-1", "-1", "-1", "0"]
 
 

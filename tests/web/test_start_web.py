@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -97,8 +98,11 @@ def test_k10_a_page_that_dies_is_started_again(pages: Callable[[], Page], number
     assert set(page.scheduler.wait_ended(1).values()) == {"done"}
 
 
-def test_k12_a_stopped_page_changes_nothing(pages: Callable[[], Page]) -> None:
-    """K10, K12: SIGSTOP with requests under way; jobs start, requests are answered, the scheduler ends at once."""
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL"])
+def test_k12_a_stopped_page_changes_nothing(pages: Callable[[], Page], end: str) -> None:
+    """K10, K12: SIGSTOP with requests under way; jobs start, requests are answered, the scheduler ends at once, and the page
+    with it, stopped as it was.
+    """
     page = begin(pages())
     pid = pid_of(page)
     os.kill(pid, signal.SIGSTOP)
@@ -109,10 +113,14 @@ def test_k12_a_stopped_page_changes_nothing(pages: Callable[[], Page]) -> None:
             assert set(page.scheduler.wait_ended(2).values()) == {"done"}
             page.scheduler.cli("pause", "0")
             assert page.scheduler.status()["gpus"][0]["paused"] is True
-            assert page.scheduler.stop() == 0
+            if end == "SIGKILL":
+                page.scheduler.kill()
+            else:
+                assert page.scheduler.stop() == 0
+        wait_for(lambda: not alive(pid), "it goes on, and ends")
     finally:
-        os.kill(pid, signal.SIGCONT)
-    wait_for(lambda: not alive(pid), "it ends as soon as it can")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_k13_without_its_libraries_the_scheduler_goes_on(pages: Callable[[], Page]) -> None:

@@ -28,6 +28,11 @@ from scheduler.store.places import check_not_for_another
 from scheduler.store.safely import append_line
 
 
+def warn(text: str) -> None:
+    """Say on stderr what is not as it should be, though the verb goes on."""
+    print(safe(f"gpujob: {text}"), file=sys.stderr)
+
+
 def add(
     script: str,
     *,
@@ -72,7 +77,7 @@ def add(
     meant = {"allowed": parse_gpu_ids(gpus), **values}
     if any(getattr(parsed.spec, name) != value for name, value in meant.items() if name != "cwd"):
         raise UsageError(f"cannot be written as a line: {line}")
-    need, _ = need_of(parsed.spec, model_table_for(desk, config))
+    need, _ = need_of(parsed.spec, model_table_for(desk, config, warn), desk.gpus())
     if managed is not None:
         never = Fleet(declared(managed)).can_ever_hold(JobClass(need, parsed.spec.allowed))
         if never:
@@ -190,7 +195,7 @@ def submit(
         cwd=cwd, conda=conda, env=env, umask=mask, limits=limits_here(),
     )  # fmt: skip
     spec, environment = spec_of(wish)
-    table = table_for(spec, desk, config)
+    table = table_for(spec, desk, config, warn)
     caller = None
     if foreground:
         from scheduler.faces.caller import Caller

@@ -274,7 +274,7 @@ def submit(
     ] = False,
     gzip: Annotated[bool, typer.Option("--gzip", help="Pack the log.")] = False,
     log_dir: Annotated[str, typer.Option("--log-dir", metavar="PATH", help="Folder of its log.")] = "",
-    log_name: Annotated[str, typer.Option("--log-name", metavar="NAME", help="Its log is NAME.XXXXXX.")] = "",
+    log_name: Annotated[str, typer.Option("--log-name", metavar="NAME", help="Name of its log.")] = "",
     on_finish: Annotated[
         str,
         typer.Option("--on-finish", metavar="PROGRAM", help="Called at its end with id, error level, log, command."),
@@ -373,9 +373,9 @@ def report(
 
 
 @app.command("why")
-def why(job: OneJob, state_file: StateFile = None, config: ConfigFile = None) -> None:
+def why(job: OneJob, json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
     """Why a job waits, or how it ended."""
-    raise typer.Exit(show.why(job, **_which(state_file, config)))
+    raise typer.Exit(show.why(job, json=json, **_which(state_file, config)))
 
 
 @app.command("logs")

@@ -88,7 +88,9 @@ def cancel(jobs: Sequence[str], *, state_file: str | None = None, config: str | 
 def retry(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
     """Run ended jobs again: same id, new attempt, new log."""
     found = state_file_for(state_file, config)
-    return _ask(found, config, Requeue(_chosen(found, jobs)))
+    ids = _chosen(found, jobs)
+    known = Desk(found).known(ids)
+    return _ask(found, config, Requeue(ids, after=tuple(known[job].attempt if job in known else 0 for job in ids)))
 
 
 def hold(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
@@ -123,7 +125,7 @@ def edit(
 ) -> int:
     """Change waiting jobs. ``wishes``: option → text as `submit` takes it, an empty text takes the wish back."""
     from scheduler.core.llm import ModelTable, need_of
-    from scheduler.faces.cli.add import changes_of
+    from scheduler.faces.cli.add import changes_of, warn
     from scheduler.faces.submitting import model_table_for
     from scheduler.intake.jobs_csv import check_launch
 
@@ -133,14 +135,21 @@ def edit(
         raise UsageError("what is to be changed?", do="say it, as in gpujob edit 12 --gpus 0.5; see gpujob edit --help")
     desk = Desk(found)
     changes = changes_of(wishes)
-    specs = [replace(job.spec, **changes) for job in desk.states(ids)]
+    chosen = desk.states(ids)
+    specs = [replace(job.spec, **changes) for job in chosen]
     needs: tuple[tuple[int, int], ...] = ()
     if "launch" in changes:
         for spec in specs:
             check_launch(spec)
-    if "gpus" in changes:
-        table = ModelTable() if changes["gpus"] else model_table_for(desk, config)
-        found_needs = [need_of(spec, table)[0] for spec in specs]
+    if {"gpus", "vram_mib", "allowed"} & set(changes):
+        # Of a job that says only how much memory it needs, that decides its share of the GPUs it may have.
+        anew = ["gpus" in changes or bool(spec.vram_mib and not spec.gpus and not spec.on) for spec in specs]
+        table = model_table_for(desk, config, warn) if any(anew) and not changes.get("gpus") else ModelTable()
+        gpus = desk.gpus()
+        found_needs = [
+            need_of(spec, table, gpus)[0] if wanted else job.need
+            for spec, wanted, job in zip(specs, anew, chosen, strict=True)
+        ]
         needs = tuple((need.count, need.parts) for need in found_needs)
     return _ask(found, config, Edit(ids, changes, needs))
 

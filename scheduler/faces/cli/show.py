@@ -11,10 +11,10 @@ from typing import Any
 
 from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.gpu import gpu_ids_text
-from scheduler.core.job import Job, JobState, Reason
+from scheduler.core.job import Failure, Job, JobState, Reason
 from scheduler.core.log_names import errors_of, is_packed
 from scheduler.core.secrets import without_secrets, words_without_secrets
-from scheduler.core.units import seconds_of
+from scheduler.core.units import mib_text, seconds_of
 from scheduler.desk import SCHEMA, Desk
 from scheduler.faces import render, terminal
 from scheduler.faces.finding import state_file_for
@@ -22,6 +22,7 @@ from scheduler.faces.folding import last_lines
 from scheduler.overview import words_run
 
 LOOK_S = 0.5
+MOST_LINES = 5  # of the log of a job that failed
 
 
 def _desk(state_file: str | None, config: str | None) -> Desk:
@@ -158,7 +159,7 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
         ("allowed GPUs", "any" if job.allowed is None else gpu_ids_text(job.allowed)),
         ("named GPUs", f"{gpu_ids_text(job.spec.on)} (whoever else is on them)" if job.spec.on else ""),
         ("GPUs", gpu_ids_text(job.gpus)),
-        ("pid", job.process.pid if job.process and job.state.holds_gpus else ""),
+        ("pid", job.process.pid if job.process else ""),
         ("session", f"{job.session_name} (gpujob attach {job.id})" if job.session and job.state.holds_gpus else ""),
         ("attempt", job.attempt),
         ("submitted", render.utc(job.submitted_at)),
@@ -170,7 +171,9 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
         ("on finish", job.spec.on_finish),
         ("mail to", job.spec.mail_to),
         *(("info", line) for line in job.spec.info.splitlines()),
-        ("failure", f"{job.failure.line}" if job.failure else ""),
+        ("failure", job.failure.line if job.failure else ""),
+        ("warning", f"its log says: {job.sign.line}" if job.succeeded and job.sign else ""),
+        ("memory", _memory(job.failure) if job.failure else ""),
         ("hint", job.failure.hint if job.failure else ""),
         *(("note", note) for note in job.notes),
     ]
@@ -180,6 +183,13 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
             state = job.state.value if name == "state" else ""
             lines += terminal.folded(f"{name:<13} {render.safe(without_secrets(str(value)))}", 14, state)
     return lines
+
+
+def _memory(failure: Failure) -> str:
+    """What a failed job asked for and used of a GPU, as far as it is known."""
+    asked = f"asked for {mib_text(failure.asked_mib)} of a GPU" if failure.asked_mib else ""
+    used = f"seen to use {mib_text(failure.peak_mib)}" if failure.peak_mib else ""
+    return ", ".join(filter(None, (asked, used)))
 
 
 def _as_written(job: Job) -> str:
@@ -199,12 +209,21 @@ def _plain(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def why(job: str, *, state_file: str | None = None, config: str | None = None) -> int:
+_WHY = "id state reason_code reason outcome exit_code signal failure notes log".split()  # keys of `why --json`
+
+
+def why(job: str, *, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
     """Why a job waits, or how it ended."""
     desk = _desk(state_file, config)
     until = time.monotonic() + LOOK_S
-    for number in desk.select([job]):
-        found, reason = _looked_at(desk, number, until)
+    all_found = [_looked_at(desk, number, until) for number in desk.select([job])]
+    if json:
+        told = ((render.job_json(found, reason), found) for found, reason in all_found)
+        values = [{**{key: facts[key] for key in _WHY}, "last_lines": _last_lines(found)} for facts, found in told]
+        render.print_json({"schema": SCHEMA, "jobs": values})
+        return 0
+    for found, reason in all_found:
+        number = found.id
         state = found.state.value
         if reason is not None:
             lines = terminal.folded(f"job {number} waits ({reason.code}): {render.safe(reason.sentence)}", 2)
@@ -236,11 +255,22 @@ def _telling(job: Job) -> str:
     return errors if job.spec.stderr_apart and os.path.exists(errors) and os.path.getsize(errors) else job.log
 
 
-def _tail(path: str, most: int = 5) -> list[str]:
+def _last_lines(job: Job) -> list[str]:
+    """The last lines of a failed job's log; none of one that cannot be read."""
+    if not job.state.ended or job.succeeded or not job.log:
+        return []
+    path = _telling(job)
+    try:
+        return [without_secrets(line) for line in last_lines(path, MOST_LINES, packed=is_packed(path))]
+    except OSError:
+        return []
+
+
+def _tail(path: str) -> list[str]:
     """The last lines of a failed job's log, and where the rest stands."""
     near = render.safe(render.near(path))
     try:
-        last = last_lines(path, most, packed=is_packed(path))
+        last = last_lines(path, MOST_LINES, packed=is_packed(path))
     except OSError as error:
         return terminal.folded(f"  its log cannot be read: {error.strerror}: {near}", 4)
     lines = terminal.folded(f"  last lines of {near}:" if last else f"  its log is empty: {near}", 4)

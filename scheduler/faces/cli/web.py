@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 
 from scheduler.core.errors import SchedulerError, UsageError
-from scheduler.engine.page import LIFE
+from scheduler.engine.page import LIFE, PORT_TAKEN
 from scheduler.faces.finding import state_file_for
 
 
@@ -28,7 +29,7 @@ def web(
         )
     path = state_file_for(state_file, config)
     try:
-        from scheduler.faces.web.serving import Way, serve
+        from scheduler.faces.web.serving import PortTaken, Way, serve
     except ImportError as error:
         name = (error.name or "").partition(".")[0]
         if not name or name == "scheduler":
@@ -38,4 +39,10 @@ def web(
         ) from None
     until = os.environ.pop(LIFE, "")
     way = Way(host, int(port), tls_cert, tls_key, behind_proxy, tuple(names), int(until) if until.isdigit() else -1)
-    return serve(path, way, config=config)
+    try:
+        return serve(path, way, config=config)
+    except PortTaken as error:
+        if way.until < 0:
+            raise
+        print(f"{PORT_TAKEN}{error}", file=sys.stderr, flush=True)  # for the scheduler that has started it
+        return error.exit_code

@@ -10,7 +10,7 @@ from scheduler.core.job import Job, JobState
 from scheduler.core.secrets import without_secrets
 from scheduler.faces.terminal import safe
 from scheduler.faces.ts import listing
-from scheduler.faces.ts.main import RequestError, number_of
+from scheduler.faces.ts.main import NO_JOBS, RequestError, number_of
 from scheduler.faces.ts.words import Mistake
 
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
@@ -99,7 +99,7 @@ class Acting:
 
     def information(self, value: str | None) -> int:
         """All about a job."""
-        job = self.spooler.run_last(value, "No jobs.", NOT_RUN)
+        job = self.spooler.run_last(value, NO_JOBS, NOT_RUN)
         for line in listing.details(job, self.spooler.has_gpus(), time.time()):
             print(line)
         return 0
@@ -111,13 +111,13 @@ class Acting:
 
     def label(self, value: str | None) -> int:
         """The label of a job."""
-        job = self.spooler.added_last(value, "No jobs.", "The job {} is not in the queue.")
+        job = self.spooler.added_last(value, NO_JOBS, "The job {} is not in the queue.")
         print(safe(without_secrets(job.spec.label)))
         return 0
 
     def command(self, value: str | None) -> int:
         """The whole command of a job."""
-        job = self.spooler.added_last(value, "No jobs.", "The job {} is not in the queue.")
+        job = self.spooler.added_last(value, NO_JOBS, "The job {} is not in the queue.")
         print(safe(listing.command_of(job)))
         return 0
 

@@ -19,6 +19,7 @@ from scheduler.proc import ticks_of
 ERROR = 255
 FULL = 2
 ONLY_TELLING = "iaF"  # of a job that is not there these say so on stdout and end with 0, as in the original
+NO_JOBS = "No jobs."
 FIRST_WAIT_S = 0.01
 LONGEST_WAIT_S = 0.25
 ANSWER_S = 20.0
@@ -30,7 +31,7 @@ class RequestError(Exception):
 
 
 class NoSuchJob(RequestError):
-    """The job that is named is not in the list."""
+    """The job that is named is not in the list, or there is none to choose."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -133,14 +134,16 @@ class Spooler:
     def added_last(self, value: str | None, none: str, unknown: str) -> Job:
         """The job that is named, else the last of the queue, else the one that ended last.
 
-        Raises RequestError with ``none`` where no job is named, NoSuchJob with ``unknown`` and the number of the one that is.
+        Raises NoSuchJob: with ``none`` where no job is named, with ``unknown`` and the number of the one that is.
         """
         return self._chosen(value, none, unknown, lambda live, ended: (live or ended)[-1])
 
     def run_last(self, value: str | None, none: str, unknown: str) -> Job:
-        """The job that is named, else the first that runs, else the one that ended last. Raises RequestError likewise."""
+        """The job that is named, else the first that runs, else the one that ended last. Raises NoSuchJob likewise."""
 
         def pick(live: list[Job], ended: list[Job]) -> Job:
+            if not live and not ended:
+                raise NoSuchJob(NO_JOBS)
             running = [job for job in live if job.state is not JobState.PENDING]
             return running[0] if running else ended[-1]
 
@@ -151,7 +154,7 @@ class Spooler:
             try:
                 return pick(*self.jobs())
             except IndexError:
-                raise RequestError(none) from None
+                raise NoSuchJob(none) from None
         number = number_of(value)
         found = self.find(number)
         if found is None:
@@ -209,7 +212,11 @@ class Spooler:
         return self.desk.remembered("ts_logdir") or temporary(self.environ)
 
     def has_gpus(self) -> bool:
-        """Whether the server has GPUs at all."""
+        """Whether the server has GPUs at all. A server that has just been started is waited for until it has looked."""
+        end = time.monotonic() + ANSWER_S
+        while not self.desk.remembered("settings") and time.monotonic() < end:  # noted together with the GPUs
+            self.server.ready()
+            time.sleep(FIRST_WAIT_S)
         return bool(self.desk.managed())
 
 

@@ -11,10 +11,9 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from scheduler.core.answering import ENDED_ALREADY
 from scheduler.core.command_limits import check_words
 from scheduler.core.errors import NotFound, Refused, UsageError, did_you_mean
-from scheduler.core.job import Job, JobSpec, JobState
+from scheduler.core.job import Job, JobSpec, JobState, Outcome
 from scheduler.core.requests import (
     Cancel,
     Edit,
@@ -122,7 +121,7 @@ OPTIONS: dict[str, tuple[Reader, Mapping[str, Any], str]] = {
     "stderr_apart": (_yes, _BOOL, "stderr goes into a file of its own."),
     "gzip": (_yes, _BOOL, "The log is packed."),
     "log_dir": (_path, {"type": "string"}, "Folder of its log."),
-    "log_name": (_text, _TEXT, "Beginning of its log's name."),
+    "log_name": (_text, _TEXT, "Name of its log."),
     "on_finish": (_text, _TEXT, "Program called at its end with id, error level, log and command."),
     "mail": (_text, _TEXT, "Who gets its output by mail at its end."),
     "info": (_text, _TEXT, "A text remembered with it."),
@@ -277,7 +276,21 @@ def _acted(job: Job, said: str) -> Response:
     return _done({"id": job.id, "state": job.state.value}, said)
 
 
-def _on_job(verb: str, kind: type[Any], possible: Callable[[Job], bool], what: str = "") -> Callable[[Ask], Response]:
+def _again(job: Job) -> Requeue:
+    return Requeue((job.id,), after=(job.attempt,))
+
+
+def _asking(kind: type[Any]) -> Callable[[Job], Request]:
+    def wish(job: Job) -> Request:
+        request: Request = kind((job.id,))
+        return request
+
+    return wish
+
+
+def _on_job(
+    verb: str, wish: Callable[[Job], Request], possible: Callable[[Job], bool], what: str = ""
+) -> Callable[[Ask], Response]:
     """A route that asks something of one job, where its state allows it. ``what``: what is done, as a sentence ends."""
     what = what or f"{verb} it"
 
@@ -286,10 +299,10 @@ def _on_job(verb: str, kind: type[Any], possible: Callable[[Job], bool], what: s
         job = ask.source.desk.states([ask.numbers["id"]])[0]
         if not possible(job):
             raise Conflict(f"job {job.id} is {job.state.value}: that is no state to {what} in")
-        said = _carry_out(ask, kind((job.id,)))
-        if verb == "cancel" and ENDED_ALREADY in said:
-            raise Conflict(said)  # meanwhile
+        said = _carry_out(ask, wish(job))
         job = ask.source.desk.states([job.id])[0]
+        if verb == "cancel" and job.state.ended and job.outcome is not Outcome.CANCELLED:
+            raise Conflict(said)  # it ended meanwhile, by itself
         return _acted(job, "; ".join([said, *_also(ask, verb, job)]))
 
     return does
@@ -310,11 +323,11 @@ def _waits(job: Job) -> bool:
     return job.state is JobState.PENDING
 
 
-cancel = _on_job("cancel", Cancel, lambda job: not job.state.ended)
-retry = _on_job("retry", Requeue, lambda job: job.state.ended)
-hold = _on_job("hold", Hold, _waits)
-release = _on_job("release", Release, _waits)
-first = _on_job("first", First, _waits, "put it first")
+cancel = _on_job("cancel", _asking(Cancel), lambda job: not job.state.ended)
+retry = _on_job("retry", _again, lambda job: job.state.ended)
+hold = _on_job("hold", _asking(Hold), _waits)
+release = _on_job("release", _asking(Release), _waits)
+first = _on_job("first", _asking(First), _waits, "put it first")
 
 
 def priority(ask: Ask) -> Response:

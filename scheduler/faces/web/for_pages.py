@@ -197,7 +197,7 @@ def facts(job: Job) -> list[tuple[str, str]]:
         ("allowed GPUs", "any" if job.allowed is None else gpu_ids_text(job.allowed)),
         ("named GPUs", f"{gpu_ids_text(spec.on)} (whoever else is on them)" if spec.on else ""),
         ("on GPU", gpu_ids_text(job.gpus)),
-        ("pid", str(job.process.pid) if job.process and live else ""),
+        ("pid", str(job.process.pid) if job.process else ""),
         ("terminal", f"{job.session_name} (gpujob attach {job.id})" if job.session and live else ""),
         ("time limit", span_text(spec.time_limit_s) if spec.time_limit_s else ""),
         ("retries", f"{job.runs_failed} of {spec.retries} used" if spec.retries else ""),

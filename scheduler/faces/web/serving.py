@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import ipaddress
 import logging
@@ -43,6 +44,7 @@ HANDSHAKE_S = 10.0
 TOKEN_EVERY_S = 2.0  # between two looks at its file
 END_S = 1  # for what is being answered when it is told to end
 NICE = 5
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,9 @@ def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
         secure=bool(way.cert) or way.behind_proxy,
     )
     _be_modest()
+    if way.until >= 0:
+        # The end of the scheduler is seen on ``until``, but not by a stopped process: the kernel then lets it go on.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
     app = make_app(Source(desk, config))
     hub: Hub = app.state.hub
     token_file = _TokenFile(desk.places, token, entrance.key, said, hub)
@@ -252,6 +257,10 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
+class PortTaken(SchedulerError):
+    """Somebody else listens on the port of the page."""
+
+
 def _listen(way: Way) -> socket.socket:
     """A socket that is bound and listens. Raises SchedulerError with who has the port."""
     try:
@@ -272,7 +281,7 @@ def _listen(way: Way) -> socket.socket:
         listening.close()
         if error.errno == errno.EADDRINUSE:
             who = holder_of(way.port)
-            raise SchedulerError(
+            raise PortTaken(
                 f"port {way.port} is taken{f' by {who}' if who else ''}", where="web",
                 do="open that page, or name another port: gpujob web --port 0 takes any that is free",
             ) from None  # fmt: skip
