@@ -210,7 +210,7 @@ class Desk:
     # -- reading ------------------------------------------------------------------------------------------
 
     def _now(self, connection: sqlite3.Connection, jobs: Iterable[Job], alive: bool) -> list[Job]:
-        """The same jobs; those that ran when the last scheduler ended as the next start will find them (`as_recorded`)."""
+        """The same jobs; those that ran when the last scheduler ended as their records say it (`as_recorded`)."""
         found = list(jobs)
         if alive or not any(job.state in HOLDING for job in found):
             return found

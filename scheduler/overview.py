@@ -121,7 +121,9 @@ def _gpu_views(connection: sqlite3.Connection, alive: bool, live: Sequence[Job])
 
 
 def as_recorded(connection: sqlite3.Connection, jobs: Sequence[Job], attempts: str) -> list[Job]:
-    """The same jobs while no scheduler runs; those that ran at last are as the next start will find them, by their records."""
+    """The same jobs while no scheduler runs; of those that ran at last, and whose record tells how they ended, what the next
+    start will make of that.
+    """
     if not any(job.state in HOLDING for job in jobs):
         return list(jobs)
     rules = _rules(connection)

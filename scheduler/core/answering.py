@@ -49,7 +49,8 @@ def answer(turn: Turn, fact: Asked) -> None:
         needs = dict(zip(request.jobs, request.needs, strict=False))
         lines, code = _each(turn, request.jobs, lambda job: edit(turn, job, request.changes, needs.get(job.id)))
     elif isinstance(request, Requeue):
-        lines, code = _each(turn, request.jobs, lambda job: _requeue(turn, job, request))
+        seen, unless_done = request.seen(), request.unless_done
+        lines, code = _each(turn, request.jobs, lambda job: _requeue(turn, job, unless_done, seen.get(job.id)))
     elif isinstance(request, PauseQueue):
         lines, code = [_pause_queue(turn, request.on)], 0
     elif isinstance(request, (Pause, Resume)):
@@ -232,12 +233,11 @@ def _cancel(turn: Turn, job: Job) -> str:
     return f"job {job.id}: SIGTERM to all its processes, SIGKILL after {turn.world.policy.kill_grace_s:g} s"
 
 
-def _requeue(turn: Turn, job: Job, request: Requeue) -> str:
-    if request.unless_done and job.succeeded:
+def _requeue(turn: Turn, job: Job, unless_done: bool, seen: int | None) -> str:
+    if unless_done and job.succeeded:
         return f"job {job.id} has ended well meanwhile; it is not run again"
     if not job.state.ended:
         return f"job {job.id} is {job.state.value} already"
-    seen = request.seen(job.id)
     if seen is not None and job.attempt > seen:
         return f"job {job.id} has run again meanwhile (attempt {job.attempt})"
     equal = _equal(turn, job)

@@ -389,7 +389,8 @@ class Turn:
         fleet = self.world.fleet
         sizes = [fleet.gpus[gpu].memory_mib for gpu in job.gpus if gpu in fleet.gpus]
         known = [size for size in sizes if size is not None]
-        asked = job.spec.vram_mib or (min(known) * job.need.parts // WHOLE if known else 0)
+        vram, share = job.spec.vram_mib or 0, min(known) * job.need.parts // WHOLE if known else 0
+        asked = max(vram, share) if job.oom_retries else vram or share  # a second run may have a larger share
         return replace(sign, peak_mib=fleet.telemetry.peaks.get(job.attempt_key), asked_mib=asked or None)
 
     def _finish(self, job: Job, leftovers: tuple[Process, ...]) -> None:
@@ -484,6 +485,7 @@ class Turn:
             self.plan.events.append(Event(job.id, self.now.wall, "leftovers", {"pids": pids, "gpus": list(job.gpus)}))
 
     def _gone(self, key: str) -> None:
+        self.world.fleet.telemetry.peaks.pop(key, None)  # its leftovers were measured, too
         holding = self.world.holdings.pop(key, None)
         if holding is not None:
             if key in self.world.unbooked:

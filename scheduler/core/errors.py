@@ -23,7 +23,7 @@ class SchedulerError(Exception):
 
     ``what`` is a whole sentence without a final full stop; ``where`` names the file, line or job;
     ``do`` says what would help. ``exit_code`` follows docs/formats.md (1 error). ``code`` tells our own code what kind of
-    error it is, where one class stands for several; no code looks at sentences.
+    error it is, where one class stands for several.
     """
 
     exit_code = 1

@@ -60,8 +60,12 @@ def failure_in(tail: str, need: Need) -> Failure | None:
 
 
 def _more_memory(need: Need) -> str:
-    if need.count and need.parts == BY_MEMORY:
-        return "let it book more (;vram=) or give it a smaller batch"
-    if need.count and 0 < need.parts < WHOLE:
-        return "give it a larger share (;gpus=1) or a smaller batch"
-    return "it had the whole of it, so give it a smaller batch, or a GPU with more memory (;allowed=)"
+    if not need.count:
+        return "it was given no GPU: say what it needs (;gpus=)"
+    if need.parts == WHOLE:
+        return "it had the whole of it, so give it a smaller batch, or a GPU with more memory"
+    if need.by_name:
+        return "give it a smaller batch, or a GPU on which nobody else is"
+    if need.parts == BY_MEMORY:
+        return "let it have more (;vram= or ;gpus=), or give it a smaller batch"
+    return "give it a larger share (;gpus=1) or a smaller batch"

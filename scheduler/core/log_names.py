@@ -27,7 +27,7 @@ def check_log_name(name: str) -> None:
 def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
     """``job_<id>_<stamp>.log``; attempts after the first add ``_a2``. ``stamp`` is YYYYmmdd_HHMMSS, local time.
 
-    ``number``: the first, second, … choice; another scheduler that logs to this folder may have taken the name.
+    ``number``: the first, second, … choice, where a file of the name is there already: of another job, or of another scheduler.
     A job that names its log itself gets that very name, ``run.log``; later attempts and choices add to it: ``run_a2.log``. Those of
     `ts` get ``<name>.<letters>``. What is packed ends in ``.gz``: in screen mode nothing is.
     """

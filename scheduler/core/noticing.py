@@ -49,11 +49,13 @@ def judge_gpus(turn: Turn) -> None:
 
 def _name_strays(turn: Turn, index: int, card: Card) -> None:
     """A job of ours whose process is on a GPU that it was not given is told so, once."""
+    strays = {stranger.owner: stranger for stranger in card.strangers if stranger.owner}
+    if not strays:
+        return
     note = f"uses GPU {index}, which it was not given"
-    for stranger in card.strangers:
-        number = stranger.owner.partition(".")[0]
-        job = turn.world.live.get(int(number)) if number.isdigit() else None
-        if job is not None and job.attempt_key == stranger.owner and note not in job.notes:
+    for job in turn.world.live.values():
+        stranger = strays.get(job.attempt_key)
+        if stranger is not None and note not in job.notes:
             job.notes = (*job.notes, note)
             used = None if stranger.memory_mib is None else stranger.memory_mib << 20
             turn.changed(job, "stray", gpu=index, pid=stranger.pid, memory=used)

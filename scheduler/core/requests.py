@@ -27,9 +27,9 @@ class Requeue:
     unless_done: bool = False
     after: tuple[int, ...] = ()
 
-    def seen(self, job: int) -> int | None:
-        """The attempt of this job that was seen; None if that does not matter."""
-        return dict(zip(self.jobs, self.after, strict=True)).get(job) if self.after else None
+    def seen(self) -> dict[int, int]:
+        """Job → the attempt that was seen; without those for which that does not matter."""
+        return dict(zip(self.jobs, self.after, strict=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,9 +106,9 @@ def managed_anew(config: Config, now: Sequence[Gpu], shown: Sequence[Gpu], envir
     if wanted is None:
         wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), known, [])
     beyond = [gpu for gpu in wanted if gpu not in known]
-    if beyond:
+    if beyond and not config.without_gpus:
         raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {gpu_ids_text(known)}")
-    return [known[gpu] for gpu in wanted]
+    return [known[gpu] for gpu in wanted if gpu in known]
 
 
 def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[int, Gpu]:

@@ -53,8 +53,8 @@ def _carry_out(database: Database, config: Config, request: Request) -> Answer:
         later = tuple(job for job in request.jobs if job in in_hand)
         others = tuple(job for job in request.jobs if job not in later)
         if isinstance(request, Requeue):
-            seen = tuple(request.seen(job) or 0 for job in others) if request.after else ()
-            request = replace(request, jobs=others, after=seen)
+            seen = request.seen()
+            request = replace(request, jobs=others, after=tuple(seen[job] for job in others) if seen else ())
         else:
             request = Cancel(others)
     said: list[str] = []

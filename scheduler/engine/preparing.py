@@ -8,6 +8,7 @@ import resource
 import string
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ def prepare(house: House, plan: Plan, now: Now) -> list[tuple[Job, Launch]]:
     stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now.wall))
     boot = boot_id()
     ordinals = house.telemetry.ordinals()
+    taken: set[str] = set()  # logs of this turn, none of which is there yet
     for job in plan.starts:
         found = house.found_for(job)
         if isinstance(found, Missing):  # gone since `decide` looked, a moment ago
@@ -42,7 +44,8 @@ def prepare(house: House, plan: Plan, now: Now) -> list[tuple[Job, Launch]]:
         job.runner = house.runner.name
         if job.runner == "screen":
             _say_streams(job)
-        job.log = _free_log(job, house.config.log_dir, stamp)
+        job.log = _free_log(job, house.config.log_dir, stamp, taken)
+        taken.add(job.log)
         job.boot = boot
         mode = job.spec.cuda or house.config.cuda_ids
         if mode == "auto":
@@ -88,8 +91,8 @@ def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]])
     return replace(launch, argv=(*into, *launch.argv))
 
 
-def _free_log(job: Job, log_dir: str, stamp: str) -> str:
-    """A log that is not there yet: another scheduler may keep its own in this folder.
+def _free_log(job: Job, log_dir: str, stamp: str, taken: Collection[str]) -> str:
+    """A log that is not there yet, nor ``taken``: another job may have the same name for its log, or another scheduler log here.
 
     Whoever makes it does so exclusively: of two that look in the same moment one is refused, and starts again.
     """
@@ -99,6 +102,7 @@ def _free_log(job: Job, log_dir: str, stamp: str) -> str:
     number = 1
     while True:
         path = os.path.join(folder, log_name(job, stamp, number, "".join(random.choices(_LETTERS, k=6))))
-        if not (os.path.lexists(path) or (job.spec.stderr_apart and os.path.lexists(errors_of(path)))):
+        paths = (path, errors_of(path)) if job.spec.stderr_apart else (path,)
+        if path not in taken and not any(map(os.path.lexists, paths)):
             return path
         number += 1

@@ -141,14 +141,16 @@ def model_table_for(desk: Desk, config: str | None, warn: Callable[[str], None] 
     ``warn`` is told so. Raises what `model_table` raises.
     """
     path = desk.remembered("llm_config") or settings_of(desk, config).llm_config
+    noted = desk.remembered("model_table") if desk.alive() else ""
+    in_force = table_from(json.loads(noted), path) if noted else None
+    needed = in_force not in (None, ModelTable())  # one that was there is not taken for none when it is gone
     try:
-        return trusting(desk, config, lambda trust: model_table(path, trust))
+        return trusting(desk, config, lambda trust: model_table(path, trust, needed=needed))
     except SchedulerError as error:
-        in_force = desk.remembered("model_table") if desk.alive() else ""
-        if not in_force:
+        if in_force is None:
             raise
         warn(f"{error}; the last good model table stays in force")
-        return table_from(json.loads(in_force), path)
+        return in_force
 
 
 def trusting(desk: Desk, config: str | None, look: Callable[[bool], Read]) -> Read:

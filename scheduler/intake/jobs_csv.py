@@ -14,7 +14,7 @@ from scheduler.core.errors import BACKWARDS, Refused, SchedulerError, UsageError
 from scheduler.core.gpu import Need, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
 from scheduler.core.launch import CUDA_MODES, LAUNCHERS
-from scheduler.core.log_names import check_log_name
+from scheduler.core.log_names import check_log_name, is_packed
 from scheduler.core.units import mib_of, seconds_of
 
 LONGEST_LINE = 1 << 20
@@ -414,6 +414,8 @@ def _apart(text: str) -> bool:
 
 def _log_name(text: str) -> str:
     check_log_name(text)
+    if is_packed(text):
+        raise UsageError("a log whose name ends so is taken for a packed one", do="leave out .gz; gzip=yes adds it")
     return text
 
 

@@ -25,7 +25,7 @@ FROM_SCREEN = ("TERM", "STY", "WINDOW")
 NOT_FROM_OUTSIDE = ("COLUMNS", "LINES", "TERMCAP")
 LINES = 23  # a terminal has 24 at least, and screen's status line takes one of them
 RESIZE = b"\033[8;%d;80t" % LINES
-RESIZED_S = 0.1
+RESIZED_S, LOGGED_S = 0.1, 2.0
 KEYBOARD_STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
@@ -155,14 +155,16 @@ class Shim:
         except OSError:
             return
         try:
+            before = os.fstat(fd).st_size
             os.write(1, RESIZE)
-            until = time.monotonic() + RESIZED_S
-            while os.get_terminal_size(1).lines != LINES or os.fstat(fd).st_size < len(RESIZE):
-                if time.monotonic() >= until:
-                    return
+            begun = time.monotonic()
+            while os.get_terminal_size(1).lines != LINES and time.monotonic() < begun + RESIZED_S:
                 time.sleep(0.001)
-            if os.pread(fd, len(RESIZE) + 1, 0) == RESIZE:
-                os.ftruncate(fd, 0)
+            # In the log it would resize the terminal of whoever prints that.
+            while os.fstat(fd).st_size < before + len(RESIZE) and time.monotonic() < begun + LOGGED_S:
+                time.sleep(0.001)
+            if os.pread(fd, len(RESIZE) + 1, before) == RESIZE:
+                os.ftruncate(fd, before)
         except OSError as error:
             self.say(f"gpujob: the window cannot be resized: {error.strerror}")
         finally:

@@ -62,7 +62,8 @@ def test_a_bad_ordinal_names_the_setting_that_helps() -> None:
         ("2x0.5", "give it a larger share (;gpus=1) or a smaller batch"),
         ("1", "it had the whole of it, so give it a smaller batch"),
         ("2", "it had the whole of it, so give it a smaller batch"),
-        ("0.001", "let it book more (;vram=)"),
+        ("0.001", "let it have more (;vram= or ;gpus=)"),
+        ("0", "it was given no GPU"),
     ],
 )
 def test_running_out_of_memory_names_what_would_help(need: str, hint: str) -> None:

@@ -493,7 +493,7 @@ def test_an_unknown_key_like_no_other_lists_all() -> None:
         "gpus=2x1.5", "gpus=nan", "gpus=inf", "gpus=1e9", "cuda=gpu", "cuda=", "label=a;label=b",
         "slots=0", "slots=-1", "slots=", "slots=a", "slots=1.5", "slots=9999999", "slots=2;slots=3", "env=A", "env==1",
         "env=A=1 B", "env=A='1", "output=", "output=file", "output=NONE", "stderr=", "stderr=yes", "gzip=", "gzip=1",
-        "gzip=true", "log_name=", "log_name=a/b", "log_name=..", "log_name=.", f"log_name={'x' * 201}",
+        "gzip=true", "log_name=", "log_name=a/b", "log_name=..", "log_name=.", "log_name=a.gz", f"log_name={'x' * 201}",
         f"log_name={'é' * 101}", "log_name=a\tb\x1b", "on_finish=", "on_finish=a\x1bb", "mail=", "mail=a\x07",
     ],
 )  # fmt: skip

@@ -161,7 +161,11 @@ def test_a_job_that_names_memory_alone_shares_a_gpu_by_it(machine):
         m.s.append(m.s.line(key) + ";vram=19000M")
         m.running(key)
     assert m.s.job(1)["need"] == 0.238 and m.gpu(0)["allocated"] == 0.952
-    m.s.append(m.s.line("e") + ";vram=19000M")
+    m.s.append(m.s.line("e") + ";vram=38000M")
+    wait_for(lambda: m.s.states().get(5) == "pending" and m.s.job(5)["need"] == 0.475, "it waits")
+    m.s.cli("edit", "5", "--vram", "")
+    assert m.s.job(5)["need"] == 1, "it says nothing of memory any more"
+    m.s.cli("edit", "5", "--vram", "19000M")
     assert "needs 0.238 of one GPU" in m.waits(5, "no-room")["reason"]
     m.use("GPU-a", int((m.s.folder / "pid").read_text()), 15_000)
     wait_for(lambda: m.gpu(0)["memory_own"] == 15_000 << 20, "its memory")

@@ -154,6 +154,11 @@ def test_c31_with_a_broken_model_table_submit_add_and_edit_go_by_the_last_good_o
         )
     wait_for(lambda: len(s.states()) == 2, "both are queued")
     assert [s.job(number)["need"] for number in (1, 2)] == [0.25, 0.25]
+    broken = table.read_text()
+    table.unlink()
+    told = s.cli("submit", "--", "x.py", "--llm", "small")
+    assert "no such model table; the last good model table stays in force" in told.stderr and s.job(3)["need"] == 0.25
+    edit(table, broken)
     s.kill()
     assert f"{table}:1: unknown key 'odd'" in s.cli("submit", "--", "x.py", "--llm", "small", code=2).stderr
 

@@ -117,6 +117,21 @@ def test_s4_13_s4_14_s4_15_s4_16_outputs_of_submits_and_of_lines(scheduler):
     assert "--log-name" in s.cli(*cpu, "--log-name", "a/b", "--", "true", code=2).stderr
 
 
+def test_s2_1_jobs_that_start_at_once_with_one_log_name_have_a_log_each(scheduler):
+    """S2.1, S2.15: started in one turn, none of their logs being there yet."""
+    s = scheduler(gpus=4)
+    s.start()
+    s.cli("queue", "pause")
+    for number in range(4):
+        s.cli("submit", "--log-name", "train.log", "--", "sh", "-c", f"echo {number}")
+    s.cli("queue", "resume")
+    s.wait_ended(4)
+    assert s.rows("SELECT DISTINCT state, attempt FROM jobs") == [("done", 1)], s.said()
+    logs = [Path(s.job(number)["log"]) for number in range(1, 5)]
+    assert [log.name for log in logs] == ["train.log", "train_2.log", "train_3.log", "train_4.log"]
+    assert [log.read_text() for log in logs] == ["0\n", "1\n", "2\n", "3\n"]
+
+
 LINES = "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done; printf '10%%\\r99%%\\n'; exit ${1:-0}"
 
 

@@ -143,7 +143,11 @@ def edit(
             check_launch(spec)
     if {"gpus", "vram_mib", "allowed"} & set(changes):
         # Of a job that says only how much memory it needs, that decides its share of the GPUs it may have.
-        anew = ["gpus" in changes or bool(spec.vram_mib and not spec.gpus and not spec.on) for spec in specs]
+        by_memory = ("vram_mib" in changes or bool(spec.vram_mib) for spec in specs)
+        anew = [
+            "gpus" in changes or (books and not spec.gpus and not spec.on)
+            for spec, books in zip(specs, by_memory, strict=True)
+        ]
         table = model_table_for(desk, config, warn) if any(anew) and not changes.get("gpus") else ModelTable()
         gpus = desk.gpus()
         found_needs = [
