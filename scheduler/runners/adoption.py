@@ -61,7 +61,7 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
     if stage == "caller" and number in GONE:
         text = "whoever waited for it in the foreground is gone"
     if stage == "log" and number == errno.EEXIST:
-        text = "somebody else, perhaps a scheduler that logs into the same folder, just took the name of its log"
+        text = "another scheduler that logs into the same folder just took the name of its log"
     lasting = stage in ("", "program", "caller", "gzip") and number not in PASSING
     return NeverRan(job, attempt, text, lasting, at)
 
