@@ -62,7 +62,8 @@ def _seconds(value: Any) -> float:
 
 
 def _spelled_seconds(text: str) -> float:
-    return float(text) if _NUMBER.fullmatch(text.strip()) else seconds_of(text)
+    plain = text.strip()  # also of what `float` itself takes for no blank (\x1f)
+    return float(plain) if _NUMBER.fullmatch(plain) else seconds_of(text)
 
 
 def _whole(low: int) -> Callable[[Any], int]:

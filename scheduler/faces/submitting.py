@@ -116,12 +116,13 @@ def table_for(spec: JobSpec, desk: Desk, config: str | None, warn: Callable[[str
 
 def level_of(text: str, named: Named = flag) -> int:
     """A priority. Raises UsageError."""
-    if not re.fullmatch(r"\s*[+-]?[0-9]{1,30}\s*", text):
+    plain = text.strip()
+    if not re.fullmatch(r"[+-]?[0-9]{1,30}", plain):
         raise UsageError(f"the priority must be a whole number, not {text[:40]!r}", where=named("priority"))
-    if int(text) not in PRIORITIES:
-        raise UsageError(f"the priority {text.strip()} is out of range", where=named("priority"),
+    if int(plain) not in PRIORITIES:
+        raise UsageError(f"the priority {plain} is out of range", where=named("priority"),
                          do=f"write a number from {PRIORITIES[0]} to {PRIORITIES[-1]}")  # fmt: skip
-    return int(text)
+    return int(plain)
 
 
 def read(pairs: Sequence[tuple[str, str]], named: Named = flag) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.core.config import OPTIONS, PATHS, RELOADABLE, Config, config_from, defaults, read_option, written
 from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.faces.submitting import level_of
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -218,3 +219,9 @@ def test_paths_and_reloadable_settings_are_settings() -> None:
     assert set(OPTIONS) > PATHS > {"state_file", "jobs_file", "log_dir"}
     assert {"kill_grace", "oom_retries", "cuda_ids"} < RELOADABLE
     assert not RELOADABLE & PATHS
+
+
+@pytest.mark.parametrize("text", ["5\x1f", "\x1c5", " 5 "])
+def test_a_number_may_have_any_blank_around_it(text: str) -> None:
+    """Python's own `float` takes no `\x1f`, which `strip` and patterns take for a blank."""
+    assert read_option("kill_grace", text, "x") == 5.0 and level_of(text) == 5
