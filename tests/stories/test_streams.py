@@ -517,8 +517,9 @@ def test_s4_26_a_program_is_called_once_at_the_end_of_each_job(scheduler):
     seven = shell(s, "--on-finish", notify, text="exit 7")
     wait_for(lambda: str(seven) in [call[1] for call in calls(s)], "the next")
     assert sorted(int(call[1]) for call in calls(s)) == [1, 2, 3, 4, seven]
-    assert (s.folder / ".gpujob" / "on_finish.log").read_text().count("notified") == 5
-    assert s.rows("SELECT count(*) FROM calls") == [(0,)]
+    said = s.folder / ".gpujob" / "on_finish.log"
+    wait_for(lambda: said.read_text().count("notified") == 5, "what each printed")
+    wait_for(lambda: s.rows("SELECT count(*) FROM calls") == [(0,)], "the last is struck off, after it was called")
     s.cli("retry", str(seven))
     wait_for(lambda: [call[1] for call in calls(s)].count(str(seven)) == 2, "another end, another call")
 
