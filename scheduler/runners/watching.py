@@ -199,19 +199,27 @@ class Watching:
         return tuple(orphans)
 
     def _orphans_of(self, attempt: Attempt) -> list[Process]:
-        """Live children of ours that may be the attempt's; none that is held for another is."""
+        """Live children of ours that may be the attempt's; none that is held for another is.
+
+        One that dies after our children were listed hands its own over to us, and they are not in that list. It stays a zombie
+        until we reap it: so the list is complete once nobody has died since the one before.
+        """
         known = set(self._servants())
         known |= {p.pid for key, _, p in self._leftovers.values() if key != attempt.key and p not in self._unsure}
-        orphans = []
-        for pid in own_children():
-            if pid in known:
-                continue
-            found = seen(pid)
-            if found is None or not found.alive or found.session in self._strangers:
-                continue
-            if self._may_be_of(attempt, found):
-                orphans.append(Process(pid, found.ticks))
-        return orphans
+        dead_before: set[int] = set()
+        while True:
+            orphans, dead = [], set()
+            for pid in own_children():
+                if pid in known:
+                    continue
+                found = seen(pid)
+                if found is None or not found.alive:
+                    dead.add(pid)
+                elif found.session not in self._strangers and self._may_be_of(attempt, found):
+                    orphans.append(Process(pid, found.ticks))
+            if orphans or dead <= dead_before:
+                return orphans
+            dead_before = dead
 
     def _may_be_of(self, attempt: Attempt, orphan: Seen) -> bool:
         mark, leader = self._mark(attempt), attempt.process

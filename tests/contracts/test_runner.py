@@ -15,9 +15,10 @@ import pytest
 from scheduler.core.facts import Ended, Gone, Lost, NeverRan, Started, Unclaimed
 from scheduler.core.job import JobState
 from scheduler.core.launch import Streams
-from scheduler.runners import record
+from scheduler.runners import processes, record, watching
 from scheduler.runners.processes import boot_id, lives
 from tests.bench import Bench, direct_bench, screen_bench
+from tests.stories.harness import wait_for
 
 
 @pytest.fixture(params=[direct_bench, screen_bench], ids=["direct", "screen"])
@@ -161,6 +162,29 @@ def test_leftovers_are_named_and_their_end_is_told(bench: Bench) -> None:
         assert lives(process)
         os.kill(process.pid, signal.SIGKILL)
     assert bench.until(Gone).key == "1.1"
+
+
+def test_what_dies_as_it_is_looked_at_hands_its_own_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: the only orphan of a job dies after our children were listed: its child, which is ours from then on, is found."""
+    bench.start(
+        1, "/bin/sh", "-c",
+        "(setsid sh -c 'sleep 600 & touch ready; wait; : middle' &); until [ -e ready ]; do sleep 0.02; done; exit 4",
+    )  # fmt: skip
+    real, killed = watching.seen, []
+
+    def seen(pid: int) -> processes.Seen | None:
+        if not killed and b": middle" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: (found := real(pid)) is None or not found.alive, "its death")
+        return real(pid)
+
+    monkeypatch.setattr(watching, "seen", seen)
+    ended = bench.until(Ended)
+    assert killed and ended.exit_code == 4
+    (left,) = ended.leftovers
+    assert lives(left) and left.pid not in killed
+    os.kill(left.pid, signal.SIGKILL)
 
 
 def test_attempts_outlive_the_runner_and_are_adopted(bench: Bench) -> None:
