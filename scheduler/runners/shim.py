@@ -23,6 +23,9 @@ PID_AT, PID_SIZE = keeper.PID_AT, keeper.PID_SIZE
 BY_SIGNAL = 1000  # as in record.py
 FROM_SCREEN = ("TERM", "STY", "WINDOW")
 NOT_FROM_OUTSIDE = ("COLUMNS", "LINES", "TERMCAP")
+LINES = 23  # a terminal has 24 at least, and screen's status line takes one of them
+RESIZE = b"\033[8;%d;80t" % LINES
+RESIZED_S, LOGGED_S = 0.1, 2.0
 KEYBOARD_STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
@@ -119,6 +122,7 @@ class Shim:
             stage = "folder"
             os.chdir(self.launch["cwd"])
             self.no_traps()
+            self.leave_a_line()
             stage = "program"
             return self.fork(environment)
         except (OSError, ValueError) as error:
@@ -139,6 +143,32 @@ class Shim:
             os.fchmod(0, 0o600)  # as `mesg n`: what others write to a terminal would stand in the job's log
         except (termios.error, OSError) as error:
             self.say(f"gpujob: the terminal cannot be set: {error}")
+
+    def leave_a_line(self):
+        """Who looks in from a terminal of 24 lines has 23 for the window. A window of 24 would then lose its first line: often
+        all that the job has printed. Screen resizes a window that nobody looks at by an escape sequence alone, which is taken
+        out of the log again: so far nothing else stands there.
+        """
+        log = os.path.join(os.environ.get("GPUJOB_LOG_DIR", ""), os.environ.get("GPUJOB_LOG", ""))
+        try:
+            fd = os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            before = os.fstat(fd).st_size
+            os.write(1, RESIZE)
+            begun = time.monotonic()
+            while os.get_terminal_size(1).lines != LINES and time.monotonic() < begun + RESIZED_S:
+                time.sleep(0.001)
+            # In the log it would resize the terminal of whoever prints that.
+            while os.fstat(fd).st_size < before + len(RESIZE) and time.monotonic() < begun + LOGGED_S:
+                time.sleep(0.001)
+            if os.pread(fd, len(RESIZE) + 1, before) == RESIZE:
+                os.ftruncate(fd, before)
+        except OSError as error:
+            self.say(f"gpujob: the window cannot be resized: {error.strerror}")
+        finally:
+            os.close(fd)
 
     def fork(self, environment):
         argv = self.launch["argv"]

@@ -54,6 +54,23 @@ def test_s3_21_session_name_attach_and_a_terminal_with_colours(plain_screens):
     wait_for(lambda: name not in s.sessions(), "the end of the session")
 
 
+def test_j09_what_a_job_has_printed_is_seen_from_a_terminal_of_24_lines(plain_screens):
+    """J09: one line, printed before anybody looked in: screen's own status line does not push it out. The log holds it alone."""
+    s = plain_screens
+    s.script_of("work", "echo the only line; while [ -e hold-work ]; do sleep 0.05; done; exit 0")
+    s.hold("work")
+    s.append("0,work")
+    s.start()
+    s.wait_state(1, "running")
+    s.wait_log(1, "the only line")
+    seat = s.sit("screen", "-r", s.session(1))
+    seat.shows("leave it running")
+    seat.shows("the only line")
+    assert s.log(1) == "the only line\n"
+    seat.type(DETACH)
+    assert seat.ended() == 0
+
+
 @pytest.mark.parametrize(
     ("words", "mode"),
     [("--mode eval", "eval"), ("--mode=a/b:c", "a_b_c"), ("--epochs 3", "unknown"), (f"--mode {'x' * 200}", "x" * 20)],
