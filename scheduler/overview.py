@@ -155,8 +155,9 @@ def _rules(connection: sqlite3.Connection) -> Rules:
 
 
 def _recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
-    """A job that was running at last, with the ending that its attempt's record tells; as it was if there is none. And the
-    event that the next start will write, of one that is run again.
+    """The job with the ending that its attempt's record tells, and unchanged if the record tells none.
+
+    Of a job that the next start will run again also the event that it will write.
     """
     try:
         told = record.read(os.path.join(attempts, job.attempt_key))
@@ -164,10 +165,8 @@ def _recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]
         return job, None  # what cannot be read now says nothing
     if told.kind is not Record.ENDED:
         return job, None
-    from scheduler.core.endings import (
-        after_run,
-        ran,
-    )  # here: most calls have no such job, and no time for these imports
+    # Imported here: most calls have no such job, and no time for it.
+    from scheduler.core.endings import after_run, ran
     from scheduler.core.states import Move, move
     from scheduler.runners.log_end import sign_in_log
 

@@ -383,7 +383,7 @@ class Turn:
         self._finish(job, fact.leftovers)
 
     def _with_memory(self, job: Job, sign: Failure | None) -> Failure | None:
-        """What the log tells, with the memory that the job asked for and was seen to use."""
+        """``sign`` with the GPU memory that the job asked for, and the most that it was seen to use."""
         if sign is None:
             return None
         fleet = self.world.fleet

@@ -101,15 +101,12 @@ class Exposure:
         return f"{self.said}: {self.mend}{self.also}" if self.mend else self.said
 
 
-OWNER, WRITERS, LINK = (
-    "owner",
-    "writers",
-    "link",
-)  # codes of an Exposure: it is another's, others may write it, another's link
+# Codes of an Exposure: the file is another user's, others may write it, a link to it is another user's.
+OWNER, WRITERS, LINK = "owner", "writers", "link"
 
 
 class FileTrouble(SchedulerError):
-    """A file of people's cannot be read now; it is looked at again."""
+    """A file that people write (jobs file, config, model table) cannot be read now; it is looked at again."""
 
     def __init__(self, what: str, *, where: str = "", exposure: Exposure | None = None) -> None:
         super().__init__(what, where=where)

@@ -177,7 +177,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a job failed, as far as its log tells; of one GPU the MiB that it asked for, and the most that were measured."""
+    """Why a job failed, as far as its log tells. ``asked_mib`` and ``peak_mib``: memory of one GPU, asked for and measured."""
 
     kind: str
     line: str = ""

@@ -1,4 +1,4 @@
-"""How much GPU a job needs: its own wish, else the model named by ``--llm``, else its memory's part of a GPU, else the default."""
+"""How much GPU a job needs: its own wish, else the model named by ``--llm``, else by the memory it names, else the default."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
 
 
 def _part_of_a_gpu(mib: int, allowed: Collection[int] | None, gpus: Collection[Gpu]) -> str:
-    """The share that so much memory is: of the smallest GPU that has it, rounded up; all of one whose size nobody knows."""
+    """``mib`` as a share of the smallest allowed GPU that is large enough, rounded up. "1" where a size is not known."""
     sizes = [gpu.memory_mib for gpu in gpus if allowed is None or gpu.index in allowed]
     large = [size for size in sizes if size is not None and size >= mib]
     if not large or None in sizes:

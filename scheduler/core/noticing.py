@@ -48,7 +48,7 @@ def judge_gpus(turn: Turn) -> None:
 
 
 def _name_strays(turn: Turn, index: int, card: Card) -> None:
-    """A job of ours whose process is on a GPU that it was not given is told so, once."""
+    """Note once at each job of ours that it has a process on this GPU without having been given it."""
     strays = {stranger.owner: stranger for stranger in card.strangers if stranger.owner}
     if not strays:
         return

@@ -42,10 +42,9 @@ class _Line:
     kind: JobClass
     heap: list[tuple[float, float, int]] = field(default_factory=list)
     size: int = 0
-    passes: deque[tuple[int, Key]] = field(
-        default_factory=lambda: deque(maxlen=MOST_PASSES)
-    )  # when, and who from where
-    overtaken: dict[int, int] = field(default_factory=dict)  # counted so far: of those that have been first
+    # The moment of each start that overtook this class, and the place of the job that was started.
+    passes: deque[tuple[int, Key]] = field(default_factory=lambda: deque(maxlen=MOST_PASSES))
+    overtaken: dict[int, int] = field(default_factory=dict)  # job → how often; only of jobs that were asked about
 
 
 class Queue:
@@ -96,7 +95,7 @@ class Queue:
         return self._where[job][1]
 
     def overtake(self, job: int, by: Key) -> None:
-        """A job with the place ``by`` was given what this one waits for, and with it all of its class that stand before ``by``."""
+        """A job at place ``by`` was started and took what ``job`` waits for. That counts for all of its class that stand before ``by``."""
         line = self._where[job][0]
         self._moment += 1
         line.passes.append((self._moment, by))
@@ -104,7 +103,7 @@ class Queue:
             line.overtaken[other] += self._where[other][1] < by
 
     def overtaken(self, job: int) -> int:
-        """How often a waiting job was overtaken since it took its place, also while others of its class stood before it."""
+        """How often a waiting job was overtaken since it took its place, whether or not it was the first of its class. Raises KeyError."""
         line, key, since = self._where[job]
         if job not in line.overtaken:
             line.overtaken[job] = sum(at > since and by > key for at, by in line.passes)

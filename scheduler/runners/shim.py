@@ -145,9 +145,10 @@ class Shim:
             self.say(f"gpujob: the terminal cannot be set: {error}")
 
     def leave_a_line(self):
-        """Who looks in from a terminal of 24 lines has 23 for the window. A window of 24 would then lose its first line: often
-        all that the job has printed. Screen resizes a window that nobody looks at by an escape sequence alone, which is taken
-        out of the log again: so far nothing else stands there.
+        """Give the window 23 lines before the job prints anything.
+
+        A terminal of 24 lines shows 23 of the window and screen's status line. Screen would cut a window of 24 at the top, where
+        the job's first line stands. It resizes a detached window by an escape sequence alone, which is removed from the log.
         """
         log = os.path.join(os.environ.get("GPUJOB_LOG_DIR", ""), os.environ.get("GPUJOB_LOG", ""))
         try:
