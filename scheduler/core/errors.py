@@ -54,6 +54,8 @@ class UsageError(SchedulerError):
 DENIED, NO_PLAIN_FILE, UNSEEN = "denied", "no plain file", "unseen"  # codes of files that cannot be read
 BACKWARDS = "backwards"  # code of a range of GPUs such as 3-1
 NEWER = "newer"  # code of a store that a newer gpujob has written
+OLDER = "older"  # code of a store that is older than what happened since
+DEFECT = "defect"  # code of an error that nobody foresaw
 DECIDE_ANEW = "decide anew"  # code of a turn that was overtaken by what happened meanwhile: nothing is wrong
 
 
@@ -152,8 +154,10 @@ class StoreTrouble(SchedulerError):
 class Damaged(StoreTrouble):
     """The store cannot be trusted as it stands; it was left as it is."""
 
-    def __init__(self, what: str, *, where: str = "") -> None:
-        super().__init__(what, where=where, do="rebuild it from what is left (nothing is deleted): gpujob recover")
+    def __init__(self, what: str, *, where: str = "", code: str = "") -> None:
+        super().__init__(
+            what, where=where, code=code, do="rebuild it from what is left (nothing is deleted): gpujob recover"
+        )
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

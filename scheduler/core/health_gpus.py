@@ -30,6 +30,7 @@ class DriverSeen:
     python: str = "python3"
     imports: tuple[str | None, str | None] = (None, None)  # what is wrong with pynvml, GPUtil; None: not known
     smi: bool = True  # there is an nvidia-smi
+    unasked: bool = False  # what asks NVML could not be started
 
 
 def driver(seen: DriverSeen, who: Who) -> Finding:
@@ -49,7 +50,7 @@ def driver(seen: DriverSeen, who: Who) -> Finding:
         wrong = "nvidia-smi is asked instead, which tells no processes, so less is known of what others use"
         mend = _pip(seen, "nvidia-ml-py") if seen.imports[0] else who.install("libnvidia-ml1")
         return Finding("NVML", Mark.WARN, seen.imports[0] or "does not answer", wrong, mend)
-    if "NVML: its reader cannot be started" in seen.problem:  # a limit of ours, which says nothing of the driver
+    if seen.unasked:  # a limit of ours, which says nothing of the driver
         return not_told("NVML", "whether it answers", seen.problem)
     if seen.absent:
         if seen.declared:
@@ -67,7 +68,7 @@ def _mend(seen: DriverSeen, who: Who) -> str:
         return who.root("modprobe nvidia")
     if "permission" in said:
         return who.root(f"usermod -aG video {word(who.name)}")
-    if "nvidia-ml-py cannot be imported" in said:
+    if seen.imports[0]:
         return _pip(seen, "nvidia-ml-py")
     return who.root("reboot")
 

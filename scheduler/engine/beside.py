@@ -34,6 +34,10 @@ class Driver:
     def absent(self) -> bool:
         return self._probe.absent
 
+    @property
+    def unasked(self) -> bool:
+        return self._probe.unasked
+
     def readings(self, until: float, anew: bool = False) -> Readings | None:
         """What it says, or None when it says nothing by then (monotonic)."""
         if anew:

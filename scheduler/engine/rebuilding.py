@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.core.config import Config
-from scheduler.core.errors import Damaged, SchedulerError, StoreTrouble
+from scheduler.core.errors import OLDER, Damaged, SchedulerError, StoreTrouble
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Holding, JobState
 from scheduler.core.requests import Answer, Cancel, Hold
@@ -55,6 +55,7 @@ class Report:
     code: int = 0
     healthy: bool = False
     unsure: list[str] = field(default_factory=list)  # lines of watched files that somebody has to decide about
+    older: bool = False  # the store was found older than what happened, which its first line says
 
 
 def recover(places: Places, config: Config, home: str, environ_home: str, *, dry: bool = False) -> Report:
@@ -80,7 +81,7 @@ def recover(places: Places, config: Config, home: str, environ_home: str, *, dry
             if os.path.exists(places.recovering):
                 return _go_on(places, dry)
             problem = what_is_wrong(places)
-            if not problem:
+            if problem is None:
                 return Report(["the store is whole and up to date: nothing to rebuild"], healthy=True)
             return _rebuild(places, config, home, environ_home, problem, dry)
     except sqlite3.Error as error:
@@ -109,12 +110,12 @@ def _nobody_writes(places: Places) -> Iterator[None]:
         os.close(fd)
 
 
-def what_is_wrong(places: Places) -> str:
-    """One sentence, empty for a store that can be used. Raises StoreTrouble when a newer gpujob wrote it."""
+def what_is_wrong(places: Places) -> Damaged | None:
+    """What is wrong with the store; None for one that can be used. Raises StoreTrouble when a newer gpujob wrote it."""
     try:
         check_sound(places, pages="integrity_check", records=True)
         if not os.path.exists(places.store):
-            return ""
+            return None
         connection = open_for_reading(places)
         try:
             for _ in rows.select(connection):
@@ -122,19 +123,19 @@ def what_is_wrong(places: Places) -> str:
         finally:
             connection.close()
     except NothingYet:
-        return ""
+        return None
     except Damaged as error:
-        return error.what
+        return error
     except sqlite3.Error as error:
-        return f"the store is damaged ({error})"
-    return ""
+        return Damaged(f"the store is damaged ({error})")
+    return None
 
 
-def _rebuild(places: Places, config: Config, home: str, environ_home: str, problem: str, dry: bool) -> Report:
+def _rebuild(places: Places, config: Config, home: str, environ_home: str, problem: Damaged, dry: bool) -> Report:
     stamp = time.strftime("%Y%m%d_%H%M%S")
     bad = f"{places.store}.bad-{stamp}"
     left = _salvage(places)
-    report = Report([f"{os.path.basename(places.store)}: {problem}"])
+    report = Report([f"{os.path.basename(places.store)}: {problem.what}"], older=problem.code == OLDER)
     path = ":memory:" if dry else places.new_store
     if not dry:
         _remove(places.new_store, f"{places.new_store}-journal")
@@ -310,7 +311,7 @@ def _watched(places: Places, config: Config, left: Left) -> dict[str, str]:
 
 def _say_jobs(out: Rebuilt, left: Left, report: Report) -> None:
     say = report.lines.append
-    if out.stale and "jobs" not in left.trouble and "older" not in report.lines[0]:
+    if out.stale and "jobs" not in left.trouble and not report.older:
         say(f"the store is older than what happened since: {out.stale}")
     counts = Counter(job.state for job in out.jobs.values())
     states = ", ".join(f"{counts[state]} {state.value}" for state in JobState if counts[state])

@@ -129,11 +129,7 @@ def read(pairs: Sequence[tuple[str, str]], named: Named = flag) -> dict[str, Any
     """JobSpec fields from options. Raises UsageError, Refused naming the option."""
     for key, text in pairs:
         _check_utf8(text, named(key))
-    try:
-        return read_options(pairs)
-    except SchedulerError as error:
-        key, _, what = error.what.partition("=: ")
-        raise type(error)(f"{named(key.strip(';'))}: {what}", do=error.do) from None
+    return read_options(pairs, named)
 
 
 def model_table_for(desk: Desk, config: str | None, warn: Callable[[str], None] = _not_said) -> ModelTable:

@@ -26,7 +26,7 @@ class Entry:
 
 
 def read_entries(path: str, trust_group: bool = False) -> tuple[dict[str, Entry], list[SchedulerError]]:
-    """What a config file says, and what is wrong with it, each with its line.
+    """What a config file says, and what is wrong with it, each with its line; its ``code`` is the key that it is about.
 
     ``trust_group``: it may be writable by its group. A file cannot say that of itself, only of its folder.
     Raises UsageError when nothing can be made of it, FileTrouble when somebody else could write it.
@@ -105,6 +105,7 @@ def _entries(text: str, path: str) -> tuple[dict[str, Entry], list[SchedulerErro
                 read_option(name, None, where)
             entries[name] = Entry(_value(name, node, where), line)
         except UsageError as error:
+            error.code = key.value if isinstance(key, yaml.ScalarNode) else ""
             errors.append(error)
     return entries, errors
 

@@ -462,21 +462,29 @@ OPTION_KEYS: dict[str, tuple[str, Callable[[str], object]]] = {
 }
 
 
-def read_options(pairs: Collection[tuple[str, str]]) -> dict[str, Any]:
-    """JobSpec fields from ``key, value`` texts. Raises UsageError naming an unknown key's nearest known name."""
+def _as_written(key: str) -> str:
+    return f";{key}="
+
+
+def read_options(pairs: Collection[tuple[str, str]], named: Callable[[str], str] = _as_written) -> dict[str, Any]:
+    """JobSpec fields from ``key, value`` texts. ``named``: what a key is called where it was written.
+
+    Raises UsageError naming an unknown key's nearest known name.
+    """
     values: dict[str, Any] = {}
     for key, text in pairs:
         if key not in OPTION_KEYS:
             near = nearest(key, OPTION_KEYS)
-            do = f"did you mean ;{near}=?" if near else f"known: {', '.join(OPTION_KEYS)}"
-            raise UsageError(f"unknown option ;{key}=", do=f"{do} (quote the field if it belongs to the arguments)")
+            do = f"did you mean {named(near)}?" if near else f"known: {', '.join(OPTION_KEYS)}"
+            quote = " (quote the field if it belongs to the arguments)" if named is _as_written else ""
+            raise UsageError(f"unknown option {named(key)}", do=f"{do}{quote}")
         name, read = OPTION_KEYS[key]
         if name in values:
-            raise UsageError(f";{key}= stands twice", do="write it once")
+            raise UsageError(f"{named(key)} stands twice", do="write it once")
         try:
             values[name] = read(text)
         except SchedulerError as error:
-            raise type(error)(f";{key}=: {error.what}", do=error.do) from None
+            raise type(error)(f"{named(key)}: {error.what}", do=error.do) from None
     return values
 
 

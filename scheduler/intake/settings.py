@@ -225,7 +225,7 @@ def state_file_said(
                     error.what, where=error.where, do="mend it, or name the scheduler: --state-file"
                 ) from None
             return "", trouble
-        found.errors += [error for error in errors if error.what.startswith("state_file")]
+        found.errors += [error for error in errors if error.code == "state_file"]
         entry = entries.get("state_file")
         if entry is not None and entry.value is not None:
             where = f"{path}:{entry.line}"

@@ -56,6 +56,7 @@ class NvidiaProbe:
         self.environ = {name: value for name, value in environ.items() if not name.startswith("GPUJOB_")}
         self.deadline_s = deadline_s
         self.absent = False  # the last reading failed because there is no driver at all
+        self.unasked = False  # at the last reading, what asks NVML could not be started
         self.way = ""  # how the last reading was got: nvml, smi
         self._epoll = select.epoll()
         self._patience_s = PATIENCE_S
@@ -81,6 +82,7 @@ class NvidiaProbe:
         now = time.monotonic()
         self._asked_at = now
         self._failed = []
+        self.unasked = False
         if self._no_nvml and now - self._nvml_at < self._nvml_wait:
             self._ways = ["smi", "nvml"]
         else:
@@ -111,6 +113,7 @@ class NvidiaProbe:
             except OSError as error:
                 if self._reader is not None:
                     self._end(self._reader)
+                self.unasked = self.unasked or way == "nvml"
                 self._failed.append((way, f"its reader cannot be started ({error.strerror or error})", False))
                 continue
             self._due = now + self._limit(self._reader)

@@ -8,7 +8,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 
-from scheduler.core.errors import Damaged
+from scheduler.core.errors import OLDER, Damaged
 from scheduler.opening import plain
 from scheduler.store.places import Places
 
@@ -82,7 +82,9 @@ def check_not_older(connection: sqlite3.Connection, places: Places, given: int, 
     """
     sentence = _older(connection, places, given, records)
     if sentence:
-        raise Damaged(f"the store is older than what happened since ({sentence}; an old copy?)", where=places.store)
+        raise Damaged(
+            f"the store is older than what happened since ({sentence}; an old copy?)", where=places.store, code=OLDER
+        )
 
 
 def _older(connection: sqlite3.Connection, places: Places, given: int, records: bool) -> str:

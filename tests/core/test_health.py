@@ -260,11 +260,12 @@ DRIVERS = [
     (replace(DRIVER, way="", problem="NVML: Driver Not Loaded"), BAD, "sudo modprobe nvidia"),
     (replace(DRIVER, way="", problem="NVML: Insufficient Permissions"), BAD, "sudo usermod -aG video eve"),
     (
-        replace(DRIVER, way="", problem=WITHOUT, smi=False),
+        replace(DRIVER, way="", problem=WITHOUT, imports=NO_PYNVML, smi=False),
         BAD,
         "/v/bin/python -m pip install nvidia-ml-py",
     ),
     (replace(DRIVER, way="", problem="NVML: Unknown Error"), BAD, "sudo reboot"),
+    (replace(DRIVER, way="", problem="NVML: its reader cannot be started", unasked=True), UNKNOWN, ""),
 ]
 
 

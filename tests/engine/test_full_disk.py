@@ -25,7 +25,7 @@ def test_a_full_disk_is_no_defect(tmp_path: Path, error: Exception, said: str, m
     house = House.__new__(House)
     house.places = Places(str(tmp_path / "gpu_scheduler_state.json"))
     house.broken_until = house.broken_times = 0
-    house.broken_said = ""
+    house.broken = None
     house.flush_log = lambda: None
     house.history = None
     told: list[str] = []

@@ -114,10 +114,9 @@ def _as_options(wishes: Sequence[str]) -> tuple[str, dict[str, Any]]:
         if re.search(r"[;\r\n\0]", wish):
             raise UsageError(f"{wish!r} holds a semicolon or a line break", where="--set", do="give each its own --set")
         try:
-            values.update(read_options([(key, text)]))
+            values.update(read_options([(key, text)], lambda key: f"{key}="))
         except SchedulerError as error:
-            do = error.do.replace(";", "").partition(" (quote")[0]
-            raise type(error)(error.what.replace(f";{key}=", f"{key}="), where="--set", do=do) from None
+            raise type(error)(error.what, where="--set", do=error.do.replace(";", "")) from None
     return "".join(f";{wish}" for wish in wishes), values
 
 
