@@ -314,7 +314,8 @@ class Desk:
         with self._reading() as connection:
             if connection is None:
                 return (), ()
-            return tuple(gpu.index for gpu in rows.gpus(connection)), rows.paused_gpus(connection)
+            managed = tuple(gpu.index for gpu in rows.gpus(connection))
+            return managed, tuple(gpu for gpu in rows.paused_gpus(connection) if gpu in managed)
 
     def states(self, jobs: Sequence[int]) -> list[Job]:
         """These jobs as they are now. Raises NotFound."""

@@ -102,7 +102,7 @@ def _pause(turn: Turn, request: Pause | Resume) -> tuple[list[str], int]:
             turn.plan.notices.append((f"GPU {gpu} {done}", False))
     if isinstance(request, Resume) and request.force:
         fleet.telemetry.accept(known, turn.now)
-    paused = gpu_ids_text(ids_of(fleet.paused_mask)) or "none"
+    paused = gpu_ids_text(fleet.paused) or "none"
     for gpu in known:
         accepted = "; what others have on it is accepted" if isinstance(request, Resume) and request.force else ""
         lines.append(f"GPU {gpu} {done} (paused now: {paused}){accepted}")
@@ -249,7 +249,7 @@ def _requeue(turn: Turn, job: Job, unless_done: bool, seen: int | None) -> str:
     before = job.state.value
     move(job, Move.REQUEUED, turn.now.wall)
     job.start_failures = job.runs_failed = job.oom_retries = 0
-    job.not_before = job.sign = None
+    job.not_before = job.log_finding = None
     job.order = job.id
     if job.spec.caller:  # whoever waited for it in the foreground has gone on
         job.spec = replace(job.spec, caller="")

@@ -31,7 +31,9 @@ class Fleet:
         self.all_mask = mask_of(self.gpus)
         for index in retired:
             self.gpus.setdefault(index, Gpu(index, f"retired:{index}", "retired", server=-1 - index))
-        self.paused_mask = 0
+        self.paused_mask = (
+            0  # also those that are not managed now: a pause stays when a GPU is taken away and given back
+        )
         self.telemetry = Telemetry()
         self.cpu_slots = self.cpu_free = cpu_slots
         self.claims: dict[int, int] = {}  # GPU → how many jobs that named it run there
@@ -58,6 +60,11 @@ class Fleet:
     def managed(self) -> list[Gpu]:
         """The GPUs that jobs may be put on."""
         return [gpu for index, gpu in self.gpus.items() if self.manages(index)]
+
+    @property
+    def paused(self) -> tuple[int, ...]:
+        """The GPUs that jobs may be put on and that are paused, ascending."""
+        return ids_of(self.all_mask & self.paused_mask)
 
     @property
     def usable_mask(self) -> int:

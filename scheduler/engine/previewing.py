@@ -137,7 +137,7 @@ def _world(connection: sqlite3.Connection, config: Config, gpus: list[Gpu], now:
     fleet = Fleet(gpus, cpu_slots_of(config), busy - {gpu.index for gpu in gpus})
     world = World(fleet, lambda job: rows.get(connection, job), policy_of(config), may_start=alive)
     world.blocker = lambda identity: rows.blocker_of(connection, identity)
-    fleet.paused_mask = mask_of(rows.paused_gpus(connection)) & fleet.all_mask
+    fleet.paused_mask = mask_of(rows.paused_gpus(connection))
     world.queue_paused = bool(rows.meta(connection, "queue_paused"))
     world.front = rows.lowest_place(connection)
     for job in rows.last_ended(connection, 300)[::-1]:

@@ -132,6 +132,24 @@ def test_s2_6_gpus_are_added_and_taken_away_while_it_runs(scheduler):
     assert s.job(4)["gpus"] == [0]
 
 
+def test_s2_6_a_gpu_that_is_taken_away_and_given_back_is_still_paused(scheduler):
+    """S2.6: also when another one is paused meanwhile."""
+    s = scheduler(None)
+    config = s.folder / "config.yaml"
+    config.write_text("gpus: 2\n")
+    s.start()
+    s.cli("pause", "1")
+    edit(config, "gpus: 1\n")
+    said(s, "gpus 2 -> 1")
+    assert "paused now: 0" in s.cli("pause", "0").stdout
+    assert s.cli("status", "--json").stdout.count('"PAUSED"') == 1
+    edit(config, "gpus: 2\n")
+    said(s, "gpus 1 -> 2")
+    wait_for(lambda: [gpu["paused"] for gpu in s.status()["gpus"]] == [True, True], "both are paused")
+    state_file = s.folder / "gpu_scheduler_state.json"
+    wait_for(lambda: json.loads(state_file.read_text())["paused_gpus"] == [0, 1], "and shown")
+
+
 def test_c31_with_a_broken_model_table_submit_add_and_edit_go_by_the_last_good_one(scheduler):
     """C31: as the lines of the jobs file do; without a scheduler nobody knows a good one."""
     s = scheduler(gpus=1)
