@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import glob
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from scheduler.core.gpu import WHOLE, Gpu
 from scheduler.core.job import HOLDING, Event, Job, JobState, Reason
 from scheduler.core.job_class import class_of, reason_with_place
 from scheduler.core.marks import Refusal
-from scheduler.core.recovery import Record
 from scheduler.core.secrets import without_secrets
-from scheduler.runners import record
 from scheduler.store import jobs as rows
 from scheduler.store import marks as kept
 from scheduler.store.changes import Changes
@@ -25,9 +21,6 @@ from scheduler.store.database import trouble
 from scheduler.store.office import daemon_alive, holder
 from scheduler.store.places import Places
 from scheduler.store.readings import LastReading, readings
-
-if TYPE_CHECKING:
-    from scheduler.core.endings import Rules
 
 LAST_ENDED = 100
 NOT_YET = Reason("new", "it has not been looked at yet")
@@ -126,66 +119,22 @@ def as_recorded(connection: sqlite3.Connection, jobs: Sequence[Job], attempts: s
     """
     if not any(job.state in HOLDING for job in jobs):
         return list(jobs)
-    rules = _rules(connection)
-    return [_recorded(replace(job), attempts, rules)[0] if job.state in HOLDING else job for job in jobs]
+    from scheduler.runners import recorded_end
+    from scheduler.store.last_rules import last_rules
+
+    rules = last_rules(connection)
+    return [recorded_end.as_recorded(job, attempts, rules)[0] if job.state in HOLDING else job for job in jobs]
 
 
 def story_as_recorded(
     connection: sqlite3.Connection, job: Job, events: Sequence[Event], attempts: str
 ) -> tuple[Job, Sequence[Event]]:
     """The same for one job and its story, which then tells of a run that is to be followed by another."""
-    now, fell = _recorded(replace(job), attempts, _rules(connection))
+    from scheduler.runners import recorded_end
+    from scheduler.store.last_rules import last_rules
+
+    now, fell = recorded_end.as_recorded(job, attempts, last_rules(connection))
     return now, events if fell is None else [*events, fell]
-
-
-def _rules(connection: sqlite3.Connection) -> Rules:
-    """When the next scheduler runs a job again: by the settings of the last one."""
-    settings = {key: value for key, (value, _) in json.loads(rows.meta(connection, "settings") or "{}").items()}
-    tolerance = settings.get("whole_gpu_tolerance", 0.0)
-    gpus = rows.gpus(connection)
-
-    def most_mib(job: Job) -> int:
-        may = (gpu.memory_mib or 0 for gpu in gpus if job.allowed is None or gpu.index in job.allowed)
-        return int(max(may, default=0) * (1 - tolerance))
-
-    from scheduler.core.endings import Rules
-
-    by_memory = bool(settings.get("min_free_mem_mb"))
-    return Rules(oom_retries=settings.get("oom_retries", 0), by_memory=by_memory, most_mib=most_mib)
-
-
-def _recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
-    """The job with the ending that its attempt's record tells, and unchanged if the record tells none.
-
-    Of a job that the next start will run again also the event that it will write.
-    """
-    try:
-        told = record.read(os.path.join(attempts, job.attempt_key))
-    except OSError:
-        return job, None  # what cannot be read now says nothing
-    if told.kind is not Record.ENDED:
-        return job, None
-    # Imported here: most calls have no such job, and no time for it.
-    from scheduler.core.endings import after_run, ran
-    from scheduler.core.states import Move, move
-    from scheduler.runners.log_end import sign_in_log
-
-    job.exit_code, job.signal, note = record.meaning(told.how, told.code)
-    job.started_at = job.started_at or told.started_at
-    job.finished_at = told.ended_at
-    job.sign = sign_in_log(job, job.exit_code)
-    job.notes = (*job.notes, *([note] if note else ()), "it ended while no scheduler was running")
-    if job.state is JobState.STARTING:
-        move(job, Move.STARTED, told.ended_at or 0.0)
-    ending = after_run(job, rules)
-    detail = {"attempt": job.attempt, "why": ending.why, **ran(job)}
-    move(job, ending.how, told.ended_at or 0.0)
-    if ending.how is not Move.FELL:
-        job.outcome = ending.outcome
-        return job, None
-    job.need = ending.need or job.need
-    job.reason_code, job.reason = "backoff", f"{ending.why}; it is tried again when a scheduler runs (gpujob start)"
-    return job, Event(job.id, told.ended_at or 0.0, "fell", detail)
 
 
 def _recount(counts: dict[str, int], rows_: Sequence[Job], now: list[Job]) -> list[Job]:

@@ -25,13 +25,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "store": ("core", "store", "crashpoints", "opening"),
     "runners": ("core", "runners", "crashpoints", "opening"),
     "desk": ("core", "intake", "overview", "store"),
-    "overview": (
-        "core",
-        "overview",
-        "runners.log_end",
-        "runners.record",
-        "store",
-    ),  # what ended while nobody took note of it
+    "overview": ("core", "overview", "runners.recorded_end", "store"),
     "engine": ("core", "intake", "probes", "store", "runners", "crashpoints", "opening", "engine"),
     "faces": (
         "",  # where the package lies

@@ -372,7 +372,7 @@ class Turn:
         if job.started_at is None:
             job.started_at = fact.at
         job.exit_code, job.signal = fact.exit_code, fact.signal
-        job.finished_at, job.sign = fact.at, self._with_memory(job, fact.failure)
+        job.finished_at, job.log_finding = fact.at, self._with_memory(job, fact.failure)
         if fact.note:
             job.notes = (*job.notes, fact.note)
         self.plan.must_sync = True
@@ -382,16 +382,16 @@ class Turn:
             return
         self._finish(job, fact.leftovers)
 
-    def _with_memory(self, job: Job, sign: Failure | None) -> Failure | None:
-        """``sign`` with the GPU memory that the job asked for, and the most that it was seen to use."""
-        if sign is None:
+    def _with_memory(self, job: Job, found: Failure | None) -> Failure | None:
+        """``found`` with the GPU memory that the job asked for, and the most that it was seen to use."""
+        if found is None:
             return None
         fleet = self.world.fleet
         sizes = [fleet.gpus[gpu].memory_mib for gpu in job.gpus if gpu in fleet.gpus]
         known = [size for size in sizes if size is not None]
         vram, share = job.spec.vram_mib or 0, min(known) * job.need.parts // WHOLE if known else 0
         asked = max(vram, share) if job.oom_retries else vram or share  # a second run may have a larger share
-        return replace(sign, peak_mib=fleet.telemetry.peaks.get(job.attempt_key), asked_mib=asked or None)
+        return replace(found, peak_mib=fleet.telemetry.peaks.get(job.attempt_key), asked_mib=asked or None)
 
     def _finish(self, job: Job, leftovers: tuple[Process, ...]) -> None:
         ending = after_run(job, self._rules())
@@ -622,7 +622,7 @@ class Turn:
         job.attempt += 1
         move(job, Move.PLACED, self.now.wall)
         job.gpus = gpus
-        job.process = job.started_at = job.not_before = job.sign = None
+        job.process = job.started_at = job.not_before = job.log_finding = None
         job.reason_code = job.reason = ""
         self.world.live[job.id] = job
         self.plan.starts.append(job)

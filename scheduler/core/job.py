@@ -223,12 +223,12 @@ class Job:
     stop_at: float | None = None
     held: bool = False
     notes: tuple[str, ...] = ()
-    sign: Failure | None = None  # what the end of its log tells; of one that ended with 0 a warning at most
+    log_finding: Failure | None = None  # what the end of its log tells; of one that ended with 0 a warning at most
 
     @property
     def failure(self) -> Failure | None:
         """Why it failed, as far as its log tells; None for one that ended well."""
-        return None if self.succeeded else self.sign
+        return None if self.succeeded else self.log_finding
 
     @property
     def attempt_key(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from scheduler.core.decide import World
 from scheduler.core.facts import Ended, Fact, NeverRan
 from scheduler.intake.programs import why_not_started
-from scheduler.runners.log_end import sign_in_log
+from scheduler.runners.log_end import log_finding_of
 
 
 def with_causes(world: World, facts: list[Fact]) -> list[Fact]:
@@ -17,7 +17,7 @@ def with_causes(world: World, facts: list[Fact]) -> list[Fact]:
         if isinstance(fact, Ended):
             job = world.live.get(fact.job)
             if job is not None:
-                fact = replace(fact, failure=sign_in_log(job, fact.exit_code))
+                fact = replace(fact, failure=log_finding_of(job, fact.exit_code))
         elif isinstance(fact, NeverRan) and fact.lasting:
             job = world.live.get(fact.job)
             cause = why_not_started(job.argv[0]) if job is not None and job.argv else ""

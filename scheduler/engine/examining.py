@@ -571,6 +571,7 @@ class Examination:
             sys.executable,
             programs.imports(),
             programs.smi,
+            driver.unasked,
         )
         out = [health_gpus.driver(found, self.who), health_gpus.gputil(found)]
         if readings and readings.gpus:

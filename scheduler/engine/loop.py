@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from scheduler.core.config import Config
 from scheduler.core.decide import Plan, World, decide
-from scheduler.core.errors import DECIDE_ANEW, FileTrouble, StoreTrouble
+from scheduler.core.errors import DECIDE_ANEW, DEFECT, FileTrouble, StoreTrouble
 from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, NeverRan, Now, Readings, Started, Unclaimed
 from scheduler.core.gpu import Gpu, ids_of, mask_of
 from scheduler.core.job import Event, Job, JobState
@@ -65,7 +65,7 @@ REFUSED_AFTER = 3  # vain tries, after which open requests are refused
 MISSING_A_ROUND = 200
 MOST_KEPT = 2000
 HOPE_S = 30.0  # a drain waits so long for a GPU that is gone or unhealthy
-DEFECT = "a defect of gpujob, please report it"
+REPORT_IT = "a defect of gpujob, please report it"
 LASTING = frozenset({"gone", "unhealthy"})
 
 
@@ -121,7 +121,7 @@ class House:
     rung: bool = True
     last_id: int = 0
     broken_until: float = 0.0
-    broken_said: str = ""
+    broken: StoreTrouble | None = None  # what was wrong with the last turn
     broken_times: int = 0
     missing_from: int = 0
     missing_due: float = 0.0
@@ -178,7 +178,7 @@ class House:
                 self.telemetry.peaks = peaks
             world.fleet.telemetry = self.telemetry
             self.telemetry.tenants = world.tenants
-        world.fleet.paused_mask = mask_of(rows.paused_gpus(connection)) & world.fleet.all_mask
+        world.fleet.paused_mask = mask_of(rows.paused_gpus(connection))
         world.queue_paused = bool(rows.meta(connection, "queue_paused"))
         world.may_start = not self.closing
         world.pauses = Pauses(0, rows.pause_changes(connection))
@@ -308,7 +308,9 @@ class House:
             self._broke(trouble(error, self.places.store))
         except Exception as error:  # noqa: BLE001  a defect of ours must not end the daemon: the jobs need it
             where = traceback.format_exc().strip().replace("\n", " | ")
-            self._broke(passing(error, self.places.house) or StoreTrouble(f"{DEFECT}: {error!r} ({where})"))
+            self._broke(
+                passing(error, self.places.house) or StoreTrouble(f"{REPORT_IT}: {error!r} ({where})", code=DEFECT)
+            )
         with contextlib.suppress(OSError):  # a full disk: the records are lost, the jobs are not
             self.flush_log()
         if self.history is not None:
@@ -600,8 +602,8 @@ class House:
         anew = error.code == DECIDE_ANEW
         wait = 0.01 if anew else min(LONGEST_BREAK_S, 2.0 ** (self.broken_times - 1))
         self.broken_until = time.monotonic() + wait
-        if not anew and str(error) != self.broken_said:
-            self.broken_said = str(error)
+        if not anew and str(error) != str(self.broken or ""):
+            self.broken = error
             self.say(f"{error}; running jobs go on, nothing is started until then", 40, kind="store")
 
     def _mend(self) -> None:
@@ -618,17 +620,16 @@ class House:
     def _whole_again(self) -> None:
         """A turn went well: what was wrong is over."""
         self.broken_times = 0
-        if self.broken_said:
-            over = "all goes on as before" if self.broken_said.startswith(DEFECT) else "the store can be used again"
+        if self.broken is not None:
+            over = "all goes on as before" if self.broken.code == DEFECT else "the store can be used again"
             self.say(over, 20, kind="store")
-        self.broken_said = ""
+        self.broken = None
 
     def _refuse_requests(self) -> None:
         """Answer what was asked with a refusal: a wish that cannot be carried out must not come back for ever."""
         with self.db.writing() as connection:
             answers = [
-                Answer(row, 1, (f"could not be carried out: {self.broken_said}",))
-                for _, row, _ in rows.asked(connection)
+                Answer(row, 1, (f"could not be carried out: {self.broken}",)) for _, row, _ in rows.asked(connection)
             ]
             rows.answer(connection, answers)
 

@@ -64,8 +64,11 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
             logging.WARNING,
         )
     if event.kind == "done":
-        if job.sign is not None:
-            return f"{name} done: exit code 0{attempt}, but its log says: {harmless(job.sign.line)}", logging.WARNING
+        if job.log_finding is not None:
+            return (
+                f"{name} done: exit code 0{attempt}, but its log says: {harmless(job.log_finding.line)}",
+                logging.WARNING,
+            )
         return f"{name} done: exit code 0{attempt}", logging.INFO
     if event.kind == "failed":
         hint = f"; hint: {job.failure.hint}" if job.failure else ""

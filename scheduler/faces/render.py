@@ -135,7 +135,7 @@ def print_json(value: Any) -> None:
 def how_it_ended(job: Job) -> str:
     """An ended job's ending in words."""
     if job.outcome is Outcome.EXIT:
-        warning = f" ({job.sign.kind}?)" if job.succeeded and job.sign is not None else ""
+        warning = f" ({job.log_finding.kind}?)" if job.succeeded and job.log_finding is not None else ""
         return f"exit {job.exit_code}{warning}"
     if job.outcome is Outcome.SIGNAL:
         return f"signal {job.signal}"

@@ -13,7 +13,7 @@ TAIL_BYTES = 16 * 1024
 MOST_PACKED, MOST_UNPACKED = 1 << 20, 8 << 20  # of a packed log: more would hold up whoever asks
 
 
-def sign_in_log(job: Job, exit_code: int | None) -> Failure | None:
+def log_finding_of(job: Job, exit_code: int | None) -> Failure | None:
     """The cause that the log names, or of a job that ended with 0 what it should not have said; None if there is neither."""
     if not job.log:
         return None

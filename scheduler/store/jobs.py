@@ -80,7 +80,7 @@ def _job_of(row: Sequence[Any]) -> Job:
         gpus=_from_ids(gpus), process=Process(pid, ticks) if pid is not None else None, boot=boot, runner=runner,
         session=session, interpreter=interpreter, argv=tuple(json.loads(argv)) if argv else (), log=log, outcome=Outcome(outcome) if outcome else None, exit_code=code, signal=signal,
         reason_code=reason_code, reason=reason, stop_why=stop_why, stop_at=stop_at, held=bool(held),
-        notes=tuple(json.loads(notes)) if notes else (), sign=Failure(*json.loads(failure)) if failure else None,
+        notes=tuple(json.loads(notes)) if notes else (), log_finding=Failure(*json.loads(failure)) if failure else None,
     )  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def save(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
                 j.start_failures, j.runs_failed, j.oom_retries, j.not_before, _ids(j.gpus),
                 j.process.pid if j.process else None, j.process.ticks if j.process else None, j.boot, j.runner,
                 j.session, j.interpreter, json.dumps(j.argv) if j.argv else "", j.log, j.outcome.value if j.outcome else None, j.exit_code, j.signal, j.reason_code, _text(j.reason), j.stop_why, j.stop_at, 1 if j.held else 0, json.dumps(j.notes) if j.notes else "",
-                json.dumps([j.sign.kind, j.sign.line, j.sign.hint, j.sign.peak_mib, j.sign.asked_mib]) if j.sign else "", _blocking(j), j.id,
+                json.dumps([j.log_finding.kind, j.log_finding.line, j.log_finding.hint, j.log_finding.peak_mib, j.log_finding.asked_mib]) if j.log_finding else "", _blocking(j), j.id,
             )
             for j in jobs
         ],
@@ -478,7 +478,7 @@ def answered(connection: sqlite3.Connection, row: int) -> tuple[int, tuple[str, 
 
 
 def paused_gpus(connection: sqlite3.Connection) -> tuple[int, ...]:
-    """The paused GPUs, ascending."""
+    """The paused GPUs, ascending; also those that are not managed now."""
     return tuple(row[0] for row in connection.execute("SELECT gpu FROM pauses ORDER BY gpu"))
 
 

@@ -59,32 +59,32 @@ def test_a_job_with_retries_left_is_run_again_but_not_after_a_cancel(state: JobS
     ("need", "again"), [("0.3", "0.6"), ("0.7", "1"), ("2x0.4", "2x0.8"), ("1", None), ("2", None), ("0", None)]
 )
 def test_out_of_gpu_memory_is_run_again_with_twice_the_share(need: str, again: str | None) -> None:
-    ending = after_run(ran(1, need=need, sign=OOM), DAEMON)
+    ending = after_run(ran(1, need=need, log_finding=OOM), DAEMON)
     assert ending.how is (M.FELL if again else M.GAVE_UP)
     assert ending.need == (Need.parse(again) if again else None)
-    assert after_run(ran(1, need=need, sign=OOM), NEVER_AGAIN).how is M.GAVE_UP
-    assert after_run(ran(1, need=need, sign=OOM, oom_retries=2), DAEMON).how is M.GAVE_UP
-    assert after_run(ran(1, need=need, sign=Failure("import")), DAEMON).how is M.GAVE_UP
+    assert after_run(ran(1, need=need, log_finding=OOM), NEVER_AGAIN).how is M.GAVE_UP
+    assert after_run(ran(1, need=need, log_finding=OOM, oom_retries=2), DAEMON).how is M.GAVE_UP
+    assert after_run(ran(1, need=need, log_finding=Failure("import")), DAEMON).how is M.GAVE_UP
 
 
 def test_a_job_that_books_memory_books_twice_as_much_at_most_all_there_is() -> None:
     rules = Rules(oom_retries=2, by_memory=True, most_mib=lambda job: 10_000)
     for before, after in ((3_000, 6_000), (6_000, 10_000)):
-        ending = after_run(ran(1, need="0.001", vram_mib=before, sign=OOM), rules)
+        ending = after_run(ran(1, need="0.001", vram_mib=before, log_finding=OOM), rules)
         assert (ending.how, ending.vram_mib, ending.need) == (M.FELL, after, None)
-    assert after_run(ran(1, need="0.001", vram_mib=10_000, sign=OOM), rules).how is M.GAVE_UP
+    assert after_run(ran(1, need="0.001", vram_mib=10_000, log_finding=OOM), rules).how is M.GAVE_UP
 
 
 def test_a_share_of_a_thousandth_is_a_share_where_jobs_book_shares() -> None:
     """Also with a size: only a scheduler whose jobs book memory books it."""
-    assert after_run(ran(1, need="0.001", vram_mib=10, sign=OOM), DAEMON).need == Need(1, 2)
+    assert after_run(ran(1, need="0.001", vram_mib=10, log_finding=OOM), DAEMON).need == Need(1, 2)
 
 
 def test_what_ended_with_0_has_not_failed_whatever_its_log_says() -> None:
-    job = ran(0, sign=OOM)
+    job = ran(0, log_finding=OOM)
     assert after_run(job, DAEMON).how is M.SUCCEEDED
     job.state = S.DONE
-    assert job.failure is None and job.sign == OOM
+    assert job.failure is None and job.log_finding == OOM
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_an_ended_job_in_json() -> None:
     value = render.job_json(
         a_job(
             state=JobState.FAILED, outcome=Outcome.EXIT, exit_code=3, started_at=2.0, finished_at=3.0, process=Process(7, 1),
-            sign=Failure("oom", "CUDA out of memory", "ask for more", 3, 4),
+            log_finding=Failure("oom", "CUDA out of memory", "ask for more", 3, 4),
         )
     )  # fmt: skip
     assert (value["state"], value["outcome"], value["exit_code"], value["pid"]) == ("failed", "exit", 3, 7)
@@ -183,7 +183,9 @@ def test_an_ended_job_in_json() -> None:
 
 def test_a_job_that_ended_well_has_no_failure_and_is_marked() -> None:
     """B22: its log says that it ran out of GPU memory, and it ended with 0."""
-    job = a_job(state=JobState.DONE, outcome=Outcome.EXIT, exit_code=0, sign=Failure("oom", "CUDA out of memory"))
+    job = a_job(
+        state=JobState.DONE, outcome=Outcome.EXIT, exit_code=0, log_finding=Failure("oom", "CUDA out of memory")
+    )
     assert render.job_json(job)["failure"] is None and render.how_it_ended(job) == "exit 0 (oom?)"
 
 

@@ -113,7 +113,7 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "stop_at": st.none() | TIMES,
     "held": st.booleans(),
     "notes": st.lists(ANY_TEXT, max_size=3).map(tuple),
-    "sign": st.none() | st.builds(Failure, TEXT, ANY_TEXT, TEXT, MIB, MIB),
+    "log_finding": st.none() | st.builds(Failure, TEXT, ANY_TEXT, TEXT, MIB, MIB),
 }
 
 

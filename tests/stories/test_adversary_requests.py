@@ -69,3 +69,35 @@ def test_a_job_that_ended_well_is_run_again_when_somebody_who_sees_that_asks(sch
     s.cli("retry", "1")
     s.start()
     wait_for(lambda: s.starts("a") == 2, f"the second run: {s.said()}")
+
+
+def test_what_is_asked_of_a_job_that_is_to_run_again_is_done_at_the_start(scheduler):
+    """It ended while no scheduler ran, and status shows that it waits: so it may be held, changed, put first, cancelled."""
+    s = scheduler(gpus=5, assign_retry_wait="0.05")
+    keys = "abcde"
+    for key in keys:
+        s.hold(key)
+    s.append(*(s.line(key, 3 if key != "e" else 0) + ";retries=1" for key in keys))
+    s.start()
+    wait_for(lambda: all(s.starts(key) for key in keys) and set(s.states().values()) == {"running"}, "they run")
+    s.kill()
+    for key in keys:
+        s.release(key)
+    wait_for(lambda: [s.job(n)["state"] for n in range(1, 6)] == ["pending"] * 4 + ["done"], "they are to run again")
+    again = "is to run again; it is {} when the scheduler starts again"
+    for words, done in (
+        (["hold", "1"], "held"), (["edit", "2", "--label", "x"], "changed"), (["first", "3"], "put first"),
+        (["cancel", "4"], "cancelled"),
+    ):  # fmt: skip
+        assert f"job {words[1]} {again.format(done)}" in s.cli(*words, code=5).stderr
+    assert (
+        "job 1 is to run again, and gets its place when the scheduler starts" in s.cli("swap", "1", "2", code=1).stderr
+    )
+    assert "job 5 is done: only a waiting job can be held" in s.cli("hold", "5", code=1).stderr
+    assert "job 5 has ended already (done)" in s.cli("cancel", "5").stdout
+    s.start()
+    wait_for(lambda: list(s.states().values()) == ["pending", "failed", "failed", "cancelled", "done"], f"{s.states()}")
+    assert s.job(1)["reason_code"] == "hold-user" and s.job(2)["label"] == "x"
+    assert [s.starts(key) for key in keys] == [1, 2, 2, 1, 1]
+    assert s.job(3)["attempt"] == 2
+    assert s.rows("SELECT count(*) FROM jobs WHERE place < 0") == [(1,)]

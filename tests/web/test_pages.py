@@ -50,7 +50,7 @@ STATES = {
     JobState.STOPPING: {"gpus": (1,), "attempt": 1, "started_at": NOW - 60, "process": Process(4712, 1), "stop_why": "cancelled"},
     JobState.DONE: {"gpus": (1,), "attempt": 1, "started_at": NOW - 900, "finished_at": NOW - 600, "outcome": Outcome.EXIT, "exit_code": 0},
     JobState.FAILED: {"gpus": (0,), "attempt": 1, "started_at": NOW - 700, "finished_at": NOW - 650, "outcome": Outcome.EXIT, "exit_code": 3,
-                      "sign": Failure("oom", "CUDA out of memory", "a smaller batch")},
+                      "log_finding": Failure("oom", "CUDA out of memory", "a smaller batch")},
     JobState.CANCELLED: {"finished_at": NOW - 40, "outcome": Outcome.CANCELLED},
     JobState.SKIPPED: {"finished_at": NOW - 30, "outcome": Outcome.DEPENDENCY},
 }  # fmt: skip
@@ -399,7 +399,7 @@ def _rendered(text: str, state: JobState) -> str:
     job = a_job(
         1, "0.5", state=state, arguments=(text, "end"), script="/data/a.py", label=text, conda_env=text, info=text, origin=text,
         notes=(text,), interpreter=text, cwd=text,
-        **{**STATES[state], "sign": Failure("oom", text, text) if state is JobState.FAILED else None},
+        **{**STATES[state], "log_finding": Failure("oom", text, text) if state is JobState.FAILED else None},
     )  # fmt: skip
     reason = Reason(text, text) if state is JobState.PENDING else None
     return rendering.render(

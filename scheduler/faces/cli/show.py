@@ -172,7 +172,7 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
         ("mail to", job.spec.mail_to),
         *(("info", line) for line in job.spec.info.splitlines()),
         ("failure", job.failure.line if job.failure else ""),
-        ("warning", f"its log says: {job.sign.line}" if job.succeeded and job.sign else ""),
+        ("warning", f"its log says: {job.log_finding.line}" if job.succeeded and job.log_finding else ""),
         ("memory", _memory(job.failure) if job.failure else ""),
         ("hint", job.failure.hint if job.failure else ""),
         *(("note", note) for note in job.notes),

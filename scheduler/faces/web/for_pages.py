@@ -206,7 +206,7 @@ def facts(job: Job) -> list[tuple[str, str]]:
         ("on finish", spec.on_finish),
         ("mail to", spec.mail_to),
         ("info", spec.info),
-        ("warning", f"its log says: {job.sign.line}" if job.succeeded and job.sign else ""),
+        ("warning", f"its log says: {job.log_finding.line}" if job.succeeded and job.log_finding else ""),
     ]
     return [(name, without_secrets(text)) for name, text in told if text]
 

@@ -1,0 +1,76 @@
+"""What the record of an attempt tells of a job that the store still holds as running, while no scheduler runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+from scheduler.core.endings import CANCELLED, Meaning, Rules, after_loss, after_no_start, after_run, ran
+from scheduler.core.facts import NeverRan
+from scheduler.core.job import Event, Job, JobState
+from scheduler.core.recovery import Record
+from scheduler.core.states import Move, move
+from scheduler.runners import record
+from scheduler.runners.adoption import not_started, why_lost
+from scheduler.runners.log_end import log_finding_of
+from scheduler.runners.processes import boot_id
+
+ENDED_ALONE = "it ended while no scheduler was running"
+
+
+def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
+    """The job as the next start will take it up; itself, if its record tells no ending.
+
+    ``attempts``: the folder of the records. Of a job that the next start will run again also the event that it will write.
+    """
+    try:
+        told = record.read(os.path.join(attempts, job.attempt_key))
+    except OSError:
+        return job, None  # what cannot be read now says nothing
+    now = replace(job)
+    if told.kind is Record.ENDED:
+        return _after_run(now, told, rules)
+    if told.kind is Record.NEVER_RAN:
+        return _after_no_start(now, told, rules)
+    boot = told.boot or job.boot
+    if boot and boot != boot_id():
+        now.notes = (*job.notes, f"lost: {why_lost(told.kind, same_boot=False)}")
+        return _moved(now, after_loss(now), time.time())  # when it ended nobody knows
+    return job, None
+
+
+def _after_run(job: Job, told: record.Attempt, rules: Rules) -> tuple[Job, Event | None]:
+    job.exit_code, job.signal, note = record.meaning(told.how, told.code)
+    job.started_at = job.started_at or told.started_at
+    job.finished_at = told.ended_at
+    job.log_finding = log_finding_of(job, job.exit_code)
+    job.notes = (*job.notes, *([note] if note else ()), ENDED_ALONE)
+    if job.state is JobState.STARTING:
+        move(job, Move.STARTED, told.ended_at or 0.0)
+    return _moved(job, after_run(job, rules), told.ended_at or 0.0)
+
+
+def _after_no_start(job: Job, told: record.Attempt, rules: Rules) -> tuple[Job, Event | None]:
+    at = told.ended_at or 0.0
+    fact = not_started(job.id, job.attempt, told, at)
+    if isinstance(fact, NeverRan):
+        means = after_no_start(job, fact.why, fact.lasting, rules)
+        if means.how is Move.GAVE_UP:
+            job.notes = (*job.notes, f"could not start: {fact.why}")
+        return _moved(job, means, at)
+    if job.state is JobState.STOPPING:
+        return _moved(job, CANCELLED, at)
+    move(job, Move.FELL, at)  # nobody has begun it: it waits as before
+    return job, None
+
+
+def _moved(job: Job, means: Meaning, at: float) -> tuple[Job, Event | None]:
+    detail = {"attempt": job.attempt, "why": means.why, **ran(job)}
+    move(job, means.how, at)
+    if means.how is not Move.FELL:
+        job.outcome = means.outcome
+        return job, None
+    job.need = means.need or job.need
+    job.reason_code, job.reason = "backoff", f"{means.why}; it is tried again when a scheduler runs (gpujob start)"
+    return job, Event(job.id, at, "fell", detail)

@@ -1,0 +1,28 @@
+"""When the next scheduler runs a job again: by the settings that the last one noted down."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+from scheduler.core.endings import Rules
+from scheduler.core.job import Job
+from scheduler.store import jobs as rows
+
+
+def last_rules(connection: sqlite3.Connection) -> Rules:
+    """The rules of the last scheduler, for what ended after it."""
+    settings = {key: value for key, (value, _) in json.loads(rows.meta(connection, "settings") or "{}").items()}
+    tolerance = settings.get("whole_gpu_tolerance", 0.0)
+    gpus = rows.gpus(connection)
+
+    def most_mib(job: Job) -> int:
+        may = (gpu.memory_mib or 0 for gpu in gpus if job.allowed is None or gpu.index in job.allowed)
+        return int(max(may, default=0) * (1 - tolerance))
+
+    return Rules(
+        starts=settings.get("max_assign_attempts", 0),
+        oom_retries=settings.get("oom_retries", 0),
+        by_memory=bool(settings.get("min_free_mem_mb")),
+        most_mib=most_mib,
+    )

@@ -1,0 +1,66 @@
+"""What the record of an attempt tells while no scheduler runs: the same as the next start will make of it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.endings import Rules
+from scheduler.core.job import JobState, Outcome
+from scheduler.runners import record
+from scheduler.runners.processes import boot_id
+from scheduler.runners.recorded_end import as_recorded
+from tests.builders import a_job
+
+AT = 1_700_000_000
+FULL = record.STAGES.index("log") * record.A_STAGE + errno.ENOSPC
+NO_PROGRAM = record.STAGES.index("program") * record.A_STAGE + errno.ENOENT
+
+
+def told(folder: Path, state: JobState, how: str = "", code: int = 0, boot: str = "", **changes: object):
+    job = a_job(3, state=state, attempt=1, gpus=(0,), boot=boot or boot_id(), **changes)
+    path = folder / job.attempt_key
+    path.write_bytes(record.blank(job, job.boot))
+    if how:
+        record.write_end(str(path), how, code, AT * 10**9, sync=False)
+    found, event = as_recorded(job, str(folder), Rules(starts=3))
+    assert job.state is state and job.gpus == (0,), "what the store has is not changed"
+    return found, event
+
+
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING])
+def test_a_start_that_failed_for_a_passing_reason_is_tried_again(tmp_path: Path, state: JobState) -> None:
+    job, event = told(tmp_path, state, "never", FULL, start_failures=1)
+    assert (job.state, job.gpus, job.reason_code) == (JobState.PENDING, (), "backoff")
+    assert "No space left on device; attempt 3 of 3; it is tried again when a scheduler runs" in job.reason
+    assert event is not None and event.kind == "fell"
+
+
+def test_the_last_start_that_failed_and_one_that_would_always_fail_are_the_end(tmp_path: Path) -> None:
+    for code, failed in ((FULL, 2), (NO_PROGRAM, 0)):
+        job, event = told(tmp_path, JobState.STARTING, "never", code, start_failures=failed)
+        assert (job.state, job.outcome, job.finished_at) == (JobState.FAILED, Outcome.COULD_NOT_START, AT)
+        assert event is None and job.notes[-1].startswith("could not start: ")
+
+
+def test_an_attempt_that_was_taken_back_waits_as_before(tmp_path: Path) -> None:
+    job, event = told(tmp_path, JobState.STARTING, "never", 0)
+    assert (job.state, job.gpus, job.reason_code, event) == (JobState.PENDING, (), "", None)
+    job, _ = told(tmp_path, JobState.STOPPING, "never", 0, stop_why="cancelled")
+    assert (job.state, job.outcome) == (JobState.CANCELLED, Outcome.CANCELLED)
+
+
+def test_what_ran_when_the_machine_was_started_anew_is_lost(tmp_path: Path) -> None:
+    """H01: also before the next scheduler says so; an ending that was written down counts all the same."""
+    job, _ = told(tmp_path, JobState.RUNNING, boot="another")
+    assert (job.state, job.outcome) == (JobState.FAILED, Outcome.LOST)
+    assert job.notes[-1] == "lost: the machine was started anew while it ran"
+    job, _ = told(tmp_path, JobState.RUNNING, "exit", 0, boot="another")
+    assert (job.state, job.exit_code) == (JobState.DONE, 0)
+
+
+def test_what_may_still_run_stays_as_the_store_has_it(tmp_path: Path) -> None:
+    job, event = told(tmp_path, JobState.RUNNING)
+    assert (job.state, job.gpus, event) == (JobState.RUNNING, (0,), None)
