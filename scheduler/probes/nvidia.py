@@ -21,8 +21,11 @@ from scheduler.probes import reader
 
 DEADLINE_S = 5.0  # for one answer; then the reader is killed (how old a reading may be: core/telemetry.py)
 FIRST_DEADLINE_S = 15.0  # a driver that nobody holds open needs seconds to wake up
-PATIENCE_S = 0.2  # that the loop waits for a killed reader to be dead; then it counts as stuck in the driver
-FIRST_PATIENCE_S = 3.0  # the same at the start, which waits anyway: on a busy machine the dead are slow
+PATIENCE_S = (
+    3.0  # after which a killed reader that is not dead counts as stuck in the driver: on a busy machine it takes time
+)
+LOOK_AGAIN_S = 0.05  # meanwhile
+CLOSE_S = 0.2  # that the end waits for its reader to be dead
 SLOW_S = 2.0
 READER = "GPUJOB_READER"
 LONGEST_WITHOUT_NVML_S = 3600.0
@@ -59,7 +62,7 @@ class NvidiaProbe:
         self.unasked = False  # at the last reading, what asks NVML could not be started
         self.way = ""  # how the last reading was got: nvml, smi
         self._epoll = select.epoll()
-        self._patience_s = PATIENCE_S
+        self._stuck_at = 0.0  # when those that were killed count as stuck (monotonic)
         self._reader: _Reader | None = None
         self._stuck: list[_Reader] = []
         self._asked_at: float | None = None
@@ -90,12 +93,18 @@ class NvidiaProbe:
         self._next_way(now)
 
     def _next_way(self, now: float) -> None:
-        """Ask in the next way that is left."""
-        self._bury()
-        while self._ways:
+        """Ask in the next way that is left, once the reader that was killed is dead."""
+        while True:
+            current = self._reader
+            if current is not None and (current.way not in self._ways[:1] or _ended(current.pidfd)):
+                self._end(current)
+            self._bury()
+            if self._dying(now):
+                self._due = min(now + LOOK_AGAIN_S, self._stuck_at)
+                return
+            if not self._ways:
+                return
             way = self._ways.pop(0)
-            if self._reader is not None and (self._reader.way != way or _ended(self._reader.pidfd)):
-                self._end(self._reader)
             if self._stuck:
                 self._failed.append(
                     (way, f"its reader, pid {self._stuck[0].pid}, hangs in the driver and cannot be ended", False)
@@ -118,6 +127,10 @@ class NvidiaProbe:
                 continue
             self._due = now + self._limit(self._reader)
             return
+
+    def _dying(self, now: float) -> bool:
+        """Whether a reader that was killed may still be about to end."""
+        return bool(self._stuck) and now < self._stuck_at
 
     def _spawn(self, way: str) -> _Reader:
         self._spawned += 1
@@ -159,12 +172,9 @@ class NvidiaProbe:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(gone.pid, signal.SIGKILL)  # it leads its group, and is not reaped yet
         self._stuck.append(gone)
+        self._stuck_at = time.monotonic() + PATIENCE_S
         if self._reader is gone:
             self._reader = None
-        limit = time.monotonic() + self._patience_s
-        while self._stuck and time.monotonic() < limit:
-            select.select([gone.pidfd], [], [], 0.05)
-            self._bury()
 
     def _bury(self) -> None:
         for gone in list(self._stuck):
@@ -194,6 +204,7 @@ class NvidiaProbe:
         if self._asked_at is None:
             if self._reader is not None and _ended(self._reader.pidfd):
                 self._end(self._reader)  # ended unasked: its closed pipe would keep awake whoever waits for us
+            self._bury()
             return None
         now = time.monotonic()
         current = self._reader
@@ -217,9 +228,9 @@ class NvidiaProbe:
                 if current.way == "nvml":
                     self._no_nvml = absent
             self._end(current)
-            self._next_way(now)
-            if self._reader is not None:
-                return None
+        self._next_way(now)
+        if self._reader is not None or self._ways or self._dying(now):
+            return None
         asked, self._asked_at = self._asked_at, None
         self.way = ""
         self.absent = all(absent for _, _, absent in self._failed)
@@ -262,13 +273,6 @@ class NvidiaProbe:
 
     def first(self, slow: Callable[[], None] | None = None) -> Readings:
         """The first reading, waited for. Raises NoGpuData with what each way of asking said."""
-        self._patience_s = FIRST_PATIENCE_S
-        try:
-            return self._first(slow)
-        finally:
-            self._patience_s = PATIENCE_S
-
-    def _first(self, slow: Callable[[], None] | None) -> Readings:
         self.ask()
         tell_at = time.monotonic() + SLOW_S
         told = False
@@ -290,6 +294,10 @@ class NvidiaProbe:
         """End the reader."""
         if self._reader is not None:
             self._end(self._reader)
+        limit = time.monotonic() + CLOSE_S
+        while self._stuck and time.monotonic() < limit:
+            select.select([self._stuck[0].pidfd], [], [], CLOSE_S)
+            self._bury()
         for gone in self._stuck:
             os.close(gone.pidfd)
         self._epoll.close()

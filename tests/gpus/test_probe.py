@@ -95,9 +95,15 @@ def one(probe: NvidiaProbe) -> GpuReading:
     return found
 
 
-def reader_of(probe: NvidiaProbe) -> int:
+def reader_asked(probe: NvidiaProbe) -> nvidia._Reader:
+    """The reader that was asked: there is none before the one that was killed is dead."""
+    wait_for(lambda: probe._reader is not None or probe.look() is not None, "a reader")
     assert probe._reader is not None
-    return probe._reader.pid
+    return probe._reader
+
+
+def reader_of(probe: NvidiaProbe) -> int:
+    return reader_asked(probe).pid
 
 
 def family(pid: int) -> list[int]:
@@ -436,8 +442,7 @@ def test_an_answer_that_cannot_be_read_is_trouble(driver: FakeDriver, probe: Mak
     made = probe(driver)
     for text in (b"\n", b"{\n", b"[]\n", b'"x"\n', b"null\n", b"{}\n", b"\xff\xfe\n"):
         made.ask()
-        assert made._reader is not None
-        made._reader.text = text
+        reader_asked(made).text = text
         assert made.look() is None
         told = look(made)
         assert not told.gpus and "answer" in told.problem, text
@@ -463,6 +468,7 @@ def test_no_descriptor_and_no_process_is_left_over_200_readings(
         assert len(made.sessions()) <= 1
     assert len(os.listdir("/proc/self/fd")) == before
     made._end(made._reader)  # type: ignore[arg-type]
+    wait_for(lambda: made.look() is None and not made._stuck, "its burial")
     assert len(os.listdir("/proc/self/fd")) == before - 3 and not made.sessions()
 
 

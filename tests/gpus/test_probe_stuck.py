@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.gpus.test_probe import (
     hasty,
     look,
     probe,
+    reader_asked,
     smi,
 )  # fmt: skip
 from tests.screens import marked
@@ -62,11 +64,11 @@ def test_nvml_that_hangs_is_asked_seldom_while_nvidia_smi_serves(
         assert made._nvml_wait == min(wait, LONGEST_WITHOUT_NVML_S)
         made._nvml_at -= made._nvml_wait - 5
         made.ask()
-        assert made._reader is not None and made._reader.way == "smi", "its time has not come"
+        assert reader_asked(made).way == "smi", "its time has not come"
         look(made)
         made._nvml_at -= 10
         made.ask()
-        assert made._reader is not None and made._reader.way == "nvml"
+        assert reader_asked(made).way == "nvml"
         made._due = 0.0
         assert look(made).gpus
     driver.clear_errors()
@@ -85,8 +87,34 @@ def test_once_somebody_answered_a_fresh_reader_gets_no_more_time(driver: FakeDri
     made._end(made._reader)
     made.deadline_s = 3.0
     made.ask()
-    assert not made._reader.answered and made._limit(made._reader) == 3.0
+    fresh = reader_asked(made)
+    assert not fresh.answered and made._limit(fresh) == 3.0
     made._due = 0.0
+
+
+def test_a_killed_reader_that_dies_late_costs_no_reading(
+    hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I02, I03: on a busy machine a kill takes its time; that is no driver that hangs."""
+    driver.gpu("GPU-1")
+    smi.gpu("GPU-1")
+    driver.hang("nvmlInitWithFlags")
+    made = probe(driver, smi)
+    kill = os.killpg
+    later: list[threading.Timer] = []
+
+    def slow_kill(pid: int, number: int) -> None:
+        later.append(threading.Timer(0.5, kill, (pid, number)))
+        later[-1].start()
+
+    made.ask()
+    made._due = 0.0  # its time is over
+    with monkeypatch.context() as patched:
+        patched.setattr(nvidia.os, "killpg", slow_kill)
+        found = look(made)
+    assert found.gpus and not found.problem and made.way == "smi" and len(later) == 1
+    for timer in later:
+        timer.join()
 
 
 def test_what_fails_is_said_without_pythons_words(smi: FakeSmi, probe: Make) -> None:
