@@ -114,8 +114,8 @@ def _gpu_views(connection: sqlite3.Connection, alive: bool, live: Sequence[Job])
 
 
 def as_recorded(connection: sqlite3.Connection, jobs: Sequence[Job], attempts: str) -> list[Job]:
-    """The same jobs while no scheduler runs; of those that ran at last, and whose record tells how they ended, what the next
-    start will make of that.
+    """The same jobs while no scheduler runs. Those that ran when the last scheduler ended are as the next start will take them
+    up (`runners/recorded_end.py`).
     """
     if not any(job.state in HOLDING for job in jobs):
         return list(jobs)

@@ -118,7 +118,7 @@ def _later_line(job: Job, request: JobsRequest) -> str:
 def _put_off(request: Request, recorded: Mapping[int, Job]) -> tuple[Request, JobsRequest | None]:
     """What can be done now, and what is left to the next scheduler, because only it takes note of how a run ended.
 
-    ``recorded``: the jobs that ran at last, each as the record of its attempt tells it. Raises SchedulerError.
+    ``recorded``: the jobs that ran when the last scheduler ended, each as its record tells it. Raises SchedulerError.
     """
     if isinstance(request, (Pause, Resume, PauseQueue, StateEdited)):
         return request, None

@@ -52,8 +52,8 @@ def preview(
 ) -> Preview:
     """What would become of this wish. Nothing is written, and nothing begun.
 
-    Of the GPUs it knows what they said last, of other jobs how often they were overtaken it does not: so a reservation that
-    the scheduler has made may be missed. Raises Refused when it could never run, NotFound for a job to wait for that is not
+    It goes by the last readings of the GPUs. It does not know how often other jobs were overtaken, so it may miss a
+    reservation that the scheduler has made. Raises Refused when it could never run, NotFound for a job to wait for that is not
     there, StoreTrouble.
     """
     try:

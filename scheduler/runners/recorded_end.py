@@ -20,7 +20,7 @@ ENDED_ALONE = "it ended while no scheduler was running"
 
 
 def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
-    """The job as the next start will take it up; itself, if its record tells no ending.
+    """The job as the next start will take it up; itself, if nothing tells that it has ended.
 
     ``attempts``: the folder of the records. Of a job that the next start will run again also the event that it will write.
     """
@@ -36,7 +36,8 @@ def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | Non
     boot = told.boot or job.boot
     if boot and boot != boot_id():
         now.notes = (*job.notes, f"lost: {why_lost(told.kind, same_boot=False)}")
-        return _moved(now, after_loss(now), time.time())  # when it ended nobody knows
+        # When it ended nobody knows: at the latest when this boot began.
+        return _moved(now, after_loss(now), time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))
     return job, None
 
 

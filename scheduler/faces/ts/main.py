@@ -139,7 +139,10 @@ class Spooler:
         return self._chosen(value, none, unknown, lambda live, ended: (live or ended)[-1])
 
     def run_last(self, value: str | None, none: str, unknown: str) -> Job:
-        """The job that is named, else the first that runs, else the one that ended last. Raises NoSuchJob likewise."""
+        """The job that is named, else the first that runs, else the one that ended last.
+
+        Raises NoSuchJob: ``NO_JOBS`` of an empty list, ``none`` where jobs wait and none has run.
+        """
 
         def pick(live: list[Job], ended: list[Job]) -> Job:
             if not live and not ended:
