@@ -38,14 +38,29 @@ def do(
             return desk.ask(request), True
 
 
-def until_shown(state_file: str, request: Pause | Resume | PauseQueue) -> None:
-    """Wait a moment for the state file: who edits it next must find there what was just done."""
+def revision_of(state_file: str) -> int:
+    """The number of the picture in the state file, 0 if there is none."""
+    try:
+        with open(state_file, encoding="utf-8", opener=plain) as stream:
+            return int(json.load(stream)["revision"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def until_shown(state_file: str, request: Pause | Resume | PauseQueue, before: int) -> None:
+    """Wait a moment for the state file: who edits it next must find there what was just done.
+
+    ``before``: the number of the picture that stood there when it was asked for. The next one is waited for, also where the old
+    one says the same: an edit of the old one would be taken for an earlier wish than the verb.
+    """
     end = time.monotonic() + SHOWN_S
     while time.monotonic() < end:
         try:
             with open(state_file, encoding="utf-8", opener=plain) as stream:
                 document = json.load(stream)
-            if isinstance(request, PauseQueue):
+            if document["revision"] <= before:
+                shown = False
+            elif isinstance(request, PauseQueue):
                 shown = document["paused"] is request.on
             else:
                 shown = all((gpu in document["paused_gpus"]) is isinstance(request, Pause) for gpu in request.gpus)

@@ -19,8 +19,9 @@ import pytest
 from scheduler.core.errors import NoDaemon
 from scheduler.core.requests import Pause, Resume
 from scheduler.desk import Desk
-from scheduler.faces.asking import until_shown
-from tests.stories.harness import Scheduler, wait_for
+from scheduler.faces import asking
+from scheduler.faces.asking import revision_of, until_shown
+from tests.stories.harness import PATIENCE_S, Scheduler, wait_for
 
 HOW = ("in place", "rename", "truncate", "jq")
 
@@ -160,18 +161,21 @@ def test_s3_31_a_thousand_pauses_and_resumes_against_a_busy_daemon(scheduler):
     assert not [name for name in os.listdir(s.folder) if "bad" in name or ".new-" in name]
 
 
-def test_s3_31_verb_and_edit_in_turn_the_last_one_holds(scheduler):
-    """Each sees what the one before did, whichever way it went."""
+@pytest.mark.parametrize("seed", [0, 7])
+def test_s3_31_verb_and_edit_in_turn_the_last_one_holds(scheduler, monkeypatch, seed):
+    """Each sees what the one before did, whichever way it went: also a verb that confirms an edit, which is then taken back."""
+    monkeypatch.setattr(asking, "SHOWN_S", PATIENCE_S)
     s = scheduler(gpus=1)
     s.start()
     wait_for(path(s).exists, "state file")
-    desk, rng = Desk(str(path(s))), random.Random(7)
+    desk, rng = Desk(str(path(s))), random.Random(seed)
     for number in range(120):
         on = rng.random() < 0.5
         if rng.random() < 0.5:
             request = Pause((0,)) if on else Resume((0,))
+            before = revision_of(str(path(s)))
             assert desk.ask(request, 30).code == 0
-            until_shown(str(path(s)), request)  # as `gpujob pause` does
+            until_shown(str(path(s)), request, before)  # as `gpujob pause` does
         else:
             edit(s, rng.choice(HOW[:3]), paused_gpus=[0] if on else [])
         if number % 10 == 9:
@@ -285,11 +289,12 @@ def test_a_pause_committed_and_never_painted_is_no_edit_undone(scheduler):
     desk = Desk(str(path(s)))
     for number in range(20):
         request = Resume((1,)) if number % 2 else Pause((0, 1))
+        shown = revision_of(str(path(s)))
         try:
             desk.ask(request, 30)
         except NoDaemon:
             break
-        until_shown(str(path(s)), request)
+        until_shown(str(path(s)), request, shown)
     assert wait_for(lambda: s.process.poll(), "killed at the point") == -signal.SIGKILL
     wanted = paused(s)
     assert wanted

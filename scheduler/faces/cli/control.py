@@ -27,7 +27,7 @@ from scheduler.core.requests import (
 from scheduler.core.secrets import without_secrets
 from scheduler.core.units import seconds_of
 from scheduler.desk import Desk
-from scheduler.faces.asking import do, until_shown
+from scheduler.faces.asking import do, revision_of, until_shown
 from scheduler.faces.finding import settings_for, state_file_for
 from scheduler.faces.render import state_text
 from scheduler.faces.terminal import safe
@@ -59,11 +59,12 @@ def _say_failed(ended: Sequence[Job]) -> None:
 
 
 def _ask(found: str, config: str | None, request: Request) -> int:
+    before = revision_of(found)
     answer, by_daemon = do(Desk(found), request, config)
     if not by_daemon:
         print("gpujob: no scheduler is running", file=sys.stderr)
     elif isinstance(request, (Pause, Resume, PauseQueue)) and not answer.code:
-        until_shown(found, request)
+        until_shown(found, request, before)
     return _show(answer)
 
 

@@ -9,7 +9,7 @@ import time
 from scheduler.core.errors import StoreTrouble
 from scheduler.core.requests import Answer, Pause, PauseQueue, Request, Resume
 from scheduler.desk import Desk
-from scheduler.faces.asking import do, until_shown
+from scheduler.faces.asking import do, revision_of, until_shown
 from scheduler.faces.render import in_pieces, status_json
 from scheduler.overview import Overview
 
@@ -67,12 +67,13 @@ class Source:
 
     def do(self, request: Request) -> Answer:
         """What was asked, done by the daemon or, where none runs, here. Raises SchedulerError."""
+        before = revision_of(self.desk.places.state_file)
         try:
             answer, by_daemon = do(self.desk, request, self.config, self._one_by_one)
         finally:
             self.changed()
         if by_daemon and not answer.code and isinstance(request, (Pause, Resume, PauseQueue)):
-            until_shown(self.desk.places.state_file, request)
+            until_shown(self.desk.places.state_file, request, before)
         return answer
 
     def changed(self) -> None:
