@@ -284,13 +284,18 @@ class Desk:
             job = rows.get(connection, job_id) if connection is not None else None
             if connection is None or job is None:
                 raise NotFound(f"no job {job_id}", where=self.places.state_file, do="see gpujob jobs")
-            job = self._now(connection, [job], self.alive())[0]
+            fell: Sequence[Event] = ()
+            if job.state in HOLDING and not self.alive():
+                from scheduler.overview import story_as_recorded
+
+                job, fell = story_as_recorded(connection, job, (), self.places.attempts)
             reason = None
             if job.state is JobState.PENDING:
                 from scheduler.overview import reason_of
 
                 reason = reason_of(connection, job)
-            return job, reason, rows.events_of(connection, job_id)
+            events: list[Event] = [*rows.events_of(connection, job_id), *fell]
+            return job, reason, events
 
     def newest(self, states: Iterable[JobState], prefix: str, most: int) -> tuple[list[Job], dict[str, list[int]]]:
         """The newest jobs in these states whose id begins with ``prefix``; and the labels that do, with their jobs."""
@@ -314,8 +319,7 @@ class Desk:
         with self._reading() as connection:
             if connection is None:
                 return (), ()
-            managed = tuple(gpu.index for gpu in rows.gpus(connection))
-            return managed, tuple(gpu for gpu in rows.paused_gpus(connection) if gpu in managed)
+            return tuple(gpu.index for gpu in rows.gpus(connection)), rows.paused_gpus(connection)
 
     def states(self, jobs: Sequence[int]) -> list[Job]:
         """These jobs as they are now. Raises NotFound."""

@@ -102,7 +102,7 @@ def _pause(turn: Turn, request: Pause | Resume) -> tuple[list[str], int]:
             turn.plan.notices.append((f"GPU {gpu} {done}", False))
     if isinstance(request, Resume) and request.force:
         fleet.telemetry.accept(known, turn.now)
-    paused = gpu_ids_text(fleet.paused) or "none"
+    paused = gpu_ids_text(ids_of(fleet.paused_mask)) or "none"
     for gpu in known:
         accepted = "; what others have on it is accepted" if isinstance(request, Resume) and request.force else ""
         lines.append(f"GPU {gpu} {done} (paused now: {paused}){accepted}")
@@ -123,13 +123,15 @@ def _edited(turn: Turn, edit: StateEdited) -> None:
     """Take in what somebody changed in the state file since he read it."""
     world = turn.world
     fleet, book = world.fleet, world.pauses
-    managed = ids_of(fleet.all_mask)
-    unknown = [gpu for gpu in edit.gpus or () if not fleet.manages(gpu)]
+    known = ids_of(
+        fleet.all_mask | fleet.paused_mask
+    )  # also paused ones that were taken away, for when they are given back
+    unknown = [gpu for gpu in edit.gpus or () if gpu not in known]
     if unknown:
-        names = gpu_ids_text(managed) or "none"
+        names = gpu_ids_text(ids_of(fleet.all_mask)) or "none"
         text = f"the state file pauses GPU {', '.join(map(str, unknown))}, which is not managed here (managed: {names})"
         turn.plan.notices.append((text, True))
-    for gpu in managed if edit.gpus is not None else ():
+    for gpu in known if edit.gpus is not None else ():
         wanted, paused = gpu in (edit.gpus or ()), bool(fleet.paused_mask >> gpu & 1)
         if not book.is_changed(gpu, paused, wanted, edit.read):
             continue

@@ -62,11 +62,6 @@ class Fleet:
         return [gpu for index, gpu in self.gpus.items() if self.manages(index)]
 
     @property
-    def paused(self) -> tuple[int, ...]:
-        """The GPUs that jobs may be put on and that are paused, ascending."""
-        return ids_of(self.all_mask & self.paused_mask)
-
-    @property
     def usable_mask(self) -> int:
         """GPUs that may take a job at all."""
         return self.all_mask & ~self.paused_mask & ~self.telemetry.blocked_mask & ~self.kept_mask

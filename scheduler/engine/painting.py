@@ -10,7 +10,7 @@ from typing import Any
 
 from scheduler.core.decide import World
 from scheduler.core.facts import Now
-from scheduler.core.gpu import WHOLE
+from scheduler.core.gpu import WHOLE, ids_of
 from scheduler.core.job import JobState, Reason
 from scheduler.engine.state_file import Edit, StateFile
 from scheduler.store import jobs as rows
@@ -50,7 +50,7 @@ def picture(world: World, counts: dict[str, int], now: float) -> dict[str, Any]:
         )
     return {
         "gpu_status": [gpu["allocated"] for gpu in gpus],
-        "paused_gpus": list(fleet.paused),
+        "paused_gpus": list(ids_of(fleet.paused_mask)),
         "paused": world.queue_paused,
         "gpus": gpus,
         "jobs": counts,

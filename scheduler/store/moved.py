@@ -20,7 +20,9 @@ def follow_moved(connection: sqlite3.Connection, moved: Mapping[int, int]) -> li
 
     changes = [(revision, moved.get(what, what), before) for revision, what, before in rows.pause_changes(connection)]
     queue_paused = bool(rows.meta(connection, "queue_paused"))
-    rows.save_pauses(connection, new(rows.paused_gpus(connection)), queue_paused, changes)
+    # A number that another card has now says nothing of the card that had it and is not managed.
+    paused = (gpu for gpu in rows.paused_gpus(connection) if gpu in moved or gpu not in moved.values())
+    rows.save_pauses(connection, new(paused), queue_paused, changes)
     changed = []
     for job in rows.live(connection):
         allowed = None if job.allowed is None else new(job.allowed)

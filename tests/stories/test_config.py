@@ -133,7 +133,7 @@ def test_s2_6_gpus_are_added_and_taken_away_while_it_runs(scheduler):
 
 
 def test_s2_6_a_gpu_that_is_taken_away_and_given_back_is_still_paused(scheduler):
-    """S2.6: also when another one is paused meanwhile."""
+    """S2.6: also when another one is paused meanwhile, and when the scheduler is started anew."""
     s = scheduler(None)
     config = s.folder / "config.yaml"
     config.write_text("gpus: 2\n")
@@ -141,13 +141,22 @@ def test_s2_6_a_gpu_that_is_taken_away_and_given_back_is_still_paused(scheduler)
     s.cli("pause", "1")
     edit(config, "gpus: 1\n")
     said(s, "gpus 2 -> 1")
-    assert "paused now: 0" in s.cli("pause", "0").stdout
+    assert "paused now: 0,1" in s.cli("pause", "0").stdout
     assert s.cli("status", "--json").stdout.count('"PAUSED"') == 1
+    state_file = s.folder / "gpu_scheduler_state.json"
+    wait_for(lambda: json.loads(state_file.read_text())["paused_gpus"] == [0, 1], "the file shows both")
+    s.stop()
+    before = json.loads(state_file.read_text())["revision"]
+    s.start()
+    wait_for(lambda: json.loads(state_file.read_text())["revision"] > before, "the next one's picture")
     edit(config, "gpus: 2\n")
     said(s, "gpus 1 -> 2")
     wait_for(lambda: [gpu["paused"] for gpu in s.status()["gpus"]] == [True, True], "both are paused")
-    state_file = s.folder / "gpu_scheduler_state.json"
-    wait_for(lambda: json.loads(state_file.read_text())["paused_gpus"] == [0, 1], "and shown")
+    edit(config, "gpus: 1\n")
+    said(s, "gpus 2 -> 1")
+    document = json.loads(state_file.read_text())
+    state_file.write_text(json.dumps({**document, "paused_gpus": [0]}))
+    wait_for(lambda: "GPU 1 resumed by an edit of the state file" in s.said(), "one that is away is resumed as well")
 
 
 def test_c31_with_a_broken_model_table_submit_add_and_edit_go_by_the_last_good_one(scheduler):
