@@ -31,6 +31,7 @@ class DriverSeen:
     imports: tuple[str | None, str | None] = (None, None)  # what is wrong with pynvml, GPUtil; None: not known
     smi: bool = True  # there is an nvidia-smi
     unasked: bool = False  # what asks NVML could not be started
+    package: str = ""  # what asks NVML and cannot be imported
 
 
 def driver(seen: DriverSeen, who: Who) -> Finding:
@@ -68,8 +69,8 @@ def _mend(seen: DriverSeen, who: Who) -> str:
         return who.root("modprobe nvidia")
     if "permission" in said:
         return who.root(f"usermod -aG video {word(who.name)}")
-    if seen.imports[0]:
-        return _pip(seen, "nvidia-ml-py")
+    if seen.package:
+        return _pip(seen, seen.package)
     return who.root("reboot")
 
 

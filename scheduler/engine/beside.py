@@ -38,6 +38,10 @@ class Driver:
     def unasked(self) -> bool:
         return self._probe.unasked
 
+    @property
+    def package(self) -> str:
+        return self._probe.package
+
     def readings(self, until: float, anew: bool = False) -> Readings | None:
         """What it says, or None when it says nothing by then (monotonic)."""
         if anew:

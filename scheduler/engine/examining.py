@@ -572,6 +572,7 @@ class Examination:
             programs.imports(),
             programs.smi,
             driver.unasked,
+            driver.package,
         )
         out = [health_gpus.driver(found, self.who), health_gpus.gputil(found)]
         if readings and readings.gpus:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from scheduler.core.config import OPTIONS, TEXTS, read_option
-from scheduler.core.errors import FileTrouble, SchedulerError, UsageError, said
+from scheduler.core.errors import STATE_FILE, FileTrouble, SchedulerError, UsageError, said
 from scheduler.intake.files import cannot_be_read, check_places, not_read, places_of, read_private
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Entry:
 
 
 def read_entries(path: str, trust_group: bool = False) -> tuple[dict[str, Entry], list[SchedulerError]]:
-    """What a config file says, and what is wrong with it, each with its line; its ``code`` is the key that it is about.
+    """What a config file says, and what is wrong with it, each with its line.
 
     ``trust_group``: it may be writable by its group. A file cannot say that of itself, only of its folder.
     Raises UsageError when nothing can be made of it, FileTrouble when somebody else could write it.
@@ -105,7 +105,8 @@ def _entries(text: str, path: str) -> tuple[dict[str, Entry], list[SchedulerErro
                 read_option(name, None, where)
             entries[name] = Entry(_value(name, node, where), line)
         except UsageError as error:
-            error.code = key.value if isinstance(key, yaml.ScalarNode) else ""
+            if isinstance(key, yaml.ScalarNode) and key.value == "state_file":
+                error.code = STATE_FILE
             errors.append(error)
     return entries, errors
 

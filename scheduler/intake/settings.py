@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler.core.config import OPTIONS, PATHS, Config, config_from, defaults, read_option
-from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all, said
+from scheduler.core.errors import STATE_FILE, SchedulerError, UsageError, nearest, raise_all, said
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.llm import ModelTable, table_from
 from scheduler.intake.config_file import read_entries
@@ -225,7 +225,7 @@ def state_file_said(
                     error.what, where=error.where, do="mend it, or name the scheduler: --state-file"
                 ) from None
             return "", trouble
-        found.errors += [error for error in errors if error.code == "state_file"]
+        found.errors += [error for error in errors if error.code == STATE_FILE]
         entry = entries.get("state_file")
         if entry is not None and entry.value is not None:
             where = f"{path}:{entry.line}"

@@ -60,6 +60,7 @@ class NvidiaProbe:
         self.deadline_s = deadline_s
         self.absent = False  # the last reading failed because there is no driver at all
         self.unasked = False  # at the last reading, what asks NVML could not be started
+        self.package = ""  # the package for NVML, if it could not be imported
         self.way = ""  # how the last reading was got: nvml, smi
         self._epoll = select.epoll()
         self._stuck_at = 0.0  # when those that were killed count as stuck (monotonic)
@@ -85,7 +86,7 @@ class NvidiaProbe:
         now = time.monotonic()
         self._asked_at = now
         self._failed = []
-        self.unasked = False
+        self.unasked, self.package = False, ""
         if self._no_nvml and now - self._nvml_at < self._nvml_wait:
             self._ways = ["smi", "nvml"]
         else:
@@ -226,7 +227,7 @@ class NvidiaProbe:
                 absent = bool(answer.get("absent"))
                 self._failed.append((current.way, str(answer.get("trouble", "an unreadable answer")), absent))
                 if current.way == "nvml":
-                    self._no_nvml = absent
+                    self._no_nvml, self.package = absent, str(answer.get("package", ""))
             self._end(current)
         self._next_way(now)
         if self._reader is not None or self._ways or self._dying(now):

@@ -27,11 +27,11 @@ FATAL_XIDS = {48: "double-bit memory error", 63: "memory page to retire", 64: "m
 
 
 class Trouble(Exception):
-    """The driver cannot be asked at all. ``absent``: there is none."""
+    """The driver cannot be asked at all. ``absent``: there is none. ``package``: what would ask it cannot be imported."""
 
-    def __init__(self, text, absent=False):
+    def __init__(self, text, absent=False, package=""):
         super().__init__(text)
-        self.absent = absent
+        self.absent, self.package = absent, package
 
 
 class Nvml:
@@ -43,7 +43,7 @@ class Nvml:
         try:
             import pynvml
         except ImportError as error:
-            raise Trouble(f"nvidia-ml-py cannot be imported: {error}") from None
+            raise Trouble(f"nvidia-ml-py cannot be imported: {error}", package="nvidia-ml-py") from None
         self.n = pynvml
         # Not a kind of NVMLError, though it is raised for a function that the driver is too old for.
         self.failures = (pynvml.NVMLError, getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError))
@@ -314,7 +314,7 @@ def main():
             way = way or (Nvml() if sys.argv[1] == "nvml" else Smi())
             answer = way.read()
         except Trouble as trouble:
-            answer = {"trouble": str(trouble), "absent": trouble.absent}
+            answer = {"trouble": str(trouble), "absent": trouble.absent, "package": trouble.package}
         out.write(json.dumps(answer) + "\n")
         out.flush()
         if "trouble" in answer:

@@ -260,7 +260,7 @@ DRIVERS = [
     (replace(DRIVER, way="", problem="NVML: Driver Not Loaded"), BAD, "sudo modprobe nvidia"),
     (replace(DRIVER, way="", problem="NVML: Insufficient Permissions"), BAD, "sudo usermod -aG video eve"),
     (
-        replace(DRIVER, way="", problem=WITHOUT, imports=NO_PYNVML, smi=False),
+        replace(DRIVER, way="", problem=WITHOUT, package="nvidia-ml-py", imports=(None, None), smi=False),
         BAD,
         "/v/bin/python -m pip install nvidia-ml-py",
     ),
