@@ -274,6 +274,8 @@ class Turn:
             return
         if job.not_before is not None and job.not_before > self.now.wall:
             left = min(job.not_before - self.now.wall, LONGEST_WAIT_S)
+            if job.reason_code != "backoff":  # it was held meanwhile
+                self._park(job, "backoff", f"tried again in {left:.0f} s")
             world.parked[job.id] = "backoff"
             world.at(self.now.mono + left, "retry", job)
             return

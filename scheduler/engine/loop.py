@@ -133,6 +133,7 @@ class House:
     judged: set[str] = field(default_factory=set)  # files whose refused lines were read for these GPUs
     runner_trouble: str = ""
     told_running: set[int] = field(default_factory=set)  # jobs of which it was said that they run
+    began_at: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
         launcher = (sys.executable, "-I", "-S", activate.__file__)
@@ -378,6 +379,7 @@ class House:
                 arrived = [job for job in rows.new_pending(connection, self.last_id) if job.id not in known]
                 gathered.jobs += arrived
                 wishes += rows.asked(connection)
+            gathered.left_for_start = {row for at, row, _ in wishes if row and at < self.began_at}
             asked = [Asked(row, request) for _, row, request in sorted(wishes, key=lambda wish: wish[:2])]
             for job in (*gathered.jobs, *gathered.changed):
                 if len(self.kept) < MOST_KEPT or job.id in self.kept:
@@ -629,7 +631,10 @@ class House:
         """Answer what was asked with a refusal: a wish that cannot be carried out must not come back for ever."""
         with self.db.writing() as connection:
             answers = [
-                Answer(row, 1, (f"could not be carried out: {self.broken}",)) for _, row, _ in rows.asked(connection)
+                Answer(
+                    row, 1, (f"could not be carried out: {self.broken or 'the store changes faster than it is read'}",)
+                )
+                for _, row, _ in rows.asked(connection)
             ]
             rows.answer(connection, answers)
 

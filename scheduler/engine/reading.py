@@ -38,6 +38,7 @@ class Gathered:
     repeated: list[tuple[str, int, Job]] = field(default_factory=list)
     changed: list[Job] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    left_for_start: set[int] = field(default_factory=set)  # rows of requests that were made while no scheduler ran
 
 
 @dataclass(slots=True)

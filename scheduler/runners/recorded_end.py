@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 
-from scheduler.core.endings import CANCELLED, Meaning, Rules, after_loss, after_no_start, after_run, ran
+from scheduler.core.endings import CANCELLED, Meaning, Rules, after_no_start, after_run, ran
 from scheduler.core.facts import NeverRan
 from scheduler.core.job import Event, Job, JobState
 from scheduler.core.recovery import Record
 from scheduler.core.states import Move, move
 from scheduler.runners import record
-from scheduler.runners.adoption import not_started, why_lost
+from scheduler.runners.adoption import not_started
 from scheduler.runners.log_end import log_finding_of
-from scheduler.runners.processes import boot_id
 
 ENDED_ALONE = "it ended while no scheduler was running"
 
 
 def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
-    """The job as the next start will take it up; itself, if nothing tells that it has ended.
+    """The job as the next start will take it up; itself, if its record does not tell that it has ended.
 
     ``attempts``: the folder of the records. Of a job that the next start will run again also the event that it will write.
     """
@@ -33,11 +31,6 @@ def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | Non
         return _after_run(now, told, rules)
     if told.kind is Record.NEVER_RAN:
         return _after_no_start(now, told, rules)
-    boot = told.boot or job.boot
-    if boot and boot != boot_id():
-        now.notes = (*job.notes, f"lost: {why_lost(told.kind, same_boot=False)}")
-        # When it ended nobody knows: at the latest when this boot began.
-        return _moved(now, after_loss(now), time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))
     return job, None
 
 

@@ -8,7 +8,7 @@ from scheduler.core.decide import decide
 from scheduler.core.facts import Arrived, Now
 from scheduler.core.gpu import Need
 from scheduler.core.job import JobState, Outcome
-from scheduler.core.requests import Cancel, Requeue, from_row, to_row
+from scheduler.core.requests import Cancel, Hold, Release, Requeue, from_row, to_row
 from tests.builders import OOM, T0, a_job, a_world
 
 S = JobState
@@ -102,6 +102,18 @@ def test_each_wait_is_waited_in_full_whatever_came_before() -> None:
     play.tell(after=6)
     assert play.state(1) is S.PENDING
     play.tell(after=5)
+    assert play.state(1) is S.STARTING
+
+
+def test_a_job_that_was_held_while_it_waited_for_its_next_try_waits_for_that_again() -> None:
+    play = a_world(1, assign_retry_wait_s=10.0)
+    play.arrive(a_job(1))
+    play.tell(play.never_ran(1))
+    play.ask(Hold((1,)), after=1)
+    assert play.reason(1) == "hold-user"
+    play.ask(Release((1,)), after=2)
+    assert (play.reason(1), play.job(1).reason) == ("backoff", "tried again in 7 s")
+    play.tell(after=7.1)
     assert play.state(1) is S.STARTING
 
 

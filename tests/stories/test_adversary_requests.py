@@ -71,33 +71,89 @@ def test_a_job_that_ended_well_is_run_again_when_somebody_who_sees_that_asks(sch
     wait_for(lambda: s.starts("a") == 2, f"the second run: {s.said()}")
 
 
-def test_what_is_asked_of_a_job_that_is_to_run_again_is_done_at_the_start(scheduler):
-    """It ended while no scheduler ran, and status shows that it waits: so it may be held, changed, put first, cancelled."""
-    s = scheduler(gpus=5, assign_retry_wait="0.05")
-    keys = "abcde"
+@pytest.fixture
+def ended_meanwhile(scheduler):
+    """Jobs 1 to 4 ended with 3 and have a retry left, job 5 ended with 0, job 6 ended with 3; no scheduler took note of it."""
+    s = scheduler(gpus=6, assign_retry_wait="0.05")
+    keys = "abcdef"
     for key in keys:
         s.hold(key)
-    s.append(*(s.line(key, 3 if key != "e" else 0) + ";retries=1" for key in keys))
+    s.append(*(s.line(key, 0 if key == "e" else 3) + ";retries=1" * (key in "abcd") for key in keys))
     s.start()
     wait_for(lambda: all(s.starts(key) for key in keys) and set(s.states().values()) == {"running"}, "they run")
+    s.cli("pause", "0-5")
+    s.append(s.line("waits", gpus="0"))
+    wait_for(lambda: s.states().get(7) == "pending", "it waits")
     s.kill()
     for key in keys:
         s.release(key)
-    wait_for(lambda: [s.job(n)["state"] for n in range(1, 6)] == ["pending"] * 4 + ["done"], "they are to run again")
-    again = "is to run again; it is {} when the scheduler starts again"
+    wanted = ["pending"] * 4 + ["done", "failed", "pending"]
+    wait_for(lambda: [s.job(n)["state"] for n in range(1, 8)] == wanted, "told by their records")
+    return s
+
+
+def test_what_is_asked_of_a_job_that_is_to_run_again_is_done_at_the_start(ended_meanwhile):
+    """Status shows that it waits: so it may be held, changed, put first, cancelled."""
+    s = ended_meanwhile
+    assert "job 1 is pending already" in s.cli("retry", "1").stdout
     for words, done in (
         (["hold", "1"], "held"), (["edit", "2", "--label", "x"], "changed"), (["first", "3"], "put first"),
-        (["cancel", "4"], "cancelled"),
+        (["cancel", "4"], "cancelled"), (["hold", "2"], "held"), (["release", "2"], "released"),
     ):  # fmt: skip
-        assert f"job {words[1]} {again.format(done)}" in s.cli(*words, code=5).stderr
-    assert (
-        "job 1 is to run again, and gets its place when the scheduler starts" in s.cli("swap", "1", "2", code=1).stderr
-    )
+        said = s.cli(*words, code=5).stderr
+        assert f"job {words[1]} is to run again; it is {done} when the scheduler starts again" in said
+    s.start()
+    wait_for(lambda: s.states()[4] == "cancelled", "carried out")
+    assert [s.job(n)["reason_code"] == "hold-user" for n in (1, 2)] == [True, False] and s.job(2)["label"] == "x"
+    assert [s.job(n)["attempt"] for n in (1, 2, 3)] == [1, 1, 1]
+    s.cli("release", "1")
+    s.cli("resume", "5")
+    wait_for(lambda: [s.states()[n] for n in (1, 2, 3)] == ["failed"] * 3, "they ran again")
+    begun = [key for what, key, *_ in s.ledger() if what == "start"]
+    assert begun[6:9] == ["c", "a", "b"], "the one that was put first"
+
+
+def test_what_would_be_refused_is_refused_at_once_and_a_request_keeps_its_order(ended_meanwhile):
+    s = ended_meanwhile
     assert "job 5 is done: only a waiting job can be held" in s.cli("hold", "5", code=1).stderr
     assert "job 5 has ended already (done)" in s.cli("cancel", "5").stdout
+    assert "64" in s.cli("edit", "2", "--gpus", "64", code=3).stderr
+    assert s.job(2)["need"] == 1
+    said = s.cli("hold", "1", "5", code=1).stderr
+    assert "job 5 is done" in said and "job 1 is to run again; it is held when" in said
+    said = s.cli("first", "7", "2", code=5).stderr
+    assert (
+        "job 7 is put first when the scheduler starts again" in said
+        and "job 2 is to run again; it is put first" in said
+    )
+    assert "jobs 3 and 4 change places when the scheduler starts again" in s.cli("swap", "3", "4", code=5).stderr
     s.start()
-    wait_for(lambda: list(s.states().values()) == ["pending", "failed", "failed", "cancelled", "done"], f"{s.states()}")
-    assert s.job(1)["reason_code"] == "hold-user" and s.job(2)["label"] == "x"
-    assert [s.starts(key) for key in keys] == [1, 2, 2, 1, 1]
-    assert s.job(3)["attempt"] == 2
-    assert s.rows("SELECT count(*) FROM jobs WHERE place < 0") == [(1,)]
+    wait_for(lambda: s.rows("SELECT count(*) FROM requests WHERE code IS NULL") == [(0,)], "all are answered")
+    places = dict(s.rows("SELECT id, place FROM jobs"))
+    assert sorted(places, key=places.__getitem__)[:2] == [7, 2] and places[4] < places[3]
+    assert s.job(1)["reason_code"] == "hold-user"
+
+
+def test_a_job_that_ended_well_is_run_again_when_somebody_asks_who_sees_that(ended_meanwhile):
+    """What status told as done is not asked for by mistake; one that failed, with what needs it."""
+    s = ended_meanwhile
+    s.cli("cancel", "7")
+    said = s.cli("retry", "5", "6", "7", code=5).stderr
+    assert (
+        "job 5 has ended (done); it is run again when" in said
+        and "job 6 has ended (failed); it is run again when" in said
+    )
+    assert "job 7 is run again when the scheduler starts again" in said
+    s.start()
+    wait_for(lambda: [s.states()[n] for n in (5, 6, 7)] == ["pending"] * 3, "they wait again")
+    assert [s.job(n)["attempt"] for n in (5, 6)] == [1, 1]
+
+
+def test_what_was_left_for_the_start_and_cannot_be_done_is_said(ended_meanwhile):
+    s = ended_meanwhile
+    s.cli("cancel", "1", code=5)
+    s.cli("first", "1", code=5)
+    s.start()
+    wait_for(lambda: s.states()[1] == "cancelled", "the cancel")
+    text = "asked for while no scheduler ran, and not done: job 1 is cancelled: only a waiting job can be put first"
+    wait_for(lambda: text in s.said(), f"{text!r} in\n{s.said()}")
