@@ -89,7 +89,9 @@ def _set_pause(turn: Turn, gpu: int, on: bool) -> None:
 
 def _pause(turn: Turn, request: Pause | Resume) -> tuple[list[str], int]:
     fleet, book, on = turn.world.fleet, turn.world.pauses, isinstance(request, Pause)
-    known = [gpu for gpu in request.gpus if fleet.manages(gpu)]
+    # One that was taken away while it was paused can be resumed for when it is given back.
+    away = () if on else ids_of(fleet.paused_mask & ~fleet.all_mask)
+    known = [gpu for gpu in request.gpus if fleet.manages(gpu) or gpu in away]
     managed = gpu_ids_text(ids_of(fleet.all_mask)) or "none"
     lines = [f"no GPU {gpu} is managed here (managed: {managed})" for gpu in request.gpus if gpu not in known]
     code = 6 if lines else 0
@@ -101,7 +103,7 @@ def _pause(turn: Turn, request: Pause | Resume) -> tuple[list[str], int]:
         if before is not on:
             turn.plan.notices.append((f"GPU {gpu} {done}", False))
     if isinstance(request, Resume) and request.force:
-        fleet.telemetry.accept(known, turn.now)
+        fleet.telemetry.accept([gpu for gpu in known if fleet.manages(gpu)], turn.now)
     paused = gpu_ids_text(ids_of(fleet.paused_mask)) or "none"
     for gpu in known:
         accepted = "; what others have on it is accepted" if isinstance(request, Resume) and request.force else ""

@@ -40,8 +40,9 @@ def announce(house: House, plan: Plan, gathered: Gathered) -> None:
         text, level = sentence(event, about)
         house.say(text, level, kind=event.kind, job=about)
     for answer in plan.answers:
-        if answer.code and answer.row in gathered.left_for_start:  # whoever asked does not wait for the answer
-            house.say(f"asked for while no scheduler ran, and not done: {'; '.join(answer.lines)}", 30, kind="refused")
+        for line in answer.lines if answer.row in gathered.left_for_start else ():
+            # Whoever asked does not wait for the answer.
+            house.say(f"asked for before the start: {harmless(line)}", 30 if answer.code else 20, kind="asked")
     for text, warns in plan.notices:
         house.say(text, 30 if warns else 20, kind="gpu")
     for text in gathered.left_out:

@@ -59,35 +59,42 @@ class Divided:
 
 
 def divide(
-    request: Request, recorded: Mapping[int, Job], earlier: Collection[int], try_out: Callable[[JobsRequest], Tried]
+    request: Request, recorded: Mapping[int, Job], earlier: Collection[Request], try_out: Callable[[JobsRequest], Tried]
 ) -> Divided:
     """``recorded``: those of the request's jobs that ran when the last scheduler ended, as their records tell them.
-    ``earlier``: jobs for which something is left for the start already.
+    ``earlier``: what was left for the start already.
 
-    What would be refused, or would change nothing, is answered now. When something is left for the start, the whole request is,
-    because its parts count in their order (a cancel's do not).
+    What would be refused, or would change nothing, is answered now. When something is left for the start, all that remains is,
+    because the parts of a request count in their order (those of a cancel do not). What is asked later of the same jobs is left,
+    too, and so is a change of places after another.
     """
-    if isinstance(request, Whole) or not recorded:
+    if isinstance(request, Whole):
+        return Divided(request)
+    touched = {job for wish in earlier if not isinstance(wish, Whole) for job in wish.jobs}
+    if isinstance(request, (First, Swap)) and any(isinstance(wish, (First, Swap)) for wish in earlier):
+        touched.update(request.jobs)
+    if not recorded and not touched.intersection(request.jobs):
         return Divided(request)
     if isinstance(request, Swap):
-        return _of_swap(request, earlier, try_out)
+        return _of_swap(request, bool(touched.intersection(request.jobs)), try_out)
     divided = Divided(_only(request, ()))
     left: set[int] = set()
-    for number, job in recorded.items():
-        certain = number not in earlier and (not isinstance(request, Cancel) or job.succeeded)
-        if job.state.holds_gpus and isinstance(request, Requeue):
-            certain = False  # nobody knows how it will end
-        tried = try_out(_only(request, {number})) if certain else None
-        if tried is None or tried.changes:
-            left.add(number)
-        else:
+    others: set[int] = set()
+    for number in request.jobs:
+        job = recorded.get(number)
+        unknown = job is not None and job.state.holds_gpus and isinstance(request, (Cancel, Requeue))  # how it will end
+        tried = None if unknown or number in touched else try_out(_only(request, {number}))
+        if tried is not None and not tried.changes:
             divided.lines += tried.answer.lines
             divided.code = divided.code or tried.answer.code
-    others = set(request.jobs) - set(recorded)
-    if not left or isinstance(request, Cancel):
-        divided.at_once = _only(request, others)
-    else:
+        elif tried is None or job is not None:
+            left.add(number)
+        else:
+            others.add(number)
+    if left and not isinstance(request, Cancel):
         left |= others
+    else:
+        divided.at_once = _only(request, others)
     if isinstance(request, Requeue):
         divided.later = _requeues(request, left, recorded)
     elif left:
@@ -96,11 +103,11 @@ def divide(
     return divided
 
 
-def _of_swap(request: Swap, earlier: Collection[int], try_out: Callable[[JobsRequest], Tried]) -> Divided:
-    tried = try_out(request)
-    if not tried.changes and not set(earlier).intersection(request.jobs):
+def _of_swap(request: Swap, touched: bool, try_out: Callable[[JobsRequest], Tried]) -> Divided:
+    tried = None if touched else try_out(request)
+    if tried is not None and not tried.changes:
         return Divided(_only(request, ()), [], list(tried.answer.lines), tried.answer.code)
-    line = f"jobs {request.jobs[0]} and {request.jobs[1]} change places when the scheduler starts again"
+    line = f"jobs {', '.join(map(str, request.jobs))} change places when the scheduler starts again"
     return Divided(_only(request, ()), [request], [line])
 
 

@@ -65,8 +65,7 @@ def _carry_out(database: Database, config: Config, request: Request) -> Answer:
     edit = painter.look(now, 0.0, heard=True)  # somebody may have edited it since the last picture
     asked = [] if edit is None else [Asked(0, edit.request)]
     with database.writing() as writing:
-        earlier = {job for _, _, wish in rows.asked(writing) if not isinstance(wish, Whole) for job in wish.jobs}
-        divided = divide(request, recorded, earlier, try_out)
+        divided = divide(request, recorded, [wish for _, _, wish in rows.asked(writing)], try_out)
         plan = decide(world, [*asked, Asked(0, divided.at_once)], now)
         rows.save(writing, plan.changed.values())
         for job in plan.respecs.values():

@@ -248,7 +248,10 @@ class StateFile:
         for card in cards if isinstance(cards, list) else ():
             if isinstance(card, dict) and isinstance(card.get("index"), int):
                 then[card["index"]] = card.get("uuid")
-        return [self.numbers.get(str(then.get(gpu)), gpu) for gpu in gpus]
+        now = {index: self.numbers.get(str(uuid), index) for index, uuid in then.items()}
+        taken = {number for index, number in now.items() if number != index}
+        # A number without a card in the file, which another card has now, says nothing of that card.
+        return [now.get(gpu, gpu) for gpu in gpus if gpu in now or gpu not in taken]
 
     def _name_unknown(self, document: dict[str, Any]) -> None:
         for key in document:

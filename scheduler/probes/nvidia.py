@@ -24,7 +24,7 @@ FIRST_DEADLINE_S = 15.0  # a driver that nobody holds open needs seconds to wake
 PATIENCE_S = (
     3.0  # after which a killed reader that is not dead counts as stuck in the driver: on a busy machine it takes time
 )
-LOOK_AGAIN_S = 0.05  # meanwhile
+LOOK_AGAIN_S = 0.05  # meanwhile, and each time twice as late: a look may have to go through all processes
 CLOSE_S = 0.2  # that the end waits for its reader to be dead
 SLOW_S = 2.0
 READER = "GPUJOB_READER"
@@ -63,6 +63,7 @@ class NvidiaProbe:
         self.package = ""  # the package for NVML, if it could not be imported
         self.way = ""  # how the last reading was got: nvml, smi
         self._epoll = select.epoll()
+        self._again_s = LOOK_AGAIN_S
         self._stuck_at = 0.0  # when those that were killed count as stuck (monotonic)
         self._reader: _Reader | None = None
         self._stuck: list[_Reader] = []
@@ -101,7 +102,8 @@ class NvidiaProbe:
                 self._end(current)
             self._bury()
             if self._dying(now):
-                self._due = min(now + LOOK_AGAIN_S, self._stuck_at)
+                self._due = min(now + self._again_s, self._stuck_at)
+                self._again_s *= 2
                 return
             if not self._ways:
                 return
@@ -173,7 +175,7 @@ class NvidiaProbe:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(gone.pid, signal.SIGKILL)  # it leads its group, and is not reaped yet
         self._stuck.append(gone)
-        self._stuck_at = time.monotonic() + PATIENCE_S
+        self._stuck_at, self._again_s = time.monotonic() + PATIENCE_S, LOOK_AGAIN_S
         if self._reader is gone:
             self._reader = None
 
@@ -205,10 +207,12 @@ class NvidiaProbe:
         if self._asked_at is None:
             if self._reader is not None and _ended(self._reader.pidfd):
                 self._end(self._reader)  # ended unasked: its closed pipe would keep awake whoever waits for us
-            self._bury()
+                self._bury()
             return None
         now = time.monotonic()
         current = self._reader
+        if current is None and now < self._due:
+            return None  # the one that was killed is not dead yet
         if current is not None:
             answer = self._hear(current)
             if answer is None and now < self._due:

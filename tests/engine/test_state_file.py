@@ -56,6 +56,14 @@ def test_pauses_painted_under_other_numbers_are_those_of_the_cards(tmp_path: Pat
         assert wish(file.look(0.0)) == StateEdited(meant, None)
 
 
+def test_a_number_without_a_card_says_nothing_of_the_card_that_has_it_now(tmp_path: Path) -> None:
+    """I07: GPU 2 was paused and taken away, then the driver gave its number to a card that is managed."""
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps({"paused_gpus": [2, 3], "gpus": CARDS}))
+    file = StateFile(str(path), numbers={"GPU-a": 0, "GPU-b": 2})
+    assert wish(file.look(0.0)) == StateEdited((3,), None)
+
+
 @pytest.mark.parametrize("cards", [None, [], "x", 3, [3], [{}], [{"index": "0"}], [{"index": [], "uuid": []}], [None]])
 def test_a_file_that_names_no_cards_has_todays_numbers(tmp_path: Path, cards: Any) -> None:
     path = tmp_path / "state.json"

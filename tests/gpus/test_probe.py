@@ -468,7 +468,7 @@ def test_no_descriptor_and_no_process_is_left_over_200_readings(
         assert len(made.sessions()) <= 1
     assert len(os.listdir("/proc/self/fd")) == before
     made._end(made._reader)  # type: ignore[arg-type]
-    wait_for(lambda: made.look() is None and not made._stuck, "its burial")
+    wait_for(lambda: not made._bury() and not made._stuck, "its burial")
     assert len(os.listdir("/proc/self/fd")) == before - 3 and not made.sessions()
 
 

@@ -119,19 +119,26 @@ def test_what_would_be_refused_is_refused_at_once_and_a_request_keeps_its_order(
     assert "job 5 has ended already (done)" in s.cli("cancel", "5").stdout
     assert "64" in s.cli("edit", "2", "--gpus", "64", code=3).stderr
     assert s.job(2)["need"] == 1
+    assert "job 6 has ended already (failed)" in s.cli("cancel", "6").stdout
     said = s.cli("hold", "1", "5", code=1).stderr
     assert "job 5 is done" in said and "job 1 is to run again; it is held when" in said
+    said = s.cli("retry", "6", "7", code=5).stderr
+    assert "job 7 is pending already" in said and "job 6 has ended (failed); it is run again when" in said
+    assert "job 6 has ended (failed); it is cancelled when" in s.cli("cancel", "6", code=5).stderr, "in their order"
     said = s.cli("first", "7", "2", code=5).stderr
     assert (
         "job 7 is put first when the scheduler starts again" in said
         and "job 2 is to run again; it is put first" in said
     )
-    assert "jobs 3 and 4 change places when the scheduler starts again" in s.cli("swap", "3", "4", code=5).stderr
+    assert "jobs 3, 4 change places when the scheduler starts again" in s.cli("swap", "3", "4", code=5).stderr
+    assert "job 7 is held when the scheduler starts again" in s.cli("hold", "7", code=5).stderr, (
+        "also of others in a left one"
+    )
     s.start()
     wait_for(lambda: s.rows("SELECT count(*) FROM requests WHERE code IS NULL") == [(0,)], "all are answered")
     places = dict(s.rows("SELECT id, place FROM jobs"))
     assert sorted(places, key=places.__getitem__)[:2] == [7, 2] and places[4] < places[3]
-    assert s.job(1)["reason_code"] == "hold-user"
+    assert [s.job(n)["reason_code"] for n in (1, 7)] == ["hold-user"] * 2 and s.states()[6] == "cancelled"
 
 
 def test_a_job_that_ended_well_is_run_again_when_somebody_asks_who_sees_that(ended_meanwhile):
@@ -155,5 +162,5 @@ def test_what_was_left_for_the_start_and_cannot_be_done_is_said(ended_meanwhile)
     s.cli("first", "1", code=5)
     s.start()
     wait_for(lambda: s.states()[1] == "cancelled", "the cancel")
-    text = "asked for while no scheduler ran, and not done: job 1 is cancelled: only a waiting job can be put first"
+    text = "asked for before the start: job 1 is cancelled: only a waiting job can be put first"
     wait_for(lambda: text in s.said(), f"{text!r} in\n{s.said()}")

@@ -23,8 +23,8 @@ def edit(path, text):
     aside.replace(path)
 
 
-def said(s, text):
-    return wait_for(lambda: text in s.said(), f"{text!r} in\n{s.said()}")
+def said(s, text, times=1):
+    return wait_for(lambda: s.said().count(text) >= times, f"{text!r} in\n{s.said()}")
 
 
 def records(s, word):
@@ -153,7 +153,14 @@ def test_s2_6_a_gpu_that_is_taken_away_and_given_back_is_still_paused(scheduler)
     said(s, "gpus 1 -> 2")
     wait_for(lambda: [gpu["paused"] for gpu in s.status()["gpus"]] == [True, True], "both are paused")
     edit(config, "gpus: 1\n")
-    said(s, "gpus 2 -> 1")
+    said(s, "gpus 2 -> 1", 2)
+    assert "GPU 1 resumed (paused now: 0)" in s.cli("resume", "1").stdout, "for when it is given back"
+    assert "no GPU 1 is managed here" in s.cli("pause", "1", code=6).stderr
+    edit(config, "gpus: 2\n")
+    said(s, "gpus 1 -> 2", 2)
+    s.cli("pause", "1")
+    edit(config, "gpus: 1\n")
+    said(s, "gpus 2 -> 1", 3)
     document = json.loads(state_file.read_text())
     state_file.write_text(json.dumps({**document, "paused_gpus": [0]}))
     wait_for(lambda: "GPU 1 resumed by an edit of the state file" in s.said(), "one that is away is resumed as well")
