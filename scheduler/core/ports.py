@@ -58,10 +58,11 @@ class Probe(Protocol):
 
     absent: bool  # the last reading failed because there is no driver at all
 
-    def first(self, slow: Callable[[], None] | None = None) -> Readings:
+    def first(self, slow: Callable[[], None] | None = None, meanwhile: Callable[[], None] | None = None) -> Readings:
         """The first reading, waited for at the start (``slow`` is called once if that takes more than a moment).
 
-        Raises NoGpuData when no GPU can be seen.
+        ``meanwhile`` is called several times a second, and at the end; what it raises ends the wait. Raises NoGpuData when no
+        GPU can be seen.
         """
 
     def ask(self) -> None:

@@ -44,8 +44,11 @@ def managed_gpus(
     environ: Mapping[str, str],
     stored: Sequence[Gpu] = (),
     say: Callable[[str], None] = lambda text: None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Managed:
     """The GPUs to manage by the settings and the driver; ``stored``: those that the last daemon managed here.
+
+    ``meanwhile``: called while it waits for the driver; what it raises ends that.
 
     A driver that is there but cannot be asked is not taken for none: the GPUs stand, and wait until it answers.
     Raises NoGpuData, Refused.
@@ -60,7 +63,7 @@ def managed_gpus(
         return Managed(declared(wanted), None, [text])
     probe: Probe = NvidiaProbe(environ)
     try:
-        first = probe.first(lambda: say("waiting for the GPU driver to answer …"))
+        first = probe.first(lambda: say("waiting for the GPU driver to answer …"), meanwhile)
     except NoGpuData as error:
         try:
             return _without_answer(probe, wanted, stored, error)

@@ -88,11 +88,9 @@ class Daemon:
 
     def run(self, *, drain: bool = False) -> Ending:
         """Be the daemon. Raises SchedulerError when it cannot start."""
-
-        def early(_number: int, _frame: object) -> None:
-            raise _Stopped  # asking a driver that hangs may take a while
-
-        before = signal.signal(signal.SIGTERM, early)
+        # A handler that raises could do so where nobody hears of it, as in an object's __del__: the stop would be lost.
+        early = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, lambda number, _frame: self.caught.append(number)) for number in early}
         try:
             return self._run(drain)
         except _Stopped:
@@ -106,7 +104,13 @@ class Daemon:
             # A write to what is open tells no name.
             raise OSError(error.errno, error.strerror, self.places.house) from error
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _check_early(self) -> None:
+        """Raises what ends a start that was told to end meanwhile."""
+        if self.caught:
+            raise KeyboardInterrupt if self.caught[0] == signal.SIGINT else _Stopped
 
     def _run(self, drain: bool) -> Ending:
         folder = os.getcwd()
@@ -132,7 +136,10 @@ class Daemon:
             try:
                 check_home(db, self.places)
                 stored = rows.gpus(db.connection)
-                managed = managed_gpus(config, self.environ, stored, lambda text: self.listener(Said(text, 30)))
+                managed = managed_gpus(
+                    config, self.environ, stored, lambda text: self.listener(Said(text, 30)), self._check_early
+                )
+                self._check_early()
                 if config.min_free_mem_mb and managed.gpus and managed.probe is None:
                     managed.notes.append(
                         "memory of GPUs that are not read cannot be booked (min_free_mem_mb): each has one job at a time"

@@ -25,6 +25,7 @@ PATIENCE_S = (
     3.0  # after which a killed reader that is not dead counts as stuck in the driver: on a busy machine it takes time
 )
 LOOK_AGAIN_S = 0.05  # meanwhile, and each time twice as late: a look may have to go through all processes
+MEANWHILE_S = 0.2  # how often the start asks whether it is to end, while it waits for the driver
 CLOSE_S = 0.2  # that the end waits for its reader to be dead
 SLOW_S = 2.0
 READER = "GPUJOB_READER"
@@ -276,13 +277,15 @@ class NvidiaProbe:
 
     # -- at the start -------------------------------------------------------------------------------------
 
-    def first(self, slow: Callable[[], None] | None = None) -> Readings:
+    def first(self, slow: Callable[[], None] | None = None, meanwhile: Callable[[], None] | None = None) -> Readings:
         """The first reading, waited for. Raises NoGpuData with what each way of asking said."""
         self.ask()
         tell_at = time.monotonic() + SLOW_S
         told = False
         while True:
             found = self.look()
+            if meanwhile is not None:
+                meanwhile()
             if found is not None:
                 break
             now = time.monotonic()
@@ -290,7 +293,8 @@ class NvidiaProbe:
                 told = True
                 slow()
             due = self.next_look() or 0.0
-            self._epoll.poll(max(0.001, (min(due, tell_at) if slow is not None and not told else due) - now))
+            until = min(due, tell_at) if slow is not None and not told else due
+            self._epoll.poll(max(0.001, min(until - now, MEANWHILE_S)))
         if found.problem:
             raise NoGpuData(f"no GPU is seen ({found.problem})", do="declare some with --gpus N, or mend the driver")
         return found

@@ -213,6 +213,34 @@ def test_h10_sigterm_counts_at_every_moment_of_a_turn(scheduler):
     assert "scheduler ended by SIGTERM" in s.said()
 
 
+STOPPED_WHILE_STARTING = """
+import os, signal, sys
+from scheduler.engine import main
+from scheduler.faces import front
+
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), int(os.environ["STOP_WITH"]))
+
+def check(db, places):
+    Dropped()
+    return as_it_was(db, places)
+
+as_it_was, main.check_home = main.check_home, check
+sys.exit(front.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_h10_a_stop_while_it_starts_counts_wherever_it_comes(scheduler, number, code):
+    """H10: also where an exception would be ignored, in an object's __del__."""
+    s = scheduler(gpus=1)
+    s.command = [sys.executable, "-c", STOPPED_WHILE_STARTING]
+    s.start(ready=False, STOP_WITH=str(int(number)))
+    assert s.process.wait(20) == code, s.said()
+    assert "Traceback" not in s.said() and "scheduler started" not in s.said()
+
+
 def test_h11_the_terminal_it_was_started_from_is_closed(scheduler):
     """H11, P6: a foreground start in a terminal that hangs up: scheduler and jobs go on."""
     s = scheduler(gpus=1)
