@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,3 +160,10 @@ def test_a21_a_store_whose_making_was_cut_off_is_made_to_its_end(
         assert not cycle.judge().broken
     finally:
         cycle.end()
+
+
+def test_a06_starts_that_share_a_packet_are_counted_each() -> None:
+    """A06: marshal writes a word that comes again as a reference; an unlucky pair of lines was counted as one start."""
+    word = "start"
+    assert order._starts(marshal.dumps([(word, "1.1"), (word, "2.1")])) == 2
+    assert order._starts(b"no packet") == order._starts(marshal.dumps([("env", ())])) == 0
