@@ -210,7 +210,7 @@ class Desk:
     # -- reading ------------------------------------------------------------------------------------------
 
     def _now(self, connection: sqlite3.Connection, jobs: Iterable[Job], alive: bool) -> list[Job]:
-        """The same jobs; those that ran when the last scheduler ended as their records say it (`as_recorded`)."""
+        """The same jobs. Without a scheduler, a job that was running when the last one ended has the state that its records give."""
         found = list(jobs)
         if alive or not any(job.state in HOLDING for job in found):
             return found

@@ -125,9 +125,8 @@ def _edited(turn: Turn, edit: StateEdited) -> None:
     """Take in what somebody changed in the state file since he read it."""
     world = turn.world
     fleet, book = world.fleet, world.pauses
-    known = ids_of(
-        fleet.all_mask | fleet.paused_mask
-    )  # also paused ones that were taken away, for when they are given back
+    # A paused GPU that was taken from the settings keeps its pause, for when it is given back.
+    known = ids_of(fleet.all_mask | fleet.paused_mask)
     unknown = [gpu for gpu in edit.gpus or () if gpu not in known]
     if unknown:
         names = gpu_ids_text(ids_of(fleet.all_mask)) or "none"

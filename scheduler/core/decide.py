@@ -385,7 +385,7 @@ class Turn:
         self._finish(job, fact.leftovers)
 
     def _with_memory(self, job: Job, found: Failure | None) -> Failure | None:
-        """``found`` with the GPU memory that the job asked for, and the most that it was seen to use."""
+        """``found`` completed with two sizes in MiB: the GPU memory that the job asked for, and the most that it used."""
         if found is None:
             return None
         fleet = self.world.fleet

@@ -85,7 +85,7 @@ def after_no_start(job: Job, why: str, lasting: bool, rules: Rules) -> Meaning:
 
 
 def ran(job: Job) -> dict[str, float]:
-    """Seconds that the ended attempt ran, as its event tells them. The event itself may be written much later."""
+    """The field ``ran`` of the event of an ended attempt: how many seconds it ran. Empty if its times are unknown."""
     if job.started_at is None or job.finished_at is None:
         return {}
     return {"ran": round(max(0.0, job.finished_at - job.started_at), 3)}

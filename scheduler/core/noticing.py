@@ -48,7 +48,7 @@ def judge_gpus(turn: Turn) -> None:
 
 
 def _name_strays(turn: Turn, index: int, card: Card) -> None:
-    """Note once at each job of ours that it has a process on this GPU without having been given it."""
+    """Add a note to each job of this scheduler that has a process on a GPU outside its allocation, once for each GPU."""
     strays = {stranger.owner: stranger for stranger in card.strangers if stranger.owner}
     if not strays:
         return

@@ -95,7 +95,10 @@ class Queue:
         return self._where[job][1]
 
     def overtake(self, job: int, by: Key) -> None:
-        """A job at place ``by`` was started and took what ``job`` waits for. That counts for all of its class that stand before ``by``."""
+        """Count a start out of turn: a job with the key ``by`` took GPUs that ``job`` waits for.
+
+        Each job in the class of ``job`` with a key before ``by`` was overtaken once more.
+        """
         line = self._where[job][0]
         self._moment += 1
         line.passes.append((self._moment, by))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from scheduler.core.errors import UsageError
 
@@ -17,10 +17,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Run these ended jobs again: same id, new attempt, new log; ``unless_done``: not those that ended well.
+    """Run these ended jobs again: same id, new attempt, new log. ``unless_done``: only those that did not end with DONE.
 
-    ``after``: the attempt of each job that was seen to have ended. One that has had another since is left alone, so that many
-    who ask at once start one attempt. Empty: whatever the attempt is.
+    ``after``: for each job, the number of the attempt that the user saw end. A job with a later attempt is not started again,
+    so that several users who ask at the same time start one attempt. Empty: each job is started again, whatever its attempt.
     """
 
     jobs: tuple[int, ...]
@@ -28,7 +28,7 @@ class Requeue:
     after: tuple[int, ...] = ()
 
     def seen(self) -> dict[int, int]:
-        """Job → the attempt that was seen; without those for which that does not matter."""
+        """Job id → number of the attempt that the user saw end, for the first ``len(after)`` of the jobs."""
         return dict(zip(self.jobs, self.after, strict=False))
 
 
@@ -112,9 +112,10 @@ class Answer:
     lines: tuple[str, ...]
 
 
-JobRequest = (Cancel, Requeue, Hold, Release, First, Swap, Edit)
-Request = Cancel | Requeue | Hold | Release | First | Swap | Edit | Pause | Resume | PauseQueue | StateEdited
-KINDS: dict[str, type[Any]] = {cls.__name__.lower(): cls for cls in (*JobRequest, Pause, Resume, PauseQueue)}
+JobsRequest = Cancel | Requeue | Hold | Release | First | Swap | Edit  # each has ``jobs``
+GpuRequest = Pause | Resume | PauseQueue
+Request = JobsRequest | GpuRequest | StateEdited
+KINDS: dict[str, type[Any]] = {cls.__name__.lower(): cls for cls in (*get_args(JobsRequest), *get_args(GpuRequest))}
 
 
 def to_row(request: Request) -> tuple[str, dict[str, Any]]:

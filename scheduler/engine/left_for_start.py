@@ -1,6 +1,7 @@
-"""What is asked, while no scheduler runs, of jobs that ran when the last one ended: left for the next start.
+"""Requests made while no scheduler runs, for jobs that were running when the last scheduler ended.
 
-Only that takes note of how they ended. What it would refuse is refused at once.
+The end of such a job is recorded by the next start only. So a request for it is stored, and the next start carries it out;
+a request that the next start would refuse is refused at once.
 """
 
 from __future__ import annotations
@@ -15,18 +16,13 @@ from scheduler.core.requests import (
     Edit,
     First,
     Hold,
-    Pause,
-    PauseQueue,
+    JobsRequest,
     Release,
     Request,
     Requeue,
-    Resume,
-    StateEdited,
     Swap,
 )  # fmt: skip
 
-JobsRequest = Cancel | Requeue | Hold | Release | First | Swap | Edit
-Whole = (Pause, Resume, PauseQueue, StateEdited)  # concern no single job
 DONE = {
     Cancel: "cancelled",
     Requeue: "run again",
@@ -39,7 +35,7 @@ DONE = {
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What the next start would answer, by the records as they are now, and whether the request would change a job."""
+    """A request carried out on a copy of the stored jobs: its answer, and whether it changed any of them."""
 
     answer: Answer
     changes: bool
@@ -47,9 +43,9 @@ class Tried:
 
 @dataclass(slots=True)
 class Divided:
-    """A request in parts: what is carried out at once, what is left for the next start, and what is told of that.
+    """A request in two parts: one to carry out at once, and one to store for the next start.
 
-    ``code``: the exit code that the refused ones of ``lines`` ask for.
+    ``lines``: the answer for the jobs that were refused or stored. ``code``: the exit code of the refused ones, 0 if there are none.
     """
 
     at_once: Request
@@ -61,17 +57,22 @@ class Divided:
 def divide(
     request: Request, recorded: Mapping[int, Job], earlier: Collection[Request], try_out: Callable[[JobsRequest], Tried]
 ) -> Divided:
-    """``recorded``: those of the request's jobs that ran when the last scheduler ended, as their records tell them.
-    ``earlier``: what was left for the start already.
+    """Say which jobs of a request wait for the next start.
 
-    What would be refused, or would change nothing, is answered now. When something is left for the start, all that remains is,
-    because the parts of a request count in their order (those of a cancel do not). What is asked later of the same jobs is left,
-    too, and so is a change of places after another.
+    ``recorded``: job id → job, for the jobs that were running when the last scheduler ended, in the state that their records give.
+    ``earlier``: the requests that already wait for the next start.
+    ``try_out``: carries out a request on a copy of the stored jobs.
+
+    A job for which the request would be refused, or would change nothing, is answered now. Of the others, these wait:
+
+    - the jobs in ``recorded``, and those that a request in ``earlier`` names, so that requests for a job keep their order;
+    - any job in First or Swap if a First or Swap already waits: the order of the queue depends on both;
+    - all remaining jobs of the request as soon as one waits, because a request treats its jobs in order. A Cancel does not.
     """
-    if isinstance(request, Whole):
+    if not isinstance(request, JobsRequest):
         return Divided(request)
-    touched = {job for wish in earlier if not isinstance(wish, Whole) for job in wish.jobs}
-    if isinstance(request, (First, Swap)) and any(isinstance(wish, (First, Swap)) for wish in earlier):
+    touched = {job for stored in earlier if isinstance(stored, JobsRequest) for job in stored.jobs}
+    if isinstance(request, (First, Swap)) and any(isinstance(stored, (First, Swap)) for stored in earlier):
         touched.update(request.jobs)
     if not recorded and not touched.intersection(request.jobs):
         return Divided(request)
@@ -112,7 +113,10 @@ def _of_swap(request: Swap, touched: bool, try_out: Callable[[JobsRequest], Trie
 
 
 def _requeues(request: Requeue, left: Collection[int], recorded: Mapping[int, Job]) -> list[JobsRequest]:
-    """One that runs on, and ends well meanwhile, is not run twice; of one that has ended, the attempt is told."""
+    """The requests that start ``left`` again: one for jobs that may still run, one for jobs that have ended.
+
+    A job that may still run is started again unless it ends with DONE. For an ended job the request names the attempt that ended.
+    """
     jobs = [job for job in request.jobs if job in left]
     running = tuple(job for job in jobs if job in recorded and recorded[job].state.holds_gpus)
     seen = {**request.seen(), **{job: recorded[job].attempt for job in jobs if job in recorded and job not in running}}
@@ -142,7 +146,7 @@ def _line(job: int, part: JobsRequest, recorded: Mapping[int, Job]) -> str:
 
 
 def _only(request: JobsRequest, wanted: Collection[int]) -> JobsRequest:
-    """The same request for those of its jobs that are ``wanted``."""
+    """The same request for the jobs in ``wanted`` only."""
     at = [place for place, job in enumerate(request.jobs) if job in wanted]
     jobs = tuple(request.jobs[place] for place in at)
     if isinstance(request, Requeue):

@@ -628,15 +628,10 @@ class House:
         self.broken = None
 
     def _refuse_requests(self) -> None:
-        """Answer what was asked with a refusal: a wish that cannot be carried out must not come back for ever."""
+        """Refuse all requests that wait: one that cannot be carried out would be tried again for ever."""
+        why = f"could not be carried out: {self.broken or 'the store changes faster than it is read'}"
         with self.db.writing() as connection:
-            answers = [
-                Answer(
-                    row, 1, (f"could not be carried out: {self.broken or 'the store changes faster than it is read'}",)
-                )
-                for _, row, _ in rows.asked(connection)
-            ]
-            rows.answer(connection, answers)
+            rows.answer(connection, [Answer(row, 1, (why,)) for _, row, _ in rows.asked(connection)])
 
     # -- waiting ------------------------------------------------------------------------------------------
 

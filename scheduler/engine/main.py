@@ -108,7 +108,7 @@ class Daemon:
                 signal.signal(number, handler)
 
     def _check_early(self) -> None:
-        """Raises what ends a start that was told to end meanwhile."""
+        """End the start if a signal asked for it. Raises KeyboardInterrupt or _Stopped."""
         if self.caught:
             raise KeyboardInterrupt if self.caught[0] == signal.SIGINT else _Stopped
 

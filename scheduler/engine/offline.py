@@ -15,8 +15,8 @@ from scheduler.core.gpu import Gpu, ids_of, mask_of
 from scheduler.core.job import Job
 from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet
-from scheduler.core.requests import Answer, Request
-from scheduler.engine.left_for_start import JobsRequest, Tried, Whole, divide
+from scheduler.core.requests import Answer, JobsRequest, Request
+from scheduler.engine.left_for_start import Tried, divide
 from scheduler.engine.painting import Painter, open_state_file
 from scheduler.engine.reloading import policy_of
 from scheduler.runners.recorded_end import as_recorded
@@ -48,7 +48,7 @@ def _carry_out(database: Database, config: Config, request: Request) -> Answer:
     now = Now(time.time(), time.monotonic())
     gpus = rows.gpus(connection)
     in_hand = list(rows.in_hand(connection))
-    named = set() if isinstance(request, Whole) else set(request.jobs)
+    named = set(request.jobs) if isinstance(request, JobsRequest) else set()
     rules = last_rules(connection)
     recorded = {job.id: as_recorded(job, database.places.attempts, rules)[0] for job in in_hand if job.id in named}
 

@@ -92,9 +92,9 @@ def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]])
 
 
 def _free_log(job: Job, log_dir: str, stamp: str, taken: Collection[str]) -> str:
-    """A log that is not there yet, nor ``taken``: another job may have the same name for its log, or another scheduler log here.
+    """The path of a log file that does not exist and is not in ``taken``: other jobs and schedulers may use the same names.
 
-    Whoever makes it does so exclusively: of two that look in the same moment one is refused, and starts again.
+    The file is made with O_EXCL: if two schedulers choose the same path, one of them fails, and chooses again.
     """
     if job.spec.output == "none" and job.runner != "screen":
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from typing import Any
 
 from scheduler.core.errors import NotAsked
 from scheduler.core.requests import Answer, Pause, PauseQueue, Request, Resume
@@ -12,7 +13,7 @@ from scheduler.desk import Desk
 from scheduler.faces.finding import settings_if_readable
 from scheduler.opening import plain
 
-SHOWN_S = 0.5  # so long it is waited until the state file shows what was done
+SHOWN_S = 0.5  # how long a verb waits for the state file
 
 
 def do(
@@ -39,33 +40,34 @@ def do(
 
 
 def revision_of(state_file: str) -> int:
-    """The number of the picture in the state file, 0 if there is none."""
-    try:
-        with open(state_file, encoding="utf-8", opener=plain) as stream:
-            return int(json.load(stream)["revision"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
+    """The revision of the state file, 0 if it is absent or cannot be read."""
+    revision = _read(state_file).get("revision")
+    return revision if isinstance(revision, int) else 0
 
 
 def until_shown(state_file: str, request: Pause | Resume | PauseQueue, before: int) -> None:
-    """Wait a moment for the state file: who edits it next must find there what was just done.
+    """Wait, at most ``SHOWN_S`` seconds, until the state file shows the result of a request.
 
-    ``before``: the number of the picture that stood there when it was asked for. The next one is waited for, also where the old
-    one says the same: an edit of the old one would be taken for an earlier wish than the verb.
+    ``before``: the revision of the state file when the request was made. A later revision is waited for, even if the old one
+    shows the same pauses: a user's edit of the old revision would count as older than the request, and be ignored.
     """
     end = time.monotonic() + SHOWN_S
-    while time.monotonic() < end:
-        try:
-            with open(state_file, encoding="utf-8", opener=plain) as stream:
-                document = json.load(stream)
-            if document["revision"] <= before:
-                shown = False
-            elif isinstance(request, PauseQueue):
-                shown = document["paused"] is request.on
-            else:
-                shown = all((gpu in document["paused_gpus"]) is isinstance(request, Pause) for gpu in request.gpus)
-        except (OSError, ValueError, KeyError, TypeError):
-            shown = False  # somebody is saving it
-        if shown:
-            return
+    while time.monotonic() < end and not (revision_of(state_file) > before and _shows(_read(state_file), request)):
         time.sleep(0.003)
+
+
+def _shows(document: dict[str, Any], request: Pause | Resume | PauseQueue) -> bool:
+    if isinstance(request, PauseQueue):
+        return document.get("paused") is request.on
+    paused = document.get("paused_gpus")
+    return isinstance(paused, list) and all((gpu in paused) is isinstance(request, Pause) for gpu in request.gpus)
+
+
+def _read(state_file: str) -> dict[str, Any]:
+    """The state file; empty if it is absent, or if a user is saving it at this moment."""
+    try:
+        with open(state_file, encoding="utf-8", opener=plain) as stream:
+            document = json.load(stream)
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}

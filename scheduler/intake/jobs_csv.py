@@ -467,7 +467,7 @@ def _as_written(key: str) -> str:
 
 
 def read_options(pairs: Collection[tuple[str, str]], named: Callable[[str], str] = _as_written) -> dict[str, Any]:
-    """JobSpec fields from ``key, value`` texts. ``named``: what a key is called where it was written.
+    """JobSpec fields from ``key, value`` texts. ``named``: gives the name of a key as the user wrote it, for messages.
 
     Raises UsageError naming an unknown key's nearest known name.
     """

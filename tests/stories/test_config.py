@@ -27,6 +27,12 @@ def said(s, text, times=1):
     return wait_for(lambda: s.said().count(text) >= times, f"{text!r} in\n{s.said()}")
 
 
+def set_gpus(s, config, before, after, times=1):
+    """Change the number of GPUs in the settings file, and wait until the scheduler has said so this often."""
+    edit(config, f"gpus: {after}\n")
+    said(s, f"gpus {before} -> {after}", times)
+
+
 def records(s, word):
     """What the scheduler said with this word in it, without its times."""
     return [
@@ -119,8 +125,7 @@ def test_s2_6_gpus_are_added_and_taken_away_while_it_runs(scheduler):
     wait_for(lambda: s.states().get(3) == "pending", "what was refused is a job now")
     assert [(gpu["index"], gpu["jobs"]) for gpu in s.status()["gpus"]] == [(0, [1]), (1, [2])]
     s.cli("cancel", "3")
-    edit(config, "gpus: 1\n")
-    said(s, "gpus 2 -> 1")
+    set_gpus(s, config, 2, 1)
     s.append(s.line("c"))
     wait_for(lambda: s.states().get(4) == "pending", "it waits")
     assert [(gpu["index"], gpu["jobs"]) for gpu in s.status()["gpus"]] == [(0, [1])] and s.states()[2] == "running"
@@ -139,8 +144,7 @@ def test_s2_6_a_gpu_that_is_taken_away_and_given_back_is_still_paused(scheduler)
     config.write_text("gpus: 2\n")
     s.start()
     s.cli("pause", "1")
-    edit(config, "gpus: 1\n")
-    said(s, "gpus 2 -> 1")
+    set_gpus(s, config, 2, 1)
     assert "paused now: 0,1" in s.cli("pause", "0").stdout
     assert s.cli("status", "--json").stdout.count('"PAUSED"') == 1
     state_file = s.folder / "gpu_scheduler_state.json"
@@ -149,18 +153,14 @@ def test_s2_6_a_gpu_that_is_taken_away_and_given_back_is_still_paused(scheduler)
     before = json.loads(state_file.read_text())["revision"]
     s.start()
     wait_for(lambda: json.loads(state_file.read_text())["revision"] > before, "the next one's picture")
-    edit(config, "gpus: 2\n")
-    said(s, "gpus 1 -> 2")
+    set_gpus(s, config, 1, 2)
     wait_for(lambda: [gpu["paused"] for gpu in s.status()["gpus"]] == [True, True], "both are paused")
-    edit(config, "gpus: 1\n")
-    said(s, "gpus 2 -> 1", 2)
+    set_gpus(s, config, 2, 1, 2)
     assert "GPU 1 resumed (paused now: 0)" in s.cli("resume", "1").stdout, "for when it is given back"
     assert "no GPU 1 is managed here" in s.cli("pause", "1", code=6).stderr
-    edit(config, "gpus: 2\n")
-    said(s, "gpus 1 -> 2", 2)
+    set_gpus(s, config, 1, 2, 2)
     s.cli("pause", "1")
-    edit(config, "gpus: 1\n")
-    said(s, "gpus 2 -> 1", 3)
+    set_gpus(s, config, 2, 1, 3)
     document = json.loads(state_file.read_text())
     state_file.write_text(json.dumps({**document, "paused_gpus": [0]}))
     wait_for(lambda: "GPU 1 resumed by an edit of the state file" in s.said(), "one that is away is resumed as well")
