@@ -211,7 +211,8 @@ def test_d01_d02_d03_s3_34_damage_is_set_aside_and_pauses_stay(scheduler, damage
     wait_for(path(s).exists, "state file")
     s.cli("pause", "1")
     path(s).write_text(damage)
-    (aside,) = wait_for(lambda: list(s.folder.glob("gpu_scheduler_state.json.bad-*")), "set aside")
+    wait_for(lambda: "set aside as" in s.said(), "set aside")  # said once the copy is whole
+    (aside,) = s.folder.glob("gpu_scheduler_state.json.bad-*")
     assert aside.read_text() == damage and aside.stat().st_mode & 0o777 == 0o600
     shows(s, 1)
     assert s.said().count("not a state file") == 1 and s.said().count("pauses stay in force") == 1
