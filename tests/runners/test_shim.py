@@ -25,7 +25,7 @@ from scheduler.runners import shim as shim_file
 from scheduler.runners.processes import boot_id, environment_of, lives, seen
 from tests.bench import ScreenBench, screen_bench
 from tests.screens import Terminal, tell
-from tests.stories.harness import wait_for
+from tests.stories.harness import alive, wait_for
 
 HUNG_UP = "its screen session was ended from outside"
 
@@ -260,10 +260,13 @@ def test_the_end_of_its_session_is_no_success(
     """J03, J04, S3.23: whatever the job makes of it."""
     started = run(bench, 1, *python(program))
     bench.wait(lambda: "set" in bench.text(1), "the signal is caught")
+    server = int(started.session.partition(".")[0])
     if number:
-        os.kill(int(started.session.partition(".")[0]), number)
+        os.kill(server, number)
     else:
         tell(bench.environ, started.session, "quit")
+    # The server acts on it later, and a job that ends by itself before that has ended well.
+    bench.wait(lambda: not alive(server), "the session has ended")
     (bench.folder / "go").touch()
     ended = bench.until(Ended)
     assert (ended.exit_code, ended.signal) == how

@@ -112,11 +112,13 @@ def test_s3_23_session_ended_from_outside_is_failed(screens, how, trap):
     s.start()
     s.wait_state(1, "running")
     s.wait_log(1, "set")
+    server = s.server(1)
     if how in ("quit", "kill"):
         s.tell(1, how)
     else:
-        kill(s.server(1) if how == "server" else s.shim(1))
+        kill(server if how == "server" else s.shim(1))
     if not trap:
+        wait_for(lambda: not alive(server), "the session has ended")
         assert s.cli("submit", "--cpu", "--wait", "--", "true").returncode == 0
         assert s.states()[1] == "running" and s.states()[2] == "pending"  # it lives, and so keeps its GPU
         (s.folder / "go").touch()
