@@ -24,6 +24,7 @@ from scheduler.runners.processes import (
     boot_id,
     carries,
     environment_of,
+    lives,
     members,
     open_pidfd,
     own_children,
@@ -113,6 +114,7 @@ class Watching:
         self._claims: list[_Claim] = []
         self._leftovers: dict[int, tuple[str, Mark, Process]] = {}  # pidfd → whose
         self._held: dict[str, Mark] = {}
+        self._shims: set[Process] = set()  # of attempts that have ended
         self._past: dict[str, Attempt] = {}  # of ours, ended, something of it lives: its orphans become our children
         self._unsure: set[Process] = set()  # orphans that more than one job may have made: hold GPUs, are never ended
         self._strangers: Set[int] = frozenset()  # sessions of the daemon's other helpers
@@ -171,6 +173,8 @@ class Watching:
                 self._leftover_ended(fd)
 
     def _ended(self, attempt: Attempt, how: str, code: int, at: float) -> None:
+        if attempt.ours and attempt.session not in (None, attempt.process):
+            self._shims.add(attempt.session)
         fact = ending(attempt.job, attempt.attempt, how, code, at, self._left_behind(attempt))
         if fact.leftovers and attempt.ours:
             self._past[attempt.key] = attempt
@@ -205,6 +209,9 @@ class Watching:
         until we reap it: so the list is complete once nobody has died since the one before.
         """
         known = set(self._servants())
+        # A shim that exits is our child once its server has ended, and shows no environment any more.
+        self._shims = {shim for shim in self._shims if lives(shim)}
+        known |= {shim.pid for shim in self._shims}
         known |= {p.pid for key, _, p in self._leftovers.values() if key != attempt.key and p not in self._unsure}
         dead_before: set[int] = set()
         while True:

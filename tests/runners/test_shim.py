@@ -18,9 +18,9 @@ import pytest
 
 from scheduler.core.facts import Ended, NeverRan, Started
 from scheduler.core.gpu import Need
-from scheduler.core.job import Job, JobSpec
+from scheduler.core.job import Job, JobSpec, Process
 from scheduler.core.recovery import Record
-from scheduler.runners import keeper, record
+from scheduler.runners import keeper, record, watching
 from scheduler.runners import shim as shim_file
 from scheduler.runners.processes import boot_id, environment_of, lives, seen
 from tests.bench import ScreenBench, screen_bench
@@ -274,6 +274,24 @@ def test_the_end_of_its_session_is_no_success(
     took_it_well = program in (CATCHES.format(0), IGNORES.format(0))
     assert ended.note == HUNG_UP + ("; the command then ended with exit code 0" if took_it_well else "")
     assert record.read(bench.record(1)).how == "hangup"
+
+
+def test_a_shim_that_exits_is_no_process_that_its_job_left(bench: ScreenBench) -> None:
+    """The kernel has taken its environment away then, while it is still a child of the daemon."""
+    shim = subprocess.Popen(["/bin/sleep", "600"], env={}, start_new_session=True)  # shows nothing of what it is
+    leader = subprocess.Popen(["/bin/sleep", "600"], env={})
+    try:
+        found = [seen(child.pid) for child in (shim, leader)]
+        session, process = (Process(one.pid, one.ticks) for one in found if one is not None)
+        leader.kill()
+        leader.wait()
+        for job, by in ((1, session), (2, None)):  # the second one ends while the shim of the first still exits
+            attempt = watching.Attempt(job, 1, bench.record(job), process, ours=True, session=by)
+            bench.runner._ended(attempt, "exit", 0, time.time())
+        assert [fact.leftovers for fact in bench.runner._take_facts()] == [(), ()]
+    finally:
+        shim.kill()
+        shim.wait()
 
 
 @pytest.mark.parametrize(("code", "how"), [(6, (6, None)), (0, (None, 1))])
