@@ -47,7 +47,7 @@ test: check
 test-long: check
 	GPUJOB_LONG=1 $(PYTEST) -m "long or long_form" --timeout 1800 $(PYTEST_ARGS)
 
-# 10,000 jobs under 200 daemon kills and 50 keeper or shim kills (ten minutes and more); SOAK_ARGS="--seed 7" for another seed.
+# 10,000 jobs under 200 daemon kills and 50 supervisor or shim kills (ten minutes and more); SOAK_ARGS="--seed 7" for another seed.
 soak: $(TESTSTAMP)
 	$(VENV)/bin/python -m tests.soak $(SOAK_ARGS)
 

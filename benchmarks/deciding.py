@@ -9,18 +9,19 @@ from dataclasses import replace
 
 from benchmarks.figures import Report, median, p99, progress
 from benchmarks.plan import Plan
-from scheduler.core.decide import World, decide
-from scheduler.core.facts import Arrived, Ended, Now, Started
-from scheduler.core.gpu import WHOLE, Gpu, Need
+from scheduler.core.decide import decide
+from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
 from scheduler.core.job import Job, JobSpec, JobState, Process
+from scheduler.core.observations import Arrived, Ended, Now, Started
 from scheduler.core.placement import Fleet
+from scheduler.core.scheduler_state import SchedulerState
 
 SERVER = 8  # GPUs of one server
 BATCH = 256  # lines that arrive in one turn, as the loop takes them
 DECISIONS = 2000
 MOST_S = 20.0
-ONE = Need(1, WHOLE)
-NEEDS = (ONE, ONE, ONE, Need(2, WHOLE), Need(4, WHOLE), ONE)
+ONE = ResourceRequest(1, WHOLE)
+NEEDS = (ONE, ONE, ONE, ResourceRequest(2, WHOLE), ResourceRequest(4, WHOLE), ONE)
 
 
 def job_of(number: int, gpus: int) -> Job:
@@ -56,19 +57,19 @@ def decide_case(plan: Plan) -> Report:
 def _measure(waiting: int, gpus: int) -> tuple[float, list[float]]:
     """µs per enqueue, and the ms of each decision."""
     fleet = Fleet(Gpu(n, f"declared:{n}", server=n // SERVER) for n in range(gpus))
-    world = World(fleet, lambda number: job_of(number, gpus))
+    state = SchedulerState(fleet, lambda number: job_of(number, gpus))
     now = Now(1e9, 1e6)
     running = []
     for n in range(gpus):  # every GPU is taken when the others arrive
         job = replace(job_of(waiting + n, gpus), need=ONE, allowed=None, state=JobState.RUNNING, attempt=1, gpus=(n,))
         job.process, job.started_at = Process(n + 1, 1), now.wall
-        world.adopt(job, now)
+        state.adopt(job, now)
         running.append(job)
     spent = 0
     for first in range(0, waiting, BATCH):
-        facts = [Arrived(job_of(number, gpus)) for number in range(first, min(first + BATCH, waiting))]
+        observations = [Arrived(job_of(number, gpus)) for number in range(first, min(first + BATCH, waiting))]
         before = time.perf_counter_ns()
-        decide(world, facts, now)
+        decide(state, observations, now)
         spent += time.perf_counter_ns() - before
     enqueue_us = spent / waiting / 1e3
     dice = random.Random(1)
@@ -77,11 +78,11 @@ def _measure(waiting: int, gpus: int) -> tuple[float, list[float]]:
     deadline = time.monotonic() + MOST_S
     while len(took) < min(DECISIONS, waiting // 4) and time.monotonic() < deadline:
         at = dice.randrange(len(running))
-        facts = [Ended(running[at].id, running[at].attempt, 0, None, now.wall)]
+        observations = [Ended(running[at].id, running[at].attempt, 0, None, now.wall)]
         before = time.perf_counter_ns()
-        plan = decide(world, facts, now)
+        plan = decide(state, observations, now)
         took.append((time.perf_counter_ns() - before) / 1e6)
         assert len(plan.starts) == 1, f"{len(plan.starts)} jobs started on one free GPU"
         running[at] = plan.starts[0]
-        decide(world, [Started(running[at].id, running[at].attempt, Process(1, 1), now.wall)], now)
+        decide(state, [Started(running[at].id, running[at].attempt, Process(1, 1), now.wall)], now)
     return enqueue_us, took

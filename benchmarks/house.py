@@ -117,8 +117,8 @@ class House:
         }  # fmt: skip
         self.gpus, self.words = gpus, words
         self.daemon: subprocess.Popen[bytes] | None = None
-        self.keeper = 0
-        self._keeper_fd = -1
+        self.supervisor = 0
+        self._supervisor_fd = -1
 
     def __enter__(self) -> House:
         try:
@@ -133,10 +133,10 @@ class House:
     ) -> None:
         if self.daemon is not None:
             end(self.daemon)
-        if self._keeper_fd >= 0:  # it ends by itself with its last job
-            if not select.select([self._keeper_fd], [], [], 10.0)[0]:
-                signal.pidfd_send_signal(self._keeper_fd, signal.SIGKILL)
-            os.close(self._keeper_fd)
+        if self._supervisor_fd >= 0:  # it ends by itself with its last job
+            if not select.select([self._supervisor_fd], [], [], 10.0)[0]:
+                signal.pidfd_send_signal(self._supervisor_fd, signal.SIGKILL)
+            os.close(self._supervisor_fd)
 
     def _start(self) -> None:
         open(self.jobs_file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)).close()
@@ -156,10 +156,10 @@ class House:
             children = [int(word) for word in stream.read().split()]
         for child in children:
             with open(f"/proc/{child}/cmdline", "rb") as stream:
-                if b"keeper.py" in stream.read():
-                    self.keeper, self._keeper_fd = child, os.pidfd_open(child)
-        if not self.keeper and "--screen" not in self.words:
-            raise Stuck("the daemon has no keeper")
+                if b"supervisor.py" in stream.read():
+                    self.supervisor, self._supervisor_fd = child, os.pidfd_open(child)
+        if not self.supervisor and "--screen" not in self.words:
+            raise Stuck("the daemon has no supervisor")
         self.wait_quiet()
 
     def _in_office(self) -> bool:
@@ -181,15 +181,15 @@ class House:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Daemon and keeper (none in screen mode)."""
-        return (self.pid, self.keeper) if self.keeper else (self.pid,)
+        """Daemon and supervisor (none in screen mode)."""
+        return (self.pid, self.supervisor) if self.supervisor else (self.pid,)
 
     def path(self, name: str) -> str:
         """A file in the folder."""
         return os.path.join(self.folder, name)
 
     def wait_quiet(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait until daemon and keeper sleep."""
+        """Wait until daemon and supervisor sleep."""
         wait_quiet(self.pids, patience_s)
 
     @contextlib.contextmanager

@@ -78,7 +78,7 @@ def paste(plan: Plan) -> Report:
 
 
 def idle(plan: Plan) -> Report:
-    """What daemon and keeper use when nothing happens."""
+    """What daemon and supervisor use when nothing happens."""
     span = max(3.0, 20.0 * plan.scale)
     with House(plan.folder, gpus=2) as house:
         append(house.jobs_file, f"0,{TRUE},,once\n")  # so that nothing is idle only for never having been used
@@ -93,7 +93,7 @@ def idle(plan: Plan) -> Report:
         "idle", f"{span:g} s without a job", ("", "CPU %", "CPU ms", "wake-ups", "RSS MiB", "PSS MiB", "threads")
     )
     total = [0.0] * 6
-    for name, pid in (("daemon", house.pid), ("keeper", house.keeper)):
+    for name, pid in (("daemon", house.pid), ("supervisor", house.supervisor)):
         cpu, exact, woken = rest[pid]
         mib = memory[pid]
         cells = [100 * cpu / span, exact * 1e3, woken, mib["rss"], mib["pss"], mib["threads"]]

@@ -11,7 +11,7 @@ from benchmarks.figures import Report, median, p99, progress, spread
 from benchmarks.house import House, append, ledger, wait_quiet, wait_until
 from benchmarks.living import _used
 from benchmarks.plan import Plan
-from scheduler.probes.nvidia import NvidiaProbe
+from scheduler.gpus.nvidia import NvidiaProbe
 from tests.gpus.stub import FakeDriver
 
 

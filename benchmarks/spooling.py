@@ -73,7 +73,7 @@ def _programs(folder: Path) -> Iterator[_Program]:
     bin_folder = folder / "bin"
     bin_folder.mkdir()
     ours = bin_folder / "ts"
-    ours.write_text(f"#!{sys.executable}\nfrom scheduler.faces.front import entry\n\nentry()\n")
+    ours.write_text(f"#!{sys.executable}\nfrom scheduler.entrypoint import entry\n\nentry()\n")
     ours.chmod(0o755)
     yield _Program("gpujob ts", str(ours), folder / "ours")
     tsp = shutil.which("tsp")

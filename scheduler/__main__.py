@@ -11,6 +11,6 @@ if __name__ == "__main__":
     if root not in sys.path:
         sys.path.insert(0, root)
 
-    from scheduler.faces.front import entry
+    from scheduler.entrypoint import entry
 
     entry()

@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from scheduler.core.facts import Ended, Fact, Started
-from scheduler.core.gpu import Need
+from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec, JobState
 from scheduler.core.launch import Launch
+from scheduler.core.observations import Ended, Observation, Started
 from scheduler.runners.direct import DirectRunner
-from scheduler.runners.processes import boot_id, lives
 from scheduler.runners.screen import ScreenRunner
+from scheduler.system.processes import boot_id, lives
 from tests.screens import socket_folder
 
 LIMIT_S = 30.0
 
 
 class Bench:
-    """The facts of a runner, and what it takes to ask for them."""
+    """The observations of a runner, and what it takes to ask for them."""
 
     name = ""
 
@@ -33,7 +33,7 @@ class Bench:
         for name in ("attempts", "logs", "sessions"):
             (folder / name).mkdir()
         self.runner: Any = self.make()
-        self.facts: list[Fact] = []
+        self.observations: list[Observation] = []
         self.leaders: list[Any] = []
 
     def make(self) -> Any:
@@ -43,7 +43,7 @@ class Bench:
     def job(self, number: int, *argv: str, attempt: int = 1, **more: Any) -> tuple[Job, Launch]:
         log = str(self.folder / "logs" / f"{number}.{attempt}.log")
         job = Job(
-            id=number, spec=JobSpec(arguments=argv), need=Need(1, 1000), state=JobState.STARTING, attempt=attempt,
+            id=number, spec=JobSpec(arguments=argv), need=ResourceRequest(1, 1000), state=JobState.STARTING, attempt=attempt,
             gpus=(0,), log=log, boot=boot_id(), runner=self.name, session=more.pop("session", None),
         )  # fmt: skip
         environment = {
@@ -62,24 +62,24 @@ class Bench:
         """One turn of an event loop."""
         select.select(self.runner.descriptors(), [], [], 0.02)
         found = self.runner.look()
-        self.leaders += [fact.process for fact in found if isinstance(fact, Started)]
-        self.facts += found
+        self.leaders += [observation.process for observation in found if isinstance(observation, Started)]
+        self.observations += found
 
     def until(self, kind: type, job: int = 0) -> Any:
-        """Look until a fact of this kind (about this job) is there."""
+        """Look until an observation of this kind (about this job) is there."""
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
-            for fact in self.facts:
-                if isinstance(fact, kind) and (not job or getattr(fact, "job", job) == job):
-                    return fact
+            for observation in self.observations:
+                if isinstance(observation, kind) and (not job or getattr(observation, "job", job) == job):
+                    return observation
             self.look()
-        raise AssertionError(f"no {kind.__name__} of job {job}: {self.facts}")
+        raise AssertionError(f"no {kind.__name__} of job {job}: {self.observations}")
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:
         """Look on until it holds."""
         end = time.monotonic() + LIMIT_S
         while not (found := condition()):
-            assert time.monotonic() < end, f"not seen: {what}: {self.facts}"
+            assert time.monotonic() < end, f"not seen: {what}: {self.observations}"
             self.look()
         return found
 
@@ -113,7 +113,7 @@ class Bench:
 
 
 class DirectBench(Bench):
-    """Jobs below a keeper."""
+    """Jobs below a supervisor."""
 
     name = "direct"
 
@@ -122,26 +122,26 @@ class DirectBench(Bench):
             str(self.folder / "attempts"),
             str(self.folder / "state.json"),
             dict(os.environ),
-            str(self.folder / "keeper.err"),
+            str(self.folder / "supervisor.err"),
         )
 
     def orphan(self, runner: Any) -> None:
-        runner.close()  # its keeper writes the ending all the same
+        runner.close()  # its supervisor writes the ending all the same
 
     def close(self) -> None:
         super().close()
-        keeper = self.runner.keeper_pid
+        supervisor = self.runner.supervisor_pid
         self.runner.close()
         end = time.monotonic() + LIMIT_S
-        while time.monotonic() < end:  # the keeper ends with its last job
+        while time.monotonic() < end:  # the supervisor ends with its last job
             try:
-                if os.waitpid(keeper, os.WNOHANG)[0]:
+                if os.waitpid(supervisor, os.WNOHANG)[0]:
                     break
             except ChildProcessError:
                 break
             time.sleep(0.01)
         else:
-            raise AssertionError("the keeper did not end")
+            raise AssertionError("the supervisor did not end")
         reap_all()
 
 

@@ -1,4 +1,4 @@
-"""Small builders with defaults, and a world with a pretended store, so that a test names only what it is about."""
+"""Small builders with defaults, and a state with a pretended store, so that a test names only what it is about."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 from hypothesis import settings
 
-from scheduler.core.decide import Plan, Policy, World, decide
-from scheduler.core.facts import Arrived, Asked, Ended, Fact, Lost, NeverRan, Now, Started
-from scheduler.core.gpu import WHOLE, Gpu, Need
+from scheduler.core.decide import decide
+from scheduler.core.decision_pass import Plan
+from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
 from scheduler.core.job import Failure, Job, JobSpec, JobState, Process
-from scheduler.core.job_class import JobClass, class_of
+from scheduler.core.observations import Arrived, Asked, Ended, Lost, NeverRan, Now, Observation, Started
 from scheduler.core.placement import Fleet
+from scheduler.core.placement_class import PlacementClass, class_of
 from scheduler.core.requests import Request
+from scheduler.core.scheduler_state import Policy, SchedulerState
 
 T0 = 1_000_000.0  # wall time at which stories begin
 M0 = 50.0  # monotonic time at which they begin
@@ -46,11 +48,11 @@ def a_job(id: int = 1, need: str = "1", **changes: Any) -> Job:
     own = {name: value for name, value in changes.items() if name in JOB_FIELDS}
     own.setdefault("order", id)
     own.setdefault("submitted_at", T0)
-    wanted = Need.parse(need)
+    wanted = ResourceRequest.parse(need)
     if spec.on:
-        wanted = Need(len(spec.on), 0)
+        wanted = ResourceRequest(len(spec.on), 0)
     elif not wanted.count:
-        wanted = Need.of_slots(spec.slots)
+        wanted = ResourceRequest.of_slots(spec.slots)
     return Job(id, spec, wanted, **own)
 
 
@@ -67,13 +69,13 @@ def some_gpus(*servers: int, memory_mib: int | None = None) -> list[Gpu]:
     return gpus
 
 
-def a_kind(need: str = "1", allowed: Iterable[int] | None = None, vram_mib: int = 0) -> JobClass:
+def a_kind(need: str = "1", allowed: Iterable[int] | None = None, vram_mib: int = 0) -> PlacementClass:
     """A placement class."""
-    return JobClass(Need.parse(need), None if allowed is None else tuple(allowed), vram_mib)
+    return PlacementClass(ResourceRequest.parse(need), None if allowed is None else tuple(allowed), vram_mib)
 
 
 class Play:
-    """A world and the store around it: each ``tell`` is one turn of the loop.
+    """A state and the store around it: each ``tell`` is one turn of the loop.
 
     As in the daemon, rows are read as copies and hold what the turns before have recorded, never what this very
     turn has only decided; only jobs that arrive with this turn are handed out as they are.
@@ -83,7 +85,7 @@ class Play:
         self.rows: dict[int, Job] = {}
         self.fresh: dict[int, Job] = {}
         self.wall, self.mono = T0, M0
-        self.world = World(fleet, self._fetch, **of_world)
+        self.scheduler = SchedulerState(fleet, self._fetch, **of_world)
         self.started: list[int] = []
         self.journal: list[tuple[int, str]] = []
         self.plan = Plan()
@@ -98,20 +100,22 @@ class Play:
     def now(self) -> Now:
         return Now(self.wall, self.mono)
 
-    def tell(self, *facts: Fact, after: float = 0.0) -> Plan:
+    def tell(self, *observations: Observation, after: float = 0.0) -> Plan:
         """Let ``after`` seconds pass, decide, and record what was decided."""
         self.wall += after
         self.mono += after
-        self.fresh = {fact.job.id: fact.job for fact in facts if isinstance(fact, Arrived)}
+        self.fresh = {
+            observation.job.id: observation.job for observation in observations if isinstance(observation, Arrived)
+        }
         for job in self.fresh.values():
             self.rows[job.id] = replace(job)
-        self.plan = plan = decide(self.world, facts, self.now)
+        self.plan = plan = decide(self.scheduler, observations, self.now)
         for job in plan.changed.values():
             self.rows[job.id] = replace(job)
         self.fresh = {}
         self.started += [job.id for job in plan.starts]
         self.journal += [(event.job, event.kind) for event in plan.events]
-        check_ledger(self.world)
+        check_ledger(self.scheduler)
         return plan
 
     def arrive(self, *jobs: Job, after: float = 0.0) -> Plan:
@@ -130,19 +134,19 @@ class Play:
         return self.rows[job].state
 
     def began(self, job: int, pid: int | None = None) -> Started:
-        """The fact that the present attempt runs."""
+        """The observation that the present attempt runs."""
         return Started(job, self.rows[job].attempt, Process(pid or 1000 + job, 77), self.wall)
 
     def ended(self, job: int, code: int | None = 0, **changes: Any) -> Ended:
-        """The fact that the present attempt ended."""
+        """The observation that the present attempt ended."""
         return replace(Ended(job, self.rows[job].attempt, code, None, self.wall), **changes)
 
     def never_ran(self, job: int, why: str = "fork refused", lasting: bool = False) -> NeverRan:
-        """The fact that the present attempt could not be started."""
+        """The observation that the present attempt could not be started."""
         return NeverRan(job, self.rows[job].attempt, why, lasting, self.wall)
 
     def lost(self, job: int, **changes: Any) -> Lost:
-        """The fact that the end of the present attempt cannot be known."""
+        """The observation that the end of the present attempt cannot be known."""
         return replace(Lost(job, self.rows[job].attempt, "nobody saw its end", self.wall), **changes)
 
     def run(self, *jobs: Job) -> None:
@@ -154,33 +158,33 @@ class Play:
     def reason(self, job: int) -> str:
         """The code of the reason why a waiting job waits: its own, else its class's."""
         found = self.rows[job]
-        return found.reason_code or self.world.class_reasons()[class_of(found).key].code
+        return found.reason_code or self.scheduler.class_reasons()[class_of(found).key].code
 
 
 def a_world(
     *servers: int, cpu_slots: int = 1 << 30, missing: Callable[[Job], str] | None = None, **policy: Any
 ) -> Play:
-    """A world with one server of one GPU, or with the servers given; ``policy`` by the names of Policy."""
+    """A state with one server of one GPU, or with the servers given; ``policy`` by the names of Policy."""
     more = {"missing": missing} if missing else {}
     return Play(Fleet(some_gpus(*(servers or (1,))), cpu_slots), policy=Policy(**policy), **more)
 
 
-def check_ledger(world: World) -> None:
+def check_ledger(state: SchedulerState) -> None:
     """What is free is what nobody holds, and no GPU holds more than 1000 parts; bookings that cannot be count nothing.
 
     GPUs are claimed by just those jobs that named them, and are on them.
     """
-    free = dict.fromkeys(world.fleet.gpus, WHOLE)
-    slots = world.fleet.cpu_slots
+    free = dict.fromkeys(state.fleet.gpus, WHOLE)
+    slots = state.fleet.cpu_slots
     claims: dict[int, int] = {}
-    live = [job for job in world.live.values() if job.attempt_key not in world.unbooked]
-    for holder in (*live, *(held for held in world.holdings.values() if held.key not in world.unbooked)):
+    live = [job for job in state.live.values() if job.attempt_key not in state.unbooked]
+    for holder in (*live, *(held for held in state.holdings.values() if held.key not in state.unbooked)):
         slots -= holder.need.slots
         for gpu in holder.gpus:
             free[gpu] -= holder.need.parts
             if holder.need.by_name:
                 claims[gpu] = claims.get(gpu, 0) + 1
-    assert world.fleet.free == free
+    assert state.fleet.free == free
     assert all(0 <= parts <= WHOLE for parts in free.values())
-    assert world.fleet.cpu_free == slots
-    assert world.fleet.claims == claims
+    assert state.fleet.cpu_free == slots
+    assert state.fleet.claims == claims

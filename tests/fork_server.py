@@ -34,11 +34,11 @@ NEW_INTERPRETER_VERBS = frozenset({"demo", "attach"})
 NEW_INTERPRETER_VARIABLES = frozenset({"PYTHONHOME", "TZ", "LD_PRELOAD"})
 SERVER_VARIABLES = ("PYTHON", "LC_", "LANG")
 MODULES = (
-    "scheduler.engine.examining", "scheduler.engine.main", "scheduler.engine.offline", "scheduler.faces.cli.app", "scheduler.faces.cli.config",
-    "scheduler.faces.cli.doctor", "scheduler.faces.cli.logs", "scheduler.faces.cli.run", "scheduler.faces.cli.serve", "scheduler.faces.front",
-    "scheduler.faces.tracker", "scheduler.faces.ts.acting", "scheduler.faces.ts.queueing",
+    "scheduler.doctor.checks", "scheduler.daemon.process", "scheduler.client.offline", "scheduler.cli.app", "scheduler.cli.config",
+    "scheduler.cli.doctor", "scheduler.cli.logs", "scheduler.cli.run", "scheduler.cli.serve", "scheduler.entrypoint",
+    "scheduler.track.cli", "scheduler.ts.actions", "scheduler.ts.submission",
 )  # fmt: skip
-WEB_MODULES = ("scheduler.faces.web.serving", "scheduler.faces.cli.web")
+WEB_MODULES = ("scheduler.web.server", "scheduler.web.command")
 
 
 # -- the server ---------------------------------------------------------------------------------------------
@@ -122,20 +122,20 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     os.environ.update(request["environ"])
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         setattr(sys, name, _opened(fd, getattr(sys, name)))
-    from scheduler import crashpoints
-    from scheduler.faces import front
+    from scheduler import entrypoint
+    from scheduler.system import crash_points
 
     if "GPUJOB_CRASH_AT" in os.environ:
-        importlib.reload(crashpoints)
+        importlib.reload(crash_points)
     words = request["words"]
     if words[:1] == ["start"]:
         import faulthandler
 
         faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)  # for a scheduler that hangs
-    sys.argv = [front.__file__ or "", *words]
+    sys.argv = [entrypoint.__file__ or "", *words]
     code: int = 1
     try:
-        code = front.main(words)
+        code = entrypoint.main(words)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:

@@ -40,7 +40,7 @@ BUGS = (
         (
             (
                 "scheduler/runners/adoption.py",
-                "if record.give_up(path, job, boot_id(), int(now * 1e9)):",
+                "if attempt_record.give_up(path, job, boot_id(), int(now * 1e9)):",
                 "if not os.path.exists(path):",
             ),
         ),
@@ -48,16 +48,16 @@ BUGS = (
     ),
     Bug(
         "commit after the start",
-        "the keeper is told before the transaction is committed",
+        "the supervisor is told before the transaction is committed",
         (
             (
-                "scheduler/engine/loop.py",
+                "scheduler/daemon/loop.py",
                 "            if plan.starts:\n                crash_point(\"start.chosen\")\n",
                 "            for job, launch in launches:\n                self.runner.start(job, launch)\n"
                 "            self.runner.flush()\n            if plan.starts:\n                crash_point(\"start.chosen\")\n",
             ),
             (
-                "scheduler/engine/loop.py",
+                "scheduler/daemon/loop.py",
                 "        for job, launch in launches:\n            self.runner.start(job, launch)\n        if launches:\n            self.runner.flush()\n",
                 "        if launches:\n",
             ),
@@ -68,9 +68,9 @@ BUGS = (
         "offset outside the transaction",
         "how far the jobs file was read is written by itself, before the jobs of it",
         (
-            ("scheduler/engine/reading.py", "        kept.save_mark(connection, batch.mark)\n", ""),
+            ("scheduler/daemon/ingest.py", "        kept.save_mark(connection, batch.mark)\n", ""),
             (
-                "scheduler/engine/loop.py",
+                "scheduler/daemon/loop.py",
                 "        with db.writing(sync=sync) as connection:\n",
                 "        with db.writing() as connection:\n            for _, batch in batches:\n"
                 "                kept.save_mark(connection, batch.mark)\n        with db.writing(sync=sync) as connection:\n",
@@ -83,7 +83,7 @@ BUGS = (
         "a process is known by its number, whenever it was started",
         (
             (
-                "scheduler/runners/processes.py",
+                "scheduler/system/processes.py",
                 "    return found if found is not None and found.ticks == process.ticks else None\n",
                 "    return found\n",
             ),
@@ -95,12 +95,12 @@ BUGS = (
         "a GPU that does not tell its memory is given out",
         (
             (
-                "scheduler/core/telemetry.py",
+                "scheduler/core/admission.py",
                 "if reading.memory_used_mib is None or not reading.memory_total_mib:\n            return Verdict(",
                 "if False:\n            return Verdict(",
             ),
         ),
-        (MACHINE, "tests/core/test_telemetry_properties.py"),
+        (MACHINE, "tests/core/test_admission_properties.py"),
     ),
     Bug(
         "no fsync",
@@ -131,14 +131,14 @@ BUGS = (
         "a quote that is not closed goes on in the next line",
         (
             (
-                "scheduler/intake/files.py",
+                "scheduler/intake/tail.py",
                 "            raw, position = data[position:end], end + 1\n",
                 "            while data.count(b'\"', position, end) % 2 and data.find(b\"\\n\", end + 1) > 0:\n"
                 "                end = data.find(b\"\\n\", end + 1)\n"
                 "            raw, position = data[position:end], end + 1\n",
             ),
         ),
-        ("tests/intake/test_files.py", "tests/stories/test_bad_lines.py"),
+        ("tests/intake/test_tail.py", "tests/stories/test_bad_lines.py"),
     ),
     Bug(
         "released with the leader",
@@ -158,7 +158,7 @@ BUGS = (
         (
             (
                 "scheduler/store/database.py",
-                '    proof.check_begun(places)\n    if not os.path.exists(places.store)',
+                '    integrity.check_begun(places)\n    if not os.path.exists(places.store)',
                 '    try:\n        connection = read_only(places.store)\n        sound = connection.execute("PRAGMA quick_check(1)").fetchone()[0]\n'
                 '        connection.close()\n    except sqlite3.Error:\n        sound = "no"\n    if sound != "ok":\n'
                 '        for end in ("", "-wal", "-shm"):\n            with contextlib.suppress(OSError):\n'

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.core.job import Process
-from scheduler.runners.processes import environment_of, seen, send
+from scheduler.system.processes import environment_of, seen, send
 
 LIMIT_S = 60.0
 

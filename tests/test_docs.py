@@ -9,13 +9,24 @@ from pathlib import Path
 import typer
 import yaml
 
+from scheduler.cli.app import app
 from scheduler.core.config import OPTIONS, RELOADABLE, read_option
-from scheduler.core.llm import table_from
-from scheduler.faces.cli.app import app
+from scheduler.core.model_table import table_from
 from scheduler.intake.config_file import read_entries
-from scheduler.intake.jobs_csv import OPTION_KEYS, Door, parse
+from scheduler.intake.jobs_file import OPTION_KEYS, Door, parse
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def documents() -> list[Path]:
+    """Every document of the project but the changelog, which tells of the past."""
+    found = [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "scheduler").rglob("*.md"),
+        ROOT / "tests/README.md",
+    ]
+    return [path for path in found if path.name != "CHANGELOG.md"]
 
 
 def verbs() -> set[str]:
@@ -125,6 +136,21 @@ def test_every_test_that_carries_a_row_stands_in_it() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for document in documents():
         for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_the_files_and_names_of_the_program_that_documents_and_docstrings_name_exist() -> None:
+    """`core/states.py: TABLE`: there is such a file, and that name is in it. `NAME.py` and a user's own scripts are none of ours."""
+    theirs = {"NAME.py", "train.py", "eval.py", "job.py", "x.py", "scheduler.py", "queue.py"}
+    files = [path for folder in ("scheduler", "tests", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")]
+    wrong = []
+    for document in [*documents(), *(ROOT / "scheduler").rglob("*.py")]:
+        for name, inside in re.findall(r"`([\w/]+\.py)(?:: (\w+))?", document.read_text()):
+            if name.rpartition("/")[2] in theirs:
+                continue
+            meant = [path for path in files if f"/{path.relative_to(ROOT)}".endswith(f"/{name}")]
+            if not any(re.search(rf"\b{inside}\b", path.read_text()) for path in meant):
+                wrong.append(f"{document.relative_to(ROOT)}: {name}{f': {inside}' if inside else ''}")
+    assert not wrong, "\n".join(wrong)

@@ -1,1 +1,1 @@
-"""What things are and what should happen: pure rules, no clock, disk, process or network."""
+"""Jobs, requests, states, placement and decisions: pure, without clock, disk, process, network or chance."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from scheduler.core.errors import LONGEST_SHOWN, SchedulerError, UsageError, nearest, said
 from scheduler.core.gpu import HIGHEST_GPU_ID, parse_gpu_ids
-from scheduler.core.keeping import Keep, keep_finished, keep_logs
 from scheduler.core.launch import CONDA_MODES, CUDA_MODES
+from scheduler.core.retention import Keep, keep_finished, keep_logs
 from scheduler.core.units import seconds_of
 
 LARGEST = 10**9  # of any number: some 30 years, and far from what the store can hold

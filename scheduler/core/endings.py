@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler.core.failure import OUT_OF_MEMORY
-from scheduler.core.gpu import BY_MEMORY, WHOLE, Need
+from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_OUT_OF_MEMORY
+from scheduler.core.failure_patterns import OUT_OF_MEMORY
+from scheduler.core.gpu import BY_MEMORY, WHOLE, ResourceRequest
 from scheduler.core.job import Job, JobState, Outcome
 from scheduler.core.states import Move
-from scheduler.core.tallies import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_OUT_OF_MEMORY
 from scheduler.core.units import mib_text
 
 
@@ -26,7 +26,7 @@ class Rules:
 
     ``starts``: how many starts may fail for a passing reason. ``retries``: whether the job's own ``retries`` count.
     ``oom_retries``: how many runs may follow with more GPU memory. ``by_memory``: jobs book memory in place of a share
-    (`core/llm.py: booking_memory`); ``most_mib`` then gives the MiB that such a job could have at most.
+    (`core/model_table.py: booking_memory`); ``most_mib`` then gives the MiB that such a job could have at most.
     """
 
     starts: int = 0
@@ -43,7 +43,7 @@ NEVER_AGAIN = Rules(retries=False)
 class Meaning:
     """``how``: the move that the job makes; ``outcome``: how its attempt ended.
 
-    Move.FELL is followed by another attempt: ``cause`` is the tally's word for that and ``why`` the sentence. ``need`` and
+    Move.RETRY_SCHEDULED is followed by another attempt: ``cause`` is the tally's word for that and ``why`` the sentence. ``need`` and
     ``vram_mib`` are what the next attempt asks for, where that is more than before.
     """
 
@@ -51,7 +51,7 @@ class Meaning:
     outcome: Outcome
     cause: str = ""
     why: str = ""
-    need: Need | None = None
+    need: ResourceRequest | None = None
     vram_mib: int = 0
 
 
@@ -71,7 +71,7 @@ def after_run(job: Job, rules: Rules) -> Meaning:
 
 def after_loss(job: Job) -> Meaning:
     """The attempt is over and nobody knows how it ended. Such a job is never run again by a guess."""
-    return CANCELLED if _is_cancelled(job) else Meaning(Move.GAVE_UP, Outcome.LOST)
+    return CANCELLED if _is_cancelled(job) else Meaning(Move.FAILED, Outcome.LOST)
 
 
 def after_no_start(job: Job, why: str, lasting: bool, rules: Rules) -> Meaning:
@@ -79,9 +79,9 @@ def after_no_start(job: Job, why: str, lasting: bool, rules: Rules) -> Meaning:
     if job.state is JobState.STOPPING:
         return CANCELLED
     if lasting or job.start_failures + 1 >= rules.starts:
-        return Meaning(Move.GAVE_UP, Outcome.COULD_NOT_START)
+        return Meaning(Move.FAILED, Outcome.COULD_NOT_START)
     why = f"start failed: {why}; attempt {job.start_failures + 2} of {rules.starts}"
-    return Meaning(Move.FELL, Outcome.COULD_NOT_START, RETRY_COULD_NOT_START, why)
+    return Meaning(Move.RETRY_SCHEDULED, Outcome.COULD_NOT_START, RETRY_COULD_NOT_START, why)
 
 
 def ran(job: Job) -> dict[str, float]:
@@ -99,12 +99,12 @@ def _after_failure(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
     if rules.retries and job.runs_failed < job.spec.retries:
         how = f"exit code {job.exit_code}" if job.exit_code is not None else f"signal {job.signal}"
         why = f"ended with {how}; run {job.runs_failed + 1} of {job.spec.retries + 1}"
-        return Meaning(Move.FELL, outcome, RETRY_FAILED, why)
+        return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_FAILED, why)
     out_of_memory = job.failure is not None and job.failure.kind == OUT_OF_MEMORY
     shares = job.need.count > 0 and 0 < job.need.parts < WHOLE
     if out_of_memory and shares and job.oom_retries < rules.oom_retries:
         return _with_more_memory(job, outcome, rules)
-    return Meaning(Move.GAVE_UP, outcome)
+    return Meaning(Move.FAILED, outcome)
 
 
 def _with_more_memory(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
@@ -113,9 +113,9 @@ def _with_more_memory(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
     if rules.by_memory and before and job.need.parts == BY_MEMORY:
         after = min(rules.most_mib(job), 2 * before)
         if after <= before:
-            return Meaning(Move.GAVE_UP, outcome)
+            return Meaning(Move.FAILED, outcome)
         why = f"ran out of GPU memory with {mib_text(before)} booked; tried again with {mib_text(after)}"
-        return Meaning(Move.FELL, outcome, RETRY_OUT_OF_MEMORY, why, vram_mib=after)
-    need = Need(job.need.count, min(WHOLE, job.need.parts * 2))
+        return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_OUT_OF_MEMORY, why, vram_mib=after)
+    need = ResourceRequest(job.need.count, min(WHOLE, job.need.parts * 2))
     why = f"ran out of GPU memory with a need of {job.need}; tried again with {need}"
-    return Meaning(Move.FELL, outcome, RETRY_OUT_OF_MEMORY, why, need)
+    return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_OUT_OF_MEMORY, why, need)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from scheduler.core.errors import BACKWARDS, Refused, UsageError
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -50,7 +50,7 @@ def parts_of(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Need:
+class ResourceRequest:
     """What a job takes: one of three forms.
 
     - ``count`` different GPUs of one server, ``parts`` thousandths of each.
@@ -64,7 +64,7 @@ class Need:
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
-    def parse(cls, text: str) -> Need:
+    def parse(cls, text: str) -> ResourceRequest:
         """Read ``0.5``, ``2``, ``1.5`` (→ 2 whole) or ``2x0.5``. Raises UsageError, Refused."""
         match = re.fullmatch(r"\s*([0-9]{1,4})\s*[xX*]\s*(\S+)\s*", text)
         if match:
@@ -77,7 +77,7 @@ class Need:
         return cls.from_parts(parts_of(text))
 
     @classmethod
-    def from_parts(cls, total: int) -> Need:
+    def from_parts(cls, total: int) -> ResourceRequest:
         """The need for ``total`` thousandths: above one GPU it is rounded up to whole GPUs."""
         if total <= 0:
             return cls(0, 0)
@@ -86,7 +86,7 @@ class Need:
         return cls(-(-total // WHOLE), WHOLE)
 
     @classmethod
-    def of_slots(cls, slots: int) -> Need:
+    def of_slots(cls, slots: int) -> ResourceRequest:
         """The need of a job without GPUs that takes so many slots."""
         return cls(0, slots if slots > 1 else 0)
 
@@ -137,7 +137,7 @@ def rounding_note(text: str) -> str:
     from decimal import Decimal, InvalidOperation
 
     try:
-        need = Need.parse(text)
+        need = ResourceRequest.parse(text)
         number = Decimal(text.strip())
     except (UsageError, Refused, InvalidOperation):
         return ""

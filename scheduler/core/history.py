@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler.core.tallies import INF, TICK_BUCKETS, label_of
-from scheduler.core.telemetry import Card
+from scheduler.core.admission import GpuAdmission
+from scheduler.core.counters import INF, TICK_BUCKETS, label_of
 
 SHORT_S, LONG_S = 10.0, 300.0
 KEEP_SHORT_S, KEEP_LONG_S = 86_400.0, 90 * 86_400.0
@@ -133,7 +133,7 @@ class JobMean(Mean):
         return (job, attempt, at, self.mean(0, 0), self.mean(1, 3), self.most(0), self.most(1))
 
 
-def gpu_values(card: Card | None, booked: float, paused: bool) -> Values:
+def gpu_values(card: GpuAdmission | None, booked: float, paused: bool) -> Values:
     """What is known of a GPU now; ``card`` None: it is only declared, and nobody measures it."""
     reading = card.reading if card is not None and card.verdict.code != "stale" else None
     if card is None or reading is None or reading.lost:
@@ -146,7 +146,7 @@ def gpu_values(card: Card | None, booked: float, paused: bool) -> Values:
     )  # fmt: skip
 
 
-def job_values(key: str, cards: Iterable[Card]) -> Values:
+def job_values(key: str, cards: Iterable[GpuAdmission]) -> Values:
     """Memory and load of an attempt on these GPUs, as far as the driver tells them; promised memory is not measured."""
     memory: float | None = None
     loads: list[float] = []

@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 import shlex
 
-from scheduler.core.gpu import Need
+from scheduler.core.gpu import ResourceRequest
 from scheduler.core.secrets import without_secrets, words_without_secrets
-from scheduler.core.shell_words import quoted
+from scheduler.core.shell_quoting import quoted
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass, field
@@ -192,7 +192,7 @@ class Job:
 
     id: int
     spec: JobSpec
-    need: Need
+    need: ResourceRequest
     state: JobState = JobState.PENDING
     identity: str = ""
     order: int = 0  # place among equal priorities; below 0: before all others
@@ -283,7 +283,7 @@ class Holding:
 
     key: str
     job: int
-    need: Need
+    need: ResourceRequest
     gpus: tuple[int, ...]
     vram_mib: int
     processes: tuple[Process, ...]

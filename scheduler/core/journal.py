@@ -34,7 +34,7 @@ ENDS = {
 # Kinds of events that give a job another status.
 STATUS_AFTER = {
     "started": RUNNING,
-    "fell": PENDING,
+    "retry_scheduled": PENDING,
     "unclaimed": PENDING,
     "requeued": PENDING,
     **{state.value: word for state, word in ENDS.items()},

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from scheduler.core.gpu import BY_MEMORY, WHOLE, Gpu, Need, decimal_text, gpu_ids_text, ids_of, mask_of
+from scheduler.core.admission import Admission
+from scheduler.core.gpu import BY_MEMORY, WHOLE, Gpu, ResourceRequest, decimal_text, gpu_ids_text, ids_of, mask_of
 from scheduler.core.job import Reason
-from scheduler.core.job_class import JobClass
-from scheduler.core.telemetry import Telemetry
+from scheduler.core.placement_class import PlacementClass
 
 
 class Fleet:
@@ -34,10 +34,10 @@ class Fleet:
         self.paused_mask = (
             0  # also those that are not managed now: a pause stays when a GPU is taken away and given back
         )
-        self.telemetry = Telemetry()
+        self.admission = Admission()
         self.cpu_slots = self.cpu_free = cpu_slots
         self.claims: dict[int, int] = {}  # GPU → how many jobs that named it run there
-        self.reserved: list[tuple[int, int, JobClass]] = []  # job, the mask of the GPUs kept for it, its class
+        self.reserved: list[tuple[int, int, PlacementClass]] = []  # job, the mask of the GPUs kept for it, its class
         self.slots_reserved = 0  # the job (+ 1) that the next free slots are kept for; 0: none
         self.free: dict[int, int] = dict.fromkeys(self.gpus, WHOLE)
         self.memory_free: dict[int, int] = {i: g.memory_mib for i, g in self.gpus.items() if g.memory_mib is not None}
@@ -50,7 +50,7 @@ class Fleet:
         self._by_whole: dict[int, int] = {}
         for server, count in self._whole.items():
             self._by_whole[count] = self._by_whole.get(count, 0) | self._server_mask[server]
-        self._ever: dict[JobClass, str] = {}
+        self._ever: dict[PlacementClass, str] = {}
 
     def manages(self, gpu: int) -> bool:
         """Whether this GPU id is one that jobs may be put on."""
@@ -64,21 +64,21 @@ class Fleet:
     @property
     def usable_mask(self) -> int:
         """GPUs that may take a job at all."""
-        return self.all_mask & ~self.paused_mask & ~self.telemetry.blocked_mask & ~self.kept_mask
+        return self.all_mask & ~self.paused_mask & ~self.admission.blocked_mask & ~self.kept_mask
 
     @property
     def kept_mask(self) -> int:
         """GPUs that are kept from others: claimed by name, or reserved."""
         return self._kept_from(None)
 
-    def _kept_from(self, kind: JobClass | None) -> int:
+    def _kept_from(self, kind: PlacementClass | None) -> int:
         """The same for a job of this kind: what is reserved for itself, or for those behind it, is not kept from it."""
         kept = mask_of(self.claims)
         for _, mask in self._reserved_before(kind):
             kept |= mask
         return kept
 
-    def _reserved_before(self, kind: JobClass | None) -> Iterator[tuple[int, int]]:
+    def _reserved_before(self, kind: PlacementClass | None) -> Iterator[tuple[int, int]]:
         for job, mask, waits_as in self.reserved:
             if waits_as == kind:
                 return
@@ -94,7 +94,7 @@ class Fleet:
         """The managed GPUs among ``allowed`` (None: all)."""
         return self.all_mask if allowed is None else mask_of(allowed) & self.all_mask
 
-    def find(self, kind: JobClass) -> tuple[int, ...] | None:
+    def find(self, kind: PlacementClass) -> tuple[int, ...] | None:
         """GPU ids, ascending, on which one job of ``kind`` fits best now; () without GPUs; None if nowhere."""
         need = kind.need
         if need.count == 0:
@@ -104,25 +104,25 @@ class Fleet:
             return ids_of(named) if named & self.all_mask & ~self.paused_mask == named else None
         usable = self.usable_mask & self.allowed_mask(kind.allowed)
         if need.parts == WHOLE:
-            usable &= ~self.telemetry.whole_blocked_mask
-        if usable & self.telemetry.tight_mask:
+            usable &= ~self.admission.whole_blocked_mask
+        if usable & self.admission.tight_mask:
             usable = self._with_slack(usable, need.parts)
-        if kind.vram_mib and not self.telemetry.limits.by_memory:
+        if kind.vram_mib and not self.admission.thresholds.by_memory:
             usable = self._with_memory(usable, kind.vram_mib)
-        if self.telemetry.cards:
-            room = self.telemetry.has_room
+        if self.admission.cards:
+            room = self.admission.has_room
             usable = mask_of(i for i in ids_of(usable) if room(i, need.parts, kind.vram_mib))
         if not usable:
             return None
-        books_memory = self.telemetry.limits.by_memory and need.parts == BY_MEMORY and bool(kind.vram_mib)
-        if books_memory and need.count == 1 and self.telemetry.cards:
+        books_memory = self.admission.thresholds.by_memory and need.parts == BY_MEMORY and bool(kind.vram_mib)
+        if books_memory and need.count == 1 and self.admission.cards:
             return self._find_most_memory(usable)
         return self._find_share(need.parts, usable) if need.count == 1 else self._find_wide(need, usable)
 
     def _find_most_memory(self, usable: int) -> tuple[int, ...] | None:
         """The GPU with the most free memory; ties: the lowest id."""
         fitting = [i for i in ids_of(usable) if self.free[i] >= BY_MEMORY]
-        return (max(fitting, key=lambda i: (self.telemetry.free_mib(i), -i)),) if fitting else None
+        return (max(fitting, key=lambda i: (self.admission.free_mib(i), -i)),) if fitting else None
 
     def _find_share(self, parts: int, usable: int) -> tuple[int, ...] | None:
         levels = self._levels >> parts
@@ -140,7 +140,7 @@ class Fleet:
             levels ^= lowest
         return None
 
-    def _find_wide(self, need: Need, usable: int) -> tuple[int, ...] | None:
+    def _find_wide(self, need: ResourceRequest, usable: int) -> tuple[int, ...] | None:
         if need.parts == WHOLE:
             fitting = self._bucket.get(WHOLE, 0) & usable
         else:
@@ -159,18 +159,20 @@ class Fleet:
         return None
 
     def _with_memory(self, mask: int, mib: int) -> int:
-        cards = self.telemetry.cards
+        cards = self.admission.cards
         return mask_of(
-            i for i in ids_of(mask) if self.memory_free.get(i, mib) - (cards[i].excess_mib if i in cards else 0) >= mib
+            i
+            for i in ids_of(mask)
+            if self.memory_free.get(i, mib) - (cards[i].overcommit_mib if i in cards else 0) >= mib
         )
 
     def _with_slack(self, mask: int, parts: int) -> int:
         """Without the GPUs on which memory beyond the promised shares leaves too little."""
-        cards = self.telemetry.cards
-        tight = (i for i in ids_of(mask & self.telemetry.tight_mask) if parts + cards[i].excess > self.free[i])
+        cards = self.admission.cards
+        tight = (i for i in ids_of(mask & self.admission.tight_mask) if parts + cards[i].overcommit > self.free[i])
         return mask & ~mask_of(tight)
 
-    def take(self, need: Need, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
+    def take(self, need: ResourceRequest, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
         """Book ``need`` on ``gpus``. Raises ValueError, and books nothing, when it does not fit."""
         if need.count == 0:
             self.cpu_free -= need.slots
@@ -186,7 +188,7 @@ class Fleet:
             if vram_mib and i in self.memory_free:
                 self.memory_free[i] -= vram_mib
 
-    def give_back(self, need: Need, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
+    def give_back(self, need: ResourceRequest, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
         """Undo ``take``. Raises ValueError, and frees nothing, when more would be free than there is."""
         if need.count == 0:
             self.cpu_free += need.slots
@@ -223,7 +225,7 @@ class Fleet:
 
     # -- for whom others wait -----------------------------------------------------------------------------
 
-    def reserve(self, job: int, kind: JobClass) -> None:
+    def reserve(self, job: int, kind: PlacementClass) -> None:
         """Until `open_to_all`, keep what ``job`` lacks from those behind it: the GPUs that are nearest to holding it.
 
         Nothing stands idle for a job that cannot start however long one waits: not with these GPUs paused or gone, these slots.
@@ -233,7 +235,7 @@ class Fleet:
             if need.slots <= self.cpu_slots:
                 self.slots_reserved = self.slots_reserved or job + 1
             return
-        allowed = self.allowed_mask(kind.allowed) & ~self.paused_mask & ~self.telemetry.lasting_mask
+        allowed = self.allowed_mask(kind.allowed) & ~self.paused_mask & ~self.admission.lasting_mask
         usable = self.usable_mask & allowed
         best: list[tuple[bool, int, int]] = []
         for mask in self._server_mask.values():
@@ -248,13 +250,13 @@ class Fleet:
         self.reserved.clear()
         self.slots_reserved = 0
 
-    def competes(self, kind: JobClass, need: Need, gpus: tuple[int, ...]) -> bool:
+    def competes(self, kind: PlacementClass, need: ResourceRequest, gpus: tuple[int, ...]) -> bool:
         """Whether what was given away, ``need`` on ``gpus``, is something that a job of ``kind`` waits for."""
         if kind.need.count == 0:
             return need.count == 0
         return bool(self.allowed_mask(kind.allowed) & mask_of(gpus))
 
-    def can_ever_hold(self, kind: JobClass) -> str:
+    def can_ever_hold(self, kind: PlacementClass) -> str:
         """An empty text, or why no state of this machine could ever hold a job of ``kind``."""
         known = self._ever.get(kind)
         if known is None:
@@ -263,7 +265,7 @@ class Fleet:
             known = self._ever[kind] = self._can_ever_hold(kind)
         return known
 
-    def _can_ever_hold(self, kind: JobClass) -> str:
+    def _can_ever_hold(self, kind: PlacementClass) -> str:
         need = kind.need
         if need.slots > self.cpu_slots:
             return f"needs {need.slots} slots, and there are only {self.cpu_slots}"
@@ -288,7 +290,7 @@ class Fleet:
                 return f"needs {kind.vram_mib} MiB on {of_one}, more than the allowed GPUs have"
         return ""
 
-    def why_not(self, kind: JobClass) -> Reason:
+    def why_not(self, kind: PlacementClass) -> Reason:
         """Why no job of ``kind`` fits now: the first rule that fails, with its figures."""
         need = kind.need
         never = self.can_ever_hold(kind)
@@ -312,9 +314,9 @@ class Fleet:
         forbidden = self._forbidden(need, usable, kind.vram_mib) or self._kept(kind, usable)
         if forbidden is not None:
             return forbidden
-        usable = usable & ~self.telemetry.blocked_mask & ~self._kept_from(kind) or usable
+        usable = usable & ~self.admission.blocked_mask & ~self._kept_from(kind) or usable
         if kind.allowed is not None:
-            elsewhere = self.find(JobClass(need, None, kind.vram_mib))
+            elsewhere = self.find(PlacementClass(need, None, kind.vram_mib))
             if elsewhere is not None:
                 s = "s" * (len(elsewhere) > 1)
                 return Reason(
@@ -339,7 +341,7 @@ class Fleet:
             return Reason("no-wide-room", text + tail)
         return Reason("no-wide-room", f"needs {need.in_words()}; {best} {'is' if best == 1 else 'are'} free{tail}")
 
-    def _no_slot(self, need: Need) -> Reason:
+    def _no_slot(self, need: ResourceRequest) -> Reason:
         if self.slots_reserved and self.cpu_free >= need.slots:
             return Reason(
                 "reserved", f"the next free slots are kept for job {self.slots_reserved - 1}, overtaken too often"
@@ -355,7 +357,7 @@ class Fleet:
         are = "is" if free == 1 else "are"
         return Reason("no-room", f"needs {need.slots} slots; {free} of {self.cpu_slots} {are} free")
 
-    def _kept(self, kind: JobClass, usable: int) -> Reason | None:
+    def _kept(self, kind: PlacementClass, usable: int) -> Reason | None:
         """Why GPUs with room are kept from a job, where that is what it waits for."""
         need, kept = kind.need, self._kept_from(kind)
         fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
@@ -376,7 +378,7 @@ class Fleet:
             f"GPU {ids} {'is' if ids.isdecimal() else 'are'} in use by a job that named {'it' if ids.isdecimal() else 'them'}",
         )
 
-    def _forbidden(self, need: Need, usable: int, vram_mib: int) -> Reason | None:
+    def _forbidden(self, need: ResourceRequest, usable: int, vram_mib: int) -> Reason | None:
         """Why GPUs whose ledger has room must not be used now, where that is what the job waits for."""
         verdicts = {}
         room: dict[int, int] = {}
@@ -384,7 +386,7 @@ class Fleet:
             if self.free[i] < need.parts:
                 continue
             server = self.gpus[i].server
-            verdict = self.telemetry.forbids(i, need.parts, self.free[i], vram_mib)
+            verdict = self.admission.forbids(i, need.parts, self.free[i], vram_mib)
             if verdict.code:
                 verdicts[i] = verdict
             else:
@@ -397,14 +399,14 @@ class Fleet:
         if max(together.values()) < need.count:
             return None  # it would not fit without them either
         first, *others = verdicts
-        if self.telemetry.limits.by_memory:
-            first = max(verdicts, key=lambda i: (self.telemetry.free_mib(i), -i))
+        if self.admission.thresholds.by_memory:
+            first = max(verdicts, key=lambda i: (self.admission.free_mib(i), -i))
             others = [i for i in verdicts if i != first]
         like = f"; GPU {gpu_ids_text(others)} cannot be used either" if others else ""
         return Reason(verdicts[first].code, verdicts[first].sentence + like)
 
 
-def _lacks(gpus: list[tuple[bool, int, int]], need: Need) -> tuple[int, int]:
+def _lacks(gpus: list[tuple[bool, int, int]], need: ResourceRequest) -> tuple[int, int]:
     """How far these GPUs (kept or not, free parts below 0, id) are from holding ``need``."""
     missing = sum(unusable or -free < need.parts for unusable, free, _ in gpus)
     return missing, sum(max(0, need.parts + free) for _, free, _ in gpus)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from scheduler.core.job_class import JobClass
+from scheduler.core.placement_class import PlacementClass
 
 Key = tuple[float, float]
 SHORT_BETA = 5.0  # a job expected to run an hour queues as if submitted five hours later
@@ -39,7 +39,7 @@ class Order:
 class _Line:
     """The waiting jobs of one class."""
 
-    kind: JobClass
+    kind: PlacementClass
     heap: list[tuple[float, float, int]] = field(default_factory=list)
     size: int = 0
     # The moment of each start that overtook this class, and the place of the job that was started.
@@ -54,7 +54,7 @@ class Queue:
     """
 
     def __init__(self) -> None:
-        self._lines: dict[JobClass, _Line] = {}
+        self._lines: dict[PlacementClass, _Line] = {}
         self._where: dict[int, tuple[_Line, Key, int]] = {}
         self._moment = 0  # counts pushes and passes, which tells what came first
 
@@ -64,7 +64,7 @@ class Queue:
     def __contains__(self, job: int) -> bool:
         return job in self._where
 
-    def push(self, job: int, kind: JobClass, key: Key) -> None:
+    def push(self, job: int, kind: PlacementClass, key: Key) -> None:
         """Let a job wait (or wait elsewhere: its old place is given up)."""
         self.drop(job)
         line = self._lines.get(kind)
@@ -124,7 +124,7 @@ class Queue:
             heapq.heappop(heap)
         return None
 
-    def in_order(self) -> Generator[tuple[int, JobClass], bool, None]:
+    def in_order(self) -> Generator[tuple[int, PlacementClass], bool, None]:
         """One pass: first jobs by key over all classes.
 
         The caller answers with ``send(True)`` after it took the job out by ``drop``, or anything else to leave
@@ -145,10 +145,10 @@ class Queue:
             else:
                 heapq.heapreplace(heads, (following, id(line), line))
 
-    def sizes(self) -> dict[JobClass, int]:
+    def sizes(self) -> dict[PlacementClass, int]:
         """How many jobs wait in each class."""
         return {line.kind: line.size for line in self._lines.values()}
 
-    def classes(self) -> list[JobClass]:
+    def classes(self) -> list[PlacementClass]:
         """The classes in which a job waits."""
         return list(self._lines)

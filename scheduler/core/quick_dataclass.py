@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeVar

@@ -1,1 +1,1 @@
-"""Text becomes typed values here; changed files are noticed here."""
+"""Files and settings that people edit, read as typed values."""

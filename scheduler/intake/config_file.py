@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler.core.config import OPTIONS, TEXTS, read_option
 from scheduler.core.errors import STATE_FILE, FileTrouble, SchedulerError, UsageError, said
-from scheduler.intake.files import cannot_be_read, check_places, not_read, places_of, read_private
+from scheduler.intake.tail import cannot_be_read, check_places, not_read, places_of, read_private
 
 if TYPE_CHECKING:
     import yaml

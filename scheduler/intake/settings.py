@@ -12,9 +12,9 @@ from typing import Any
 from scheduler.core.config import OPTIONS, PATHS, Config, config_from, defaults, read_option
 from scheduler.core.errors import STATE_FILE, SchedulerError, UsageError, nearest, raise_all, said
 from scheduler.core.gpu import gpu_ids_text
-from scheduler.core.llm import ModelTable, table_from
+from scheduler.core.model_table import ModelTable, table_from
 from scheduler.intake.config_file import read_entries
-from scheduler.intake.files import cannot_be_read, check_places, places_of, read_private
+from scheduler.intake.tail import cannot_be_read, check_places, places_of, read_private
 
 PREFIX = "GPUJOB_SET_"
 FLAG = "command line"

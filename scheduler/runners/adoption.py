@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.core.facts import Ended, Fact, Lost, NeverRan, Started, Unclaimed
 from scheduler.core.job import Job, JobState, Process
+from scheduler.core.observations import Ended, Lost, NeverRan, Observation, Started, Unclaimed
 from scheduler.core.recovery import TABLE, Found, Record, Verdict
-from scheduler.crashpoints import crash_point
-from scheduler.runners import record
-from scheduler.runners.processes import (
+from scheduler.runners import attempt_record
+from scheduler.system.crash_points import crash_point
+from scheduler.system.processes import (
     JOB_NAMES,
     Mark,
     boot_id,
@@ -46,7 +46,7 @@ GONE = (errno.ECONNREFUSED, errno.ENOENT, errno.ESRCH, errno.ECONNRESET)  # what
 
 
 def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "") -> NeverRan:
-    """The fact for a start that failed with this errno at this stage (one of `record.STAGES`)."""
+    """The observation for a start that failed with this errno at this stage (one of `record.STAGES`)."""
     where = {
         "log": "its log cannot be opened",
         "record": "its record cannot be written",
@@ -66,32 +66,32 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
     return NeverRan(job, attempt, text, lasting, at)
 
 
-def not_started(job: int, attempt: int, found: record.Attempt, now: float) -> NeverRan | Unclaimed:
-    """The fact for a record that says "never"."""
+def not_started(job: int, attempt: int, found: attempt_record.AttemptRecord, now: float) -> NeverRan | Unclaimed:
+    """The observation for a record that says "never"."""
     if not found.code:
         return Unclaimed(job, attempt)
-    stage = record.STAGES[min(found.code // record.A_STAGE, len(record.STAGES) - 1)]
-    return start_trouble(job, attempt, found.code % record.A_STAGE, found.ended_at or now, stage)
+    stage = attempt_record.STAGES[min(found.code // attempt_record.A_STAGE, len(attempt_record.STAGES) - 1)]
+    return start_trouble(job, attempt, found.code % attempt_record.A_STAGE, found.ended_at or now, stage)
 
 
 def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequence[Process]) -> Ended:
-    """The fact for what stands in a record's END field (see `record.py` for ``how`` and ``code``)."""
-    exit_code, number, note = record.meaning(how, code)
+    """The observation for what stands in a record's END field (see `attempt_record.py` for ``how`` and ``code``)."""
+    exit_code, number, note = attempt_record.meaning(how, code)
     return Ended(job, attempt, exit_code, number, at, tuple(left), note=note)
 
 
 def read_ending(
     path: str, process: Process | None, state_file: str, *, terminal: bool, impatient: bool = False
-) -> record.Attempt:
+) -> attempt_record.AttemptRecord:
     """The record at ``path``. Where nobody is left who would write the ending into it, the ending comes from the kernel.
 
-    A keeper or shim writes the ending down before it reaps the leader (``process``). When it was killed, the leader's zombie
+    A supervisor or shim writes the ending down before it reaps the leader (``process``). When it was killed, the leader's zombie
     gets another parent, and where process 1 reaps nobody (many containers) it stays: the kernel still has its exit code.
-    ``terminal``: the job ran in a screen session, which is gone with its shim. ``impatient``: do not wait for a keeper or shim
+    ``terminal``: the job ran in a screen session, which is gone with its shim. ``impatient``: do not wait for a supervisor or shim
     that lives but is stopped. Raises OSError like `record.read`.
     """
     there = seen_as(process) if process is not None else None
-    found = record.read(path)  # after that look: a parent that was gone by then had written what it could write
+    found = attempt_record.read(path)  # after that look: a parent that was gone by then had written what it could write
     if process is None or there is None or there.alive or found.kind in (Record.ENDED, Record.NEVER_RAN):
         return found
     supervised = is_supervisor(there.parent, state_file)
@@ -99,7 +99,7 @@ def read_ending(
     if status is None:
         return found
     number = os.waitstatus_to_exitcode(status)
-    how, code = record.ending_words(number >= 0, abs(number), hangup=terminal and not supervised)
+    how, code = attempt_record.ending_words(number >= 0, abs(number), hangup=terminal and not supervised)
     return replace(found, kind=Record.ENDED, how=how, code=code)
 
 
@@ -107,7 +107,7 @@ def read_ending(
 class Look:
     """What there is of an attempt: its record, its leader (as far as known), and which of its processes live."""
 
-    record: record.Attempt
+    record: attempt_record.AttemptRecord
     process: Process | None
     same_boot: bool
     living: Found
@@ -123,13 +123,13 @@ def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB
     mark = Mark(job.id, job.attempt, state_file, names)
     starter = False
     while True:
-        found = record.read(path)
+        found = attempt_record.read(path)
         process = found.process or job.process
         if (found.boot or job.boot) not in ("", boot_id()):
             return Look(found, process, False, Found.NOTHING)
         found = read_ending(path, process, state_file, terminal=job.runner == "screen")
         if process is not None and (stands(process) if found.kind is not Record.ENDED else lives(process)):
-            # A zombie too: its keeper is about to write its ending down.
+            # A zombie too: its supervisor is about to write its ending down.
             return Look(found, process, True, Found.LEADER)
         others = tuple(members(mark, process))
         if others:
@@ -154,10 +154,10 @@ def _leader_among(others: Sequence[Process], job: Job) -> Process | None:
 
 def settle(
     path: str, job: Job, state_file: str, now: float, names: tuple[str, str, str] = JOB_NAMES
-) -> tuple[Verdict, list[Fact], Process | None]:
+) -> tuple[Verdict, list[Observation], Process | None]:
     """What to make of ``job``, which the store holds as STARTING, RUNNING or STOPPING.
 
-    Returns the verdict of the table, the facts that follow, and the process to watch when it is adopted. An
+    Returns the verdict of the table, the observations that follow, and the process to watch when it is adopted. An
     unclaimed attempt is claimed here, so that nobody can start it any more.
     """
     while True:
@@ -165,26 +165,26 @@ def settle(
         verdict = seen_.verdict(job.state)
         if verdict is not Verdict.REQUEUE:
             break
-        if record.give_up(path, job, boot_id(), int(now * 1e9)):
+        if attempt_record.give_up(path, job, boot_id(), int(now * 1e9)):
             crash_point("fence.taken")
             break
         # Somebody claimed it a moment ago: look again.
     found, process = seen_.record, seen_.process
     started = found.started_at if found.started_at is not None else now
-    facts: list[Fact] = []
+    observations: list[Observation] = []
     if process is not None and verdict not in (Verdict.REQUEUE, Verdict.NOT_STARTED, Verdict.WAIT):
-        facts.append(Started(job.id, job.attempt, process, started))
+        observations.append(Started(job.id, job.attempt, process, started))
     if verdict is Verdict.REQUEUE:
-        facts.append(Unclaimed(job.id, job.attempt))
+        observations.append(Unclaimed(job.id, job.attempt))
     elif verdict is Verdict.NOT_STARTED:
-        facts.append(not_started(job.id, job.attempt, found, now))
+        observations.append(not_started(job.id, job.attempt, found, now))
     elif verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING):
         mark = Mark(job.id, job.attempt, state_file, names)
         left = members(mark, process, seen_.others) if verdict is Verdict.FINISH_HOLDING else ()
-        facts.append(ending(job.id, job.attempt, found.how, found.code, found.ended_at or now, left))
+        observations.append(ending(job.id, job.attempt, found.how, found.code, found.ended_at or now, left))
     elif verdict in (Verdict.LOST, Verdict.WATCH_LOST):
-        facts.append(Lost(job.id, job.attempt, why_lost(found.kind, seen_.same_boot), now, seen_.others))
-    return verdict, facts, process
+        observations.append(Lost(job.id, job.attempt, why_lost(found.kind, seen_.same_boot), now, seen_.others))
+    return verdict, observations, process
 
 
 def _parent(process: Process) -> int:

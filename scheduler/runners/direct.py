@@ -1,4 +1,4 @@
-"""Direct mode: attempts are children of the keeper; daemon and keeper cover for each other."""
+"""Direct mode: attempts are children of the supervisor; daemon and supervisor cover for each other."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scheduler.core.facts import Fact, Started, Unclaimed
 from scheduler.core.job import Job, Process
 from scheduler.core.launch import Launch
+from scheduler.core.observations import Observation, Started, Unclaimed
 from scheduler.core.recovery import Record
-from scheduler.opening import plain
-from scheduler.runners import keeper as keeper_file
-from scheduler.runners import record
+from scheduler.runners import attempt_record
+from scheduler.runners import supervisor as supervisor_file
 from scheduler.runners.adoption import not_started, start_trouble
-from scheduler.runners.processes import JOB_NAMES, environment_of, own_children, seen
-from scheduler.runners.watching import LOOK_AGAIN_S, Attempt, Watching
+from scheduler.runners.local import LOOK_AGAIN_S, LocalRunner, WatchedAttempt
+from scheduler.system.processes import JOB_NAMES, environment_of, own_children, seen
+from scheduler.system.safe_open import plain
 
 PACKET = 1 << 20
-SHORT_LIFE_S = 1.0  # a keeper that dies sooner is not followed at once by the next, which may do the same
+SHORT_LIFE_S = 1.0  # a supervisor that dies sooner is not followed at once by the next, which may do the same
 SHORTEST_BREAK_S, LONGEST_BREAK_S = 0.05, 10.0
 MOST_PACKED = 60_000  # bytes in one packet; wmem_max is 212,992 on a common kernel
-KEEPER_FD = 3
+SUPERVISOR_FD = 3
 
 
-class DirectRunner(Watching):
-    """Runs attempts through one keeper; see `core.ports.Runner` and docs/architecture.md.
+class DirectRunner(LocalRunner):
+    """Runs attempts through one supervisor; see `core.protocols.Runner` and docs/architecture.md.
 
     ``attempts``: folder of the records; ``environ``: base environment of the jobs; ``errors``: file that takes
-    what a dying keeper says; ``descriptors``: soft limit on open files that the jobs get (the daemon's own is higher);
+    what a dying supervisor says; ``descriptors``: soft limit on open files that the jobs get (the daemon's own is higher);
     ``names``: of the variables of their marks.
     """
 
@@ -56,77 +56,85 @@ class DirectRunner(Watching):
         self.errors = errors
         self._soft_limit = descriptors
         self._socket: socket.socket | None = None
-        self._keeper = 0
-        self._keeper_since = 0.0
-        self._keeper_due = 0.0  # when the next one is started, while there is none
+        self._supervisor = 0
+        self._supervisor_since = 0.0
+        self._supervisor_due = 0.0  # when the next one is started, while there is none
         self._break_s = 0.0
-        self._no_keeper = ""  # why there is none
+        self._no_supervisor = ""  # why there is none
         self._outbox: list[bytes] = []
         self._starts: list[tuple[Any, ...]] = []
-        self._sent: dict[str, Attempt] = {}
-        self._running: dict[str, Attempt] = {}  # children of the keeper, or inherited from a dead one
+        self._sent: dict[str, WatchedAttempt] = {}
+        self._running: dict[str, WatchedAttempt] = {}  # children of the supervisor, or inherited from a dead one
         self._inherited: dict[int, str] = {}
-        self._spawn_keeper()
+        self._spawn_supervisor()
 
-    # -- the keeper ---------------------------------------------------------------------------------------
+    # -- the supervisor ---------------------------------------------------------------------------------------
 
-    def _spawn_keeper(self) -> None:
-        """Have a keeper, which is told the environment of the jobs before anything else. Raises OSError."""
+    def _spawn_supervisor(self) -> None:
+        """Have a supervisor, which is told the environment of the jobs before anything else. Raises OSError."""
         environment = self._packet([("env", self.environ)])
-        argv = [sys.executable, "-I", "-S", keeper_file.__file__, str(KEEPER_FD), self.boot, str(self._soft_limit)]
+        argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            supervisor_file.__file__,
+            str(SUPERVISOR_FD),
+            self.boot,
+            str(self._soft_limit),
+        ]
         with contextlib.ExitStack() as passing:
             nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # here, where an error names it
             passing.callback(os.close, nothing)
             errors = plain(self.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             passing.callback(os.close, errors)
-            os.set_blocking(errors, True)  # the keeper knows nothing of how it was opened
+            os.set_blocking(errors, True)  # the supervisor knows nothing of how it was opened
             os.fchmod(errors, 0o600)  # whatever the umask has left of it
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             passing.callback(theirs.close)
             ours.setblocking(False)
             actions = [
-                (os.POSIX_SPAWN_DUP2, theirs.fileno(), KEEPER_FD),
+                (os.POSIX_SPAWN_DUP2, theirs.fileno(), SUPERVISOR_FD),
                 (os.POSIX_SPAWN_DUP2, nothing, 0),
                 (os.POSIX_SPAWN_DUP2, 0, 1),
                 (os.POSIX_SPAWN_DUP2, errors, 2),
             ]
-            if theirs.fileno() == KEEPER_FD:
+            if theirs.fileno() == SUPERVISOR_FD:
                 del actions[0]
-            environ = {**os.environ, "GPUJOB_KEEPER": self.state_file}
+            environ = {**os.environ, "GPUJOB_SUPERVISOR": self.state_file}
             try:
-                self._keeper = os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True)
+                self._supervisor = os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True)
             except OSError:
                 ours.close()
                 raise
         self._socket = ours
-        self._keeper_since = time.monotonic()
+        self._supervisor_since = time.monotonic()
         self._epoll.register(ours.fileno(), select.EPOLLIN)
         self._outbox.insert(0, environment)
 
     def _again(self) -> None:
-        """Another keeper in place of a dead one, when it is time; what is to be started waits for it."""
-        if time.monotonic() < self._keeper_due:
+        """Another supervisor in place of a dead one, when it is time; what is to be started waits for it."""
+        if time.monotonic() < self._supervisor_due:
             return
         try:
-            self._spawn_keeper()
+            self._spawn_supervisor()
         except OSError as error:
             self._pause()
-            self._no_keeper = f"the keeper cannot be started: {error.strerror} {error.filename or ''}".rstrip()
+            self._no_supervisor = f"the supervisor cannot be started: {error.strerror} {error.filename or ''}".rstrip()
 
     def _pause(self) -> None:
         self._break_s = min(LONGEST_BREAK_S, max(SHORTEST_BREAK_S, 2 * self._break_s))
-        self._keeper_due = time.monotonic() + self._break_s
+        self._supervisor_due = time.monotonic() + self._break_s
 
     @property
-    def keeper_pid(self) -> int:
-        """Pid of the keeper in office."""
-        return self._keeper
+    def supervisor_pid(self) -> int:
+        """Pid of the supervisor of this daemon."""
+        return self._supervisor
 
     def start(self, job: Job, launch: Launch) -> None:
         """Queue a start for the next flush."""
         path = self.path_of(launch.key)
-        self._sent[launch.key] = Attempt(job.id, job.attempt, path, ours=True)
-        data = record.blank(job, self.boot)
+        self._sent[launch.key] = WatchedAttempt(job.id, job.attempt, path, ours=True)
+        data = attempt_record.blank(job, self.boot)
         changes = dict(launch.environment)
         self._starts.append(
             (
@@ -178,7 +186,7 @@ class DirectRunner(Watching):
         return self._as_file(data) if len(data) > 2 * MOST_PACKED else data  # a very long command or environment
 
     def _as_file(self, data: bytes) -> bytes:
-        """A packet that names a file in which the real one stands; the keeper removes it. Raises OSError."""
+        """A packet that names a file in which the real one stands; the supervisor removes it. Raises OSError."""
         path = os.path.join(os.path.dirname(self.attempts), f"packet-{os.getpid()}-{time.monotonic_ns()}")
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -203,7 +211,7 @@ class DirectRunner(Watching):
                     except OSError:
                         return  # tried again at the next look
                     continue
-                return  # the keeper is dead; `look` finds out and settles what it was sent
+                return  # the supervisor is dead; `look` finds out and settles what it was sent
             del self._outbox[0]
 
     # -- looking ------------------------------------------------------------------------------------------
@@ -212,18 +220,18 @@ class DirectRunner(Watching):
         """When to look again without a readable descriptor."""
         due = self._due()
         if self._socket is None:
-            due.append(self._keeper_due)
+            due.append(self._supervisor_due)
         elif self._outbox:
             due.append(time.monotonic() + LOOK_AGAIN_S)
         return min(due, default=None)
 
-    def look(self) -> list[Fact]:
-        """All facts since the last look."""
+    def look(self) -> list[Observation]:
+        """All observations since the last look."""
         dead = self._receive()
         self._look_at_descriptors()
         self._reap()
         if dead:
-            self._keeper_died()
+            self._supervisor_died()
         if self._socket is None:
             self._again()
         self._look_at_claims()
@@ -232,13 +240,13 @@ class DirectRunner(Watching):
         return self._take_facts()
 
     def _servants(self) -> Iterable[int]:
-        return (self._keeper, *self._inherited)
+        return (self._supervisor, *self._inherited)
 
-    def _in_hand(self) -> Iterable[Attempt]:
+    def _in_hand(self) -> Iterable[WatchedAttempt]:
         return (*self._sent.values(), *self._running.values(), *self._adopted.values())
 
     def _receive(self) -> bool:
-        """Read the keeper's packets; True when it is dead."""
+        """Read the supervisor's packets; True when it is dead."""
         if self._socket is None:
             return False
         resets = 0
@@ -281,29 +289,29 @@ class DirectRunner(Watching):
             self._sent.pop(key, None)  # settled already by whoever claimed it
 
     def _reap(self) -> None:
-        """Children of ours that ended: orphans of jobs, and leaders inherited from a dead keeper."""
+        """Children of ours that ended: orphans of jobs, and leaders inherited from a dead supervisor."""
         for pid, exited, code in self._ended_children():
             key = self._inherited.pop(pid, None)
-            if key is None and pid != self._keeper and self._socket_is_dead():
-                return  # perhaps a leader of the keeper that just died: `_keeper_died` tells them apart
+            if key is None and pid != self._supervisor and self._socket_is_dead():
+                return  # perhaps a leader of the supervisor that just died: `_supervisor_died` tells them apart
             if key is not None:
                 self._end_of_child(self._running.pop(key), exited, code)
             else:
                 self._orphan_ended(pid, exited, code)
 
     def _socket_is_dead(self) -> bool:
-        """Whether the keeper died, and we have not heard of it yet."""
-        found = seen(self._keeper)
+        """Whether the supervisor died, and we have not heard of it yet."""
+        found = seen(self._supervisor)
         return self._socket is not None and (found is None or not found.alive)
 
-    def _keeper_died(self) -> None:
-        """Take over the dead keeper's jobs (they are our children now) and have another one."""
+    def _supervisor_died(self) -> None:
+        """Take over the dead supervisor's jobs (they are our children now) and have another one."""
         if self._socket is not None:
             self._epoll.unregister(self._socket.fileno())
             self._socket.close()
             self._socket = None
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._keeper, 0)
+            os.waitpid(self._supervisor, 0)
         self._outbox.clear()
         now = time.time()
         children = set(own_children())
@@ -312,32 +320,36 @@ class DirectRunner(Watching):
                 continue
             if attempt.process.pid in children:
                 self._inherited[attempt.process.pid] = key
-            else:  # the keeper had reaped it: then the record is whole
+            else:  # the supervisor had reaped it: then the record is whole
                 del self._running[key]
                 self._settle_from_record(attempt, now)
         unknown = children - set(self._inherited) - {p.pid for _, _, p in self._leftovers.values()}
-        named = {p.pid for attempt in self._sent.values() if (p := record.read(attempt.path).process) is not None}
+        named = {
+            p.pid for attempt in self._sent.values() if (p := attempt_record.read(attempt.path).process) is not None
+        }
         for key, attempt in list(self._sent.items()):
             del self._sent[key]
             self._settle_sent(key, attempt, unknown, unknown - named, now)
-        if time.monotonic() - self._keeper_since < SHORT_LIFE_S:
+        if time.monotonic() - self._supervisor_since < SHORT_LIFE_S:
             again = self._break_s > 0
             self._pause()
             if again:  # once may be chance
-                self._no_keeper = f"the keeper ends as soon as it is started: see {self.errors}"
+                self._no_supervisor = f"the supervisor ends as soon as it is started: see {self.errors}"
         else:
-            self._break_s = self._keeper_due = 0.0
+            self._break_s = self._supervisor_due = 0.0
         self._again()
         self._reap()
 
-    def _settle_sent(self, key: str, attempt: Attempt, unknown: set[int], nameless: set[int], now: float) -> None:
-        """An attempt that the dead keeper was told to start and never spoke of. ``unknown``: children of ours that were
+    def _settle_sent(
+        self, key: str, attempt: WatchedAttempt, unknown: set[int], nameless: set[int], now: float
+    ) -> None:
+        """An attempt that the dead supervisor was told to start and never spoke of. ``unknown``: children of ours that were
         no attempt's before; ``nameless``: those of them that no record names either.
         """
-        found = record.read(attempt.path)
+        found = attempt_record.read(attempt.path)
         if found.kind is Record.NONE:
-            if not record.give_up(attempt.path, _bare(attempt), self.boot, time.time_ns()):
-                found = record.read(attempt.path)
+            if not attempt_record.give_up(attempt.path, _bare(attempt), self.boot, time.time_ns()):
+                found = attempt_record.read(attempt.path)
             else:
                 self._facts.append(Unclaimed(attempt.job, attempt.attempt))
                 return
@@ -350,11 +362,11 @@ class DirectRunner(Watching):
             process = self._child_of_claim(attempt, nameless)
             if process is None:
                 with contextlib.suppress(OSError):
-                    record.write_end(attempt.path, "never", 0, time.time_ns(), sync=False)
+                    attempt_record.write_end(attempt.path, "never", 0, time.time_ns(), sync=False)
                 self._facts.append(Unclaimed(attempt.job, attempt.attempt))
                 return
             with contextlib.suppress(OSError):
-                record.write_pid(attempt.path, process, self.boot, time.time_ns(), 0)
+                attempt_record.write_pid(attempt.path, process, self.boot, time.time_ns(), 0)
         attempt.process = process
         if process is not None:
             self._facts.append(Started(attempt.job, attempt.attempt, process, found.started_at or now))
@@ -364,8 +376,8 @@ class DirectRunner(Watching):
         else:
             self._settle_from_record(attempt, now)
 
-    def _child_of_claim(self, attempt: Attempt, nameless: set[int]) -> Process | None:
-        """The one child of the dead keeper that no record names: it leads its session and is the newest such child.
+    def _child_of_claim(self, attempt: WatchedAttempt, nameless: set[int]) -> Process | None:
+        """The one child of the dead supervisor that no record names: it leads its session and is the newest such child.
 
         Its mark is not asked for: a zombie has none to show, nor has a process in the midst of its exec. What
         carries another attempt's mark is left out (an orphan of a job that made a session of its own).
@@ -388,33 +400,35 @@ class DirectRunner(Watching):
         attempt = self._sent.get(job.attempt_key)
         if attempt is not None:
             with contextlib.suppress(OSError):  # a full disk: it is ended as soon as it runs
-                if record.give_up(attempt.path, job, self.boot, time.time_ns()):
+                if attempt_record.give_up(attempt.path, job, self.boot, time.time_ns()):
                     del self._sent[job.attempt_key]
                     self._facts.append(Unclaimed(attempt.job, attempt.attempt))
                     return
         super().stop(job, hard, soft)
 
     def trouble(self) -> str:
-        """No keeper, or one that is stopped: it is told, and not continued, for SIGSTOP is somebody's wish."""
-        if self._socket is not None and time.monotonic() - self._keeper_since > SHORT_LIFE_S:
-            self._no_keeper, self._break_s = "", 0.0
-        if self._no_keeper:
-            return f"no job is started: {self._no_keeper}; it is tried again and again"
-        found = seen(self._keeper)
+        """No supervisor, or one that is stopped: it is told, and not continued, for SIGSTOP is somebody's wish."""
+        if self._socket is not None and time.monotonic() - self._supervisor_since > SHORT_LIFE_S:
+            self._no_supervisor, self._break_s = "", 0.0
+        if self._no_supervisor:
+            return f"no job is started: {self._no_supervisor}; it is tried again and again"
+        found = seen(self._supervisor)
         if found is None or found.state not in "Tt":
             return ""
-        return f"no job is started and no ending seen: the keeper is stopped; to go on: kill -CONT {self._keeper}"
+        return (
+            f"no job is started and no ending seen: the supervisor is stopped; to go on: kill -CONT {self._supervisor}"
+        )
 
     def close(self) -> None:
-        """Let go of everything; the keeper drains, the jobs live on."""
+        """Let go of everything; the supervisor drains, the jobs live on."""
         if self._socket is not None:
             self._socket.close()
         super().close()
 
 
-def _bare(attempt: Attempt) -> Job:
+def _bare(attempt: WatchedAttempt) -> Job:
     """The little that a record taken only to be given up has to say."""
-    from scheduler.core.gpu import Need
+    from scheduler.core.gpu import ResourceRequest
     from scheduler.core.job import JobSpec
 
-    return Job(id=attempt.job, spec=JobSpec(), need=Need(0, 0), attempt=attempt.attempt)
+    return Job(id=attempt.job, spec=JobSpec(), need=ResourceRequest(0, 0), attempt=attempt.attempt)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zlib
 
-from scheduler.core.failure import failure_in, warning_in
+from scheduler.core.failure_patterns import failure_in, warning_in
 from scheduler.core.job import Failure, Job
 from scheduler.core.log_names import errors_of, is_packed
-from scheduler.opening import tail_of
+from scheduler.system.safe_open import tail_of
 
 TAIL_BYTES = 16 * 1024
 MOST_PACKED, MOST_UNPACKED = 1 << 20, 8 << 20  # of a packed log: more would hold up whoever asks

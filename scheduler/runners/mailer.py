@@ -1,6 +1,6 @@
 """Sends what a job wrote: run as ``python -I -S mailer.py SENDMAIL TO SUBJECT LOG PACKED``; exits with sendmail's code.
 
-Stands alone, as the keeper does: it runs on while the scheduler ends.
+Stands alone, as the supervisor does: it runs on while the scheduler ends.
 """
 
 import os

@@ -6,11 +6,11 @@ import os
 from dataclasses import replace
 
 from scheduler.core.endings import CANCELLED, Meaning, Rules, after_no_start, after_run, ran
-from scheduler.core.facts import NeverRan
 from scheduler.core.job import Event, Job, JobState
+from scheduler.core.observations import NeverRan
 from scheduler.core.recovery import Record
 from scheduler.core.states import Move, move
-from scheduler.runners import record
+from scheduler.runners import attempt_record
 from scheduler.runners.adoption import not_started
 from scheduler.runners.log_end import log_finding_of
 
@@ -23,7 +23,7 @@ def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | Non
     ``attempts``: the folder of the records. Of a job that the next start will run again also the event that it will write.
     """
     try:
-        told = record.read(os.path.join(attempts, job.attempt_key))
+        told = attempt_record.read(os.path.join(attempts, job.attempt_key))
     except OSError:
         return job, None  # what cannot be read now says nothing
     now = replace(job)
@@ -34,8 +34,8 @@ def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | Non
     return job, None
 
 
-def _after_run(job: Job, told: record.Attempt, rules: Rules) -> tuple[Job, Event | None]:
-    job.exit_code, job.signal, note = record.meaning(told.how, told.code)
+def _after_run(job: Job, told: attempt_record.AttemptRecord, rules: Rules) -> tuple[Job, Event | None]:
+    job.exit_code, job.signal, note = attempt_record.meaning(told.how, told.code)
     job.started_at = job.started_at or told.started_at
     job.finished_at = told.ended_at
     job.log_finding = log_finding_of(job, job.exit_code)
@@ -45,26 +45,26 @@ def _after_run(job: Job, told: record.Attempt, rules: Rules) -> tuple[Job, Event
     return _moved(job, after_run(job, rules), told.ended_at or 0.0)
 
 
-def _after_no_start(job: Job, told: record.Attempt, rules: Rules) -> tuple[Job, Event | None]:
+def _after_no_start(job: Job, told: attempt_record.AttemptRecord, rules: Rules) -> tuple[Job, Event | None]:
     at = told.ended_at or 0.0
-    fact = not_started(job.id, job.attempt, told, at)
-    if isinstance(fact, NeverRan):
-        means = after_no_start(job, fact.why, fact.lasting, rules)
-        if means.how is Move.GAVE_UP:
-            job.notes = (*job.notes, f"could not start: {fact.why}")
+    observation = not_started(job.id, job.attempt, told, at)
+    if isinstance(observation, NeverRan):
+        means = after_no_start(job, observation.why, observation.lasting, rules)
+        if means.how is Move.FAILED:
+            job.notes = (*job.notes, f"could not start: {observation.why}")
         return _moved(job, means, at)
     if job.state is JobState.STOPPING:
         return _moved(job, CANCELLED, at)
-    move(job, Move.FELL, at)  # nobody has begun it: it waits as before
+    move(job, Move.RETRY_SCHEDULED, at)  # nobody has begun it: it waits as before
     return job, None
 
 
 def _moved(job: Job, means: Meaning, at: float) -> tuple[Job, Event | None]:
     detail = {"attempt": job.attempt, "why": means.why, **ran(job)}
     move(job, means.how, at)
-    if means.how is not Move.FELL:
+    if means.how is not Move.RETRY_SCHEDULED:
         job.outcome = means.outcome
         return job, None
     job.need = means.need or job.need
     job.reason_code, job.reason = "backoff", f"{means.why}; it is tried again when a scheduler runs (gpujob start)"
-    return job, Event(job.id, at, "fell", detail)
+    return job, Event(job.id, at, "retry_scheduled", detail)

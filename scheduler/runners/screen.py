@@ -20,18 +20,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from scheduler.core.errors import SchedulerError
-from scheduler.core.facts import Fact, Started
 from scheduler.core.job import Job, Process
 from scheduler.core.launch import Launch
+from scheduler.core.observations import Observation, Started
 from scheduler.core.recovery import Record, Verdict
-from scheduler.core.session import free_name, shortened
-from scheduler.crashpoints import crash_point
-from scheduler.opening import plain
-from scheduler.runners import record
+from scheduler.core.screen_names import free_name, shortened
+from scheduler.runners import attempt_record
 from scheduler.runners import shim as shim_file
 from scheduler.runners.adoption import not_started, settle, start_trouble
-from scheduler.runners.processes import lives, seen
-from scheduler.runners.watching import LOOK_AGAIN_S, Attempt, Watching
+from scheduler.runners.local import LOOK_AGAIN_S, LocalRunner, WatchedAttempt
+from scheduler.system.crash_points import crash_point
+from scheduler.system.processes import lives, seen
+from scheduler.system.safe_open import plain
 
 START_LIMIT_S = 30.0
 LIST_LIMIT_S = 10.0
@@ -74,7 +74,7 @@ class _Session:
     """A session that was started, and whose job has not been seen yet."""
 
     job: Job
-    attempt: Attempt
+    attempt: WatchedAttempt
     server: int
     name: str
     until: float
@@ -87,7 +87,7 @@ class _Session:
 class _Ending:
     """A job that has ended while its session still takes in what the job printed last."""
 
-    attempt: Attempt
+    attempt: WatchedAttempt
     how: str
     code: int
     at: float
@@ -95,8 +95,8 @@ class _Ending:
     until: float
 
 
-class ScreenRunner(Watching):
-    """Runs attempts in screen sessions; see `core.ports.Runner` and docs/architecture.md.
+class ScreenRunner(LocalRunner):
+    """Runs attempts in screen sessions; see `core.protocols.Runner` and docs/architecture.md.
 
     ``folder``: private folder for the screenrc and what is handed to each session; ``short_id``: tells the
     sessions of this scheduler from another's of the same name; ``descriptors``: soft limit on open files that the
@@ -197,7 +197,7 @@ class ScreenRunner(Watching):
                 marshal.dumps(
                     {
                         "record": path,
-                        "data": record.blank(job, self.boot),
+                        "data": attempt_record.blank(job, self.boot),
                         "boot": self.boot,
                         "argv": launch.argv,
                         "cwd": launch.cwd,
@@ -218,7 +218,7 @@ class ScreenRunner(Watching):
             self._forget(launch.key)
             why = start_trouble(job.id, job.attempt, error.errno or 0, time.time(), stage)
             try:
-                mine = record.give_up(path, job, self.boot, time.time_ns())
+                mine = attempt_record.give_up(path, job, self.boot, time.time_ns())
             except OSError:
                 mine = True  # nobody was told of this attempt, so nobody can begin it
             if mine:
@@ -226,7 +226,7 @@ class ScreenRunner(Watching):
             return
         crash_point("screen.created")
         now = time.monotonic()
-        attempt = Attempt(job.id, job.attempt, path, ours=True)
+        attempt = WatchedAttempt(job.id, job.attempt, path, ours=True)
         self._servers[server] = launch.key
         self._sessions[launch.key] = _Session(
             job, attempt, server, name, now + START_LIMIT_S, due=now + 2 * LOOK_AGAIN_S
@@ -264,7 +264,7 @@ class ScreenRunner(Watching):
             "GPUJOB_PYTHON": sys.executable,
             "GPUJOB_SHIM": shim_file.__file__,
             "GPUJOB_LAUNCH": handed,
-            "GPUJOB_KEEPER": self.state_file,
+            "GPUJOB_SUPERVISOR": self.state_file,
         }
         if not os.path.exists(self._screenrc):
             self._write_screenrc()
@@ -303,8 +303,8 @@ class ScreenRunner(Watching):
             due.append(time.monotonic() + LOOK_AGAIN_S)
         return min(due, default=None)
 
-    def look(self) -> list[Fact]:
-        """All facts since the last look."""
+    def look(self) -> list[Observation]:
+        """All observations since the last look."""
         self._look_at_descriptors()
         self._reap()
         self._look_at_sessions()
@@ -316,7 +316,7 @@ class ScreenRunner(Watching):
     def _servants(self) -> Iterable[int]:
         return self._servers
 
-    def _in_hand(self) -> Iterable[Attempt]:
+    def _in_hand(self) -> Iterable[WatchedAttempt]:
         return (
             *(session.attempt for session in self._sessions.values()),
             *self._adopted.values(),
@@ -338,7 +338,7 @@ class ScreenRunner(Watching):
         """A child of ours may be the job of a session that nobody has looked at since it began: its shim was killed."""
         for key, session in list(self._sessions.items()):
             with contextlib.suppress(OSError):  # a record that cannot be read names nobody
-                found = record.read(session.attempt.path)
+                found = attempt_record.read(session.attempt.path)
                 if found.process is not None and found.process.pid == pid:
                     self._started(session, found.process, found.started_at or time.time())
                     del self._sessions[key]
@@ -358,7 +358,7 @@ class ScreenRunner(Watching):
     def _look_at(self, session: _Session, now: float) -> bool:
         """True when it is known whether the job started."""
         attempt = session.attempt
-        found = record.read(attempt.path)
+        found = attempt_record.read(attempt.path)
         if found.kind is Record.NEVER_RAN:
             self._facts.append(not_started(attempt.job, attempt.attempt, found, time.time()))
             return True
@@ -387,14 +387,14 @@ class ScreenRunner(Watching):
         if server is not None:
             self._server_of[key] = Process(pid, server.ticks)
 
-    def _settle(self, job: Job) -> list[Fact]:
-        facts = super()._settle(job)
-        for fact in facts:
-            if isinstance(fact, Started) and fact.session:
-                self._has_server(job.attempt_key, int(fact.session.partition(".")[0]))
-        return facts
+    def _settle(self, job: Job) -> list[Observation]:
+        observations = super()._settle(job)
+        for observation in observations:
+            if isinstance(observation, Started) and observation.session:
+                self._has_server(job.attempt_key, int(observation.session.partition(".")[0]))
+        return observations
 
-    def _ended(self, attempt: Attempt, how: str, code: int, at: float) -> None:
+    def _ended(self, attempt: WatchedAttempt, how: str, code: int, at: float) -> None:
         """Told when the log is whole: what the job printed last may still be on its way through its session."""
         server = self._server_of.pop(attempt.key, None)
         if server is None or not lives(server):
@@ -414,11 +414,11 @@ class ScreenRunner(Watching):
     def _give_up(self, session: _Session, why: str) -> bool:
         """Make sure that nobody can start the attempt any more; False when somebody just claimed it."""
         attempt = session.attempt
-        if not record.give_up(attempt.path, session.job, self.boot, time.time_ns()):
+        if not attempt_record.give_up(attempt.path, session.job, self.boot, time.time_ns()):
             return False
         said = self._said(attempt.key)
-        fact = start_trouble(attempt.job, attempt.attempt, 0, time.time(), "session")
-        self._facts.append(replace(fact, why=f"screen refused the session: {said or why}"))
+        observation = start_trouble(attempt.job, attempt.attempt, 0, time.time(), "session")
+        self._facts.append(replace(observation, why=f"screen refused the session: {said or why}"))
         return True
 
     def _settle_over(self, session: _Session) -> None:
@@ -426,20 +426,20 @@ class ScreenRunner(Watching):
         if self._give_up(session, "it ended before the job began"):
             return
         job = replace(session.job, boot=self.boot, runner="screen")
-        verdict, facts, process = settle(session.attempt.path, job, self.state_file, time.time())
+        verdict, observations, process = settle(session.attempt.path, job, self.state_file, time.time())
         if verdict is Verdict.WAIT:
             self._wait_for_starter(job)
-        elif process is not None and all(isinstance(fact, Started) for fact in facts):
+        elif process is not None and all(isinstance(observation, Started) for observation in observations):
             self._started(session, process, time.time())
         else:
-            self._facts += facts
+            self._facts += observations
 
     def _said(self, key: str) -> str:
         try:
             with open(os.path.join(self.folder, f"{key}.said"), "rb", opener=plain) as stream:
                 return _one_line(stream.read(4096).decode("utf-8", "replace"))
         except OSError:
-            return ""  # no word of screen's; the fact that it ended stands
+            return ""  # no word of screen's; the observation that it ended stands
 
 
 def tidy(folder: str, attempts: str) -> None:

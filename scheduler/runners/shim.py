@@ -16,11 +16,11 @@ import termios
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import keeper
+import supervisor
 
-END_AT, END_SIZE = keeper.END_AT, keeper.END_SIZE
-PID_AT, PID_SIZE = keeper.PID_AT, keeper.PID_SIZE
-BY_SIGNAL = 1000  # as in record.py
+END_AT, END_SIZE = supervisor.END_AT, supervisor.END_SIZE
+PID_AT, PID_SIZE = supervisor.PID_AT, supervisor.PID_SIZE
+BY_SIGNAL = 1000  # as in attempt_record.py
 FROM_SCREEN = ("TERM", "STY", "WINDOW")
 NOT_FROM_OUTSIDE = ("COLUMNS", "LINES", "TERMCAP")
 LINES = 23  # a terminal has 24 at least, and screen's status line takes one of them
@@ -68,8 +68,8 @@ class Shim:
             self.hang_up_job()
         at = time.time_ns()
         self.crash_point("shim.spawned")
-        ticks = keeper.ticks(pid)
-        text = f"pid {pid} ticks {ticks} at {at} keeper {os.getpid()} boot {self.launch['boot']}".encode()
+        ticks = supervisor.ticks(pid)
+        text = f"pid {pid} ticks {ticks} at {at} supervisor {os.getpid()} boot {self.launch['boot']}".encode()
         text = text.ljust(PID_SIZE - 1) + b"\n"
         try:
             os.pwrite(self.fd, text, PID_AT)
@@ -115,7 +115,7 @@ class Shim:
         """Pid of the job, which leads a process group of its own, in the foreground of the terminal; 0 if it failed."""
         stage = "environment"
         try:
-            environment = keeper.environment(self.launch["base"], self.launch["env_file"], self.launch["changes"])
+            environment = supervisor.environment(self.launch["base"], self.launch["env_file"], self.launch["changes"])
             for name in NOT_FROM_OUTSIDE:
                 environment.pop(name, None)
             environment.update((name, os.environ[name]) for name in FROM_SCREEN if name in os.environ)
@@ -128,7 +128,7 @@ class Shim:
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", None) or errno.EINVAL
             self.say(f"gpujob: cannot start {self.launch['argv'][0]}: {os.strerror(number)} ({stage})")
-            self.write_end(self.fd, "never", 1000 * keeper.STAGES.index(stage) + number)
+            self.write_end(self.fd, "never", 1000 * supervisor.STAGES.index(stage) + number)
             os.close(self.fd)
             return 0
 
@@ -220,7 +220,7 @@ class Shim:
             how, code = "hangup", code if exited else BY_SIGNAL + code
         else:
             how = "exit" if exited else "signal"
-        fd = keeper.open_own(self.launch["record"], text)
+        fd = supervisor.open_own(self.launch["record"], text)
         if fd < 0:
             self.say("gpujob: the record is gone")
         else:
@@ -232,7 +232,7 @@ class Shim:
 
     def write_end(self, fd, how, code):
         try:
-            os.pwrite(fd, keeper.end_bytes(how, code), END_AT)
+            os.pwrite(fd, supervisor.end_bytes(how, code), END_AT)
             os.fdatasync(fd)
         except OSError as error:
             self.say(f"gpujob: the ending cannot be written: {error.strerror}")
@@ -248,7 +248,7 @@ class Shim:
 def main():
     path = os.environ["GPUJOB_LAUNCH"]
     try:
-        with open(path, "rb", opener=keeper.plain) as stream:
+        with open(path, "rb", opener=supervisor.plain) as stream:
             launch = marshal.loads(stream.read())
         os.unlink(path)
     except FileNotFoundError:

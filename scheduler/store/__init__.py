@@ -1,1 +1,1 @@
-"""What is remembered: SQLite, and the files beside it."""
+"""The SQLite store and the files beside it."""

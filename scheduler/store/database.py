@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 
 from scheduler.core.errors import NEWER, Damaged, StoreTrouble
-from scheduler.crashpoints import crash_point
-from scheduler.opening import plain
-from scheduler.store import proof
-from scheduler.store.office import check_here, daemon_alive
-from scheduler.store.places import Places
+from scheduler.store import integrity
+from scheduler.store.daemon_lock import check_here, daemon_alive
+from scheduler.store.paths import Places
+from scheduler.system.crash_points import crash_point
+from scheduler.system.safe_open import plain
 
 _FIRST = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -131,8 +131,9 @@ _CALLS = """
 -- Jobs at whose end something is to be done; when it was begun.
 CREATE TABLE calls (job INTEGER PRIMARY KEY, begun REAL);
 """
+_EVENT_NAMES = "UPDATE events SET kind = 'retry_scheduled' WHERE kind = 'fell';"
 _TALLIES = """
--- What is counted for ever, also of jobs that are forgotten (core/tallies.py).
+-- What is counted for ever, also of jobs that are forgotten (core/counters.py).
 CREATE TABLE tallies (name TEXT, label TEXT, n REAL NOT NULL, PRIMARY KEY (name, label)) WITHOUT ROWID;
 -- When it answered last: of a silent GPU long before ``at``.
 ALTER TABLE readings ADD COLUMN read_at REAL;
@@ -148,6 +149,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _script(_COUNTS),
     _script(_CALLS),
     _script(_TALLIES),
+    _script(_EVENT_NAMES),
 )
 VERSION = len(MIGRATIONS)
 NO_VERSION = 1000  # from here on it is no newer gpujob, but noise
@@ -183,9 +185,9 @@ class Database:
         _finish_making(places)
         check_sound(places, pages="quick_check" if checkpoints else "", records=checkpoints)
         self._lock_fd = _open_private(places.store_lock)
-        self._bell_fd = _open_private(places.bell)
-        if not os.fstat(self._bell_fd).st_size:
-            self.ring()  # while there is room: a byte that is there can be written again on a full disk
+        self._wakeup_fd = _open_private(places.wakeup)
+        if not os.fstat(self._wakeup_fd).st_size:
+            self.wake_daemon()  # while there is room: a byte that is there can be written again on a full disk
         self._high_fd = _open_private(places.high)
         if not os.path.exists(places.store):
             os.close(_open_private(places.store))
@@ -194,7 +196,7 @@ class Database:
         except sqlite3.Error as error:
             self._let_go()
             raise trouble(error, places.store) from error
-        self._high = proof.high(places)
+        self._high = integrity.high(places)
         try:
             with self._locked():
                 self._prepare(checkpoints)
@@ -345,7 +347,7 @@ class Database:
                 raise trouble(error, self.places.store) from error
             if sync and newest > self._high:  # after the commit: never higher than what the disk holds
                 self._high = newest
-                proof.note_high(self._high_fd, newest)
+                integrity.note_high(self._high_fd, newest)
 
     def check_in_place(self) -> None:
         """Raise StoreTrouble when the file was removed or replaced while it was open."""
@@ -360,13 +362,13 @@ class Database:
                 do="put it back and start again, or: gpujob recover",
             )
 
-    def ring(self) -> None:
-        """Wake the daemon: one byte into the bell, after the commit.
+    def wake_daemon(self) -> None:
+        """Wake the daemon: write one byte into the wakeup file, after the commit.
 
-        On a full disk a bell without a byte cannot be rung; what was committed stands all the same, and is found later.
+        On a full disk a bell without a byte cannot be woken; what was committed stands all the same, and is found later.
         """
         with contextlib.suppress(OSError):
-            os.pwrite(self._bell_fd, b"!", 0)
+            os.pwrite(self._wakeup_fd, b"!", 0)
 
     def close(self) -> None:
         """Close the connection and the lock."""
@@ -376,7 +378,7 @@ class Database:
 
     def _let_go(self) -> None:
         os.close(self._lock_fd)
-        os.close(self._bell_fd)
+        os.close(self._wakeup_fd)
         os.close(self._high_fd)
 
 
@@ -408,10 +410,10 @@ def check_sound(places: Places, *, pages: str = "", records: bool = False, still
     ``pages``: the pragma that looks whether all pages hang together; ``records``: compare the attempt records;
     ``still``: see `read_only`.
     """
-    proof.check_begun(places)
+    integrity.check_begun(places)
     if not os.path.exists(places.store) or not os.path.getsize(places.store):
         return
-    given = proof.high(places)  # before the store is looked at: others may be adding to it
+    given = integrity.high(places)  # before the store is looked at: others may be adding to it
     try:
         connection = read_only(places.store, still)
         try:
@@ -423,7 +425,7 @@ def check_sound(places: Places, *, pages: str = "", records: bool = False, still
                     do="install that version again, or name another --state-file",
                     code=NEWER,
                 )
-            if version == 0 and (evidence := proof.evidence(places)):
+            if version == 0 and (evidence := integrity.evidence(places)):
                 raise Damaged(f"is empty, but {evidence}", where=places.store)
             if pages:
                 problem = " ".join(str(connection.execute(f"PRAGMA {pages}(1)").fetchone()[0]).split())
@@ -431,7 +433,7 @@ def check_sound(places: Places, *, pages: str = "", records: bool = False, still
                     problem = problem.replace("*** in database main *** ", "")
                     raise Damaged(f"the store is damaged ({problem})", where=places.store)
             if version:
-                proof.check_not_older(connection, places, given, records=records)
+                integrity.check_not_older(connection, places, given, records=records)
         finally:
             connection.close()
     except sqlite3.Error as error:
@@ -479,7 +481,7 @@ def held_still(places: Places) -> Iterator[bool]:
 def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
     """A read-only connection that holds nobody up. Raises StoreTrouble, NothingYet, Elsewhere."""
     check_here(places)
-    proof.check_begun(places)
+    integrity.check_begun(places)
     try:
         connection = read_only(places.store, still)
     except sqlite3.Error as error:
@@ -494,7 +496,7 @@ def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
                 code=NEWER,
             )
         if version == 0:
-            if evidence := proof.evidence(places):
+            if evidence := integrity.evidence(places):
                 raise Damaged(f"is empty, but {evidence}", where=places.store)
             raise NothingYet("holds nothing yet", where=places.store, do="start the scheduler: gpujob start")
     except sqlite3.Error as error:

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from scheduler.core.errors import Damaged, SchedulerError, UsageError
-from scheduler.core.gpu import Gpu, Need, gpu_ids_text, parse_gpu_ids
+from scheduler.core.gpu import Gpu, ResourceRequest, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import FIRST, HOLDING, Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process, Reason
-from scheduler.store.proof import LAST_ID
+from scheduler.store.integrity import LAST_ID
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/desk.py`).
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -73,7 +73,7 @@ def _job_of(row: Sequence[Any]) -> Job:
         signal, reason_code, reason, stop_why, stop_at, held, notes, failure,
     ) = row  # fmt: skip
     return Job(
-        id=id_, spec=JobSpec.from_dict(json.loads(spec)), need=Need(count, parts), state=_STATES[state],
+        id=id_, spec=JobSpec.from_dict(json.loads(spec)), need=ResourceRequest(count, parts), state=_STATES[state],
         identity=identity, order=place or id_, priority=priority, allowed=parse_gpu_ids(allowed) if allowed else None,
         submitted_at=submitted, started_at=started, finished_at=finished, attempt=attempt,
         start_failures=start_failures, runs_failed=runs_failed, oom_retries=oom, not_before=not_before,
@@ -94,7 +94,12 @@ def _blocking(job: Job) -> str | None:
 
 
 def insert(
-    connection: sqlite3.Connection, spec: JobSpec, need: Need, identity: str, notes: tuple[str, ...], now: float
+    connection: sqlite3.Connection,
+    spec: JobSpec,
+    need: ResourceRequest,
+    identity: str,
+    notes: tuple[str, ...],
+    now: float,
 ) -> Job:
     """A new PENDING job with the next id. Raises sqlite3.IntegrityError when an equal one blocks it."""
     cursor = connection.execute(
@@ -285,7 +290,7 @@ def first_pending(connection: sqlite3.Connection, most: int) -> list[Job]:
 
 
 def waiting_before(connection: sqlite3.Connection, job: Job) -> int:
-    """How many jobs of the same class (`core/job_class.py`) wait for room before this one (`Job.turn`)."""
+    """How many jobs of the same class (`core/placement_class.py`) wait for room before this one (`Job.turn`)."""
     allowed = gpu_ids_text(job.allowed) if job.need.count and job.allowed is not None else None
     found = connection.execute(
         "SELECT count(*) FROM jobs WHERE finished_at IS NULL AND state='pending' AND reason_code=''"
@@ -296,7 +301,7 @@ def waiting_before(connection: sqlite3.Connection, job: Job) -> int:
     return int(found.fetchone()[0])
 
 
-# Rows as `job_of` takes them: where two are equal, nothing has changed (`store/changes.py`).
+# Rows as `job_of` takes them: where two are equal, nothing has changed (`store/change_feed.py`).
 STATE, FINISHED_AT = _COLUMNS.index("state"), _COLUMNS.index("finished_at")
 
 
@@ -536,7 +541,14 @@ def holdings(connection: sqlite3.Connection) -> list[tuple[Holding, str]]:
     rows = connection.execute("SELECT key, job, need_count, need_parts, gpus, vram_mib, processes, boot FROM holdings")
     return [
         (
-            Holding(r[0], r[1], Need(r[2], r[3]), _from_ids(r[4]), r[5], tuple(Process(*p) for p in json.loads(r[6]))),
+            Holding(
+                r[0],
+                r[1],
+                ResourceRequest(r[2], r[3]),
+                _from_ids(r[4]),
+                r[5],
+                tuple(Process(*p) for p in json.loads(r[6])),
+            ),
             r[7],
         )
         for r in rows
@@ -559,7 +571,7 @@ def save_holdings(connection: sqlite3.Connection, held: Iterable[Holding], freed
 
 
 def note_calls(connection: sqlite3.Connection, jobs: Iterable[int]) -> None:
-    """These jobs have ended, and something is to be done now (`engine/afterwards.py`)."""
+    """These jobs have ended, and something is to be done now (`daemon/completion_hooks.py`)."""
     connection.executemany("INSERT OR REPLACE INTO calls VALUES (?, NULL)", [(job,) for job in jobs])
 
 

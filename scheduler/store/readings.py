@@ -7,8 +7,8 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduler.core.facts import Now
-from scheduler.core.telemetry import Card
+from scheduler.core.admission import GpuAdmission
+from scheduler.core.observations import Now
 
 _COLUMNS = (
     "at state reason memory_total memory_used own load temperature read_at foreign_mib reserved power energy".split()
@@ -39,7 +39,7 @@ class LastReading:
     energy_j: float | None = None
 
 
-def save_readings(connection: sqlite3.Connection, cards: Iterable[Card], now: Now) -> None:
+def save_readings(connection: sqlite3.Connection, cards: Iterable[GpuAdmission], now: Now) -> None:
     """Write what the GPUs said last."""
     connection.executemany(
         f"INSERT OR REPLACE INTO readings (gpu, {', '.join(_COLUMNS)}) VALUES (?{',?' * len(_COLUMNS)})",
@@ -47,7 +47,7 @@ def save_readings(connection: sqlite3.Connection, cards: Iterable[Card], now: No
     )
 
 
-def _row(card: Card, now: Now) -> tuple[object, ...]:
+def _row(card: GpuAdmission, now: Now) -> tuple[object, ...]:
     told = card.reading
     read_at = None if card.read_at == -math.inf else now.wall - max(0.0, now.mono - card.read_at)
     if told is None:

@@ -96,23 +96,26 @@ class Cycle:
         """Note the id that was told to the user, if one was."""
         self.acknowledged += [int(line) for line in submitted.said().splitlines() if line.isdigit()]
 
-    def keeper(self, daemon: Forked) -> int:
-        """Pid of the daemon's keeper, once it is at work (it hears of its children): its interpreter's start is Python's."""
+    def supervisor(self, daemon: Forked) -> int:
+        """Pid of the daemon's supervisor, once it is at work (it hears of its children): its interpreter's start is Python's."""
 
         def find() -> int:
             if daemon.ended():
-                raise TimeoutError(f"no keeper: {daemon.said()}")
+                raise TimeoutError(f"no supervisor: {daemon.said()}")
             for child in Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split():
                 caught = _bytes(f"/proc/{child}/status").partition(b"SigCgt:")[2].split()[:1]
-                if b"keeper.py" in _bytes(f"/proc/{child}/cmdline") and int(caught[0], 16) >> signal.SIGCHLD - 1 & 1:
+                if (
+                    b"supervisor.py" in _bytes(f"/proc/{child}/cmdline")
+                    and int(caught[0], 16) >> signal.SIGCHLD - 1 & 1
+                ):
                     return int(child)
             return 0
 
-        return int(until(find, "a keeper"))
+        return int(until(find, "a supervisor"))
 
     def said(self) -> str:
-        """What all daemons and commands said, and what a keeper did."""
-        house = [self.house / "keeper.err", self.folder / "gpu_scheduler.log"]
+        """What all daemons and commands said, and what a supervisor did."""
+        house = [self.house / "supervisor.err", self.folder / "gpu_scheduler.log"]
         return "".join(
             path.read_text(errors="replace") for path in [*self.folder.glob("*.out"), *house] if path.exists()
         )

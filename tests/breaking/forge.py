@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _SERVER = """
 import ctypes, json, os, signal, sys, traceback
-from scheduler.faces import front
-import scheduler.engine.offline, scheduler.engine.rebuilding, scheduler.faces.cli.app, scheduler.faces.cli.serve
-import scheduler.faces.cli.control
+from scheduler import entrypoint
+import scheduler.client.offline, scheduler.recovery.rebuild, scheduler.cli.app, scheduler.cli.serve
+import scheduler.cli.control
 
 
 def other_boot(path):
@@ -46,14 +46,14 @@ def run(words, folder, environ, out, held, boot):
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environ)
-    sys.argv = [front.__file__, *words]
+    sys.argv = [entrypoint.__file__, *words]
     code = 1
     if held:
         os.kill(os.getpid(), signal.SIGSTOP)
     try:
         if boot:
             other_boot(boot)
-        code = front.main(words)
+        code = entrypoint.main(words)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:

@@ -15,7 +15,7 @@ _STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 
 def unsynced_starts(log: Path, job: str) -> tuple[list[str], int]:
-    """Starts that were sent to a keeper, or commands that were executed, while something that their daemon had written into
+    """Starts that were sent to a supervisor, or commands that were executed, while something that their daemon had written into
     the store was not synced; and how many starts were sent. ``job``: the program of all jobs.
     """
     wrong, sent = [], 0
@@ -76,7 +76,7 @@ def syncs_after_failure(log: Path) -> list[str]:
 
 
 def _starts(packet: bytes) -> int:
-    """How many starts a packet to the keeper asks for. Of several, marshal writes the word itself only once."""
+    """How many starts a packet to the supervisor asks for. Of several, marshal writes the word itself only once."""
     try:
         messages = marshal.loads(packet)
     except (EOFError, ValueError, TypeError):

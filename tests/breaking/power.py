@@ -1,4 +1,4 @@
-"""Cutting the power: daemon, keeper and jobs in a PID namespace with a boot id of its own, all killed at once, again and again.
+"""Cutting the power: daemon, supervisor and jobs in a PID namespace with a boot id of its own, all killed at once, again and again.
 `python -m tests.breaking.power` (make power). Needs root.
 """
 

@@ -1,8 +1,8 @@
 """Every system call that writes, syncs, renames, removes or starts something, of one cycle from submit to finish: the process
 is killed there, or the call fails, for every N. `python -m tests.breaking.sweep` (make sweep).
 
-strace counts calls for ``when=N`` by traced process, also with -f: each process has an N of its own. So daemon, keeper and
-submit are swept one by one, without -f; only for the exec of the jobs, which happens in the keeper's new children, -f is on.
+strace counts calls for ``when=N`` by traced process, also with -f: each process has an N of its own. So daemon, supervisor and
+submit are swept one by one, without -f; only for the exec of the jobs, which happens in the supervisor's new children, -f is on.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "inotify_add_watch": ("ENOSPC",),
     "pidfd_open": FULL,
 }
-TARGETS = ("daemon", "keeper", "exec", "submit")
+TARGETS = ("daemon", "supervisor", "exec", "submit")
 # Every exec of every job fails, or is killed: a job that was not run may say so, and nothing else.
 NEVER_RAN = {("exec", True): "signal", ("exec", False): "could_not_start"}
 LIMIT_S = 30.0
@@ -98,17 +98,17 @@ def one_cycle(cycle: Cycle, target: str, words: Sequence[str]) -> tuple[Path, st
     """Submit, two lines, a daemon, with strace on ``target``; returns its log and what became of the target."""
     log = cycle.folder / "strace"
     tracer = None
-    keepers = target in ("keeper", "exec")
-    if keepers:  # before there is anything to start
+    supervisors = target in ("supervisor", "exec")
+    if supervisors:  # before there is anything to start
         daemon = cycle.start()
-        tracer = attach(cycle.keeper(daemon), log, [*words, *(["-f"] if target == "exec" else [])])
+        tracer = attach(cycle.supervisor(daemon), log, [*words, *(["-f"] if target == "exec" else [])])
     submitted = cycle.submit("c", held=target == "submit")
     if target == "submit":
         tracer = hold(submitted, log, words)
     until(lambda: submitted.ended(1.0), "submit ends", LIMIT_S)
     cycle.acknowledge(submitted)
     cycle.lines("a", "b")
-    if keepers:
+    if supervisors:
         until(lambda: daemon.ended() or _all_ended(cycle), f"the jobs' ends\n{daemon.said()}", LIMIT_S)
         daemon.signal(signal.SIGTERM)
     else:
@@ -241,7 +241,7 @@ class Sweep:
 def main() -> int:
     """Sweep; 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.breaking.sweep", description=__doc__.splitlines()[0])
-    parser.add_argument("targets", nargs="*", default=TARGETS, help="daemon, keeper, exec, submit (default: all)")
+    parser.add_argument("targets", nargs="*", default=TARGETS, help="daemon, supervisor, exec, submit (default: all)")
     parser.add_argument("--call", action="append", help="only this call")
     parser.add_argument("--fault", action="append", help="only this fault")
     parser.add_argument("--sample", type=int, help="only so many points, drawn by --seed")

@@ -49,12 +49,12 @@ print("reused", stranger.pid == int(found[1]), "alive", stranger.poll() is None,
 _SAME_NUMBERS = """
 import subprocess, sys
 from scheduler.core.job import Process
-from scheduler.runners import record
+from scheduler.runners import attempt_record
 path, boot = sys.argv[1:]
 subprocess.run(["mount", "--bind", boot, "/proc/sys/kernel/random/boot_id"], check=True)
 stranger = subprocess.Popen(["sleep", "600"])
 ticks = int(open(f"/proc/{stranger.pid}/stat").read().rpartition(")")[2].split()[19])
-record.write_pid(path, Process(stranger.pid, ticks), record.read(path).boot, 1, 0)
+attempt_record.write_pid(path, Process(stranger.pid, ticks), attempt_record.read(path).boot, 1, 0)
 code = subprocess.call([sys.executable, "-m", "scheduler", "start", "--gpus=2", "--gpu-interval=0", "--drain"])
 print("alive", stranger.poll() is None, "code", code, flush=True)
 """

@@ -25,14 +25,14 @@ POINTS = [
     "daemon:pwrite64:ENOSPC:50",
     "daemon:pwrite64:nothing written:50",
     "daemon:write:nothing written:3",
-    "keeper:pwrite64:nothing written:2",
+    "supervisor:pwrite64:nothing written:2",
     "submit:pwrite64:nothing written:30",
     "daemon:clone3:SIGKILL:1",
     "daemon:clone3:EAGAIN:1",
     "daemon:pread64:EIO:39",
     "daemon:sendto:ENOBUFS:2",
-    "keeper:pwrite64:SIGKILL:2",
-    "keeper:openat:EMFILE:4",
+    "supervisor:pwrite64:SIGKILL:2",
+    "supervisor:openat:EMFILE:4",
     "exec:execve:EAGAIN:1",
     "submit:fdatasync:SIGKILL:5",
 ]
@@ -83,7 +83,7 @@ def _ended(process):  # type: ignore[no-untyped-def]
 
 
 def test_a06_order_of_system_calls_a_start_follows_its_sync(traced_forge: Forge, tmp_path: Path) -> None:
-    """A06, E15: the log is synced before the keeper is told, and told before the command is executed; the id of a
+    """A06, E15: the log is synced before the supervisor is told, and told before the command is executed; the id of a
     submitted job is said after the sync of its row.
     """
     cycle = Cycle(traced_forge, tmp_path / "cycle")

@@ -1,4 +1,4 @@
-"""What every probe must do (core/ports.py): NvidiaProbe has each method of it, called in the same way."""
+"""What every probe must do (core/protocols.py): NvidiaProbe has each method of it, called in the same way."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from scheduler.core.errors import NoGpuData
-from scheduler.core.facts import Readings
-from scheduler.core.ports import Probe
-from scheduler.probes.nvidia import NvidiaProbe
+from scheduler.core.observations import Readings
+from scheduler.core.protocols import Probe
+from scheduler.gpus.nvidia import NvidiaProbe
 from tests.gpus.stub import FakeDriver
 
 METHODS = [name for name, each in vars(Probe).items() if inspect.isfunction(each) and not name.startswith("_")]

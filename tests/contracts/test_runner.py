@@ -1,4 +1,4 @@
-"""What every runner must do (core/ports.py): each real one passes the same suite."""
+"""What every runner must do (core/protocols.py): each real one passes the same suite."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.core.facts import Ended, Gone, Lost, NeverRan, Started, Unclaimed
 from scheduler.core.job import JobState
 from scheduler.core.launch import Streams
-from scheduler.runners import processes, record, watching
-from scheduler.runners.processes import boot_id, lives
+from scheduler.core.observations import Ended, Gone, Lost, NeverRan, Started, Unclaimed
+from scheduler.runners import attempt_record, local
+from scheduler.system import processes
+from scheduler.system.processes import boot_id, lives
 from tests.bench import Bench, direct_bench, screen_bench
 from tests.stories.harness import wait_for
 
@@ -31,10 +32,10 @@ def test_started_then_ended_with_the_true_code(bench: Bench) -> None:
     bench.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 7")
     started, ended = bench.until(Started), bench.until(Ended)
     assert (ended.exit_code, ended.signal, ended.leftovers) == (7, None, ())
-    assert [type(f) for f in bench.facts] == [Started, Ended]
+    assert [type(f) for f in bench.observations] == [Started, Ended]
     assert started.at <= ended.at <= time.time()
     assert bench.text(1) == "out\nerr\n"
-    found = record.read(bench.record(1))
+    found = attempt_record.read(bench.record(1))
     assert (found.how, found.code) == ("exit", 7) and bench.runner.trouble() == ""
 
 
@@ -57,10 +58,10 @@ def test_what_cannot_be_started_is_said_and_why(bench: Bench) -> None:
     off.write_text("#!/bin/sh\n")
     for number, program in enumerate(("/no/such", str(plain), str(bad), str(off)), 1):
         bench.start(number, program)
-        fact = bench.until(NeverRan, number)
-        assert fact.lasting
+        observation = bench.until(NeverRan, number)
+        assert observation.lasting
         bench.wait(lambda n=number: "cannot start" in bench.text(n), "the reason")
-        found = record.read(bench.record(number))
+        found = attempt_record.read(bench.record(number))
         assert found.how == "never" and found.code
     bench.start(9, "/bin/true", cwd=str(bench.folder / "gone"))
     assert "working folder" in bench.until(NeverRan, 9).why
@@ -69,7 +70,7 @@ def test_what_cannot_be_started_is_said_and_why(bench: Bench) -> None:
 def test_a_claimed_attempt_is_never_started(bench: Bench) -> None:
     """P1: whoever creates the record first has the attempt."""
     job, launch = bench.job(1, "/bin/sh", "-c", "touch ran")
-    assert record.give_up(bench.record(1), job, boot_id(), 1)
+    assert attempt_record.give_up(bench.record(1), job, boot_id(), 1)
     bench.runner.start(job, launch)
     bench.runner.flush()
     bench.start(2, "/bin/true")
@@ -83,8 +84,8 @@ def test_f16_p1_a_log_that_another_scheduler_just_made_is_left_alone(bench: Benc
     theirs.write_text("CUDA out of memory\n")
     ran = bench.folder / "ran"
     bench.start(1, "/bin/sh", "-c", f"echo x >> {ran}")
-    fact = bench.until(NeverRan, 1)
-    assert not fact.lasting and "another scheduler" in fact.why, fact
+    observation = bench.until(NeverRan, 1)
+    assert not observation.lasting and "another scheduler" in observation.why, observation
     assert theirs.read_text() == "CUDA out of memory\n" and not ran.exists()
     bench.start(1, "/bin/sh", "-c", f"echo x >> {ran}; echo ours", attempt=2)
     bench.until(Ended, 1)
@@ -157,7 +158,7 @@ def test_leftovers_are_named_and_their_end_is_told(bench: Bench) -> None:
     assert ended.exit_code == 3 and len(ended.leftovers) == 2
     bench.runner.watch_leftovers("1.1", 1, 1, ended.leftovers)
     bench.runner.look()
-    assert not any(isinstance(f, Gone) for f in bench.facts)
+    assert not any(isinstance(f, Gone) for f in bench.observations)
     for process in ended.leftovers:
         assert lives(process)
         os.kill(process.pid, signal.SIGKILL)
@@ -170,7 +171,7 @@ def test_what_dies_as_it_is_looked_at_hands_its_own_over(bench: Bench, monkeypat
         1, "/bin/sh", "-c",
         "(setsid sh -c 'sleep 600 & touch ready; wait; : middle' &); until [ -e ready ]; do sleep 0.02; done; exit 4",
     )  # fmt: skip
-    real, killed = watching.seen, []
+    real, killed = local.seen, []
 
     def seen(pid: int) -> processes.Seen | None:
         if not killed and b": middle" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -179,7 +180,7 @@ def test_what_dies_as_it_is_looked_at_hands_its_own_over(bench: Bench, monkeypat
             wait_for(lambda: (found := real(pid)) is None or not found.alive, "its death")
         return real(pid)
 
-    monkeypatch.setattr(watching, "seen", seen)
+    monkeypatch.setattr(local, "seen", seen)
     ended = bench.until(Ended)
     assert killed and ended.exit_code == 4
     (left,) = ended.leftovers
@@ -197,9 +198,9 @@ def test_attempts_outlive_the_runner_and_are_adopted(bench: Bench) -> None:
     bench.runner = bench.make()
     job, _ = bench.job(1)
     job.state = JobState.RUNNING
-    facts = bench.runner.adopt(job)
-    assert [type(f) for f in facts] == [Started] and facts[0].process == started.process
-    bench.facts.clear()
+    observations = bench.runner.adopt(job)
+    assert [type(f) for f in observations] == [Started] and observations[0].process == started.process
+    bench.observations.clear()
     bench.orphan(first)
     hold.unlink()
     assert bench.until(Ended).exit_code == 21
@@ -219,12 +220,14 @@ def test_torn_record_is_lost_never_a_guess(bench: Bench) -> None:
     job, _ = bench.job(1)
     path = bench.folder / "attempts" / "1.1"
     job.state = JobState.RUNNING
-    text = bytearray(record.blank(job, boot_id()))
-    line = record.end_line("exit", 0, 123)
-    text[record.END_AT : record.END_AT + len(line)] = line.replace(b"exit 0", b"exit 1")  # its sum does not fit
+    text = bytearray(attempt_record.blank(job, boot_id()))
+    line = attempt_record.end_line("exit", 0, 123)
+    text[attempt_record.END_AT : attempt_record.END_AT + len(line)] = line.replace(
+        b"exit 0", b"exit 1"
+    )  # its sum does not fit
     path.write_bytes(bytes(text))
-    facts = bench.runner.adopt(job)
-    assert [type(f) for f in facts] == [Lost]
+    observations = bench.runner.adopt(job)
+    assert [type(f) for f in observations] == [Lost]
 
 
 def test_the_log_is_whole_when_the_ending_is_told(bench: Bench) -> None:

@@ -1,6 +1,6 @@
-"""A pretended machine around the real decision: clock, GPUs, disk, keepers and jobs that can each fail at any moment.
+"""A pretended machine around the real decision: clock, GPUs, disk, supervisors and jobs that can each fail at any moment.
 
-`decide`, the recovery table and the world are the real ones; what loop and runners do between them is told again here in
+`decide`, the recovery table and the state are the real ones; what loop and runners do between them is told again here in
 few lines, so that what must hold can be asked of the machine itself and not of our own books.
 """
 
@@ -11,16 +11,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scheduler.core.decide import Plan, Policy, World, decide
-from scheduler.core.facts import Arrived, Asked, Ended, Fact, Gone, Lost, Now, Readings, Started, Unclaimed
+from scheduler.core.admission import Admission, Thresholds
+from scheduler.core.decide import decide
+from scheduler.core.decision_pass import Plan
 from scheduler.core.gpu import WHOLE, ids_of, mask_of
-from scheduler.core.gpu_reading import GpuReading
+from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.job import HOLDING, Holding, Job, JobState, Outcome, Process
+from scheduler.core.observations import (
+    Arrived,
+    Asked,
+    Ended,
+    Gone,
+    Lost,
+    Now,
+    Observation,
+    Readings,
+    Started,
+    Unclaimed,
+)
 from scheduler.core.pauses import Pauses
 from scheduler.core.placement import Fleet
 from scheduler.core.recovery import TABLE, Found, Record, Verdict
 from scheduler.core.requests import PauseQueue, Request, Requeue, Resume
-from scheduler.core.telemetry import Limits, Telemetry
+from scheduler.core.scheduler_state import Policy, SchedulerState
 from tests.builders import M0, T0, a_gpu, a_job, check_ledger
 
 TOTAL = 80_000
@@ -55,7 +68,7 @@ class Disk:
 
 
 @dataclass
-class Keeper:
+class Supervisor:
     """Starts what it was sent, one after another; ``alone``: its daemon is dead."""
 
     inbox: list[str] = field(default_factory=list)
@@ -69,12 +82,12 @@ class Keeper:
 
 @dataclass
 class Proc:
-    """A live process of an attempt. ``keeper``: who will learn its ending; None: nobody but, perhaps, the daemon."""
+    """A live process of an attempt. ``supervisor``: who will learn its ending; None: nobody but, perhaps, the daemon."""
 
     process: Process
     key: str
     leader: bool
-    keeper: Keeper | None = None
+    supervisor: Supervisor | None = None
     child_of_daemon: bool = False
     deaf: bool = False
 
@@ -93,12 +106,12 @@ class Machine:
         self.disk, self.full = Disk(), False
         self.lines: list[tuple[str, int, int] | None] = []  # need, priority, retries; None: a broken line
         self.cards = ["free"] * gpus
-        self.keepers: list[Keeper] = []
+        self.supervisors: list[Supervisor] = []
         self.procs: dict[int, Proc] = {}
         self.last_pid = 100
-        self.world: World | None = None
-        self.keeper = Keeper()
-        self.facts: list[Fact] = []
+        self.state: SchedulerState | None = None
+        self.supervisor = Supervisor()
+        self.observations: list[Observation] = []
         self.claims: list[int] = []  # jobs whose starter may be in the midst of it
         self.fresh: dict[int, Job] = {}
         # The machine's own ledger.
@@ -122,21 +135,21 @@ class Machine:
         return None if row is None else replace(row)
 
     def start(self, crash: str = "") -> None:
-        """A daemon with a keeper of its own begins its office."""
-        if self.world is None:
-            self.keeper = Keeper()
-            self.keepers.append(self.keeper)
-            self.facts = []
+        """A daemon with a supervisor of its own begins its daemon_lock."""
+        if self.state is None:
+            self.supervisor = Supervisor()
+            self.supervisors.append(self.supervisor)
+            self.observations = []
             self._guard(self._load, crash)
 
     def turn(self, crash: str = "") -> None:
         """One turn of the loop; ``crash``: where it is killed."""
-        if self.world is not None:
-            facts, self.facts = self.facts, []
+        if self.state is not None:
+            observations, self.observations = self.observations, []
             for job_id in list(self.claims):
                 self.claims.remove(job_id)
-                facts += self._settle(self.disk.rows[job_id])
-            self._guard(lambda at: self._turn(facts, at), crash)
+                observations += self._settle(self.disk.rows[job_id])
+            self._guard(lambda at: self._turn(observations, at), crash)
 
     def _guard(self, step: Callable[[str], None], crash: str) -> None:
         try:
@@ -145,33 +158,36 @@ class Machine:
             self.kill_daemon()
 
     def _load(self, crash: str) -> None:
-        """Build the world from the disk, settle what was in hand, go on: as `engine/loop.py: House._load`."""
+        """Build the state from the disk, settle what was in hand, go on: as `daemon/loop.py: House._load`."""
         fleet = Fleet(self.gpus)
-        world = World(fleet, self._fetch, self.policy)
-        fleet.telemetry = Telemetry.of(self.gpus, Limits(), self.now)
-        fleet.telemetry.tenants = world.tenants
+        state = SchedulerState(fleet, self._fetch, self.policy)
+        fleet.admission = Admission.of(self.gpus, Thresholds(), self.now)
+        fleet.admission.tenants = state.tenants
         fleet.paused_mask = mask_of(self.disk.paused) & fleet.all_mask
-        world.queue_paused = self.disk.queue_paused
-        world.pauses = Pauses(0, list(self.disk.changes))
-        world.front = min((row.order for row in self.disk.rows.values()), default=0)
-        self.world, self.claims = world, []
+        state.queue_paused = self.disk.queue_paused
+        state.pauses = Pauses(0, list(self.disk.changes))
+        state.front = min((row.order for row in self.disk.rows.values()), default=0)
+        self.state, self.claims = state, []
         for key, (holding, boot) in list(self.disk.holdings.items()):
             if boot == self.boot:
-                world.hold(holding)
+                state.hold(holding)
             else:
                 del self.disk.holdings[key]
         in_hand = [replace(row) for row in self.disk.rows.values() if row.state in HOLDING]
-        facts: list[Fact] = []
+        observations: list[Observation] = []
         for job in in_hand:
-            world.adopt(job, self.now)
+            state.adopt(job, self.now)
         for job in in_hand:
-            if job.attempt_key not in (*self.keeper.inbox, self.keeper.claimed):  # else its facts are to come
-                facts += self._settle(job)
-        facts += [Gone(key) for key in world.holdings if not self._alive(key)]
+            if job.attempt_key not in (
+                *self.supervisor.inbox,
+                self.supervisor.claimed,
+            ):  # else its observations are to come
+                observations += self._settle(job)
+        observations += [Gone(key) for key in state.holdings if not self._alive(key)]
         pending = [replace(row) for row in self.disk.rows.values() if row.state is JobState.PENDING]
-        self._turn([*facts, *(Arrived(job) for job in pending)], crash)
+        self._turn([*observations, *(Arrived(job) for job in pending)], crash)
 
-    def _settle(self, job: Job) -> list[Fact]:
+    def _settle(self, job: Job) -> list[Observation]:
         """As `runners/adoption.py: settle`, by the same table."""
         key, (job_id, attempt) = job.attempt_key, (job.id, job.attempt)
         record = self.disk.records.get(key) or Rec(Record.NONE, int(job.boot or self.boot))
@@ -183,7 +199,7 @@ class Machine:
             living = Found.LEADER
         elif others:
             living = Found.OTHERS
-        elif same_boot and any(one.busy for one in self.keepers if one is not self.keeper):
+        elif same_boot and any(one.busy for one in self.supervisors if one is not self.supervisor):
             living = Found.STARTER
         verdict = TABLE[job.state, record.kind, same_boot, living]
         if verdict is Verdict.WAIT:
@@ -193,16 +209,16 @@ class Machine:
             self.disk.records[key] = Rec(Record.NEVER_RAN, self.boot)
         if verdict in (Verdict.REQUEUE, Verdict.NOT_STARTED):
             return [Unclaimed(job_id, attempt)]
-        facts: list[Fact] = [] if process is None else [Started(job_id, attempt, process, self.wall)]
+        observations: list[Observation] = [] if process is None else [Started(job_id, attempt, process, self.wall)]
         if verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING):
-            facts.append(Ended(job_id, attempt, record.code, record.signal, self.wall, others))
+            observations.append(Ended(job_id, attempt, record.code, record.signal, self.wall, others))
         elif verdict in (Verdict.LOST, Verdict.WATCH_LOST):
-            facts.append(Lost(job_id, attempt, "nobody saw its end", self.wall, others))
-        return facts
+            observations.append(Lost(job_id, attempt, "nobody saw its end", self.wall, others))
+        return observations
 
-    def _turn(self, facts: list[Fact], crash: str) -> None:
-        world = self.world
-        assert world is not None
+    def _turn(self, observations: list[Observation], crash: str) -> None:
+        state = self.state
+        assert state is not None
         disk = self.disk
         last = max(disk.rows, default=0)
         jobs, refused = [], 0
@@ -216,29 +232,29 @@ class Machine:
         self.fresh = {job.id: job for job in jobs}
         wishes = [Asked(row, request) for row, request in disk.requests.items() if row not in disk.answered]
         readings = Readings(self.mono, tuple(self._reading(gpu) for gpu in range(len(self.gpus))))
-        plan = decide(world, [readings, *facts, *(Arrived(job) for job in jobs), *wishes], self.now)
+        plan = decide(state, [readings, *observations, *(Arrived(job) for job in jobs), *wishes], self.now)
         for job in plan.starts:
             job.boot = str(self.boot)
         self._judge_plan(plan)
         if crash == "before_commit":
             raise Crash
-        if self.full:  # nothing was recorded, so nothing is done; the world is built anew when it can be
+        if self.full:  # nothing was recorded, so nothing is done; the state is built anew when it can be
             self.fresh = {}
             self._die_of_nothing()
             return
         self._commit(plan, jobs, refused)
         if crash == "committed":
             raise Crash
-        self.keeper.inbox += [job.attempt_key for job in plan.starts]
+        self.supervisor.inbox += [job.attempt_key for job in plan.starts]
         if crash == "sent":
             raise Crash
         for stop in plan.stops:
             self._signal(stop.job.attempt_key, stop.hard)
-        check_ledger(world)
+        check_ledger(state)
 
     def _commit(self, plan: Plan, jobs: list[Job], refused: int) -> None:
-        disk, world = self.disk, self.world
-        assert world is not None
+        disk, state = self.disk, self.state
+        assert state is not None
         for job in (*jobs, *plan.changed.values()):
             before = disk.rows.get(job.id)
             if before is not None and before.state.ended and not job.state.ended:
@@ -254,42 +270,42 @@ class Machine:
             disk.holdings[holding.key] = holding, self.boot
         for key in plan.freed:
             disk.holdings.pop(key, None)
-        disk.paused, disk.queue_paused = ids_of(world.fleet.paused_mask), world.queue_paused
-        disk.changes = list(world.pauses.changes)
+        disk.paused, disk.queue_paused = ids_of(state.fleet.paused_mask), state.queue_paused
+        disk.changes = list(state.pauses.changes)
         self.fresh = {}
-        self.facts += [Gone(holding.key) for holding in plan.held if not self._alive(holding.key)]
+        self.observations += [Gone(holding.key) for holding in plan.held if not self._alive(holding.key)]
 
     def _judge_plan(self, plan: Plan) -> None:
         """Nobody is put on a card that this turn's reading does not call free; nobody waits who could start."""
-        world = self.world
-        assert world is not None
+        state = self.state
+        assert state is not None
         for job in plan.starts:
             assert all(self.cards[gpu] == "free" for gpu in job.gpus), (job.id, job.gpus, self.cards)
-        if not world.queue_paused:
-            for job_id, kind in list(world.queue.in_order()):
-                gpus = world.fleet.find(kind)
-                assert gpus is None or not world.fleet.telemetry.fresh(gpus, self.now), f"job {job_id} fits and waits"
+        if not state.queue_paused:
+            for job_id, kind in list(state.queue.in_order()):
+                gpus = state.fleet.find(kind)
+                assert gpus is None or not state.fleet.admission.fresh(gpus, self.now), f"job {job_id} fits and waits"
 
-    def _reading(self, gpu: int) -> GpuReading:
+    def _reading(self, gpu: int) -> GpuSnapshot:
         card = self.cards[gpu]
         if card == "gone":
-            return GpuReading(f"declared:{gpu}", gpu, lost=True)
+            return GpuSnapshot(f"declared:{gpu}", gpu, lost=True)
         used = {"free": 0, "foreign": TOTAL, "unknown": None}[card]
-        return GpuReading(f"declared:{gpu}", gpu, "a card", TOTAL, used, 0.0, None, ())
+        return GpuSnapshot(f"declared:{gpu}", gpu, "a card", TOTAL, used, 0.0, None, ())
 
     def _die_of_nothing(self) -> None:
-        """The transaction failed: facts of this turn are forgotten, and found again when the world is built anew."""
-        self.facts, self.world = [], None
+        """The transaction failed: observations of this turn are forgotten, and found again when the state is built anew."""
+        self.observations, self.state = [], None
 
     def mend(self) -> None:
-        """The loop tries again after a transaction that failed; its keeper never noticed."""
-        if self.world is None and self.keeper in self.keepers and not self.keeper.alone:
+        """The loop tries again after a transaction that failed; its supervisor never noticed."""
+        if self.state is None and self.supervisor in self.supervisors and not self.supervisor.alone:
             self._guard(self._load, "")
 
     def kill_daemon(self) -> None:
         """kill -9: what it had not written down is gone, and so is what it alone could have learned."""
-        self.world, self.facts, self.fresh = None, [], {}
-        self.keeper.alone = True
+        self.state, self.observations, self.fresh = None, [], {}
+        self.supervisor.alone = True
         for proc in self.procs.values():
             if proc.child_of_daemon:
                 proc.child_of_daemon = False
@@ -298,48 +314,48 @@ class Machine:
     @property
     def up(self) -> bool:
         """Whether there is a daemon, if only one that waits for its disk."""
-        return self.keeper in self.keepers and not self.keeper.alone
+        return self.supervisor in self.supervisors and not self.supervisor.alone
 
-    # -- keepers and jobs ---------------------------------------------------------------------------------
+    # -- supervisors and jobs ---------------------------------------------------------------------------------
 
     def _alive(self, key: str) -> list[Proc]:
         return [proc for proc in self.procs.values() if proc.key == key]
 
-    def keeper_works(self, keeper: Keeper) -> None:
+    def supervisor_works(self, supervisor: Supervisor) -> None:
         """One step of a start: claim, then spawn."""
-        if keeper.claimed:
-            key, keeper.claimed = keeper.claimed, ""
+        if supervisor.claimed:
+            key, supervisor.claimed = supervisor.claimed, ""
             self.last_pid += 1
             process = Process(self.last_pid, int(self.mono * 100))
-            self.procs[process.pid] = Proc(process, key, True, keeper, deaf=process.pid % 3 == 0)
+            self.procs[process.pid] = Proc(process, key, True, supervisor, deaf=process.pid % 3 == 0)
             self.disk.records[key] = Rec(Record.RUNNING, self.boot, process)
             self.starts[key] += 1
-            self._tell(keeper, Started(*self._ids(key), process, self.wall))
-        elif keeper.inbox:
-            key = keeper.inbox.pop(0)
+            self._tell(supervisor, Started(*self._ids(key), process, self.wall))
+        elif supervisor.inbox:
+            key = supervisor.inbox.pop(0)
             if key not in self.disk.records:
                 self.disk.records[key] = Rec(Record.CLAIMED, self.boot)
-                keeper.claimed = key
+                supervisor.claimed = key
 
-    def keeper_killed(self, keeper: Keeper) -> None:
-        """kill -9 of a keeper: its daemon, if it lives, inherits the jobs; else nobody learns how they end."""
-        self.keepers.remove(keeper)
-        mine = keeper is self.keeper and not keeper.alone
+    def supervisor_killed(self, supervisor: Supervisor) -> None:
+        """kill -9 of a supervisor: its daemon, if it lives, inherits the jobs; else nobody learns how they end."""
+        self.supervisors.remove(supervisor)
+        mine = supervisor is self.supervisor and not supervisor.alone
         for proc in self.procs.values():
-            if proc.keeper is keeper:
-                proc.keeper, proc.child_of_daemon = None, mine
+            if proc.supervisor is supervisor:
+                proc.supervisor, proc.child_of_daemon = None, mine
                 if not mine:
                     self.unseen.add(proc.key)
-        if keeper.claimed and not mine:
-            self.unseen.add(keeper.claimed)
+        if supervisor.claimed and not mine:
+            self.unseen.add(supervisor.claimed)
         if not mine:
             return
-        for key in (*keeper.inbox, *filter(None, (keeper.claimed,))):
-            if key == keeper.claimed or key not in self.disk.records:
+        for key in (*supervisor.inbox, *filter(None, (supervisor.claimed,))):
+            if key == supervisor.claimed or key not in self.disk.records:
                 self.disk.records[key] = Rec(Record.NEVER_RAN, self.boot)
                 self._tell_daemon(Unclaimed(*self._ids(key)))
-        self.keeper = Keeper()
-        self.keepers.append(self.keeper)
+        self.supervisor = Supervisor()
+        self.supervisors.append(self.supervisor)
 
     def ends(self, pid: int, code: int | None, number: int | None = None) -> None:
         """A process ends; a leader's code is learned by whoever is its parent."""
@@ -348,7 +364,7 @@ class Machine:
             self.ended[proc.key] = code, number
             record = self.disk.records[proc.key]
             left = tuple(other.process for other in self._alive(proc.key))
-            if proc.keeper is not None or proc.child_of_daemon:
+            if proc.supervisor is not None or proc.child_of_daemon:
                 record.kind, record.code, record.signal = Record.ENDED, code, number
                 self._tell_daemon(Ended(*self._ids(proc.key), code, number, self.wall, left))
             else:
@@ -372,13 +388,13 @@ class Machine:
         job, _, attempt = key.partition(".")
         return int(job), int(attempt)
 
-    def _tell(self, keeper: Keeper, fact: Fact) -> None:
-        if keeper is self.keeper:
-            self._tell_daemon(fact)
+    def _tell(self, supervisor: Supervisor, observation: Observation) -> None:
+        if supervisor is self.supervisor:
+            self._tell_daemon(observation)
 
-    def _tell_daemon(self, fact: Fact) -> None:
-        if self.world is not None:
-            self.facts.append(fact)
+    def _tell_daemon(self, observation: Observation) -> None:
+        if self.state is not None:
+            self.observations.append(observation)
 
     def reboot(self, forget: bool) -> None:
         """Power off and on: every process is gone; ``forget``: claims had not reached the disk."""
@@ -390,7 +406,7 @@ class Machine:
             if forget and record.kind in (Record.CLAIMED, Record.RUNNING) and key not in self.ended:
                 del self.disk.records[key]
         self.procs.clear()
-        self.keepers.clear()
+        self.supervisors.clear()
         self.boot += 1
 
     # -- what must hold -----------------------------------------------------------------------------------
@@ -435,9 +451,9 @@ class Machine:
         for _ in range(60 + 4 * len(self.lines)):
             self.mend()
             self.start()
-            for keeper in list(self.keepers):
-                while keeper.busy:
-                    self.keeper_works(keeper)
+            for supervisor in list(self.supervisors):
+                while supervisor.busy:
+                    self.supervisor_works(supervisor)
             for pid in list(self.procs):
                 if pid in self.procs:
                     self.ends(pid, 0)
@@ -446,12 +462,12 @@ class Machine:
             self.turn()
             self.check()
             rows = self.disk.rows.values()
-            if all(row.state.ended or row.held for row in rows) and not self.procs and not self.facts:
+            if all(row.state.ended or row.held for row in rows) and not self.procs and not self.observations:
                 break
-        world = self.world
-        assert world is not None
+        state = self.state
+        assert state is not None
         waiting = [(row.id, row.state, row.reason, row.held) for row in self.disk.rows.values() if not row.state.ended]
         assert all(held for *_, held in waiting), waiting
-        assert not world.live and not world.holdings and not self.disk.holdings
-        assert set(world.fleet.free.values()) <= {WHOLE}
+        assert not state.live and not state.holdings and not self.disk.holdings
+        assert set(state.fleet.free.values()) <= {WHOLE}
         assert self.acknowledged <= self.disk.answered, "a wish was never answered"

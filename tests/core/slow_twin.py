@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from scheduler.core.facts import Now
-from scheduler.core.gpu import WHOLE, Gpu, Need
-from scheduler.core.job_class import JobClass
-from scheduler.core.telemetry import Telemetry
+from scheduler.core.admission import Admission
+from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
+from scheduler.core.observations import Now
+from scheduler.core.placement_class import PlacementClass
 
 
 @dataclass
@@ -21,7 +21,7 @@ class SlowFleet:
     free: dict[int, int] = field(default_factory=dict)
     claims: list[int] = field(default_factory=list)  # a GPU once for each job that named it
     memory: dict[int, int] = field(default_factory=dict)
-    telemetry: Telemetry = field(default_factory=Telemetry)
+    admission: Admission = field(default_factory=Admission)
     now: Now = field(default_factory=lambda: Now(0.0, 0.0))
 
     def __post_init__(self) -> None:
@@ -31,21 +31,21 @@ class SlowFleet:
     def whole_free_on(self, server: int) -> int:
         return sum(self.free[gpu.index] == WHOLE for gpu in self.gpus if gpu.server == server)
 
-    def fits(self, gpu: Gpu, kind: JobClass) -> bool:
+    def fits(self, gpu: Gpu, kind: PlacementClass) -> bool:
         allowed = kind.allowed is None or gpu.index in kind.allowed
-        card = self.telemetry.cards.get(gpu.index)
-        excess = card.excess_mib if card is not None and kind.vram_mib else 0
-        memory = self.memory.get(gpu.index, kind.vram_mib) - excess >= kind.vram_mib
+        card = self.admission.cards.get(gpu.index)
+        overcommit = card.overcommit_mib if card is not None and kind.vram_mib else 0
+        memory = self.memory.get(gpu.index, kind.vram_mib) - overcommit >= kind.vram_mib
         free = self.free[gpu.index]
         may = (
             gpu.index not in self.paused
             and gpu.index not in self.claims
-            and not self.telemetry.forbids(gpu.index, kind.need.parts, free, kind.vram_mib).code
+            and not self.admission.forbids(gpu.index, kind.need.parts, free, kind.vram_mib).code
         )
-        may = may and self.telemetry.fresh([gpu.index], self.now)  # all are read together
+        may = may and self.admission.fresh([gpu.index], self.now)  # all are read together
         return allowed and memory and may and free >= kind.need.parts
 
-    def find(self, kind: JobClass) -> tuple[int, ...] | None:
+    def find(self, kind: PlacementClass) -> tuple[int, ...] | None:
         count = kind.need.count
         if count == 0:
             return () if self.cpu_free >= kind.need.slots else None
@@ -69,7 +69,7 @@ class SlowFleet:
         _, _, here = min(groups)
         return tuple(sorted(sorted(here, key=lambda i: (self.free[i], i))[:count]))
 
-    def change(self, need: Need, gpus: Iterable[int], vram_mib: int, sign: int) -> None:
+    def change(self, need: ResourceRequest, gpus: Iterable[int], vram_mib: int, sign: int) -> None:
         """Book (sign -1) or give back (+1)."""
         self.cpu_free += sign * need.slots
         for i in gpus if need.by_name else ():
@@ -86,8 +86,8 @@ class SlowScheduler:
     """Waiting jobs with their keys; one pass goes through all of them in order."""
 
     fleet: SlowFleet
-    waiting: dict[int, tuple[tuple[float, float], JobClass]] = field(default_factory=dict)
-    running: dict[int, tuple[JobClass, tuple[int, ...]]] = field(default_factory=dict)
+    waiting: dict[int, tuple[tuple[float, float], PlacementClass]] = field(default_factory=dict)
+    running: dict[int, tuple[PlacementClass, tuple[int, ...]]] = field(default_factory=dict)
     paused: bool = False
 
     def start_all(self, before_each: Callable[[int], None] = lambda job: None) -> list[tuple[int, tuple[int, ...]]]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.core.decide import Policy, World, decide
-from scheduler.core.estimate import Estimates
-from scheduler.core.facts import Arrived, Now
-from scheduler.core.gpu import Need
+from scheduler.core.backoff import LONGEST_WAIT_S
+from scheduler.core.decide import decide
+from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import JobSpec, JobState, Process
+from scheduler.core.observations import Arrived, Now
 from scheduler.core.placement import Fleet
 from scheduler.core.requests import Cancel
-from scheduler.core.retry import LONGEST_WAIT_S
+from scheduler.core.runtime_estimate import Estimates
+from scheduler.core.scheduler_state import Policy, SchedulerState
 from scheduler.core.units import span_text
-from scheduler.faces.render import run_time, utc
+from scheduler.views.render import run_time, utc
 from tests.builders import M0, T0, a_job, a_world, some_gpus
 
 S = JobState
@@ -52,10 +53,10 @@ def test_g01_time_limit_and_grace_go_by_it_too(jump: float) -> None:
 def test_g01_a_daemon_that_starts_after_a_jump_ends_nobody_early(jump: float) -> None:
     """G01, P6: the start of the process tells how long the job has run, not two readings of the wall clock."""
     job = a_job(1, time_limit_s=60.0, state=S.RUNNING, gpus=(0,), attempt=1, started_at=T0, process=Process(9, 500_00))
-    world = World(Fleet(some_gpus(1)), {1: job}.get, Policy())
-    world.adopt(job, Now(T0 + jump, M0, since_boot=540.0))  # it began 500 s after the boot
-    assert not decide(world, [], Now(T0 + jump, M0 + 19.0)).stops
-    assert decide(world, [], Now(T0 + jump, M0 + 20.5)).stops
+    state = SchedulerState(Fleet(some_gpus(1)), {1: job}.get, Policy())
+    state.adopt(job, Now(T0 + jump, M0, since_boot=540.0))  # it began 500 s after the boot
+    assert not decide(state, [], Now(T0 + jump, M0 + 19.0)).stops
+    assert decide(state, [], Now(T0 + jump, M0 + 20.5)).stops
 
 
 @JUMPS
@@ -70,9 +71,9 @@ def test_g01_a_world_built_anew_after_a_jump_waits_no_longer_than_the_longest_wa
     cancelled = a_job(
         2, state=S.STOPPING, stop_why="cancelled", stop_at=T0, gpus=(0,), attempt=1, process=Process(9, 9)
     )
-    world = World(Fleet(some_gpus(1)), {2: cancelled}.get, Policy(kill_grace_s=15.0))
-    world.adopt(cancelled, Now(T0 + jump, M0))
-    stops = decide(world, [], Now(T0 + jump, M0 + 15.1)).stops
+    state = SchedulerState(Fleet(some_gpus(1)), {2: cancelled}.get, Policy(kill_grace_s=15.0))
+    state.adopt(cancelled, Now(T0 + jump, M0))
+    stops = decide(state, [], Now(T0 + jump, M0 + 15.1)).stops
     assert [stop.hard for stop in stops] == [False, True]
 
 
@@ -95,8 +96,8 @@ def test_g01_no_negative_duration_is_shown_or_learned() -> None:
     assert run_time(job, T0) == "0 s" and run_time(a_job(1, state=S.RUNNING, started_at=T0), T0 - 9) == "0 s"
     assert span_text(-YEARS) == "0 s"
     learned = Estimates()
-    learned.learn(JobSpec(script="/a.py"), Need.parse("1"), -3600.0)
-    assert learned.of(JobSpec(script="/a.py"), Need.parse("1")) == 0.0
+    learned.learn(JobSpec(script="/a.py"), ResourceRequest.parse("1"), -3600.0)
+    assert learned.of(JobSpec(script="/a.py"), ResourceRequest.parse("1")) == 0.0
 
 
 def test_g02_times_are_utc_and_pass_2038() -> None:

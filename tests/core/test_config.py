@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.client.submission import level_of
 from scheduler.core.config import OPTIONS, PATHS, RELOADABLE, Config, config_from, defaults, read_option, written
 from scheduler.core.errors import SchedulerError, UsageError
-from scheduler.faces.submitting import level_of
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.decide import MOST_STARTS_A_TURN, Policy, World, decide
-from scheduler.core.facts import Arrived, Asked, Ended, Gone, Missing, Now, Started, Unclaimed
-from scheduler.core.gpu import WHOLE, Need
+from scheduler.core.decide import MOST_STARTS_A_TURN, decide
+from scheduler.core.gpu import WHOLE, ResourceRequest
 from scheduler.core.job import Failure, Job, JobState, Outcome, Process, Reason
-from scheduler.core.job_class import class_of, reason_with_place
+from scheduler.core.observations import Arrived, Asked, Ended, Gone, Missing, Now, Started, Unclaimed
 from scheduler.core.placement import Fleet
+from scheduler.core.placement_class import class_of, reason_with_place
 from scheduler.core.queue import Order
 from scheduler.core.requests import Hold, Pause, PauseQueue, Resume
+from scheduler.core.scheduler_state import Policy, SchedulerState
 from tests.builders import M0, T0, Play, a_job, a_world, check_ledger, some_gpus
 
 S = JobState
@@ -29,8 +30,8 @@ def test_a_job_that_fits_starts_in_the_turn_it_arrives() -> None:
     (job,) = plan.starts
     assert (job.id, job.state, job.gpus, job.attempt) == (1, S.STARTING, (0,), 1)
     assert plan.changed == {1: job} and plan.must_sync and not plan.empty
-    assert play.world.fleet.free == {0: 500, 1: 1000}
-    assert play.world.live == {1: job} and play.world.waiting() == 0
+    assert play.scheduler.fleet.free == {0: 500, 1: 1000}
+    assert play.scheduler.live == {1: job} and play.scheduler.waiting() == 0
 
 
 def test_a_turn_in_which_nothing_happens_is_empty() -> None:
@@ -85,13 +86,13 @@ def test_two_halves_run_together_and_a_third_waits() -> None:
     play = a_world(1)
     play.arrive(a_job(1, "0.5"), a_job(2, "0.5"), a_job(3, "0.5"))
     assert play.started == [1, 2]
-    assert play.world.fleet.free[0] == 0
+    assert play.scheduler.fleet.free[0] == 0
     play.tell(play.began(1), play.began(2))
     play.tell(play.ended(1))
     assert play.started == [1, 2, 3]
     play.tell(play.began(3))
     play.tell(play.ended(2), play.ended(3))
-    assert play.world.fleet.free[0] == WHOLE
+    assert play.scheduler.fleet.free[0] == WHOLE
 
 
 def test_jobs_without_a_gpu_run_in_slots_of_their_own() -> None:
@@ -114,14 +115,14 @@ def test_at_most_so_many_start_in_one_turn_and_the_rest_in_the_next() -> None:
 def test_where_nothing_may_start_nothing_starts() -> None:
     play = Play(Fleet(some_gpus(1)), may_start=False)
     assert not play.arrive(a_job(1)).starts
-    assert play.world.waiting() == 1
+    assert play.scheduler.waiting() == 1
 
 
 def test_the_same_input_gives_the_same_plan() -> None:
     def plan() -> object:
         play = a_world(4, 4)
         play.arrive(*(a_job(i, need, priority=i % 3) for i, need in enumerate(["0.5", "2", "1", "4", "2x0.5"] * 4, 1)))
-        return play.tell(play.began(1), play.ended(1), play.never_ran(2)).changed, play.world.fleet.free
+        return play.tell(play.began(1), play.ended(1), play.never_ran(2)).changed, play.scheduler.fleet.free
 
     assert plan() == plan()
 
@@ -151,7 +152,7 @@ def test_a_waiting_job_that_is_to_wait_for_something_else_leaves_the_queue(wish:
     play.run(a_job(9, "2"))
     play.arrive(a_job(1))
     play.arrive(a_job(1, **wish))
-    assert len(play.world.queue) == 0 and play.world.waiting() == 1
+    assert len(play.scheduler.queue) == 0 and play.scheduler.waiting() == 1
     play.run(a_job(8, "0"))
     assert play.state(1) is S.PENDING
 
@@ -168,7 +169,7 @@ def test_what_a_job_took_is_learnt_for_the_next_of_its_kind() -> None:
     play = a_world(1)
     play.run(a_job(1))
     play.tell(play.ended(1, at=T0 + 90))
-    assert play.world.estimates.of(a_job(2).spec, Need.parse("1")) == 90
+    assert play.scheduler.estimates.of(a_job(2).spec, ResourceRequest.parse("1")) == 90
 
 
 # -- running, ending ---------------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ def test_a_job_ends_as_its_exit_says(code: int | None, signal: int | None, state
         T0 + 7,
     )
     assert plan.must_sync and plan.events[-1].kind == state.value
-    assert play.world.fleet.free[0] == WHOLE and not play.world.live
+    assert play.scheduler.fleet.free[0] == WHOLE and not play.scheduler.live
 
 
 def test_an_end_whose_start_was_never_told_counts_as_both() -> None:
@@ -230,14 +231,14 @@ def test_what_an_old_attempt_says_changes_nothing() -> None:
     play.arrive(a_job(1))
     play.tell(play.never_ran(1))
     assert play.job(1).attempt == 2
-    for fact in (
+    for observation in (
         Ended(1, 1, 0, None, T0),
         Started(1, 1, Process(1, 1), T0),
         Unclaimed(1, 1),
         Gone("1.1"),
         Ended(7, 1, 0, None, T0),
     ):
-        assert play.tell(fact).empty
+        assert play.tell(observation).empty
     assert play.state(1) is S.STARTING
 
 
@@ -265,7 +266,7 @@ def test_a_job_whose_end_cannot_be_known_is_lost_and_not_run_again() -> None:
     job = play.job(1)
     assert (job.state, job.outcome, job.exit_code) == (S.FAILED, Outcome.LOST, None)
     assert job.notes == ("lost: nobody saw its end",)
-    assert play.world.fleet.free[0] == WHOLE
+    assert play.scheduler.fleet.free[0] == WHOLE
 
 
 # -- processes left behind ---------------------------------------------------------------------------------
@@ -276,10 +277,12 @@ def test_gpus_stay_taken_until_the_processes_left_behind_are_gone(how: str) -> N
     play = a_world(1)
     play.run(a_job(1, "0.5", retries=how == "retried"))
     play.arrive(a_job(2))
-    fact = play.lost(1, leftovers=LEFT) if how == "lost" else play.ended(1, 0 if how == "done" else 1, leftovers=LEFT)
-    plan = play.tell(fact)
-    assert [(h.key, h.gpus, h.need, h.processes) for h in plan.held] == [("1.1", (0,), Need(1, 500), LEFT)]
-    assert play.world.fleet.free[0] == 500
+    observation = (
+        play.lost(1, leftovers=LEFT) if how == "lost" else play.ended(1, 0 if how == "done" else 1, leftovers=LEFT)
+    )
+    plan = play.tell(observation)
+    assert [(h.key, h.gpus, h.need, h.processes) for h in plan.held] == [("1.1", (0,), ResourceRequest(1, 500), LEFT)]
+    assert play.scheduler.fleet.free[0] == 500
     assert play.started == [1]
     assert (1, "leftovers") in play.journal
     plan = play.tell(Gone("1.1"))
@@ -312,8 +315,8 @@ def test_each_waiting_job_has_a_reason() -> None:
     assert [play.reason(job) for job in range(3, 11)] == [
         "no-room", "no-wide-room", "no-room", "missing", "depends", "hold-user", "backoff", "never"
     ]  # fmt: skip
-    assert play.world.waiting() == 8
-    assert all(reason.sentence for reason in play.world.class_reasons().values())
+    assert play.scheduler.waiting() == 8
+    assert all(reason.sentence for reason in play.scheduler.class_reasons().values())
     assert play.job(6).reason == "no such file /gone.py"
     assert play.job(7).reason == "job 1 has to end first"
     assert "gpujob release 8" in play.job(8).reason
@@ -403,7 +406,7 @@ def test_an_unknown_gpu_is_said_and_the_known_ones_are_obeyed() -> None:
     plan = play.ask(Pause((7, 1)))
     assert plan.answers[0].code == 6
     assert plan.answers[0].lines == ("no GPU 7 is managed here (managed: 0,1)", "GPU 1 paused (paused now: 1)")
-    assert play.world.fleet.paused_mask == 0b10
+    assert play.scheduler.fleet.paused_mask == 0b10
 
 
 def test_the_last_pause_or_resume_of_a_turn_holds() -> None:
@@ -414,7 +417,7 @@ def test_the_last_pause_or_resume_of_a_turn_holds() -> None:
             *(Asked(row, Resume((0,)) if row % 2 else Pause((0,))) for row in range(1000)), Asked(1000, last)
         )
         assert [answer.row for answer in plan.answers] == list(range(1001))
-        assert bool(play.world.fleet.paused_mask) == isinstance(last, Pause)
+        assert bool(play.scheduler.fleet.paused_mask) == isinstance(last, Pause)
 
 
 def test_a_paused_queue_starts_nothing_and_goes_on_in_the_turn_it_may() -> None:
@@ -425,7 +428,7 @@ def test_a_paused_queue_starts_nothing_and_goes_on_in_the_turn_it_may() -> None:
     assert plan.pauses_changed and [job.id for job in plan.starts] == [1]
 
 
-# -- building the world from the store ---------------------------------------------------------------------
+# -- building the state from the store ---------------------------------------------------------------------
 
 
 def test_jobs_found_in_the_store_keep_their_gpus() -> None:
@@ -433,8 +436,8 @@ def test_jobs_found_in_the_store_keep_their_gpus() -> None:
     play = a_world(2)
     running = a_job(1, "0.5", state=S.RUNNING, attempt=1, gpus=(1,), process=Process(5, 5), started_at=T0 - 60)
     play.rows[1] = running
-    play.world.adopt(running, play.now)
-    check_ledger(play.world)
+    play.scheduler.adopt(running, play.now)
+    check_ledger(play.scheduler)
     play.arrive(a_job(2), a_job(3))
     assert play.job(2).gpus == (0,) and play.state(3) is S.PENDING
     play.tell(play.ended(1))
@@ -442,10 +445,10 @@ def test_jobs_found_in_the_store_keep_their_gpus() -> None:
 
 
 def test_a_world_without_timers_sleeps_as_long_as_nothing_happens() -> None:
-    world = World(Fleet(some_gpus(1)), lambda job: None, Policy())
-    assert world.next_timer() is None
-    decide(world, [Arrived(a_job(1, not_before=T0 + 9))], Now(T0, M0))
-    assert world.next_timer() == M0 + 9
+    state = SchedulerState(Fleet(some_gpus(1)), lambda job: None, Policy())
+    assert state.next_timer() is None
+    decide(state, [Arrived(a_job(1, not_before=T0 + 9))], Now(T0, M0))
+    assert state.next_timer() == M0 + 9
 
 
 def test_i19_a_wide_job_among_narrow_ones_waits_no_longer_than_they_come() -> None:
@@ -462,7 +465,7 @@ def test_i19_a_wide_job_among_narrow_ones_waits_no_longer_than_they_come() -> No
         assert play.state(3) is S.PENDING and play.reason(3) == "no-wide-room"
     play.arrive(a_job(40), a_job(41))
     play.ask(Hold((40, 41)))
-    running = list(play.world.live)
+    running = list(play.scheduler.live)
     for number in running:
         play.tell(play.ended(number))
     assert play.state(3) is S.STARTING and play.job(3).gpus == (0, 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.core.facts import Arrived
 from scheduler.core.job import JobState, Outcome, Process
+from scheduler.core.observations import Arrived
 from scheduler.core.requests import Cancel, Requeue
 from tests.builders import Play, a_job, a_world
 
@@ -54,7 +54,7 @@ def test_after_ok_is_skipped_when_the_other_ended_badly(end: str) -> None:
     end_badly(play, end)
     job = play.job(2)
     assert (job.state, job.outcome, job.attempt) == (S.SKIPPED, Outcome.DEPENDENCY, 0)
-    assert job.finished_at == play.wall and play.world.waiting() == 0
+    assert job.finished_at == play.wall and play.scheduler.waiting() == 0
     assert (2, "skipped") in play.journal
 
 
@@ -165,7 +165,7 @@ def test_dependencies_found_in_the_store_are_waited_for_again() -> None:
     play = a_world(2)
     running = a_job(1, state=S.RUNNING, attempt=1, gpus=(0,), started_at=play.wall)
     play.rows[1] = running
-    play.world.adopt(running, play.now)
+    play.scheduler.adopt(running, play.now)
     play.arrive(a_job(2, after_ok=(1,), reason_code="depends", reason="job 1 has to end well first"))
     assert not play.started
     play.tell(play.ended(1))

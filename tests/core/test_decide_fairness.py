@@ -6,10 +6,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scheduler.core.decide import Plan
-from scheduler.core.gpu import WHOLE, Need
+from scheduler.core.decision_pass import Plan
+from scheduler.core.gpu import WHOLE, ResourceRequest
 from scheduler.core.job import Job, JobState
-from scheduler.core.job_class import class_of
+from scheduler.core.placement_class import class_of
 from scheduler.core.requests import Cancel, Edit, Hold, Pause, PauseQueue, Release, Resume
 from tests.builders import Play, a_job, a_world, examples
 
@@ -33,7 +33,7 @@ def stream(play: Play, count: int, first: int = 10, **wish: object) -> list[int]
     before = len(play.started)
     need = str(wish.pop("need", "1"))
     for number in range(first, first + count):
-        running = sorted(set(play.world.live) - {1})
+        running = sorted(set(play.scheduler.live) - {1})
         play.arrive(a_job(number, need, **wish))
         play.tell(*(play.ended(job) for job in running))
     return play.started[before:]
@@ -48,7 +48,7 @@ def test_s4_36_a_wide_job_is_overtaken_so_often_and_then_gets_what_falls_free(k:
     play = full(k, a_job(2, "2"))
     assert stream(play, 20) == list(range(10, 10 + k))
     assert play.reason(10 + k) == "reserved" and play.reason(2) == "no-wide-room"
-    assert "job 2" in play.world.class_reasons()[class_of(play.job(10 + k)).key].sentence
+    assert "job 2" in play.scheduler.class_reasons()[class_of(play.job(10 + k)).key].sentence
     assert started(play.tell(play.ended(1))) == [2]
     assert started(play.tell(play.ended(2))) == [10 + k, 11 + k]
 
@@ -87,7 +87,7 @@ def test_s4_19_a_job_of_many_slots_does_not_hold_up_those_of_few() -> None:
     play = full(0, a_job(2, "0", slots=3), cpu_slots=3, first=a_job(1, "0"))
     assert started(play.arrive(a_job(3, "0"), a_job(4, "0"), a_job(5, "0"))) == [3, 4]
     play.tell(play.ended(1), play.ended(3))
-    assert play.started[-1] == 5 and play.world.fleet.cpu_free == 1
+    assert play.started[-1] == 5 and play.scheduler.fleet.cpu_free == 1
 
 
 def test_s4_36_who_takes_other_gpus_overtakes_nobody() -> None:
@@ -95,7 +95,7 @@ def test_s4_36_who_takes_other_gpus_overtakes_nobody() -> None:
     play = full(1, a_job(2, "2", allowed=(0, 1)), 4, first=a_job(1, allowed=(0,)))
     assert len(stream(play, 9, allowed=(2, 3))) == 9
     assert len(stream(play, 9, first=30, need="0")) == 9
-    assert play.world.queue.overtaken(2) == 0
+    assert play.scheduler.queue.overtaken(2) == 0
     assert stream(play, 3, first=50, allowed=(1,)) == [50]
 
 
@@ -103,7 +103,7 @@ def test_s4_36_who_stands_before_it_overtakes_nobody() -> None:
     """S4.36: more urgent ones, however late they came."""
     play = full(1, a_job(2, "2"))
     assert len(stream(play, 9, priority=-1)) == 9
-    assert play.world.queue.overtaken(2) == 0
+    assert play.scheduler.queue.overtaken(2) == 0
 
 
 def test_s4_36_the_count_begins_anew_with_a_new_place() -> None:
@@ -113,7 +113,7 @@ def test_s4_36_the_count_begins_anew_with_a_new_place() -> None:
         assert stream(play, 5) == [10, 11]
         for request in ask:
             play.ask(request)
-        assert play.world.queue.overtaken(2) <= 1
+        assert play.scheduler.queue.overtaken(2) <= 1
 
 
 def test_s4_36_a_pause_of_what_it_waits_for_keeps_nothing_from_the_others() -> None:
@@ -123,7 +123,7 @@ def test_s4_36_a_pause_of_what_it_waits_for_keeps_nothing_from_the_others() -> N
     play.ask(Pause((0,)))
     assert len(stream(play, 3, first=20)) == 3
     play.ask(Resume((0,)))
-    play.tell(*(play.ended(job) for job in list(play.world.live)))
+    play.tell(*(play.ended(job) for job in list(play.scheduler.live)))
     assert play.state(2) is S.STARTING
 
 
@@ -131,11 +131,11 @@ def test_s4_36_fewer_slots_than_it_needs_hold_up_nobody_else() -> None:
     """S4.36 S4.19: -S lowered under a job that waits for more."""
     play = full(1, a_job(2, "0", slots=3), cpu_slots=3, first=a_job(1, "0"))
     assert stream(play, 3, need="0") == [10]
-    play.world.fleet.resize(2)
+    play.scheduler.fleet.resize(2)
     assert len(stream(play, 9, first=20, need="0")) == 9
     assert play.reason(2) == "never"
-    play.world.fleet.resize(3)
-    play.tell(*(play.ended(job) for job in list(play.world.live)))
+    play.scheduler.fleet.resize(3)
+    play.tell(*(play.ended(job) for job in list(play.scheduler.live)))
     assert play.state(2) is S.STARTING
 
 
@@ -146,7 +146,7 @@ def test_s4_36_who_waits_behind_another_of_its_kind_is_overtaken_with_it() -> No
     assert stream(play, 3) == [10]  # past both
     play.ask(Cancel((2,)))
     assert play.started[-1] == 10 and play.reason(11) == "reserved"
-    assert "job 3" in play.world.class_reasons()[class_of(play.job(11)).key].sentence
+    assert "job 3" in play.scheduler.class_reasons()[class_of(play.job(11)).key].sentence
 
 
 LATER = st.lists(st.sampled_from(["0.25", "0.5", "0.6", "1", "2", "2x0.5"]), min_size=1, max_size=4)
@@ -173,14 +173,14 @@ def test_s4_36_whoever_waits_starts_in_the_end_however_many_come_later(
         for _ in range(count):
             last += 1
             job = a_job(last, later[last % len(later)])
-            if not play.world.fleet.can_ever_hold(class_of(job)):
+            if not play.scheduler.fleet.can_ever_hold(class_of(job)):
                 made.append(job)
         return made
 
     play.arrive(*some(8))
     last += 1
     wide = a_job(last, need)
-    assume(not play.world.fleet.can_ever_hold(class_of(wide)))
+    assume(not play.scheduler.fleet.can_ever_hold(class_of(wide)))
     play.arrive(wide)
     # A wide job of shares leaves a part of each GPU that others may have without passing it.
     of_all = len(servers) == 1 and wide.need.count == servers[0] and wide.need.parts == WHOLE
@@ -188,7 +188,7 @@ def test_s4_36_whoever_waits_starts_in_the_end_however_many_come_later(
     while play.state(wide.id) is S.PENDING:
         rounds += 1
         assert rounds <= 40, f"starved; {later} pass it for ever"
-        going = sorted(play.world.live)
+        going = sorted(play.scheduler.live)
         while going and play.state(wide.id) is S.PENDING:
             pick = picks[(rounds + len(going)) % len(picks)]
             play.tell(play.ended(going.pop(pick % len(going))))
@@ -206,7 +206,7 @@ def test_s4_31_who_names_its_gpus_starts_at_once_whoever_is_there_or_waits_for_t
     assert stream(play, 3) == [10]
     assert play.reason(11) == "reserved"
     assert started(play.arrive(a_job(30, on=(0, 1), priority=9), a_job(31, on=(1,)))) == [31, 30]
-    assert play.world.fleet.claims == {0: 1, 1: 2}
+    assert play.scheduler.fleet.claims == {0: 1, 1: 2}
     assert started(play.tell(play.ended(1))) == []
     assert play.reason(2) == "claimed" and play.reason(11) == "reserved"
 
@@ -217,7 +217,7 @@ def test_s4_32_a_shared_gpu_stays_claimed_until_both_have_ended() -> None:
     play.run(a_job(1, on=(0,)), a_job(2, on=(0,)))
     assert started(play.arrive(a_job(3, "0.1"))) == [] and play.reason(3) == "claimed"
     assert started(play.tell(play.ended(1))) == []
-    assert started(play.tell(play.ended(2))) == [3] and play.world.fleet.claims == {}
+    assert started(play.tell(play.ended(2))) == [3] and play.scheduler.fleet.claims == {}
 
 
 def test_s4_31_only_a_pause_keeps_it_waiting() -> None:
@@ -233,28 +233,28 @@ def test_s4_31_only_a_pause_keeps_it_waiting() -> None:
 
 
 def test_s4_32_claims_are_taken_up_after_a_restart() -> None:
-    """S4.32 P1: the world is built anew from the rows."""
+    """S4.32 P1: the state is built anew from the rows."""
     play = a_world(2)
     play.run(a_job(1, on=(0, 1)), a_job(2, on=(0,)))
     again = a_world(2)
     again.rows = play.rows
     for job in (1, 2):
-        again.world.adopt(play.job(job), again.now)
-    assert again.world.fleet.claims == {0: 2, 1: 1}
+        again.scheduler.adopt(play.job(job), again.now)
+    assert again.scheduler.fleet.claims == {0: 2, 1: 1}
     assert started(again.arrive(a_job(3))) == []
     assert started(again.tell(again.ended(1))) == [3] and again.job(3).gpus == (1,)
     again.tell(again.ended(2), again.ended(3))
-    assert again.world.fleet.claims == {} and again.world.fleet.free == {0: 1000, 1: 1000}
+    assert again.scheduler.fleet.claims == {} and again.scheduler.fleet.free == {0: 1000, 1: 1000}
 
 
 def test_s4_31_what_a_job_by_name_leaves_behind_keeps_its_claim() -> None:
     """S4.32: its processes are still on the GPU."""
-    from scheduler.core.facts import Gone
     from scheduler.core.job import Process
+    from scheduler.core.observations import Gone
 
     play = a_world(1)
     play.run(a_job(1, on=(0,)))
     play.tell(play.ended(1, leftovers=(Process(5, 5),)))
-    assert play.state(1) is S.DONE and play.world.holdings["1.1"].need == Need(1, 0)
+    assert play.state(1) is S.DONE and play.scheduler.holdings["1.1"].need == ResourceRequest(1, 0)
     assert started(play.arrive(a_job(2))) == [] and play.reason(2) == "claimed"
     assert started(play.tell(Gone("1.1"))) == [2]

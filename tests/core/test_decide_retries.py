@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from scheduler.core.decide import decide
-from scheduler.core.facts import Arrived, Now
-from scheduler.core.gpu import Need
+from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import JobState, Outcome
+from scheduler.core.observations import Arrived, Now
 from scheduler.core.requests import Cancel, Hold, Release, Requeue, from_row, to_row
 from tests.builders import OOM, T0, a_job, a_world
 
@@ -27,7 +27,7 @@ def test_a_start_that_failed_for_a_passing_reason_is_tried_again_with_growing_wa
         assert (job.state, job.attempt, job.start_failures) == (S.PENDING, attempt, attempt)
         assert play.reason(1) == "backoff"
         assert job.reason == f"start failed: fork refused; attempt {attempt + 1} of 5; tried again in {wait} s"
-        assert play.world.fleet.free[0] == 1000
+        assert play.scheduler.fleet.free[0] == 1000
         play.tell(after=wait - 0.01)
         assert play.state(1) is S.PENDING
         play.tell(after=0.02)
@@ -71,7 +71,7 @@ def test_a_start_that_worked_forgets_the_failed_tries() -> None:
 def test_waits_are_spread_so_that_not_all_try_at_once(jitter: float, wait: float) -> None:
     play = a_world(1)
     play.arrive(a_job(1))
-    plan = decide(play.world, [play.never_ran(1)], play.now, jitter)
+    plan = decide(play.scheduler, [play.never_ran(1)], play.now, jitter)
     assert plan.changed[1].not_before == pytest.approx(T0 + wait)
 
 
@@ -87,8 +87,8 @@ def test_a_wait_that_the_last_daemon_began_goes_on() -> None:
 
 def test_a_clock_set_back_by_a_day_does_not_hold_a_job_for_a_day() -> None:
     play = a_world(1)
-    plan = decide(play.world, [Arrived(a_job(1, not_before=T0 + 5))], Now(T0 - 86400, 50.0))
-    assert not plan.starts and play.world.next_timer() == 650.0
+    plan = decide(play.scheduler, [Arrived(a_job(1, not_before=T0 + 5))], Now(T0 - 86400, 50.0))
+    assert not plan.starts and play.scheduler.next_timer() == 650.0
 
 
 def test_each_wait_is_waited_in_full_whatever_came_before() -> None:
@@ -138,7 +138,7 @@ def test_a_job_with_retries_is_run_again_as_often_as_it_asks() -> None:
         job = play.job(1)
         assert (job.state, job.runs_failed, job.exit_code, job.gpus) == (S.PENDING, run, None, ())
         assert job.reason == f"ended with exit code 7; run {run} of 3; tried again in {wait} s"
-        fell = next(event for event in plan.events if event.kind == "fell")
+        fell = next(event for event in plan.events if event.kind == "retry_scheduled")
         assert (fell.detail["exit_code"], fell.detail["attempt"]) == (7, run)
         play.tell(after=wait - 0.5)
         assert play.state(1) is S.PENDING
@@ -201,12 +201,12 @@ def test_a_job_that_ran_out_of_gpu_memory_is_tried_again_at_once_with_twice_the_
     play.run(a_job(1, "0.3"))
     play.tell(play.ended(1, 1, failure=OOM))
     job = play.job(1)
-    assert (job.state, job.need, job.oom_retries, job.attempt) == (S.STARTING, Need(1, 600), 1, 2)
+    assert (job.state, job.need, job.oom_retries, job.attempt) == (S.STARTING, ResourceRequest(1, 600), 1, 2)
     assert (job.not_before, job.reason) == (None, "")
     assert job.notes == ("ran out of GPU memory with a need of 0.3; tried again with 0.6",)
     play.tell(play.began(1))
     play.tell(play.ended(1, 1, failure=OOM))
-    assert (play.job(1).need, play.job(1).oom_retries) == (Need(1, 1000), 2)
+    assert (play.job(1).need, play.job(1).oom_retries) == (ResourceRequest(1, 1000), 2)
     play.tell(play.began(1))
     play.tell(play.ended(1, 1, failure=OOM))
     job = play.job(1)
@@ -238,14 +238,14 @@ def test_what_cannot_be_raised_or_must_not_be_has_failed(need: str, oom_retries:
     play = a_world(2, oom_retries=oom_retries)
     play.run(a_job(1, need))
     play.tell(play.ended(1, 1, failure=OOM))
-    assert (play.state(1), play.job(1).need) == (S.FAILED, Need.parse(need))
+    assert (play.state(1), play.job(1).need) == (S.FAILED, ResourceRequest.parse(need))
 
 
 def test_another_failure_does_not_raise_the_share() -> None:
     play = a_world(1)
     play.run(a_job(1, "0.5"))
     play.tell(play.ended(1, 1))
-    assert (play.state(1), play.job(1).need) == (S.FAILED, Need(1, 500))
+    assert (play.state(1), play.job(1).need) == (S.FAILED, ResourceRequest(1, 500))
 
 
 def test_why_an_earlier_run_failed_is_not_told_of_the_last() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.core.facts import Arrived, Asked, Gone, Unclaimed
 from scheduler.core.gpu import WHOLE
 from scheduler.core.job import JobState, Outcome, Process
+from scheduler.core.observations import Arrived, Asked, Gone, Unclaimed
 from scheduler.core.requests import Cancel, Requeue
 from tests.builders import T0, Play, a_job, a_world
 
@@ -29,7 +29,7 @@ def test_a_waiting_job_is_cancelled_at_once() -> None:
     job = play.job(2)
     assert (job.state, job.outcome, job.finished_at, job.attempt) == (S.CANCELLED, Outcome.CANCELLED, T0, 0)
     assert plan.answers[0].lines == ("job 2 cancelled before it ran",) and plan.answers[0].code == 0
-    assert play.world.waiting() == 0 and not plan.stops
+    assert play.scheduler.waiting() == 0 and not plan.stops
     play.tell(play.ended(1))
     assert play.started == [1]
 
@@ -49,7 +49,7 @@ def test_a_job_that_waits_for_something_else_is_cancelled_at_once_too(changes: d
     play.arrive(a_job(2, **changes))
     play.ask(Cancel((2,)))
     play.tell(play.ended(1), after=120)
-    assert play.state(2) is S.CANCELLED and play.world.waiting() == 0 and play.started == [1]
+    assert play.state(2) is S.CANCELLED and play.scheduler.waiting() == 0 and play.started == [1]
 
 
 def test_a_job_cancelled_in_the_turn_it_arrives_never_starts() -> None:
@@ -65,7 +65,7 @@ def test_a_running_job_is_asked_first_and_killed_after_the_grace() -> None:
     assert stops(play) == [(1, False)]
     assert (play.state(1), play.job(1).stop_why, play.job(1).stop_at) == (S.STOPPING, "cancelled", T0 + 10)
     assert plan.answers[0].lines == ("job 1: SIGTERM to all its processes, SIGKILL after 15 s",)
-    assert play.world.fleet.free[0] == 0
+    assert play.scheduler.fleet.free[0] == 0
     play.tell(after=14.9)
     assert stops(play) == []
     play.tell(after=0.2)
@@ -74,7 +74,7 @@ def test_a_running_job_is_asked_first_and_killed_after_the_grace() -> None:
     assert stops(play) == [(1, True)]
     play.tell(play.ended(1, None, signal=9))
     assert (play.state(1), play.job(1).outcome, play.job(1).signal) == (S.CANCELLED, Outcome.CANCELLED, 9)
-    assert play.world.fleet.free[0] == WHOLE
+    assert play.scheduler.fleet.free[0] == WHOLE
     play.tell(after=60)
     assert stops(play) == []
 
@@ -112,13 +112,13 @@ def test_a_starting_job_without_a_process_is_not_killed_but_looked_at_again() ->
 
 
 def test_a_cancelled_job_that_never_ran_is_cancelled() -> None:
-    for fact in ("never_ran", "unclaimed"):
+    for observation in ("never_ran", "unclaimed"):
         play = a_world(1)
         play.arrive(a_job(1))
         play.ask(Cancel((1,)))
-        play.tell(play.never_ran(1) if fact == "never_ran" else Unclaimed(1, 1))
+        play.tell(play.never_ran(1) if observation == "never_ran" else Unclaimed(1, 1))
         assert (play.state(1), play.job(1).outcome) == (S.CANCELLED, Outcome.CANCELLED)
-        assert play.world.fleet.free[0] == WHOLE
+        assert play.scheduler.fleet.free[0] == WHOLE
 
 
 def test_a_cancelled_job_whose_end_nobody_saw_is_cancelled() -> None:
@@ -135,12 +135,12 @@ def test_a_cancelled_job_has_ended_when_all_of_it_is_gone() -> None:
     play.ask(Cancel((1,)))
     plan = play.tell(play.ended(1, None, signal=15, leftovers=LEFT))
     assert play.state(1) is S.STOPPING and not plan.held
-    assert play.world.fleet.free[0] == 0
+    assert play.scheduler.fleet.free[0] == 0
     play.tell(after=16)
     assert stops(play) == [(1, True)]
     play.tell(Gone("1.1"))
     assert (play.state(1), play.job(1).signal) == (S.CANCELLED, 15)
-    assert play.world.fleet.free[0] == WHOLE and not play.world.leader_ended
+    assert play.scheduler.fleet.free[0] == WHOLE and not play.scheduler.leader_ended
 
 
 def test_cancelling_twice_or_too_late_says_so() -> None:
@@ -235,8 +235,8 @@ def test_the_limit_goes_on_counting_over_a_restart(ran: float, left: float) -> N
     play = a_world(1)
     job = a_job(1, state=S.RUNNING, attempt=1, gpus=(0,), process=Process(5, 5), started_at=T0 - ran, time_limit_s=60.0)
     play.rows[1] = job
-    play.world.adopt(job, play.now)
-    assert play.world.next_timer() == play.mono + left
+    play.scheduler.adopt(job, play.now)
+    assert play.scheduler.next_timer() == play.mono + left
     play.tell(after=left)
     assert play.state(1) is S.STOPPING
 
@@ -249,10 +249,10 @@ def test_the_grace_goes_on_counting_over_a_restart(asked_ago: float, left: float
         stop_why="cancelled", stop_at=T0 - asked_ago,
     )  # fmt: skip
     play.rows[1] = job
-    play.world.adopt(job, play.now)
+    play.scheduler.adopt(job, play.now)
     play.tell()  # SIGTERM again: whoever was killed may not have sent it
     assert (1, False) in stops(play)
-    assert play.world.next_timer() == play.mono + left
+    assert play.scheduler.next_timer() == play.mono + left
     play.tell(after=left)
     assert (1, True) in stops(play)
 

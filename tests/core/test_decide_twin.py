@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.facts import Arrived, Asked, Fact, Gone, Unclaimed
 from scheduler.core.gpu import WHOLE, ids_of
 from scheduler.core.job import Job, JobState, Process
-from scheduler.core.job_class import class_of
+from scheduler.core.observations import Arrived, Asked, Gone, Observation, Unclaimed
 from scheduler.core.placement import Fleet
+from scheduler.core.placement_class import class_of
 from scheduler.core.requests import Cancel, Pause, PauseQueue, Requeue, Resume
 from tests.builders import OOM, Play, a_job, examples, some_gpus
 from tests.core.slow_twin import SlowFleet, SlowScheduler
@@ -74,7 +74,7 @@ SERVERS = st.lists(st.integers(1, 8), min_size=1, max_size=3)
 
 
 class Both:
-    """The real world and its twin, told the same things."""
+    """The real state and its twin, told the same things."""
 
     def __init__(self, servers: list[int], memory_mib: int | None) -> None:
         self.gpus = some_gpus(*servers, memory_mib=memory_mib)
@@ -83,14 +83,14 @@ class Both:
         self.last_id = 0
         self.queue_paused = False
 
-    def facts_of(self, turn: list[Step]) -> list[Fact]:
+    def facts_of(self, turn: list[Step]) -> list[Observation]:
         """What happens in this turn; the twin learns of it at once."""
-        facts: list[Fact] = []
+        observations: list[Observation] = []
         for step in turn:
-            facts += getattr(self, f"_{step.what}")(step)
-        return facts
+            observations += getattr(self, f"_{step.what}")(step)
+        return observations
 
-    def _arrive(self, step: Step) -> list[Fact]:
+    def _arrive(self, step: Step) -> list[Observation]:
         job = a_job(
             self.last_id + 1,
             step.need,
@@ -101,7 +101,7 @@ class Both:
             on=step.on,
             slots=step.slots,
         )
-        if self.play.world.fleet.can_ever_hold(class_of(job)):
+        if self.play.scheduler.fleet.can_ever_hold(class_of(job)):
             return []  # refused at the door
         self.last_id = job.id
         self.twin.waiting[job.id] = (job.priority, job.order), class_of(job)
@@ -111,7 +111,7 @@ class Both:
         jobs = sorted(self.twin.running)
         return jobs[step.pick % len(jobs)] if jobs else None
 
-    def _end(self, step: Step) -> list[Fact]:
+    def _end(self, step: Step) -> list[Observation]:
         job = self._chosen(step)
         if job is None:
             return []
@@ -120,7 +120,7 @@ class Both:
 
     _fail = _end
 
-    def _cancel(self, step: Step) -> list[Fact]:
+    def _cancel(self, step: Step) -> list[Observation]:
         jobs = sorted(job for job in self.twin.waiting if job in self.play.rows)
         if not jobs:
             return []
@@ -128,37 +128,37 @@ class Both:
         del self.twin.waiting[job]
         return [Asked(1, Cancel((job,)))]
 
-    def _pause(self, step: Step) -> list[Fact]:
+    def _pause(self, step: Step) -> list[Observation]:
         gpu = step.pick % len(self.gpus)
         self.twin.fleet.paused.add(gpu)
         return [Asked(1, Pause((gpu,)))]
 
-    def _resume(self, step: Step) -> list[Fact]:
+    def _resume(self, step: Step) -> list[Observation]:
         gpu = step.pick % len(self.gpus)
         self.twin.fleet.paused.discard(gpu)
         return [Asked(1, Resume((gpu,)))]
 
-    def _queue(self, step: Step) -> list[Fact]:
+    def _queue(self, step: Step) -> list[Observation]:
         self.twin.paused = step.pick % 3 == 0
         return [Asked(1, PauseQueue(self.twin.paused))]
 
-    def turn(self, facts: list[Fact]) -> None:
-        plan = self.play.tell(*facts, after=1.0)
+    def turn(self, observations: list[Observation]) -> None:
+        plan = self.play.tell(*observations, after=1.0)
         real = [(job.id, job.gpus) for job in plan.starts]
         assert real == self.twin.start_all(), "the real decision differs from the slow twin's"
         self.play.tell(*(self.play.began(job) for job, _ in real))
         self.check()
 
     def check(self) -> None:
-        play, fleet = self.play, self.play.world.fleet
+        play, fleet = self.play, self.play.scheduler.fleet
         assert fleet.free == self.twin.fleet.free
         assert sorted(fleet.claims) == sorted(set(self.twin.fleet.claims))
         assert 0 <= fleet.cpu_free == self.twin.fleet.cpu_free, "slots are over-booked"
-        assert set(play.world.live) == set(self.twin.running)
-        assert play.world.waiting() == len(self.twin.waiting)
+        assert set(play.scheduler.live) == set(self.twin.running)
+        assert play.scheduler.waiting() == len(self.twin.waiting)
         parts = dict.fromkeys(fleet.free, 0)
         on: dict[int, list[Job]] = {gpu: [] for gpu in fleet.free}
-        for job in play.world.live.values():
+        for job in play.scheduler.live.values():
             assert len(set(job.gpus)) == job.need.count
             servers = {fleet.gpus[gpu].server for gpu in job.gpus}
             assert len(servers) <= 1 or job.need.by_name, "a wide job spans servers"
@@ -171,7 +171,7 @@ class Both:
         assert all(taken <= WHOLE for taken in parts.values()), "more than 1000 parts of a GPU"
         for jobs in on.values():
             assert len(jobs) <= 1 or all(job.need.parts < WHOLE for job in jobs), "a whole-GPU job is not alone"
-        reasons = play.world.class_reasons()
+        reasons = play.scheduler.class_reasons()
         for job_id in self.twin.waiting:
             job = play.job(job_id)
             assert job.state is JobState.PENDING
@@ -181,13 +181,16 @@ class Both:
         """Resume everything and let all that runs end, until nothing is left."""
         self.twin.paused = False
         self.twin.fleet.paused.clear()
-        facts: list[Fact] = [Asked(1, PauseQueue(False)), Asked(2, Resume(tuple(gpu.index for gpu in self.gpus)))]
+        observations: list[Observation] = [
+            Asked(1, PauseQueue(False)),
+            Asked(2, Resume(tuple(gpu.index for gpu in self.gpus))),
+        ]
         for _ in range(self.last_id + 2):
             for job in sorted(self.twin.running):
                 self.twin.end(job)
-                facts.append(self.play.ended(job))
-            self.turn(facts)
-            facts = []
+                observations.append(self.play.ended(job))
+            self.turn(observations)
+            observations = []
         assert not self.twin.running
 
 
@@ -218,8 +221,8 @@ def test_every_accepted_job_starts_once_and_emptying_the_machine_gives_the_start
     play = both.play
     cancelled = {job.id for job in play.rows.values() if job.state is JobState.CANCELLED}
     assert sorted(play.started) == sorted(set(play.rows) - cancelled)
-    assert play.world.waiting() == 0 and not play.world.live and not play.world.holdings
-    fleet, fresh = play.world.fleet, Fleet(both.gpus, SLOTS)
+    assert play.scheduler.waiting() == 0 and not play.scheduler.live and not play.scheduler.holdings
+    fleet, fresh = play.scheduler.fleet, Fleet(both.gpus, SLOTS)
     assert (fleet.free, fleet.memory_free, fleet.cpu_free) == (fresh.free, fresh.memory_free, fresh.cpu_free)
     assert fleet.claims == {}
     for job in play.rows.values():
@@ -235,14 +238,14 @@ def test_no_job_that_fits_waits_behind_one_of_lower_priority_and_a_paused_gpu_ge
     both = Both(servers, memory_mib)
     play, gpus = both.play, both.gpus
     for turn in turns:
-        facts = both.facts_of(turn)
-        plan = play.tell(*facts, after=1.0)
-        paused = set(ids_of(play.world.fleet.paused_mask))
+        observations = both.facts_of(turn)
+        plan = play.tell(*observations, after=1.0)
+        paused = set(ids_of(play.scheduler.fleet.paused_mask))
         assert not any(paused & set(job.gpus) for job in plan.starts)
         # Give all that started back, then start one after the other: no more urgent one may fit at that moment.
         slow = SlowFleet(gpus, SLOTS, paused)
         begun = {job.id for job in plan.starts}
-        for job in play.world.live.values():
+        for job in play.scheduler.live.values():
             if job.id not in begun:
                 slow.change(job.need, job.gpus, job.spec.vram_mib or 0, -1)
         waiting = [row for row in play.rows.values() if row.state is JobState.PENDING or row.id in begun]
@@ -253,7 +256,7 @@ def test_no_job_that_fits_waits_behind_one_of_lower_priority_and_a_paused_gpu_ge
                     assert slow.find(class_of(other)) is None, f"job {other.id} fitted and was passed by {job.id}"
             slow.change(job.need, job.gpus, job.spec.vram_mib or 0, -1)
             del left[job.id]
-        if not play.world.queue_paused:
+        if not play.scheduler.queue_paused:
             assert all(slow.find(class_of(other)) is None for other in left.values()), "a job that fits was not started"
         both.twin.start_all()
         play.tell(*(play.began(job.id) for job in plan.starts))
@@ -268,14 +271,14 @@ WILD = st.tuples(
 )
 
 
-def a_fact(play: Play, what: str, number: int, need: str) -> Fact | None:
+def a_fact(play: Play, what: str, number: int, need: str) -> Observation | None:
     """What is told of job (or GPU) ``number``, sensible or not."""
     if what == "arrive":
         parents = (number - 1,) if number % 3 == 0 else ()
         limit = 20.0 if number % 2 else None
         form = OTHER_FORMS.get(need, {})
         job = a_job(number, "0" if form else need, retries=number % 2, after_ok=parents, time_limit_s=limit, **form)
-        known = number in play.rows or play.world.fleet.can_ever_hold(class_of(job))
+        known = number in play.rows or play.scheduler.fleet.can_ever_hold(class_of(job))
         return None if known else Arrived(job)
     if what in ("pause", "resume"):
         return Asked(1, Pause((number,)) if what == "pause" else Resume((number,)))
@@ -284,7 +287,7 @@ def a_fact(play: Play, what: str, number: int, need: str) -> Fact | None:
     if number not in play.rows or what == "wait":
         return None
     attempt, left = play.job(number).attempt, (Process(number, 1),)
-    told: dict[str, Callable[[], Fact]] = {
+    told: dict[str, Callable[[], Observation]] = {
         "began": lambda: play.began(number),
         "ended": lambda: play.ended(number),
         "failed": lambda: play.ended(number, 1),
@@ -306,20 +309,22 @@ def test_whatever_is_told_in_whatever_order_no_job_is_forgotten_and_the_ledger_s
 ) -> None:
     play = Play(Fleet(some_gpus(*servers), SLOTS))
     for turn in turns:
-        facts: list[Fact] = []
+        observations: list[Observation] = []
         for event in turn:
-            fact = a_fact(play, *event)
-            if fact is not None and not (isinstance(fact, Arrived) and any(isinstance(f, Arrived) for f in facts)):
-                facts.append(fact)
-        play.tell(*facts, after=sum(7.0 * number for what, number, _ in turn if what == "wait"))
+            observation = a_fact(play, *event)
+            if observation is not None and not (
+                isinstance(observation, Arrived) and any(isinstance(f, Arrived) for f in observations)
+            ):
+                observations.append(observation)
+        play.tell(*observations, after=sum(7.0 * number for what, number, _ in turn if what == "wait"))
         for job in play.rows.values():
-            live = play.world.live.get(job.id)
+            live = play.scheduler.live.get(job.id)
             assert (live is not None) == job.state.holds_gpus
             assert live is None or live == job, "something was changed and not written down"
             assert job.state.ended == (job.outcome is not None) or live is not None
             assert not job.state.ended or job.finished_at is not None
             if job.state is JobState.PENDING:
-                waits = job.id in play.world.queue or job.id in play.world.parked
+                waits = job.id in play.scheduler.queue or job.id in play.scheduler.parked
                 assert waits, f"job {job.id} is forgotten"
                 assert play.reason(job.id)
                 if play.reason(job.id) == "depends":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.core.endings import CANCELLED, NEVER_AGAIN, Rules, after_loss, after_no_start, after_run
-from scheduler.core.gpu import Need
+from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Failure, Job, JobState, Outcome
 from scheduler.core.states import TABLE, Move
 from tests.builders import OOM, a_job
@@ -26,12 +26,12 @@ def ran(code: int | None, number: int | None = None, **changes: object) -> Job:
     ("state", "stop_why", "code", "number", "how", "outcome"),
     [
         (S.RUNNING, "", 0, None, M.SUCCEEDED, End.EXIT),
-        (S.RUNNING, "", 7, None, M.GAVE_UP, End.EXIT),
-        (S.RUNNING, "", None, 9, M.GAVE_UP, End.SIGNAL),
+        (S.RUNNING, "", 7, None, M.FAILED, End.EXIT),
+        (S.RUNNING, "", None, 9, M.FAILED, End.SIGNAL),
         (S.STOPPING, "cancelled", 0, None, M.STOPPED, End.CANCELLED),
         (S.STOPPING, "cancelled", None, 15, M.STOPPED, End.CANCELLED),
-        (S.STOPPING, "time_limit", 0, None, M.GAVE_UP, End.TIME_LIMIT),
-        (S.STOPPING, "time_limit", None, 15, M.GAVE_UP, End.TIME_LIMIT),
+        (S.STOPPING, "time_limit", 0, None, M.FAILED, End.TIME_LIMIT),
+        (S.STOPPING, "time_limit", None, 15, M.FAILED, End.TIME_LIMIT),
     ],
 )
 @pytest.mark.parametrize("rules", [DAEMON, NEVER_AGAIN])
@@ -47,10 +47,10 @@ def test_an_ending_means_one_thing(
 def test_a_job_with_retries_left_is_run_again_but_not_after_a_cancel(state: JobState, stop_why: str) -> None:
     job = ran(3, state=state, stop_why=stop_why, retries=2, runs_failed=1)
     ending = after_run(job, DAEMON)
-    assert (ending.how, ending.cause, ending.why) == (M.FELL, "failed", "ended with exit code 3; run 2 of 3")
-    assert after_run(job, NEVER_AGAIN).how is M.GAVE_UP
+    assert (ending.how, ending.cause, ending.why) == (M.RETRY_SCHEDULED, "failed", "ended with exit code 3; run 2 of 3")
+    assert after_run(job, NEVER_AGAIN).how is M.FAILED
     job.runs_failed = 2
-    assert after_run(job, DAEMON).how is M.GAVE_UP
+    assert after_run(job, DAEMON).how is M.FAILED
     job.runs_failed, job.state, job.stop_why = 0, S.STOPPING, "cancelled"
     assert after_run(job, DAEMON) == CANCELLED
 
@@ -60,24 +60,24 @@ def test_a_job_with_retries_left_is_run_again_but_not_after_a_cancel(state: JobS
 )
 def test_out_of_gpu_memory_is_run_again_with_twice_the_share(need: str, again: str | None) -> None:
     ending = after_run(ran(1, need=need, log_finding=OOM), DAEMON)
-    assert ending.how is (M.FELL if again else M.GAVE_UP)
-    assert ending.need == (Need.parse(again) if again else None)
-    assert after_run(ran(1, need=need, log_finding=OOM), NEVER_AGAIN).how is M.GAVE_UP
-    assert after_run(ran(1, need=need, log_finding=OOM, oom_retries=2), DAEMON).how is M.GAVE_UP
-    assert after_run(ran(1, need=need, log_finding=Failure("import")), DAEMON).how is M.GAVE_UP
+    assert ending.how is (M.RETRY_SCHEDULED if again else M.FAILED)
+    assert ending.need == (ResourceRequest.parse(again) if again else None)
+    assert after_run(ran(1, need=need, log_finding=OOM), NEVER_AGAIN).how is M.FAILED
+    assert after_run(ran(1, need=need, log_finding=OOM, oom_retries=2), DAEMON).how is M.FAILED
+    assert after_run(ran(1, need=need, log_finding=Failure("import")), DAEMON).how is M.FAILED
 
 
 def test_a_job_that_books_memory_books_twice_as_much_at_most_all_there_is() -> None:
     rules = Rules(oom_retries=2, by_memory=True, most_mib=lambda job: 10_000)
     for before, after in ((3_000, 6_000), (6_000, 10_000)):
         ending = after_run(ran(1, need="0.001", vram_mib=before, log_finding=OOM), rules)
-        assert (ending.how, ending.vram_mib, ending.need) == (M.FELL, after, None)
-    assert after_run(ran(1, need="0.001", vram_mib=10_000, log_finding=OOM), rules).how is M.GAVE_UP
+        assert (ending.how, ending.vram_mib, ending.need) == (M.RETRY_SCHEDULED, after, None)
+    assert after_run(ran(1, need="0.001", vram_mib=10_000, log_finding=OOM), rules).how is M.FAILED
 
 
 def test_a_share_of_a_thousandth_is_a_share_where_jobs_book_shares() -> None:
     """Also with a size: only a scheduler whose jobs book memory books it."""
-    assert after_run(ran(1, need="0.001", vram_mib=10, log_finding=OOM), DAEMON).need == Need(1, 2)
+    assert after_run(ran(1, need="0.001", vram_mib=10, log_finding=OOM), DAEMON).need == ResourceRequest(1, 2)
 
 
 def test_what_ended_with_0_has_not_failed_whatever_its_log_says() -> None:
@@ -90,10 +90,10 @@ def test_what_ended_with_0_has_not_failed_whatever_its_log_says() -> None:
 @pytest.mark.parametrize(
     ("state", "stop_why", "how", "outcome"),
     [
-        (S.STARTING, "", M.GAVE_UP, End.LOST),
-        (S.RUNNING, "", M.GAVE_UP, End.LOST),
+        (S.STARTING, "", M.FAILED, End.LOST),
+        (S.RUNNING, "", M.FAILED, End.LOST),
         (S.STOPPING, "cancelled", M.STOPPED, End.CANCELLED),
-        (S.STOPPING, "time_limit", M.GAVE_UP, End.LOST),
+        (S.STOPPING, "time_limit", M.FAILED, End.LOST),
     ],
 )
 def test_what_nobody_saw_end_is_never_run_again(state: JobState, stop_why: str, how: Move, outcome: Outcome) -> None:
@@ -104,10 +104,10 @@ def test_what_nobody_saw_end_is_never_run_again(state: JobState, stop_why: str, 
 def test_a_start_that_failed_is_tried_again_unless_that_would_not_help() -> None:
     job = a_job(1, state=S.STARTING, start_failures=1)
     ending = after_no_start(job, "fork refused", False, DAEMON)
-    assert (ending.how, ending.cause) == (M.FELL, "could_not_start")
+    assert (ending.how, ending.cause) == (M.RETRY_SCHEDULED, "could_not_start")
     assert ending.why == "start failed: fork refused; attempt 3 of 3"
-    assert after_no_start(job, "no such file", True, DAEMON).how is M.GAVE_UP
-    assert after_no_start(job, "fork refused", False, NEVER_AGAIN).how is M.GAVE_UP
+    assert after_no_start(job, "no such file", True, DAEMON).how is M.FAILED
+    assert after_no_start(job, "fork refused", False, NEVER_AGAIN).how is M.FAILED
     job.start_failures = 2
     assert after_no_start(job, "fork refused", False, DAEMON).outcome is End.COULD_NOT_START
     job.state = S.STOPPING

@@ -13,7 +13,7 @@ from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import (
     HIGHEST_GPU_ID,
     WHOLE,
-    Need,
+    ResourceRequest,
     decimal_text,
     gpu_ids_text,
     ids_of,
@@ -70,12 +70,12 @@ def test_parts_are_rounded_up_however_long_the_text(text: str) -> None:
 
 def test_ten_tenths_are_exactly_one_gpu() -> None:
     fleet = Fleet(some_gpus(1))
-    tenth = Need.parse("0.1")
+    tenth = ResourceRequest.parse("0.1")
     for _ in range(10):
         fleet.take(tenth, (0,))
     assert fleet.free[0] == 0
     with pytest.raises(ValueError, match="does not fit"):
-        fleet.take(Need(1, 1), (0,))
+        fleet.take(ResourceRequest(1, 1), (0,))
     for _ in range(10):
         fleet.give_back(tenth, (0,))
     assert fleet.free[0] == WHOLE
@@ -108,7 +108,7 @@ def test_ten_tenths_are_exactly_one_gpu() -> None:
 )
 def test_a_need_is_so_many_gpus_and_parts_of_each(text: str, need: tuple[int, int]) -> None:
     """S3.15"""
-    assert Need.parse(text) == Need(*need)
+    assert ResourceRequest.parse(text) == ResourceRequest(*need)
 
 
 @pytest.mark.parametrize(
@@ -116,39 +116,39 @@ def test_a_need_is_so_many_gpus_and_parts_of_each(text: str, need: tuple[int, in
 )
 def test_a_need_that_is_no_number_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"must be a number.*write 0\.5, 1, 2 or 2x0\.5"):
-        Need.parse(text)
+        ResourceRequest.parse(text)
 
 
 def test_parts_of_no_gpu_are_a_slip_of_the_pen() -> None:
     with pytest.raises(UsageError, match="asks for 0 GPUs"):
-        Need.parse("0x0.5")
+        ResourceRequest.parse("0x0.5")
 
 
 @pytest.mark.parametrize("text", ["-1", "-0.001", "2x-0.5", "2x1.5", "4096", "1e9", "1e999999999"])
 def test_a_need_that_no_server_can_meet_is_refused(text: str) -> None:
     with pytest.raises(Refused):
-        Need.parse(text)
+        ResourceRequest.parse(text)
 
 
 @given(st.integers(0, 64), st.integers(1, WHOLE))
 def test_a_need_reads_back_from_its_own_text(count: int, parts: int) -> None:
-    need = Need(count, parts) if count else Need(0, 0)
-    assert Need.parse(str(need)) == need
+    need = ResourceRequest(count, parts) if count else ResourceRequest(0, 0)
+    assert ResourceRequest.parse(str(need)) == need
 
 
 @given(st.text(max_size=12))
 def test_any_text_is_a_need_or_a_refusal(text: str) -> None:
     try:
-        need = Need.parse(text)
+        need = ResourceRequest.parse(text)
     except SchedulerError as error:
         assert error.exit_code in (2, 3) and error.do
     else:
-        assert need == Need(0, 0) or (need.count >= 1 and 1 <= need.parts <= WHOLE)
+        assert need == ResourceRequest(0, 0) or (need.count >= 1 and 1 <= need.parts <= WHOLE)
 
 
 @given(st.integers(-5, 20_000))
 def test_a_need_made_of_parts_is_never_smaller(total: int) -> None:
-    need = Need.from_parts(total)
+    need = ResourceRequest.from_parts(total)
     assert need.total >= max(0, total)
     assert need.total - max(0, total) < WHOLE
     assert need.count <= 1 or need.parts == WHOLE
@@ -182,24 +182,26 @@ def test_rounding_up_to_whole_gpus_is_said(text: str, note: str) -> None:
     ],
 )
 def test_a_need_in_words(need: str, words: str) -> None:
-    assert Need.parse(need).in_words() == words
+    assert ResourceRequest.parse(need).in_words() == words
 
 
 @pytest.mark.parametrize(
     ("need", "slots", "by_name", "total", "text", "words"),
     [
-        (Need(1, 500), 0, False, 500, "0.5", "0.5 of one GPU"),
-        (Need(2, 1000), 0, False, 2000, "2", "2 whole GPUs of one server"),
-        (Need(3, 250), 0, False, 750, "3x0.25", "0.25 of each of 3 GPUs of one server"),
-        (Need(0, 0), 1, False, 0, "0", "no GPU"),
-        (Need.of_slots(0), 1, False, 0, "0", "no GPU"),
-        (Need.of_slots(1), 1, False, 0, "0", "no GPU"),
-        (Need.of_slots(3), 3, False, 0, "3 slots", "no GPU and 3 slots"),
-        (Need(1, 0), 0, True, 0, "1 by name", "1 GPU by name"),
-        (Need(3, 0), 0, True, 0, "3 by name", "3 GPUs by name"),
+        (ResourceRequest(1, 500), 0, False, 500, "0.5", "0.5 of one GPU"),
+        (ResourceRequest(2, 1000), 0, False, 2000, "2", "2 whole GPUs of one server"),
+        (ResourceRequest(3, 250), 0, False, 750, "3x0.25", "0.25 of each of 3 GPUs of one server"),
+        (ResourceRequest(0, 0), 1, False, 0, "0", "no GPU"),
+        (ResourceRequest.of_slots(0), 1, False, 0, "0", "no GPU"),
+        (ResourceRequest.of_slots(1), 1, False, 0, "0", "no GPU"),
+        (ResourceRequest.of_slots(3), 3, False, 0, "3 slots", "no GPU and 3 slots"),
+        (ResourceRequest(1, 0), 0, True, 0, "1 by name", "1 GPU by name"),
+        (ResourceRequest(3, 0), 0, True, 0, "3 by name", "3 GPUs by name"),
     ],
 )
-def test_the_three_forms_of_a_need(need: Need, slots: int, by_name: bool, total: int, text: str, words: str) -> None:
+def test_the_three_forms_of_a_need(
+    need: ResourceRequest, slots: int, by_name: bool, total: int, text: str, words: str
+) -> None:
     """S4.19 S4.31: shares of GPUs, slots without GPUs, GPUs that the job names."""
     assert (need.slots, need.by_name, need.total) == (slots, by_name, total)
     assert (str(need), need.in_words()) == (text, words)
@@ -207,9 +209,9 @@ def test_the_three_forms_of_a_need(need: Need, slots: int, by_name: bool, total:
 
 @given(st.integers(0, 64), st.integers(0, WHOLE))
 def test_a_need_has_just_one_form(count: int, parts: int) -> None:
-    need = Need(count, parts)
+    need = ResourceRequest(count, parts)
     assert [need.total > 0, need.slots > 0, need.by_name].count(True) == 1
-    assert need.slots == 0 or Need.of_slots(need.slots) == need or (count, parts) == (0, 1)
+    assert need.slots == 0 or ResourceRequest.of_slots(need.slots) == need or (count, parts) == (0, 1)
     assert str(need) and need.in_words()
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.facts import Now, Readings
-from scheduler.core.gpu_reading import GpuProcess, GpuReading
+from scheduler.core.admission import Admission, Tenant, Thresholds
+from scheduler.core.counters import TICK_BUCKETS
+from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.history import (
     KEEP_LONG_S,
     KEEP_SHORT_S,
@@ -28,8 +29,7 @@ from scheduler.core.history import (
     pause_spans,
     question,
 )
-from scheduler.core.tallies import TICK_BUCKETS
-from scheduler.core.telemetry import Limits, Telemetry, Tenant
+from scheduler.core.observations import Now, Readings
 from tests.builders import a_gpu
 
 NUMBERS = st.none() | st.floats(0, 1e6)
@@ -62,15 +62,15 @@ def test_a_declared_gpu_has_bookings_and_pauses_alone() -> None:
 # -- what is read of a card -------------------------------------------------------------------------------
 
 
-def read(reading: GpuReading, *tenants: Tenant, interval_s: float = 5.0) -> Telemetry:
-    telemetry = Telemetry.of([a_gpu()], Limits(interval_s=interval_s), Now(1000.0, 100.0))
-    telemetry.tenants = lambda gpu: tenants
-    telemetry.take(Readings(100.0, (reading,)), Now(1000.0, 100.0))
-    return telemetry
+def read(reading: GpuSnapshot, *tenants: Tenant, interval_s: float = 5.0) -> Admission:
+    admission = Admission.of([a_gpu()], Thresholds(interval_s=interval_s), Now(1000.0, 100.0))
+    admission.tenants = lambda gpu: tenants
+    admission.take(Readings(100.0, (reading,)), Now(1000.0, 100.0))
+    return admission
 
 
-def a_reading(*processes: GpuProcess, used: int | None = 5000, **more: object) -> GpuReading:
-    told = GpuReading("declared:0", 0, "", 80_000, used, 0.5, 61, processes, power_w=300.5, reserved_mib=600)
+def a_reading(*processes: GpuProcess, used: int | None = 5000, **more: object) -> GpuSnapshot:
+    told = GpuSnapshot("declared:0", 0, "", 80_000, used, 0.5, 61, processes, power_w=300.5, reserved_mib=600)
     return replace(told, **more)  # type: ignore[arg-type]
 
 
@@ -85,10 +85,10 @@ def test_a_reading_is_split_into_ours_others_and_reserved() -> None:
 
 def test_a_silent_gpu_is_not_measured() -> None:
     """What was read last would look like a GPU that does not change."""
-    telemetry = read(a_reading())
-    card = telemetry.cards[0]
+    admission = read(a_reading())
+    card = admission.cards[0]
     assert gpu_values(card, 0.0, False)[0] == 5000
-    telemetry.judge(Now(1100.0, 200.0))
+    admission.judge(Now(1100.0, 200.0))
     assert card.verdict.code == "stale"
     assert gpu_values(card, 1.0, True) == (None,) * 7 + (1.0, 1.0) and job_values("1.1", [card]) == (None, None)
 

@@ -15,9 +15,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from scheduler.core.decide import Policy
 from scheduler.core.job import JobState
 from scheduler.core.requests import Cancel, Hold, Pause, PauseQueue, Release, Requeue, Resume
+from scheduler.core.scheduler_state import Policy
 from tests.core.machine import Machine
 
 NEEDS = ("0.25", "0.3334", "0.5", "0.5", "1", "1", "1.5", "2", "0")
@@ -98,14 +98,14 @@ class Faults(RuleBasedStateMachine):
 
     @rule(works=st.sampled_from([0, 1, 2, 6, 6, 6]))
     def a_turn(self, works: int) -> None:
-        """And its keeper goes on by so many steps."""
+        """And its supervisor goes on by so many steps."""
         m = self.m
         m.mend()
         m.mono += 0.1
         m.wall += 0.1
         m.turn()
         for _ in range(works if m.up else 0):
-            m.keeper_works(m.keeper)
+            m.supervisor_works(m.supervisor)
 
     @precondition(lambda self: self.m.up)
     @rule(need=st.sampled_from(NEEDS), retries=st.sampled_from([0, 0, 1]), code=CODES)
@@ -138,18 +138,18 @@ class Faults(RuleBasedStateMachine):
     def reboot(self, forget: bool) -> None:
         self.m.reboot(forget)
 
-    # -- keepers and jobs -------------------------------------------------------------------------------------
+    # -- supervisors and jobs -------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.m.keepers)
+    @precondition(lambda self: self.m.supervisors)
     @rule(pick=PICK, steps=st.integers(1, 4))
-    def a_keeper_works(self, pick: int, steps: int) -> None:
+    def a_supervisor_works(self, pick: int, steps: int) -> None:
         for _ in range(steps):
-            self.m.keeper_works(self.m.keepers[pick % len(self.m.keepers)])
+            self.m.supervisor_works(self.m.supervisors[pick % len(self.m.supervisors)])
 
-    @precondition(lambda self: self.m.keepers)
+    @precondition(lambda self: self.m.supervisors)
     @rule(pick=PICK)
-    def a_keeper_is_killed(self, pick: int) -> None:
-        self.m.keeper_killed(self.m.keepers[pick % len(self.m.keepers)])
+    def a_supervisor_is_killed(self, pick: int) -> None:
+        self.m.supervisor_killed(self.m.supervisors[pick % len(self.m.supervisors)])
 
     @precondition(lambda self: self.some(leader=True))
     @rule(pick=PICK, code=CODES)
@@ -212,7 +212,7 @@ def test_the_machine_sees_jobs_run_and_end() -> None:
     m.start()
     m.turn()
     for _ in range(4):
-        m.keeper_works(m.keeper)
+        m.supervisor_works(m.supervisor)
     m.turn()
     assert m.disk.rows[1].state is JobState.RUNNING and m.disk.rows[2].state is JobState.PENDING
     m.quiet()

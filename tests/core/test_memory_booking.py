@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.decide import Policy
-from scheduler.core.facts import Now, Readings
-from scheduler.core.gpu import BY_MEMORY, WHOLE, Need
-from scheduler.core.gpu_reading import GpuReading
+from scheduler.core.admission import NOTHING_FORBIDDEN, PASSING, Admission, Tenant, Thresholds
+from scheduler.core.gpu import BY_MEMORY, WHOLE, ResourceRequest
+from scheduler.core.gpu_snapshot import GpuSnapshot
 from scheduler.core.job import JobSpec, JobState
-from scheduler.core.job_class import JobClass
-from scheduler.core.llm import ModelTable, booking_memory, need_of
+from scheduler.core.model_table import ModelTable, booking_memory, need_of
+from scheduler.core.observations import Now, Readings
 from scheduler.core.placement import Fleet
-from scheduler.core.telemetry import NOTHING_FORBIDDEN, PASSING, Limits, Telemetry, Tenant
+from scheduler.core.placement_class import PlacementClass
+from scheduler.core.scheduler_state import Policy
 from tests.builders import M0, OOM, T0, Play, a_gpu, a_job
-from tests.core.test_telemetry import TOTAL, Bench, a_process, a_tenant
+from tests.core.test_admission import TOTAL, Bench, a_process, a_tenant
 
 MINIMUM = 6_000
 SETTLE = 120.0
-BOOKED = Need(1, BY_MEMORY)
+BOOKED = ResourceRequest(1, BY_MEMORY)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def bench() -> Bench:
 
 
 def free(bench: Bench) -> int:
-    return bench.telemetry.free_mib(0)
+    return bench.admission.free_mib(0)
 
 
 # -- what is free -----------------------------------------------------------------------------------------
@@ -62,18 +62,18 @@ def test_s1_2_the_memory_of_others_counts_and_their_load_does_not(bench: Bench) 
     for _ in range(3):
         assert bench.read(74_000, a_process(9, 73_000), load=100) == NOTHING_FORBIDDEN
     assert free(bench) == TOTAL - 74_000
-    assert bench.telemetry.forbids(0, BY_MEMORY, WHOLE, MINIMUM) == NOTHING_FORBIDDEN
+    assert bench.admission.forbids(0, BY_MEMORY, WHOLE, MINIMUM) == NOTHING_FORBIDDEN
     bench.read(74_001, a_process(9, 73_001), load=100)
-    verdict = bench.telemetry.forbids(0, BY_MEMORY, WHOLE, MINIMUM)
+    verdict = bench.admission.forbids(0, BY_MEMORY, WHOLE, MINIMUM)
     assert verdict.code == "foreign" and "neither in use nor promised" in verdict.sentence, verdict
     bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=bench.wall)]
-    assert bench.telemetry.forbids(0, BY_MEMORY, WHOLE, MINIMUM).code == "no-room", "it may be ours that are in the way"
+    assert bench.admission.forbids(0, BY_MEMORY, WHOLE, MINIMUM).code == "no-room", "it may be ours that are in the way"
 
 
 def test_a_job_that_uses_more_than_it_booked_has_not_outgrown_a_share(bench: Bench) -> None:
     bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=bench.wall)]
     bench.read(60_800, a_process(10, 60_000, owner="1.1"))
-    assert bench.card.excess == bench.card.excess_mib == 0 and bench.card.why_excess == NOTHING_FORBIDDEN
+    assert bench.card.overcommit == bench.card.overcommit_mib == 0 and bench.card.why_overcommit == NOTHING_FORBIDDEN
     assert bench.card.reason == ""
 
 
@@ -115,15 +115,15 @@ def a_fleet(*used: int, tenants: dict[int, list[Tenant]] | None = None) -> Fleet
     gpus = [a_gpu(i, memory_mib=TOTAL) for i in range(len(used))]
     now = Now(T0, M0)
     fleet = Fleet(gpus)
-    fleet.telemetry = Telemetry.of(gpus, Limits(by_memory=True, settle_s=SETTLE), now)
-    fleet.telemetry.tenants = lambda gpu: (tenants or {}).get(gpu, [])
-    told = tuple(GpuReading(f"declared:{i}", i, "a card", TOTAL, mib, 0.0, processes=()) for i, mib in enumerate(used))
-    fleet.telemetry.take(Readings(M0, told), now)
+    fleet.admission = Admission.of(gpus, Thresholds(by_memory=True, settle_s=SETTLE), now)
+    fleet.admission.tenants = lambda gpu: (tenants or {}).get(gpu, [])
+    told = tuple(GpuSnapshot(f"declared:{i}", i, "a card", TOTAL, mib, 0.0, processes=()) for i, mib in enumerate(used))
+    fleet.admission.take(Readings(M0, told), now)
     return fleet
 
 
-def wants(mib: int = MINIMUM, allowed: tuple[int, ...] | None = None) -> JobClass:
-    return JobClass(BOOKED, allowed, mib)
+def wants(mib: int = MINIMUM, allowed: tuple[int, ...] | None = None) -> PlacementClass:
+    return PlacementClass(BOOKED, allowed, mib)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def wants(mib: int = MINIMUM, allowed: tuple[int, ...] | None = None) -> JobClas
     ids=str,
 )
 def test_s1_2_the_gpu_with_the_most_free_memory(
-    used: tuple[int, ...], kind: JobClass, gpus: tuple[int, ...] | None
+    used: tuple[int, ...], kind: PlacementClass, gpus: tuple[int, ...] | None
 ) -> None:
     """S1.2"""
     fleet = a_fleet(*used)
@@ -164,7 +164,7 @@ def test_s1_11_one_after_another_each_counts_what_the_others_were_promised() -> 
 def test_a_whole_gpu_is_not_given_where_memory_is_booked() -> None:
     fleet = a_fleet(400)
     fleet.take(BOOKED, (0,), MINIMUM)
-    assert fleet.find(JobClass(Need(1, WHOLE))) is None
+    assert fleet.find(PlacementClass(ResourceRequest(1, WHOLE))) is None
 
 
 # -- what a job books ---------------------------------------------------------------------------------------
@@ -189,15 +189,15 @@ def test_what_a_job_books(spec: JobSpec, read: bool, need: str, vram: int | None
 
 
 def test_out_of_memory_books_twice_as_much_and_at_most_all_there_is() -> None:
-    policy = Policy(limits=Limits(by_memory=True), oom_retries=9)
+    policy = Policy(thresholds=Thresholds(by_memory=True), oom_retries=9)
     play = Play(Fleet([a_gpu(memory_mib=20_000)]), policy=policy)
-    play.world.fleet.telemetry = Telemetry.of([a_gpu(memory_mib=20_000)], Limits(by_memory=True), play.now)
+    play.scheduler.fleet.admission = Admission.of([a_gpu(memory_mib=20_000)], Thresholds(by_memory=True), play.now)
 
     def read() -> Readings:
-        return Readings(play.mono + 1, (GpuReading("declared:0", 0, "a card", 20_000, 300, 0.0, processes=()),))
+        return Readings(play.mono + 1, (GpuSnapshot("declared:0", 0, "a card", 20_000, 300, 0.0, processes=()),))
 
     play.tell(read(), after=1.0)
-    play.world.fleet.telemetry.tenants = play.world.tenants
+    play.scheduler.fleet.admission.tenants = play.scheduler.tenants
     play.run(a_job(1, "0.001", vram_mib=MINIMUM))
     booked = []
     for _ in range(2):
@@ -215,9 +215,9 @@ def test_out_of_memory_books_twice_as_much_and_at_most_all_there_is() -> None:
 def test_a_thousandth_of_a_gpu_is_a_share_where_jobs_book_shares() -> None:
     """It goes where it fits best, not where most memory is free; with a size of its own, too."""
     fleet = Fleet([a_gpu(index, memory_mib=TOTAL) for index in range(2)])
-    fleet.telemetry = Telemetry.of(fleet.gpus.values(), Limits(), Now(T0, M0))
-    used = [GpuReading(gpu.uuid, gpu.index, "", TOTAL, 1_000 * (1 + gpu.index), 0.0) for gpu in fleet.gpus.values()]
-    fleet.telemetry.take(Readings(M0, tuple(used)), Now(T0, M0))
-    fleet.take(Need(1, 500), (1,))
+    fleet.admission = Admission.of(fleet.gpus.values(), Thresholds(), Now(T0, M0))
+    used = [GpuSnapshot(gpu.uuid, gpu.index, "", TOTAL, 1_000 * (1 + gpu.index), 0.0) for gpu in fleet.gpus.values()]
+    fleet.admission.take(Readings(M0, tuple(used)), Now(T0, M0))
+    fleet.take(ResourceRequest(1, 500), (1,))
     for vram_mib in (0, 10):
-        assert fleet.find(JobClass(BOOKED, None, vram_mib)) == (1,)
+        assert fleet.find(PlacementClass(BOOKED, None, vram_mib)) == (1,)

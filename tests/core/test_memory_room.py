@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.core.facts import Gone
-from scheduler.core.gpu import Need
+from scheduler.core.admission import NOTHING_FORBIDDEN
+from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import JobState, Process
+from scheduler.core.observations import Gone
 from scheduler.core.placement import Fleet
 from scheduler.core.requests import Cancel
-from scheduler.core.telemetry import NOTHING_FORBIDDEN
 from tests.builders import Play, a_gpu, a_job, a_kind, a_world
-from tests.core.test_telemetry import DRIVER, TOTAL, Bench, a_process, a_tenant
+from tests.core.test_admission import DRIVER, TOTAL, Bench, a_process, a_tenant
 
 S = JobState
 CAPACITY = TOTAL - DRIVER
@@ -31,13 +31,13 @@ def fits(bench: Bench, need: str, vram_mib: int = 0) -> bool:
     """Whether such a job is put on GPU 0 by placement, where the ledger has room; `forbids` must say the same."""
     fleet = Fleet([a_gpu(memory_mib=TOTAL)])
     for tenant in bench.on:
-        fleet.take(Need(1, tenant.parts), (0,), tenant.vram_mib)
-    fleet.telemetry = bench.telemetry
+        fleet.take(ResourceRequest(1, tenant.parts), (0,), tenant.vram_mib)
+    fleet.admission = bench.admission
     kind = a_kind(need, vram_mib=vram_mib)
     found = fleet.find(kind) == (0,)
-    parts = Need.parse(need).parts
+    parts = ResourceRequest.parse(need).parts
     if parts <= fleet.free[0]:
-        verdict = bench.telemetry.forbids(0, parts, fleet.free[0], vram_mib)
+        verdict = bench.admission.forbids(0, parts, fleet.free[0], vram_mib)
         held_by_ledger = vram_mib > fleet.memory_free.get(0, TOTAL)
         assert found == (verdict == NOTHING_FORBIDDEN and not held_by_ledger), verdict
         if not found:
@@ -75,11 +75,11 @@ def test_declared_memory_is_held_against_promised_and_measured_memory(
 
 
 def test_an_exact_fit_and_the_tolerance(bench: Bench) -> None:
-    slack = int(bench.telemetry.limits.tolerance * CAPACITY)
+    slack = int(bench.admission.thresholds.tolerance * CAPACITY)
     bench.on = [a_tenant(1, 500)]
     bench.read(DRIVER + 30_000, a_process(11, 30_000, owner="1.1"))
     most = CAPACITY // 2 + slack
-    assert bench.telemetry.has_room(0, 500, most) and not bench.telemetry.has_room(0, 500, most + 1)
+    assert bench.admission.has_room(0, 500, most) and not bench.admission.has_room(0, 500, most + 1)
 
 
 def test_foreign_memory_leaves_less_room(bench: Bench) -> None:
@@ -89,7 +89,7 @@ def test_foreign_memory_leaves_less_room(bench: Bench) -> None:
 
 def test_what_was_not_measured_is_left_to_the_ledger() -> None:
     made = Bench()
-    assert made.telemetry.has_room(0, 1000, 10**6) and made.telemetry.has_room(99, 1000, 10**6)
+    assert made.admission.has_room(0, 1000, 10**6) and made.admission.has_room(99, 1000, 10**6)
 
 
 def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(bench: Bench) -> None:
@@ -115,7 +115,7 @@ def test_any_limit_can_be_got_below_again(limit: float) -> None:
 def taken_over(play: Play, number: int, need: str, *gpus: int) -> None:
     job = a_job(number, need, state=S.RUNNING, attempt=1, gpus=gpus, process=Process(10 + number, 5))
     play.rows[number] = job
-    play.world.adopt(job, play.now)
+    play.scheduler.adopt(job, play.now)
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_a_booking_that_cannot_be_keeps_nobody_from_being_taken_over(
     play = a_world(2)
     for number, (need, gpus) in enumerate((first, second), 1):
         taken_over(play, number, need, *gpus)
-    assert set(play.world.live) == {1, 2} and play.world.unbooked == {"2.1"}
-    assert "are booked by others as well" in play.world.live[2].notes[-1]
-    free = dict(play.world.fleet.free)
+    assert set(play.scheduler.live) == {1, 2} and play.scheduler.unbooked == {"2.1"}
+    assert "are booked by others as well" in play.scheduler.live[2].notes[-1]
+    free = dict(play.scheduler.fleet.free)
     play.tell(play.ended(2))
-    assert play.state(2) is S.DONE and play.world.fleet.free == free and not play.world.unbooked
+    assert play.state(2) is S.DONE and play.scheduler.fleet.free == free and not play.scheduler.unbooked
     play.tell(play.ended(1))
-    assert play.world.fleet.free == {0: 1000, 1: 1000}
+    assert play.scheduler.fleet.free == {0: 1000, 1: 1000}
     play.arrive(a_job(3, "2"))
     assert play.started == [3]
 
@@ -153,11 +153,11 @@ def test_leftovers_of_such_a_job_give_nothing_back_twice() -> None:
         taken_over(play, number, "1", 0)
     left = (Process(99, 9),)
     play.tell(play.ended(2, leftovers=left))
-    assert play.world.fleet.free == {0: 0} and play.world.unbooked == {"2.1"}
+    assert play.scheduler.fleet.free == {0: 0} and play.scheduler.unbooked == {"2.1"}
     play.tell(Gone("2.1"))
-    assert play.world.fleet.free == {0: 0} and not play.world.unbooked and not play.world.holdings
+    assert play.scheduler.fleet.free == {0: 0} and not play.scheduler.unbooked and not play.scheduler.holdings
     play.tell(play.ended(1))
-    assert play.world.fleet.free == {0: 1000}
+    assert play.scheduler.fleet.free == {0: 1000}
 
 
 def test_leftovers_that_may_be_anothers_do_not_keep_a_job_in_stopping() -> None:
@@ -169,4 +169,4 @@ def test_leftovers_that_may_be_anothers_do_not_keep_a_job_in_stopping() -> None:
         play.ask(Cancel((1,)))
         play.tell(replace(play.ended(1), leftovers=left, unsure=unsure))
         assert play.state(1) is after
-        assert play.world.fleet.free == {0: 0}, "the GPU is held either way"
+        assert play.scheduler.fleet.free == {0: 0}, "the GPU is held either way"

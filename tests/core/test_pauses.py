@@ -5,109 +5,110 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.decide import World, decide
-from scheduler.core.facts import Asked, Now
+from scheduler.core.decide import decide
 from scheduler.core.gpu import Gpu, ids_of
+from scheduler.core.observations import Asked, Now
 from scheduler.core.pauses import MOST_REMEMBERED, Pauses
 from scheduler.core.placement import Fleet
 from scheduler.core.requests import Pause, PauseQueue, Resume, StateEdited
+from scheduler.core.scheduler_state import SchedulerState
 
 GPUS = 4
 
 
-def a_world() -> World:
-    return World(Fleet(Gpu(n, f"GPU-{n}", "x", 0) for n in range(GPUS)), lambda job: None)
+def a_world() -> SchedulerState:
+    return SchedulerState(Fleet(Gpu(n, f"GPU-{n}", "x", 0) for n in range(GPUS)), lambda job: None)
 
 
-def paused(world: World) -> tuple[int, ...]:
-    return ids_of(world.fleet.paused_mask)
+def paused(state: SchedulerState) -> tuple[int, ...]:
+    return ids_of(state.fleet.paused_mask)
 
 
-def ask(world: World, request: object, at: float = 1.0) -> list[str]:
+def ask(state: SchedulerState, request: object, at: float = 1.0) -> list[str]:
     """What was said of it."""
-    plan = decide(world, [Asked(1, request)], Now(at, at))  # type: ignore[arg-type]
+    plan = decide(state, [Asked(1, request)], Now(at, at))  # type: ignore[arg-type]
     return [text for text, _ in plan.notices]
 
 
 def test_an_edit_holds_whatever_it_says() -> None:
     """S3.32."""
-    world = a_world()
-    assert ask(world, StateEdited((1, 3), False)) == [
+    state = a_world()
+    assert ask(state, StateEdited((1, 3), False)) == [
         "GPU 1 paused by an edit of the state file", "GPU 3 paused by an edit of the state file",
     ]  # fmt: skip
-    assert paused(world) == (1, 3)
-    ask(world, StateEdited((), True))
-    assert paused(world) == () and world.queue_paused
-    assert ask(world, StateEdited((), True)) == [], "nothing new is not said"
+    assert paused(state) == (1, 3)
+    ask(state, StateEdited((), True))
+    assert paused(state) == () and state.queue_paused
+    assert ask(state, StateEdited((), True)) == [], "nothing new is not said"
 
 
 def test_d03_what_an_edit_does_not_say_stays_as_it_is() -> None:
-    world = a_world()
-    ask(world, StateEdited((1,), True))
-    assert ask(world, StateEdited(None, None)) == []
-    assert ask(world, StateEdited((1, 2), None)) == ["GPU 2 paused by an edit of the state file"]
-    assert ask(world, StateEdited(None, False)) == ["the queue goes on, said by an edit of the state file"]
-    assert paused(world) == (1, 2)
+    state = a_world()
+    ask(state, StateEdited((1,), True))
+    assert ask(state, StateEdited(None, None)) == []
+    assert ask(state, StateEdited((1, 2), None)) == ["GPU 2 paused by an edit of the state file"]
+    assert ask(state, StateEdited(None, False)) == ["the queue goes on, said by an edit of the state file"]
+    assert paused(state) == (1, 2)
 
 
 def test_s3_32_unknown_ids_are_named_and_the_valid_ones_obeyed() -> None:
-    world = a_world()
-    said = ask(world, StateEdited((2, 99, -1), False))
+    state = a_world()
+    said = ask(state, StateEdited((2, 99, -1), False))
     assert said[0] == "the state file pauses GPU 99, -1, which is not managed here (managed: 0-3)"
-    assert paused(world) == (2,)
+    assert paused(state) == (2,)
 
 
 def test_s3_31_a_save_that_had_not_seen_a_pause_does_not_undo_it() -> None:
-    world = a_world()
-    world.pauses.revision = 7
-    ask(world, Pause((2,)))
-    ask(world, StateEdited((1,), False, 7))  # read before, saved after
-    assert paused(world) == (1, 2)
-    world.pauses.revision = 8
-    ask(world, StateEdited((1,), False, 8))  # read after: it says that 2 is free
-    assert paused(world) == (1,)
+    state = a_world()
+    state.pauses.revision = 7
+    ask(state, Pause((2,)))
+    ask(state, StateEdited((1,), False, 7))  # read before, saved after
+    assert paused(state) == (1, 2)
+    state.pauses.revision = 8
+    ask(state, StateEdited((1,), False, 8))  # read after: it says that 2 is free
+    assert paused(state) == (1,)
 
 
 def test_s3_31_a_resume_that_an_edit_had_not_seen_stays_too() -> None:
-    world = a_world()
-    ask(world, Pause((0, 1)))
-    ask(world, PauseQueue(True))
-    world.pauses.revision = 3
-    ask(world, Resume((0,)))
-    ask(world, PauseQueue(False))
-    ask(world, StateEdited((0, 1, 3), True, 3))
-    assert paused(world) == (1, 3) and not world.queue_paused
+    state = a_world()
+    ask(state, Pause((0, 1)))
+    ask(state, PauseQueue(True))
+    state.pauses.revision = 3
+    ask(state, Resume((0,)))
+    ask(state, PauseQueue(False))
+    ask(state, StateEdited((0, 1, 3), True, 3))
+    assert paused(state) == (1, 3) and not state.queue_paused
 
 
 def test_s3_31_a_pause_that_confirms_an_edit_stays_though_an_older_copy_is_saved() -> None:
     """S3.31: paused by an edit, then by a verb; then somebody saves what he had read before both."""
-    world = a_world()
-    ask(world, StateEdited((1,), False, 0))
-    ask(world, Pause((1,)))
-    ask(world, StateEdited((0,), False, 0))
-    assert paused(world) == (0, 1)
-    world.pauses.revision = 1
-    ask(world, StateEdited((0,), False, 1))  # who has seen the pause may take it away
-    assert paused(world) == (0,)
+    state = a_world()
+    ask(state, StateEdited((1,), False, 0))
+    ask(state, Pause((1,)))
+    ask(state, StateEdited((0,), False, 0))
+    assert paused(state) == (0, 1)
+    state.pauses.revision = 1
+    ask(state, StateEdited((0,), False, 1))  # who has seen the pause may take it away
+    assert paused(state) == (0,)
 
 
 def test_among_edits_the_last_saved_file_holds() -> None:
     """D11: two programs that save what they once read, in turn."""
-    world = a_world()
+    state = a_world()
     for number in range(20):
         wanted = (number % 2,)
-        ask(world, StateEdited(wanted, False, 0))
-        assert paused(world) == wanted
-        world.pauses.revision += 1
+        ask(state, StateEdited(wanted, False, 0))
+        assert paused(state) == wanted
+        state.pauses.revision += 1
 
 
 def test_a_file_that_does_not_say_what_it_was_read_from_is_taken_as_it_stands() -> None:
-    world = a_world()
-    ask(world, Pause((2,)))
+    state = a_world()
+    ask(state, Pause((2,)))
     for read in (None, 99):
-        ask(world, Pause((2,)))
-        ask(world, StateEdited((1,), False, read))
-        assert paused(world) == (1,), read
+        ask(state, Pause((2,)))
+        ask(state, StateEdited((1,), False, read))
+        assert paused(state) == (1,), read
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -132,28 +133,28 @@ def test_only_whom_a_writer_toggled_or_an_earlier_edit_named_changes(steps: list
     A save may change only its own GPU and those that an edit, not a verb, changed after it was read; its own GPU is as
     it says afterwards.
     """
-    world = a_world()
+    state = a_world()
     picture: tuple[tuple[int, ...], int] = ((), 0)
     held: dict[int, tuple[tuple[int, ...], int]] = {}
     by_edit: dict[int, int] = {}  # GPU → number of the step of the last edit that changed it
     read_at: dict[int, int] = {}
     for number, (what, who, value) in enumerate(steps):
         if what == "verb":
-            ask(world, Pause((who,)) if value else Resume((who,)))
-            assert (who in paused(world)) is bool(value)
+            ask(state, Pause((who,)) if value else Resume((who,)))
+            assert (who in paused(state)) is bool(value)
             by_edit.pop(who, None)
         elif what == "paint":
-            world.pauses.revision += 1
-            picture = paused(world), world.pauses.revision
+            state.pauses.revision += 1
+            picture = paused(state), state.pauses.revision
         elif what == "read":
             held[who], read_at[who] = picture, number
         elif who in held:
             gpus, revision = held[who]
             wanted = tuple(sorted(set(gpus) ^ {value}))
-            before = set(paused(world))
-            ask(world, StateEdited(wanted, False, revision))
+            before = set(paused(state))
+            ask(state, StateEdited(wanted, False, revision))
             picture = wanted, revision  # who reads next reads this
-            after = set(paused(world))
+            after = set(paused(state))
             allowed = {gpu for gpu, at in by_edit.items() if at > read_at[who]} | {value}
             assert before ^ after <= allowed
             for gpu in (before ^ after) | {value}:  # its own GPU, also where it was so already

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.gpu import WHOLE, Need, mask_of
-from scheduler.core.job_class import JobClass
+from scheduler.core.gpu import WHOLE, ResourceRequest, mask_of
 from scheduler.core.placement import Fleet
+from scheduler.core.placement_class import PlacementClass
 from tests.builders import a_gpu, a_kind, some_gpus
 from tests.core.slow_twin import SlowFleet
 
@@ -20,7 +20,7 @@ def a_fleet(*servers: int, free: dict[int, int] | None = None, paused: tuple[int
     fleet = Fleet(some_gpus(*servers), slots)
     for gpu, parts in (free or {}).items():
         if parts < WHOLE:
-            fleet.take(Need(1, WHOLE - parts), (gpu,))
+            fleet.take(ResourceRequest(1, WHOLE - parts), (gpu,))
     fleet.paused_mask = mask_of(paused)
     return fleet
 
@@ -66,7 +66,9 @@ def a_fleet(*servers: int, free: dict[int, int] | None = None, paused: tuple[int
         ((2,), {0: 0, 1: 0}, a_kind("0"), ()),
     ],
 )
-def test_best_fit(servers: tuple[int, ...], free: dict[int, int], kind: JobClass, gpus: tuple[int, ...] | None) -> None:
+def test_best_fit(
+    servers: tuple[int, ...], free: dict[int, int], kind: PlacementClass, gpus: tuple[int, ...] | None
+) -> None:
     """S3.15"""
     assert a_fleet(*servers, free=free).find(kind) == gpus
 
@@ -107,19 +109,25 @@ def test_jobs_without_a_gpu_have_slots_of_their_own() -> None:
 def test_a_retired_gpu_is_booked_but_never_given_out() -> None:
     fleet = Fleet(some_gpus(2), retired=(5,))
     assert not fleet.manages(5)
-    fleet.take(Need(1, 500), (5,))
+    fleet.take(ResourceRequest(1, 500), (5,))
     assert fleet.find(a_kind("1", (5,))) is None
     assert fleet.find(a_kind("3")) is None
-    fleet.give_back(Need(1, 500), (5,))
+    fleet.give_back(ResourceRequest(1, 500), (5,))
     assert fleet.find(a_kind("0.5")) == (0,)
     assert fleet.can_ever_hold(a_kind("1", (5,)))
 
 
 @pytest.mark.parametrize(
     ("need", "gpus"),
-    [(Need(1, 501), (0,)), (Need(2, 500), (0, 1)), (Need(1, 500), (7,)), (Need(2, 100), (2,)), (Need(2, 100), (2, 2))],
+    [
+        (ResourceRequest(1, 501), (0,)),
+        (ResourceRequest(2, 500), (0, 1)),
+        (ResourceRequest(1, 500), (7,)),
+        (ResourceRequest(2, 100), (2,)),
+        (ResourceRequest(2, 100), (2, 2)),
+    ],
 )
-def test_what_does_not_fit_is_not_booked_and_changes_nothing(need: Need, gpus: tuple[int, ...]) -> None:
+def test_what_does_not_fit_is_not_booked_and_changes_nothing(need: ResourceRequest, gpus: tuple[int, ...]) -> None:
     fleet = a_fleet(3, free={0: 500, 1: 400})
     before = dict(fleet.free)
     with pytest.raises(ValueError, match="does not fit"):
@@ -132,7 +140,7 @@ def test_what_was_not_booked_is_not_given_back_and_changes_nothing() -> None:
     fleet = a_fleet(2, free={0: 500})
     before = dict(fleet.free)
     with pytest.raises(ValueError, match="freed twice"):
-        fleet.give_back(Need(2, 500), (0, 1))
+        fleet.give_back(ResourceRequest(2, 500), (0, 1))
     assert fleet.free == before
 
 
@@ -157,12 +165,12 @@ def test_a_card_of_unknown_size_takes_any_declared_memory() -> None:
 # -- slots, and GPUs that a job names ----------------------------------------------------------------------
 
 
-def of_slots(slots: int) -> JobClass:
-    return JobClass(Need.of_slots(slots))
+def of_slots(slots: int) -> PlacementClass:
+    return PlacementClass(ResourceRequest.of_slots(slots))
 
 
-def by_name(*gpus: int) -> JobClass:
-    return JobClass(Need(len(gpus), 0), gpus)
+def by_name(*gpus: int) -> PlacementClass:
+    return PlacementClass(ResourceRequest(len(gpus), 0), gpus)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +264,7 @@ def test_a_job_gets_the_gpus_that_it_names_whoever_is_on_them(
     if code:
         assert fleet.why_not(by_name(*named)).code == code
     else:
-        fleet.take(Need(len(named), 0), named)
+        fleet.take(ResourceRequest(len(named), 0), named)
         assert fleet.find(by_name(*named)) == named, "also when another such job is there already"
 
 
@@ -271,27 +279,27 @@ def test_nobody_else_is_put_on_a_claimed_gpu_until_the_last_claim_has_ended() ->
     """S4.32"""
     fleet = a_fleet(2)
     for _ in range(2):
-        fleet.take(Need(1, 0), (0,))
+        fleet.take(ResourceRequest(1, 0), (0,))
     assert fleet.free == {0: WHOLE, 1: WHOLE}, "nothing of it is booked"
     assert fleet.find(a_kind("0.1")) == (1,) and fleet.find(a_kind("0.1", (0,))) is None
     assert fleet.find(a_kind("2")) is None and fleet.find(by_name(0, 1)) == (0, 1)
     for kind in (a_kind("2"), a_kind("0.1", (0,))):
         reason = fleet.why_not(kind)
         assert (reason.code, reason.sentence) == ("claimed", "GPU 0 is in use by a job that named it")
-    fleet.give_back(Need(1, 0), (0,))
+    fleet.give_back(ResourceRequest(1, 0), (0,))
     assert fleet.find(a_kind("2")) is None, "the other one is still there"
-    fleet.give_back(Need(1, 0), (0,))
+    fleet.give_back(ResourceRequest(1, 0), (0,))
     assert fleet.find(a_kind("2")) == (0, 1) and fleet.claims == {}
 
 
 def test_a_claim_on_several_gpus_is_told_of_all_that_matter() -> None:
     """S4.32"""
     fleet = a_fleet(3)
-    fleet.take(Need(2, 0), (0, 2))
+    fleet.take(ResourceRequest(2, 0), (0, 2))
     assert fleet.why_not(a_kind("2")).sentence == "GPU 0,2 are in use by a job that named them"
     assert fleet.why_not(a_kind("2", (0, 1))).sentence == "GPU 0 is in use by a job that named it"
     full = a_fleet(2, free={1: 0})
-    full.take(Need(1, 0), (0,))
+    full.take(ResourceRequest(1, 0), (0,))
     assert full.why_not(a_kind("2")).code == "no-wide-room", "without the claim there would be no room either"
 
 
@@ -321,13 +329,13 @@ def test_a_claim_on_several_gpus_is_told_of_all_that_matter() -> None:
     ],
 )
 def test_what_is_kept_for_a_job_that_was_overtaken_too_often(
-    servers: tuple[int, ...], free: dict[int, int], paused: tuple[int, ...], claimed: tuple[int, ...], kind: JobClass,
+    servers: tuple[int, ...], free: dict[int, int], paused: tuple[int, ...], claimed: tuple[int, ...], kind: PlacementClass,
     kept: tuple[int, ...],
 ) -> None:  # fmt: skip
     """S4.36"""
     fleet = a_fleet(*servers, free=free, paused=paused)
     for gpu in claimed:
-        fleet.take(Need(1, 0), (gpu,))
+        fleet.take(ResourceRequest(1, 0), (gpu,))
     fleet.reserve(5, kind)
     assert [mask for _, mask, _ in fleet.reserved] == ([mask_of(kept)] if kept else [])
     assert not set(fleet.find(a_kind("0.001")) or ()) & set(kept)
@@ -351,7 +359,7 @@ def test_two_that_were_overtaken_too_often_are_kept_different_gpus() -> None:
 def test_the_job_that_gpus_are_kept_for_is_told_why_it_waits_itself() -> None:
     """S4.36: not that they are kept for it."""
     fleet = a_fleet(2)
-    fleet.take(Need(1, 0), (0,))
+    fleet.take(ResourceRequest(1, 0), (0,))
     wide = a_kind("2")
     fleet.reserve(5, wide)
     assert (fleet.why_not(wide).code, fleet.why_not(a_kind("0.5", (1,))).code) == ("claimed", "reserved")
@@ -385,7 +393,7 @@ def test_no_slot_is_kept_for_what_there_are_too_few_slots_for() -> None:
 def test_no_gpu_is_kept_with_one_that_no_waiting_brings_back() -> None:
     """S4.36: the other GPU of two stands idle for nobody while the first is gone or unhealthy."""
     fleet = a_fleet(3, free={2: 0})
-    fleet.telemetry.blocked_mask = fleet.telemetry.lasting_mask = 0b001
+    fleet.admission.blocked_mask = fleet.admission.lasting_mask = 0b001
     fleet.reserve(5, a_kind("3"))
     assert fleet.reserved == [] and fleet.find(a_kind("1")) == (1,)
     fleet.reserve(5, a_kind("2"))
@@ -395,17 +403,19 @@ def test_no_gpu_is_kept_with_one_that_no_waiting_brings_back() -> None:
 @pytest.mark.parametrize(
     ("waits", "given", "gpus", "competes"),
     [
-        (a_kind("2"), Need(1, 500), (0,), True),
-        (a_kind("2", (2, 3)), Need(1, 500), (0,), False),
-        (a_kind("2", (2, 3)), Need(2, 1000), (1, 2), True),
-        (a_kind("2"), Need(1, 0), (0,), True),  # by name
-        (a_kind("2"), Need(0, 0), (), False),
-        (a_kind("0"), Need(0, 0), (), True),
-        (of_slots(3), Need(0, 2), (), True),
-        (of_slots(3), Need(1, 1000), (0,), False),
+        (a_kind("2"), ResourceRequest(1, 500), (0,), True),
+        (a_kind("2", (2, 3)), ResourceRequest(1, 500), (0,), False),
+        (a_kind("2", (2, 3)), ResourceRequest(2, 1000), (1, 2), True),
+        (a_kind("2"), ResourceRequest(1, 0), (0,), True),  # by name
+        (a_kind("2"), ResourceRequest(0, 0), (), False),
+        (a_kind("0"), ResourceRequest(0, 0), (), True),
+        (of_slots(3), ResourceRequest(0, 2), (), True),
+        (of_slots(3), ResourceRequest(1, 1000), (0,), False),
     ],
 )
-def test_who_takes_what_another_waits_for(waits: JobClass, given: Need, gpus: tuple[int, ...], competes: bool) -> None:
+def test_who_takes_what_another_waits_for(
+    waits: PlacementClass, given: ResourceRequest, gpus: tuple[int, ...], competes: bool
+) -> None:
     """S4.36"""
     assert a_fleet(4).competes(waits, given, gpus) == competes
 
@@ -469,7 +479,7 @@ def test_the_reason_is_the_first_rule_that_fails_with_its_figures(
     servers: tuple[int, ...],
     free: dict[int, int],
     paused: tuple[int, ...],
-    kind: JobClass,
+    kind: PlacementClass,
     code: str,
     sentence: str,
 ) -> None:
@@ -480,7 +490,7 @@ def test_the_reason_is_the_first_rule_that_fails_with_its_figures(
 def test_the_reason_of_a_wide_job_that_lacks_memory_speaks_of_memory() -> None:
     fleet = Fleet(some_gpus(2, memory_mib=24_000))
     for gpu in (0, 1):
-        fleet.take(Need(1, 100), (gpu,), 20_000)
+        fleet.take(ResourceRequest(1, 100), (gpu,), 20_000)
     wide = a_kind("2x0.5", vram_mib=10_000)
     assert fleet.find(wide) is None
     assert "10000 MiB" in fleet.why_not(wide).sentence
@@ -512,7 +522,7 @@ def test_the_reason_of_a_wide_job_that_lacks_memory_speaks_of_memory() -> None:
         ((2,), of_slots(9), "needs 9 slots, and there are only 8"),
     ],
 )
-def test_what_can_never_run_is_known_at_once(servers: tuple[int, ...], kind: JobClass, says: str) -> None:
+def test_what_can_never_run_is_known_at_once(servers: tuple[int, ...], kind: PlacementClass, says: str) -> None:
     said = a_fleet(*servers).can_ever_hold(kind)
     assert says in said and bool(said) == bool(says)
 
@@ -563,13 +573,13 @@ def machines(draw: st.DrawFn) -> list[tuple[int, int | None]]:
 
 
 @st.composite
-def kinds(draw: st.DrawFn) -> JobClass:
+def kinds(draw: st.DrawFn) -> PlacementClass:
     form = draw(st.sampled_from(["shares"] * 4 + ["slots", "by name"]))
     if form == "slots":
-        return JobClass(Need.of_slots(draw(st.integers(1, 4))))
+        return PlacementClass(ResourceRequest.of_slots(draw(st.integers(1, 4))))
     if form == "by name":
         named = draw(st.sets(st.integers(0, 11), min_size=1, max_size=3))
-        return JobClass(Need(len(named), 0), tuple(sorted(named)))
+        return PlacementClass(ResourceRequest(len(named), 0), tuple(sorted(named)))
     allowed = draw(st.one_of(st.none(), st.sets(st.integers(0, 11), min_size=1, max_size=6)))
     return a_kind(
         draw(st.sampled_from(NEEDS)),
@@ -580,11 +590,11 @@ def kinds(draw: st.DrawFn) -> JobClass:
 
 @given(machines(), st.lists(st.tuples(kinds(), st.integers(0, 99)), max_size=40))
 def test_find_is_what_scanning_all_gpus_finds(
-    machine: list[tuple[int, int | None]], steps: list[tuple[JobClass, int]]
+    machine: list[tuple[int, int | None]], steps: list[tuple[PlacementClass, int]]
 ) -> None:
     gpus = [a_gpu(i, server=server, memory_mib=memory) for i, (server, memory) in enumerate(machine)]
     fleet, twin = Fleet(gpus, 2), SlowFleet(gpus, 2)
-    booked: list[tuple[JobClass, tuple[int, ...]]] = []
+    booked: list[tuple[PlacementClass, tuple[int, ...]]] = []
     for kind, chance in steps:
         if chance % 7 == 0:
             twin.paused ^= {chance % len(gpus)}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.job_class import JobClass
+from scheduler.core.placement_class import PlacementClass
 from scheduler.core.queue import LONGEST_ESTIMATE_S, Key, Order, Queue
 from tests.builders import a_kind
 
@@ -166,10 +166,10 @@ STEP = st.tuples(st.integers(0, 12), st.sampled_from(KINDS), st.integers(-1, 1),
 
 @given(st.lists(STEP, max_size=60), st.lists(st.booleans(), max_size=30))
 def test_a_pass_offers_what_sorting_would(
-    steps: list[tuple[int, JobClass, int, int, int]], answers: list[bool]
+    steps: list[tuple[int, PlacementClass, int, int, int]], answers: list[bool]
 ) -> None:
     queue = Queue()
-    waiting: dict[int, tuple[Key, JobClass]] = {}
+    waiting: dict[int, tuple[Key, PlacementClass]] = {}
     for job, kind, priority, order, what in steps:
         if what == 0:
             assert queue.drop(job) == (waiting.pop(job, None) is not None)
@@ -179,7 +179,7 @@ def test_a_pass_offers_what_sorting_would(
     assert len(queue) == len(waiting)
     assert set(queue.classes()) == {kind for _, kind in waiting.values()}
     for _ in range(2):  # what was not taken is offered again by the next pass
-        left_out: set[JobClass] = set()
+        left_out: set[PlacementClass] = set()
         turns = queue.in_order()
         offer = next(turns, None)
         for job, (_, kind) in sorted(waiting.items(), key=lambda item: (item[1][0], item[0])):

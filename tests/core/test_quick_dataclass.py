@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core import quick_dataclass as quick
-from scheduler.core.gpu import Gpu, Need
+from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import Event, Failure, Holding, Job, JobSpec, Process, Reason
-from scheduler.core.llm import ModelTable
-from scheduler.store.places import Places
+from scheduler.core.model_table import ModelTable
+from scheduler.store.paths import Places
 
-QUICK = (Event, Failure, Gpu, Holding, Job, JobSpec, ModelTable, Need, Places, Process, Reason)
+QUICK = (Event, Failure, Gpu, Holding, Job, JobSpec, ModelTable, ResourceRequest, Places, Process, Reason)
 HOW: tuple[dict[str, bool], ...] = (
     {},
     {"frozen": True},
@@ -126,7 +126,7 @@ def test_replace(x: int, y: str, z: list[int], w: int) -> None:
 
 @given(a=st.tuples(st.integers(), st.integers()), b=st.tuples(st.integers(), st.integers()))
 def test_order_and_hash_are_those_of_the_fields(a: tuple[int, int], b: tuple[int, int]) -> None:
-    one, other = Need(*a), Need(*b)
+    one, other = ResourceRequest(*a), ResourceRequest(*b)
     assert (one < other, one <= other, one > other, one >= other) == (a < b, a <= b, a > b, a >= b)
     assert (one == other) == (a == b) and hash(one) == hash(a)
 
@@ -175,5 +175,5 @@ def test_what_it_does_not_do_is_refused() -> None:
 
 
 def test_a_copy_of_an_object_is_equal_where_it_can_be_had() -> None:
-    job = Job(1, JobSpec(arguments=("true",)), Need(0, 0))
+    job = Job(1, JobSpec(arguments=("true",)), ResourceRequest(0, 0))
     assert copy.copy(job) == job

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scheduler.core.config import OPTIONS, PATHS, defaults, read_option, written
 from scheduler.core.errors import Mistakes, SchedulerError, UsageError
-from scheduler.core.llm import ModelTable
+from scheduler.core.model_table import ModelTable
 from scheduler.intake.config_file import read_entries
 from scheduler.intake.settings import PREFIX, Settings, find_config, load, model_table, state_file_said
 from tests.builders import examples

@@ -9,22 +9,22 @@ import pytest
 
 from scheduler.core.endings import Rules
 from scheduler.core.job import JobState, Outcome
-from scheduler.runners import record
-from scheduler.runners.processes import boot_id
+from scheduler.runners import attempt_record
 from scheduler.runners.recorded_end import as_recorded
+from scheduler.system.processes import boot_id
 from tests.builders import a_job
 
 AT = 1_700_000_000
-FULL = record.STAGES.index("log") * record.A_STAGE + errno.ENOSPC
-NO_PROGRAM = record.STAGES.index("program") * record.A_STAGE + errno.ENOENT
+FULL = attempt_record.STAGES.index("log") * attempt_record.A_STAGE + errno.ENOSPC
+NO_PROGRAM = attempt_record.STAGES.index("program") * attempt_record.A_STAGE + errno.ENOENT
 
 
 def told(folder: Path, state: JobState, how: str = "", code: int = 0, boot: str = "", **changes: object):
     job = a_job(3, state=state, attempt=1, gpus=(0,), boot=boot or boot_id(), **changes)
     path = folder / job.attempt_key
-    path.write_bytes(record.blank(job, job.boot))
+    path.write_bytes(attempt_record.blank(job, job.boot))
     if how:
-        record.write_end(str(path), how, code, AT * 10**9, sync=False)
+        attempt_record.write_end(str(path), how, code, AT * 10**9, sync=False)
     found, event = as_recorded(job, str(folder), Rules(starts=3))
     assert job.state is state and job.gpus == (0,), "what the store has is not changed"
     return found, event
@@ -35,7 +35,7 @@ def test_a_start_that_failed_for_a_passing_reason_is_tried_again(tmp_path: Path,
     job, event = told(tmp_path, state, "never", FULL, start_failures=1)
     assert (job.state, job.gpus, job.reason_code) == (JobState.PENDING, (), "backoff")
     assert "No space left on device; attempt 3 of 3; it is tried again when a scheduler runs" in job.reason
-    assert event is not None and event.kind == "fell"
+    assert event is not None and event.kind == "retry_scheduled"
 
 
 def test_the_last_start_that_failed_and_one_that_would_always_fail_are_the_end(tmp_path: Path) -> None:

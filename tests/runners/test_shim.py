@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.facts import Ended, NeverRan, Started
-from scheduler.core.gpu import Need
+from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec, Process
+from scheduler.core.observations import Ended, NeverRan, Started
 from scheduler.core.recovery import Record
-from scheduler.runners import keeper, record, watching
+from scheduler.runners import attempt_record, local, supervisor
 from scheduler.runners import shim as shim_file
-from scheduler.runners.processes import boot_id, environment_of, lives, seen
+from scheduler.system.processes import boot_id, environment_of, lives, seen
 from tests.bench import ScreenBench, screen_bench
 from tests.screens import Terminal, tell
 from tests.stories.harness import alive, wait_for
@@ -37,7 +37,7 @@ def bench(tmp_path: Path) -> Iterator[ScreenBench]:
 
 
 def run(bench: ScreenBench, number: int, *argv: str, **more: Any) -> Any:
-    """Start a job; the fact that tells its start."""
+    """Start a job; the observation that tells its start."""
     bench.start(number, *argv, **more)
     return bench.until(Started, number)
 
@@ -60,9 +60,9 @@ class Alone:
 
     def run(self, *argv: str, before: Sequence[str] = (), **changes: Any) -> int:
         """The exit code of the shim."""
-        job = Job(id=1, spec=JobSpec(arguments=argv), need=Need(1, 1000), attempt=1)
+        job = Job(id=1, spec=JobSpec(arguments=argv), need=ResourceRequest(1, 1000), attempt=1)
         launch = {
-            "record": str(self.folder / "1.1"), "data": record.blank(job, boot_id()), "boot": boot_id(), "argv": argv,
+            "record": str(self.folder / "1.1"), "data": attempt_record.blank(job, boot_id()), "boot": boot_id(), "argv": argv,
             "cwd": str(self.folder), "umask": None, "base": dict(os.environ), "env_file": "", "changes": {},
             "files": 1024, "crash": "", **changes,
         }  # fmt: skip
@@ -129,16 +129,16 @@ def test_what_cannot_be_started_is_never_with_stage_and_reason(
     if "cwd" in changes:
         changes = {"cwd": str(tmp_path / changes["cwd"])}
     assert alone.run(*words, **changes) == 1
-    found = record.read(str(tmp_path / "1.1"))
+    found = attempt_record.read(str(tmp_path / "1.1"))
     assert (found.kind, found.how, found.process) == (Record.NEVER_RAN, "never", None)
-    assert (keeper.STAGES[found.code // 1000], found.code % 1000) == (stage, number)
+    assert (supervisor.STAGES[found.code // 1000], found.code % 1000) == (stage, number)
     assert alone.shown() == f"gpujob: cannot start {words[0]}: {os.strerror(number)} ({stage})\n"
 
 
 def test_both_ends_agree_on_the_layout() -> None:
-    assert (shim_file.END_AT, shim_file.PID_AT) == (record.END_AT, record.PID_AT)
-    assert (shim_file.END_SIZE, shim_file.PID_SIZE) == (record.END_SIZE, record.PID_SIZE)
-    assert shim_file.BY_SIGNAL == record.BY_SIGNAL and keeper.STAGES == record.STAGES
+    assert (shim_file.END_AT, shim_file.PID_AT) == (attempt_record.END_AT, attempt_record.PID_AT)
+    assert (shim_file.END_SIZE, shim_file.PID_SIZE) == (attempt_record.END_SIZE, attempt_record.PID_SIZE)
+    assert shim_file.BY_SIGNAL == attempt_record.BY_SIGNAL and supervisor.STAGES == attempt_record.STAGES
 
 
 def test_the_file_handed_over_is_private_and_removed(bench: ScreenBench) -> None:
@@ -171,7 +171,7 @@ def test_codes_and_signals_are_exact(bench: ScreenBench) -> None:
     for number in signals:
         ended = bench.until(Ended, 1000 + number)
         assert (ended.exit_code, ended.signal, ended.note) == (None, number, "")
-        found = record.read(bench.record(1000 + number))
+        found = attempt_record.read(bench.record(1000 + number))
         assert (found.how, found.code) == ("signal", number)
 
 
@@ -182,7 +182,7 @@ def test_ctrl_c_ends_only_its_own_job(bench: ScreenBench) -> None:
     tell(bench.environ, first.session, "stuff", "\003")
     ended = bench.until(Ended)
     assert (ended.job, ended.exit_code, ended.signal) == (1, None, signal.SIGINT)
-    assert record.read(bench.record(1)).how == "signal"
+    assert attempt_record.read(bench.record(1)).how == "signal"
     assert lives(second.process)
 
 
@@ -231,7 +231,7 @@ def test_stopped_by_somebody_on_purpose_it_stays_so(bench: ScreenBench) -> None:
     end = time.monotonic() + 0.6
     while time.monotonic() < end:
         bench.look()
-    assert not any(isinstance(fact, Ended) for fact in bench.facts)
+    assert not any(isinstance(observation, Ended) for observation in bench.observations)
     found = seen(started.process.pid)
     assert found is not None and found.state == "T"
     os.kill(started.process.pid, signal.SIGCONT)
@@ -273,7 +273,7 @@ def test_the_end_of_its_session_is_no_success(
     assert ended.note.startswith(HUNG_UP)
     took_it_well = program in (CATCHES.format(0), IGNORES.format(0))
     assert ended.note == HUNG_UP + ("; the command then ended with exit code 0" if took_it_well else "")
-    assert record.read(bench.record(1)).how == "hangup"
+    assert attempt_record.read(bench.record(1)).how == "hangup"
 
 
 def test_a_shim_that_exits_is_no_process_that_its_job_left(bench: ScreenBench) -> None:
@@ -286,9 +286,9 @@ def test_a_shim_that_exits_is_no_process_that_its_job_left(bench: ScreenBench) -
         leader.kill()
         leader.wait()
         for job, by in ((1, session), (2, None)):  # the second one ends while the shim of the first still exits
-            attempt = watching.Attempt(job, 1, bench.record(job), process, ours=True, session=by)
+            attempt = local.WatchedAttempt(job, 1, bench.record(job), process, ours=True, session=by)
             bench.runner._ended(attempt, "exit", 0, time.time())
-        assert [fact.leftovers for fact in bench.runner._take_facts()] == [(), ()]
+        assert [observation.leftovers for observation in bench.runner._take_facts()] == [(), ()]
     finally:
         shim.kill()
         shim.wait()
@@ -319,7 +319,7 @@ def test_shim_killed_and_its_job_over_before_the_runner_saw_it_begin(bench: Scre
     bench.start(1, "/bin/sh", "-c", "trap '' HUP; touch up; while [ ! -e go ]; do sleep 0.02; done; exit 9")
 
     def leader() -> Any:
-        return record.read(bench.record(1)).process if (bench.folder / "up").exists() else None
+        return attempt_record.read(bench.record(1)).process if (bench.folder / "up").exists() else None
 
     wait_for(leader, "its pid in the record")  # and nobody looks meanwhile
     process = leader()
@@ -503,4 +503,4 @@ def test_f01_a_full_disk_gives_the_attempt_back(alone: Alone, tmp_path: Path) ->
 def test_a_missing_folder_is_made_again(alone: Alone, tmp_path: Path) -> None:
     path = tmp_path / "attempts" / "1.1"
     assert alone.run("/bin/sh", "-c", "exit 5", record=str(path)) == 0
-    assert record.read(str(path)).code == 5 and path.parent.stat().st_mode & 0o777 == 0o700
+    assert attempt_record.read(str(path)).code == 5 and path.parent.stat().st_mode & 0o777 == 0o700

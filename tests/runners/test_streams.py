@@ -1,4 +1,4 @@
-"""Where a job of the keeper reads and writes: no log, errors apart, a packed log, descriptors of a caller."""
+"""Where a job of the supervisor reads and writes: no log, errors apart, a packed log, descriptors of a caller."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.facts import Ended, NeverRan, Started
 from scheduler.core.launch import Streams
-from scheduler.runners import exec_within
-from scheduler.runners.processes import seen
+from scheduler.core.observations import Ended, NeverRan, Started
+from scheduler.runners import exec_limited
+from scheduler.system.processes import seen
 from tests.bench import DirectBench, direct_bench
-from tests.runners.test_keeper import LIMIT_S, Desk, desk  # noqa: F401  a fixture
+from tests.runners.test_supervisor import LIMIT_S, FakeDaemon, daemon  # noqa: F401  a fixture
 
 GZIP = shutil.which("gzip") or "gzip is missing"
 PACKED = ("", GZIP, None)
-QUICK = pytest.mark.parametrize("desk", [{"ASKED_MS": 400, "PACKED_MS": 400}], indirect=True)
+QUICK = pytest.mark.parametrize("daemon", [{"ASKED_MS": 400, "PACKED_MS": 400}], indirect=True)
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -40,10 +40,10 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
-def told(desk: Desk, kind: str, key: str) -> tuple[object, ...]:  # noqa: F811
+def told(daemon: FakeDaemon, kind: str, key: str) -> tuple[object, ...]:  # noqa: F811
     """The first message of this kind about this attempt."""
     while True:
-        for message in marshal.loads(desk.socket.recv(1 << 20)):
+        for message in marshal.loads(daemon.socket.recv(1 << 20)):
             if message[:2] == (kind, key):
                 return tuple(message)
 
@@ -55,38 +55,38 @@ def unpacked(path: Path) -> bytes:
 # -- no log, errors apart, packed --------------------------------------------------------------------------
 
 
-def test_s4_13_s4_16_no_log_and_errors_apart(desk: Desk, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_13_s4_16_no_log_and_errors_apart(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
     """S4.13, S4.16: stderr goes to its own file, of the same mode; without a log nothing is kept and nothing fails."""
     apart = str(tmp_path / "1.log.e")
-    desk.send(desk.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 3", streams=(apart, "", None)))
-    silent = list(desk.start(2, "/bin/sh", "-c", "echo out; echo err >&2; exit 4"))
+    daemon.send(daemon.start(1, "/bin/sh", "-c", "echo out; echo err >&2; exit 3", streams=(apart, "", None)))
+    silent = list(daemon.start(2, "/bin/sh", "-c", "echo out; echo err >&2; exit 4"))
     silent[4] = ""
-    desk.send(tuple(silent))
-    assert desk.ends(2) == {"1.1": ("exit", 3), "2.1": ("exit", 4)}
+    daemon.send(tuple(silent))
+    assert daemon.ends(2) == {"1.1": ("exit", 3), "2.1": ("exit", 4)}
     assert (tmp_path / "1.log").read_text() == "out\n" and Path(apart).read_text() == "err\n"
     assert Path(apart).stat().st_mode & 0o777 == 0o600 and not (tmp_path / "2.log").exists()
     both = (str(tmp_path / "3.log.e"), GZIP, None)
-    desk.send(desk.start(3, "/bin/sh", "-c", "echo out; echo err >&2", streams=both))
-    desk.ends(1)
+    daemon.send(daemon.start(3, "/bin/sh", "-c", "echo out; echo err >&2", streams=both))
+    daemon.ends(1)
     assert unpacked(tmp_path / "3.log") == b"out\n" and Path(both[0]).read_text() == "err\n"
 
 
-def test_s4_13_an_errors_file_that_stands_there_is_left_alone(desk: Desk, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_13_an_errors_file_that_stands_there_is_left_alone(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
     """S4.13, P1: it is another scheduler's; the command does not run."""
     theirs = tmp_path / "1.log.e"
     theirs.write_text("theirs")
-    desk.send(desk.start(1, "/bin/sh", "-c", "touch ran", streams=(str(theirs), "", None)))
-    assert told(desk, "no", "1.1")[2:] == ("log", errno.EEXIST)
+    daemon.send(daemon.start(1, "/bin/sh", "-c", "touch ran", streams=(str(theirs), "", None)))
+    assert told(daemon, "no", "1.1")[2:] == ("log", errno.EEXIST)
     assert theirs.read_text() == "theirs" and not (tmp_path / "ran").exists()
 
 
-def test_s4_14_a_packed_log_is_whole_when_the_ending_is_told(desk: Desk, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_14_a_packed_log_is_whole_when_the_ending_is_told(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
     """S4.14: twenty jobs side by side; each file is a whole gzip the moment its ending is told."""
     text = "yes 0123456789abcdef | head -c 300000; echo LAST; echo err >&2; exit 7"
-    desk.send(*(desk.start(n, "/bin/sh", "-c", text, streams=PACKED) for n in range(1, 21)))
+    daemon.send(*(daemon.start(n, "/bin/sh", "-c", text, streams=PACKED) for n in range(1, 21)))
     seen_so_far: dict[str, bytes] = {}
     while len(seen_so_far) < 20:
-        for message in marshal.loads(desk.socket.recv(1 << 20)):
+        for message in marshal.loads(daemon.socket.recv(1 << 20)):
             if message[0] == "end":
                 assert message[3:5] == ("exit", 7)
                 seen_so_far[message[1]] = unpacked(tmp_path / f"{message[1].split('.')[0]}.log")
@@ -94,15 +94,15 @@ def test_s4_14_a_packed_log_is_whole_when_the_ending_is_told(desk: Desk, tmp_pat
 
 
 @QUICK
-def test_s4_14_what_outlives_a_job_delays_its_ending_for_a_moment_only(desk: Desk, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_14_what_outlives_a_job_delays_its_ending_for_a_moment_only(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
     """S4.14: a process left behind holds the log open: the ending is told all the same, and the log is whole in the end."""
     hold = tmp_path / "hold"
     hold.touch()
     left = f"(while [ -e {hold} ]; do sleep 0.02; done; echo later) & echo first; exit 5"
-    desk.send(desk.start(1, "/bin/sh", "-c", left, streams=PACKED))
-    assert desk.ends(1) == {"1.1": ("exit", 5)} and hold.exists()
-    desk.send(desk.start(2, "/bin/true"))
-    assert desk.ends(1) == {"2.1": ("exit", 0)}
+    daemon.send(daemon.start(1, "/bin/sh", "-c", left, streams=PACKED))
+    assert daemon.ends(1) == {"1.1": ("exit", 5)} and hold.exists()
+    daemon.send(daemon.start(2, "/bin/true"))
+    assert daemon.ends(1) == {"2.1": ("exit", 0)}
     hold.unlink()
 
     def whole() -> bool:
@@ -113,30 +113,30 @@ def test_s4_14_what_outlives_a_job_delays_its_ending_for_a_moment_only(desk: Des
     until(whole, "the rest of the log")
 
 
-def test_s4_14_a_packer_that_is_killed_costs_the_rest_of_the_log_alone(desk: Desk, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_14_a_packer_that_is_killed_costs_the_rest_of_the_log_alone(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
     """S4.14: the job meets a closed pipe, as any writer does; its true ending is told at once, and others go on."""
     go = tmp_path / "go"
     text = f"while [ ! -e {go} ]; do sleep 0.02; done; exit 6"
-    desk.send(desk.start(1, "/bin/sh", "-c", text, streams=PACKED))
-    told(desk, "up", "1.1")
-    children = Path(f"/proc/{desk.process.pid}/task/{desk.process.pid}/children")
+    daemon.send(daemon.start(1, "/bin/sh", "-c", text, streams=PACKED))
+    told(daemon, "up", "1.1")
+    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children")
     packers = [int(pid) for pid in children.read_text().split() if b"gzip" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(packers[0], signal.SIGKILL)
     until(lambda: str(packers[0]) not in children.read_text().split(), "the packer is reaped")
     go.touch()
-    assert desk.ends(1) == {"1.1": ("exit", 6)}
-    desk.send(desk.start(2, "/bin/sh", "-c", "echo fine", streams=PACKED))
-    desk.ends(1)
+    assert daemon.ends(1) == {"1.1": ("exit", 6)}
+    daemon.send(daemon.start(2, "/bin/sh", "-c", "echo fine", streams=PACKED))
+    daemon.ends(1)
     assert unpacked(tmp_path / "2.log") == b"fine\n"
 
 
-def test_s4_14_without_a_packer_the_job_is_not_started_and_the_log_says_why(desk: Desk, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_14_without_a_packer_nothing_starts_and_the_log_says_why(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811  # noqa: F811
     """S4.14: no gzip: the reason stands in the log; a program that is missing is said in a packed log too."""
-    desk.send(desk.start(1, "/bin/sh", "-c", "touch ran", streams=("", "/no/such/gzip", None)))
-    assert told(desk, "no", "1.1")[2:] == ("gzip", errno.ENOENT)
+    daemon.send(daemon.start(1, "/bin/sh", "-c", "touch ran", streams=("", "/no/such/gzip", None)))
+    assert told(daemon, "no", "1.1")[2:] == ("gzip", errno.ENOENT)
     assert "(gzip)" in (tmp_path / "1.log").read_text() and not (tmp_path / "ran").exists()
-    desk.send(desk.start(2, "/no/such/program", streams=PACKED))
-    assert told(desk, "no", "2.1")[2:] == ("program", errno.ENOENT)
+    daemon.send(daemon.start(2, "/no/such/program", streams=PACKED))
+    assert told(daemon, "no", "2.1")[2:] == ("program", errno.ENOENT)
 
     def said() -> bool:
         with contextlib.suppress(EOFError, OSError):
@@ -216,63 +216,65 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def test_s4_17_a_job_gets_the_descriptors_of_its_caller(
-    desk: Desk, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
+    daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
     """S4.17: stdin alone, then all three; under no other number does the job, its packer or the next job have them."""
     read, write = pipe
     os.write(write, b"from the caller\n")
     look = "read line; echo got $line; ls /proc/self/fd | wc -l"
-    desk.send(desk.start(1, "/bin/sh", "-c", look, streams=caller(fd0=read).streams))
-    desk.ends(1)
+    daemon.send(daemon.start(1, "/bin/sh", "-c", look, streams=caller(fd0=read).streams))
+    daemon.ends(1)
     assert (tmp_path / "1.log").read_text() == "got from the caller\n4\n"  # the fourth is the listing's own
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         all_three = caller(tmp_path / "d", fd0=read, fd1=out.fileno(), fd2=err.fileno())
         os.write(write, b"again\n")
-        desk.send(
-            desk.start(2, "/bin/sh", "-c", "read line; echo $line; echo e >&2; exit 9", streams=all_three.streams)
+        daemon.send(
+            daemon.start(2, "/bin/sh", "-c", "read line; echo $line; echo e >&2; exit 9", streams=all_three.streams)
         )
-        assert desk.ends(1) == {"2.1": ("exit", 9)}
+        assert daemon.ends(1) == {"2.1": ("exit", 9)}
     assert (tmp_path / "out").read_text() == "again\n" and (tmp_path / "err").read_text() == "e\n"
     assert (tmp_path / "2.log").read_bytes() == b""
     _, _, who = caller(tmp_path / "e", fd0=read).streams
     os.write(write, b"packed\n")
     held = "read line; echo $line; ls -l /proc/$PPID/fd | grep -c pipe:"
     look = f"{held}; for p in $(cat /proc/$PPID/task/$PPID/children); do ls -l /proc/$p/fd; done | grep -c {os.fstat(read).st_ino}"
-    desk.send(desk.start(3, "/bin/sh", "-c", look, streams=("", GZIP, who)))
-    desk.ends(1)
+    daemon.send(daemon.start(3, "/bin/sh", "-c", look, streams=("", GZIP, who)))
+    daemon.ends(1)
     lines = unpacked(tmp_path / "3.log").decode().split()
     assert lines[0] == "packed" and lines[2] == "1", lines  # the job's own stdin alone
-    desk.send(desk.start(4, "/bin/sh", "-c", "cat; ls /proc/self/fd | wc -l"))
-    desk.ends(1)
+    daemon.send(daemon.start(4, "/bin/sh", "-c", "cat; ls /proc/self/fd | wc -l"))
+    daemon.ends(1)
     assert (tmp_path / "4.log").read_text() == "4\n"  # and the next reads nothing
 
 
 def test_s4_17_a_long_path_and_no_descriptor_left_over(
-    desk: Desk, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
+    daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17, F08: a path of more than 107 bytes; 60 such starts, some refused, leave the keeper no descriptor more."""
+    """S4.17, F08: a path of more than 107 bytes; 60 such starts, some refused, leave the supervisor no descriptor more."""
     folder = tmp_path / ("x" * 120)
     one = caller(folder, fd0=pipe[0])
     assert len(str(one.path)) > 107
-    folder_of_keeper = f"/proc/{desk.process.pid}/fd"
-    desk.send(desk.start(1, "/bin/true", streams=one.streams))
-    desk.ends(1)
-    before = sorted(os.listdir(folder_of_keeper))
+    folder_of_supervisor = f"/proc/{daemon.process.pid}/fd"
+    daemon.send(daemon.start(1, "/bin/true", streams=one.streams))
+    daemon.ends(1)
+    before = sorted(os.listdir(folder_of_supervisor))
     packed = ("", GZIP, one.streams[2])
     nobody = ("", "", (*one.streams[2][:2], str(tmp_path / "nobody")))
     for first in range(10, 70, 20):
-        desk.send(*(desk.start(n, "/bin/true", streams=one.streams) for n in range(first, first + 10)))
-        desk.send(*(desk.start(n, "/no/such", streams=packed) for n in range(first + 10, first + 15)))
-        desk.send(*(desk.start(n, "/bin/true", streams=nobody) for n in range(first + 15, first + 20)))
-    assert len(desk.ends(30)) == 30
-    desk.send(desk.start(99, "/bin/true"))
-    desk.ends(1)
-    until(lambda: sorted(os.listdir(folder_of_keeper)) == before, f"{before}, not {os.listdir(folder_of_keeper)}")
+        daemon.send(*(daemon.start(n, "/bin/true", streams=one.streams) for n in range(first, first + 10)))
+        daemon.send(*(daemon.start(n, "/no/such", streams=packed) for n in range(first + 10, first + 15)))
+        daemon.send(*(daemon.start(n, "/bin/true", streams=nobody) for n in range(first + 15, first + 20)))
+    assert len(daemon.ends(30)) == 30
+    daemon.send(daemon.start(99, "/bin/true"))
+    daemon.ends(1)
+    until(
+        lambda: sorted(os.listdir(folder_of_supervisor)) == before, f"{before}, not {os.listdir(folder_of_supervisor)}"
+    )
     assert one.asked == 46
 
 
 def test_s4_17_a_caller_that_is_gone_or_another(
-    desk: Desk, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
+    daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
     """S4.17: no socket, nobody behind it, another process behind its name, one that started at another time: never run."""
     one = caller(fd0=pipe[0])
@@ -283,17 +285,17 @@ def test_s4_17_a_caller_that_is_gone_or_another(
     cases = {
         1: (pid, ticks, str(tmp_path / "none")),
         2: (pid, ticks, str(dead)),
-        3: (desk.process.pid, ticks_of(desk.process.pid), path),
+        3: (daemon.process.pid, ticks_of(daemon.process.pid), path),
         4: (pid, ticks + 1, path),
         5: (pid, ticks, str(tmp_path / "no" / "folder")),
     }
     numbers = {1: errno.ENOENT, 2: errno.ECONNREFUSED, 3: errno.ESRCH, 4: errno.ESRCH, 5: errno.ENOENT}
     for number, who in cases.items():
-        desk.send(desk.start(number, "/bin/sh", "-c", "touch ran", streams=("", "", who)))
-        assert told(desk, "no", f"{number}.1")[2:] == ("caller", numbers[number])
+        daemon.send(daemon.start(number, "/bin/sh", "-c", "touch ran", streams=("", "", who)))
+        assert told(daemon, "no", f"{number}.1")[2:] == ("caller", numbers[number])
     assert not (tmp_path / "ran").exists()
-    desk.send(desk.start(9, "/bin/true", streams=one.streams))
-    assert desk.ends(1) == {"9.1": ("exit", 0)}
+    daemon.send(daemon.start(9, "/bin/true", streams=one.streams))
+    assert daemon.ends(1) == {"9.1": ("exit", 0)}
 
 
 class Silent(Caller):
@@ -318,24 +320,24 @@ class TooMany(Caller):
     ("kind", "number"), [(Silent, errno.ETIMEDOUT), (Empty, errno.ECONNRESET), (TooMany, errno.ECONNRESET)]
 )
 def test_s4_17_a_caller_that_gives_nothing_or_nonsense_holds_up_no_other_job(
-    desk: Desk, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int], kind: type[Caller], number: int  # noqa: F811
+    daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int], kind: type[Caller], number: int  # noqa: F811
 ) -> None:  # fmt: skip
-    """S4.17, F08: the others run meanwhile; it is never run, and no descriptor stays in the keeper."""
-    desk.send(desk.start(9, "/bin/true"))
-    desk.ends(1)
-    before = sorted(os.listdir(f"/proc/{desk.process.pid}/fd"))
+    """S4.17, F08: the others run meanwhile; it is never run, and no descriptor stays in the supervisor."""
+    daemon.send(daemon.start(9, "/bin/true"))
+    daemon.ends(1)
+    before = sorted(os.listdir(f"/proc/{daemon.process.pid}/fd"))
     one = caller(kind=kind, fd0=pipe[0])
-    desk.send(desk.start(1, "/bin/sh", "-c", "touch ran", streams=one.streams), desk.start(2, "/bin/true"))
+    daemon.send(daemon.start(1, "/bin/sh", "-c", "touch ran", streams=one.streams), daemon.start(2, "/bin/true"))
     messages: list[tuple[object, ...]] = []
     while not {("no", "1.1"), ("end", "2.1")} <= {message[:2] for message in messages}:
-        messages += marshal.loads(desk.socket.recv(1 << 20))
+        messages += marshal.loads(daemon.socket.recv(1 << 20))
     assert ("no", "1.1", "caller", number) in messages
     assert not (tmp_path / "ran").exists()
-    until(lambda: sorted(os.listdir(f"/proc/{desk.process.pid}/fd")) == before, "as many descriptors as before")
+    until(lambda: sorted(os.listdir(f"/proc/{daemon.process.pid}/fd")) == before, "as many descriptors as before")
 
 
 @QUICK
-def test_s4_17_a_caller_that_is_stopped_is_not_waited_for_for_ever(desk: Desk, tmp_path: Path) -> None:  # noqa: F811
+def test_s4_17_a_caller_that_is_stopped_is_not_waited_for_for_ever(daemon: FakeDaemon, tmp_path: Path) -> None:  # noqa: F811
     """S4.17: a process stopped by SIGSTOP behind its socket; once it goes on, another attempt gets its stdin."""
     program = (
         "import os, socket, sys\n"
@@ -356,13 +358,13 @@ def test_s4_17_a_caller_that_is_stopped_is_not_waited_for_for_ever(desk: Desk, t
         assert process.stdout.readline() == b"up\n"
         who = (process.pid, ticks_of(process.pid), str(path))
         process.send_signal(signal.SIGSTOP)
-        desk.send(desk.start(1, "/bin/sh", "-c", "touch ran", streams=("", "", who)))
-        assert told(desk, "no", "1.1")[2:] == ("caller", errno.ETIMEDOUT)
+        daemon.send(daemon.start(1, "/bin/sh", "-c", "touch ran", streams=("", "", who)))
+        assert told(daemon, "no", "1.1")[2:] == ("caller", errno.ETIMEDOUT)
         process.send_signal(signal.SIGCONT)
         process.stdin.write(b"here\n")
         process.stdin.close()
-        desk.send(desk.start(2, "/bin/cat", streams=("", "", who)))
-        assert desk.ends(1) == {"2.1": ("exit", 0)}
+        daemon.send(daemon.start(2, "/bin/cat", streams=("", "", who)))
+        assert daemon.ends(1) == {"2.1": ("exit", 0)}
         assert (tmp_path / "2.log").read_text() == "here\n" and not (tmp_path / "ran").exists()
     finally:
         process.kill()
@@ -370,14 +372,14 @@ def test_s4_17_a_caller_that_is_stopped_is_not_waited_for_for_ever(desk: Desk, t
         process.stdout.close()
 
 
-def test_s4_17_a_dead_daemons_keeper_asks_all_the_same(
-    desk: Desk, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
+def test_s4_17_a_dead_daemons_supervisor_asks_all_the_same(
+    daemon: FakeDaemon, tmp_path: Path, caller: Callable[..., Caller], pipe: tuple[int, int]  # noqa: F811
 ) -> None:  # fmt: skip
     """S4.17, P6: what it was told to start, it starts, with the caller's stdin; then it ends."""
     os.write(pipe[1], b"line\n")
-    desk.send(desk.start(1, "/bin/sh", "-c", "read line; echo $line; exit 8", streams=caller(fd0=pipe[0]).streams))
-    desk.socket.close()
-    assert desk.process.wait(LIMIT_S) == 0
+    daemon.send(daemon.start(1, "/bin/sh", "-c", "read line; echo $line; exit 8", streams=caller(fd0=pipe[0]).streams))
+    daemon.socket.close()
+    assert daemon.process.wait(LIMIT_S) == 0
     assert (tmp_path / "1.log").read_text() == "line\n"
 
 
@@ -390,7 +392,7 @@ def bench(tmp_path: Path) -> Iterator[DirectBench]:
         yield made
 
 
-def test_s4_14_b02_a_keeper_killed_with_a_packer_alive(bench: DirectBench) -> None:
+def test_s4_14_b02_a_supervisor_killed_with_a_packer_alive(bench: DirectBench) -> None:
     """S4.14, B02: the packer becomes our child: it is taken neither for a job nor for what a job left behind."""
     hold, other = bench.folder / "hold", bench.folder / "other"
     hold.touch()
@@ -400,12 +402,12 @@ def test_s4_14_b02_a_keeper_killed_with_a_packer_alive(bench: DirectBench) -> No
     wait = f"echo begun; while [ -e {hold} ]; do sleep 0.02; done; echo over; exit 11"
     bench.start(1, "/bin/sh", "-c", wait, streams=Streams(gzip="gzip"))
     bench.until(Started, 1)
-    keeper = bench.runner.keeper_pid
-    children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    supervisor = bench.runner.supervisor_pid
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     packer = next(int(pid) for pid in children if b"gzip" in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(packer, signal.SIGSTOP)  # alive for as long as we look
-    os.kill(keeper, signal.SIGKILL)
-    bench.wait(lambda: bench.runner.keeper_pid != keeper, "another keeper")
+    os.kill(supervisor, signal.SIGKILL)
+    bench.wait(lambda: bench.runner.supervisor_pid != supervisor, "another supervisor")
     bench.start(2, "/bin/sh", "-c", "exit 12")
     ended = bench.until(Ended, 2)
     assert (ended.exit_code, ended.leftovers) == (12, ())
@@ -424,13 +426,13 @@ def test_s4_17_a_caller_that_is_gone_is_said_in_words(bench: DirectBench) -> Non
     """S4.17: it will never be there again, so no other try is made."""
     gone = Streams(caller=(os.getpid(), ticks_of(os.getpid()), str(bench.folder / "nobody")))
     bench.start(1, "/bin/true", streams=gone)
-    fact = bench.until(NeverRan, 1)
-    assert fact.lasting and fact.why == "whoever waited for it in the foreground is gone"
+    observation = bench.until(NeverRan, 1)
+    assert observation.lasting and observation.why == "whoever waited for it in the foreground is gone"
 
 
 def test_a_program_is_begun_though_what_is_to_be_said_finds_no_room() -> None:
     """Found by the soak: a limit that cannot be set, a full disk, and the job was never begun (exit code 120)."""
-    words = [sys.executable, "-I", "-S", exec_within.__file__, "-", "99:1:1", "/bin/sh", "sh", "-c", "exit 7"]
+    words = [sys.executable, "-I", "-S", exec_limited.__file__, "-", "99:1:1", "/bin/sh", "sh", "-c", "exit 7"]
     with open("/dev/full", "wb") as full:
         assert subprocess.run(words, stderr=full, check=False).returncode == 7
         words[6] = "/no/such/program"

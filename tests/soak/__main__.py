@@ -13,7 +13,7 @@ def main() -> int:
     reader.add_argument("--seed", type=int, default=int(time.time()), help="by the clock, and printed")
     reader.add_argument("--jobs", type=int, default=10_000, help="%(default)s")
     reader.add_argument("--daemon-kills", type=int, default=200, help="%(default)s")
-    reader.add_argument("--keeper-kills", type=int, default=50, help="%(default)s")
+    reader.add_argument("--supervisor-kills", type=int, default=50, help="%(default)s")
     reader.add_argument("--seconds", type=float, default=600, help="over which jobs and kills are spread (%(default)s)")
     reader.add_argument("--keep", action="store_true", help="the folder, also when all went well")
     asked = reader.parse_args()
@@ -22,7 +22,7 @@ def main() -> int:
     print(f"seed {asked.seed}", flush=True)
     try:
         result = soak(
-            asked.seed, asked.jobs, asked.daemon_kills, asked.keeper_kills, asked.seconds, asked.keep, talk=True
+            asked.seed, asked.jobs, asked.daemon_kills, asked.supervisor_kills, asked.seconds, asked.keep, talk=True
         )
     except AssertionError as error:
         print(error)

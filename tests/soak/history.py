@@ -61,7 +61,7 @@ class Life:
 class Kill:
     """A SIGKILL. ``life``: of the daemon that this is, or that started it; 0 if that one was dead already."""
 
-    what: str  # daemon, keeper, shim
+    what: str  # daemon, supervisor, shim
     pid: int
     at: float
     life: int

@@ -22,7 +22,7 @@ def judge(history: History) -> list[str]:
     court = _Court(history)
     return [
         *court.each_wish(),
-        *court.strangers(),
+        *court.foreign_processes(),
         *court.each_job(),
         *court.starts(),
         *gpu_overload(history.ledger),
@@ -72,7 +72,7 @@ class _Court:
             if wish.id and [row.id for row in rows] != [wish.id]:
                 yield f"{wish.key}: submit said job {wish.id}, the store has {[row.id for row in rows]}"
 
-    def strangers(self) -> Iterator[str]:
+    def foreign_processes(self) -> Iterator[str]:
         """Jobs that nobody wished can only come of lines that were cut off by a full disk."""
         torn = sum(wish.torn for wish in self.history.wishes)
         if len(self.others) > torn:
@@ -132,7 +132,7 @@ class _Court:
         return f"a wrong ending, {wish.ending} is right"
 
     def hit(self, wish: Wish, row: Row) -> list[Kill]:
-        """Kills of the keeper or shim that had this job in hand."""
+        """Kills of the supervisor or shim that had this job in hand."""
         began, ended = self.began[wish.key], self.ended.get(wish.key, float("inf"))
         found = []
         for kill in self.writers:
@@ -149,7 +149,7 @@ class _Court:
         return found
 
     def heirs(self, kill: Kill) -> set[int]:
-        """Who is the parent of what a killed keeper or shim leaves: its daemon, or the first process."""
+        """Who is the parent of what a killed supervisor or shim leaves: its daemon, or the first process."""
         return {1, *(life.pid for life in self.history.lives if life.number == kill.life)}
 
     def over(self, wish: Wish, kill: Kill) -> float:

@@ -1,4 +1,4 @@
-"""One soak from beginning to end: ``python -m tests.soak --seed N --jobs N --daemon-kills N --keeper-kills N --seconds N``."""
+"""One soak from beginning to end: ``python -m tests.soak --seed N --jobs N --daemon-kills N --supervisor-kills N --seconds N``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from scheduler.runners.screen import OLD_S
 from scheduler.store.database import check_sound
-from scheduler.store.places import Places
+from scheduler.store.paths import Places
 from tests.soak.history import History, Row, now
 from tests.soak.judge import judge, lost_jobs
 from tests.soak.meddler import Meddler
@@ -28,8 +28,8 @@ TMPFS_MIB = 256
 MOST_FDS = 5  # the history with its log and index is opened some seconds after a start
 LOOK_S = 0.5
 MOST_MIB = 20
-HOUSE = {"store.db", "store.lock", "daemon.lock", "daemon.json", "bell", "high", "watched.json", "attempts", "env", "sessions",
-         "keeper.err", "history.db", "history.db-wal", "history.db-shm"}  # fmt: skip
+HOUSE = {"store.db", "store.lock", "daemon.lock", "daemon.json", "wakeup", "high", "watched.json", "attempts", "env", "sessions",
+         "supervisor.err", "history.db", "history.db-wal", "history.db-shm"}  # fmt: skip
 
 
 @dataclass
@@ -46,13 +46,19 @@ class Result:
 
 
 def soak(
-    seed: int, jobs: int, daemon_kills: int, keeper_kills: int, seconds: float, keep: bool = False, talk: bool = False
+    seed: int,
+    jobs: int,
+    daemon_kills: int,
+    supervisor_kills: int,
+    seconds: float,
+    keep: bool = False,
+    talk: bool = False,
 ) -> Result:
     """Run it. Raises AssertionError when something is wrong, or the end does not come."""
     result = Result()
     with world(TMPFS_MIB, shutil.which("screen") is not None, keep) as place:
         given, pens = Given(jobs), Pens()
-        killer = Killer(place, given, f"killer {seed}", daemon_kills, keeper_kills, seconds)
+        killer = Killer(place, given, f"killer {seed}", daemon_kills, supervisor_kills, seconds)
         pause = WRITERS * seconds / jobs
         writers = [Writer(place, given, pens, f"writer {seed} {n}", pause) for n in range(WRITERS)]
         hangs = max(1, round(seconds / 90))
@@ -249,7 +255,7 @@ def figures(place, given, meddler, history, at_rest, wall, wrong) -> dict[str, s
         "jobs acknowledged": f"{given.acknowledged} ({', '.join(f'{way} {n}' for way, n in sorted(Counter(w.way for w in given.wishes if w.acknowledged).items()))})",
         "time": f"{wall:.0f} s",
         "daemon kills": f"{kills['daemon']} ({len(history.lives)} lives: {', '.join(f'{n} {m}' for m, n in sorted(modes.items()))})",
-        "keeper and shim kills": f"{kills['keeper']} + {kills['shim']}",
+        "supervisor and shim kills": f"{kills['supervisor']} + {kills['shim']}",
         "meddling": ", ".join(f"{name} {count}" for name, count in sorted(meddler.did.items())) + ("" if place.mounted else ", no disk filled: not root"),
         "endings": ", ".join(f"{state} {count}" for state, count in sorted(states.items())),
         "`lost` after double kills": str(lost_jobs(history)),

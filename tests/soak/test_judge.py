@@ -10,11 +10,11 @@ import pytest
 from tests.soak.history import Cancel, History, Kill, Life, Row, Wish
 from tests.soak.judge import judge
 
-KEEPER, DAEMON = 50, 40
+SUPERVISOR, DAEMON = 50, 40
 
 
 def good() -> History:
-    """Three jobs: one that ends with 7, one by signal 15, one with 0; a daemon that was killed and its keeper later."""
+    """Three jobs: one that ends with 7, one by signal 15, one with 0; a daemon that was killed and its supervisor later."""
     wishes = [
         Wish("k0", "echo", 0.1, 7, None, "plain", "0.5", 0, acknowledged=True),
         Wish("k1", "submit", 0.1, None, 15, "plain", "0.5", 0, acknowledged=True, id=2),
@@ -23,13 +23,13 @@ def good() -> History:
     ledger = [
         line.split()
         for line in (
-            f"start k0 1 1 100 {KEEPER} 0 0.5 10.0",
-            f"start k1 2 1 101 {KEEPER} 0 0.5 10.05",
-            f"end k0 1 1 100 {KEEPER} 0 0.5 10.1",
-            f"end k1 2 1 101 {KEEPER} 0 0.5 10.15",
-            f"start k2 3 1 102 {KEEPER} 0 1 10.2",
-            f"end k2 3 1 102 {KEEPER} 0 1 10.3",
-            f"gone k2 3 1 102 {KEEPER} 0 1 10.7",
+            f"start k0 1 1 100 {SUPERVISOR} 0 0.5 10.0",
+            f"start k1 2 1 101 {SUPERVISOR} 0 0.5 10.05",
+            f"end k0 1 1 100 {SUPERVISOR} 0 0.5 10.1",
+            f"end k1 2 1 101 {SUPERVISOR} 0 0.5 10.15",
+            f"start k2 3 1 102 {SUPERVISOR} 0 1 10.2",
+            f"end k2 3 1 102 {SUPERVISOR} 0 1 10.3",
+            f"gone k2 3 1 102 {SUPERVISOR} 0 1 10.7",
         )
     ]
     rows = [
@@ -49,7 +49,7 @@ def lose(history: History, number: int = 0) -> Row:
 
 
 def a_double_start(history: History) -> None:
-    history.ledger.append(["start", "k0", "1", "2", "103", str(KEEPER), "0", "0.5", "11.0"])
+    history.ledger.append(["start", "k0", "1", "2", "103", str(SUPERVISOR), "0", "0.5", "11.0"])
 
 
 def a_wrong_code(history: History) -> None:
@@ -73,8 +73,8 @@ def a_gpu_above_1000_parts(history: History) -> None:
 
 
 def a_gpu_given_while_an_orphan_lives(history: History) -> None:
-    history.ledger.insert(6, ["start", "k3", "4", "1", "104", str(KEEPER), "0", "0.25", "10.4"])
-    history.ledger.append(["end", "k3", "4", "1", "104", str(KEEPER), "0", "0.25", "10.8"])
+    history.ledger.insert(6, ["start", "k3", "4", "1", "104", str(SUPERVISOR), "0", "0.25", "10.4"])
+    history.ledger.append(["end", "k3", "4", "1", "104", str(SUPERVISOR), "0", "0.25", "10.8"])
     history.wishes.append(Wish("k3", "echo", 0.1, 0, None, "plain", "0.25", 0, acknowledged=True))
     history.rows.append(Row(4, ["k3", "0.1", "0", "plain", "/l", "k3.ok"], "done", "exit", 0, None, 10.3))
 
@@ -107,15 +107,15 @@ def lost_with_nobody_killed(history: History) -> None:
     lose(history)
 
 
-def lost_with_the_keeper_killed_and_the_daemon_alive(history: History) -> None:
+def lost_with_the_supervisor_killed_and_the_daemon_alive(history: History) -> None:
     lose(history)
-    history.kills.append(Kill("keeper", KEEPER, 10.05, 1))
+    history.kills.append(Kill("supervisor", SUPERVISOR, 10.05, 1))
 
 
-def lost_with_the_keeper_killed_long_after(history: History) -> None:
+def lost_with_the_supervisor_killed_long_after(history: History) -> None:
     lose(history)
     history.lives[0].ended = 10.05
-    history.kills.append(Kill("keeper", KEEPER, 15.0, 0))
+    history.kills.append(Kill("supervisor", SUPERVISOR, 15.0, 0))
 
 
 def cancelled_by_nobody(history: History) -> None:
@@ -141,8 +141,8 @@ DOCTORED: list[tuple[Callable[[History], None], str]] = [
     (a_job_of_half_a_line, "jobs that nobody wished"),
     (a_job_that_never_ends, "k0, job 1: has not ended"),
     (lost_with_nobody_killed, "k0, job 1: lost, though its end could be known"),
-    (lost_with_the_keeper_killed_and_the_daemon_alive, "k0, job 1: lost, though its end could be known"),
-    (lost_with_the_keeper_killed_long_after, "k0, job 1: lost, though its end could be known"),
+    (lost_with_the_supervisor_killed_and_the_daemon_alive, "k0, job 1: lost, though its end could be known"),
+    (lost_with_the_supervisor_killed_long_after, "k0, job 1: lost, though its end could be known"),
     (cancelled_by_nobody, "k0, job 1: cancelled, and nobody said so"),
     (a_hangup_with_no_shim_killed, "k0, job 1: a wrong ending"),
 ]
@@ -158,13 +158,13 @@ def test_a_doctored_history_is_found_out(doctor: Callable[[History], None], said
 
 
 def test_what_cannot_be_known_may_be_lost() -> None:
-    """P5: a keeper killed with its daemon, before or after it, takes the code with it; a cut line may be a job of its own."""
+    """P5: a supervisor killed with its daemon, before or after it, takes the code with it; a cut line may be a job of its own."""
     for at, ended in ((10.05, 10.06), (10.05, 10.04), (10.12, 10.9)):
         history = good()
         lose(history)
         lose(history, 1)
         history.lives[0].ended = ended
-        history.kills.append(Kill("keeper", KEEPER, at, 1))
+        history.kills.append(Kill("supervisor", SUPERVISOR, at, 1))
         assert judge(history) == []
     history.rows.append(Row(9, ["k7"], "failed", "exit", 97, None, 10.0))
     history.wishes.append(Wish("k7", "echo", 0.1, 0, None, "plain", "1", 0, torn=True))

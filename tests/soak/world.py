@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scheduler.core.job import Process
-from scheduler.runners.processes import environment_of, seen, send
+from scheduler.system.processes import environment_of, seen, send
 from tests import fork_server
 from tests.gpus.stub import FakeDriver
 from tests.screens import end_marked, marked
@@ -27,7 +27,7 @@ from tests.stories.harness import ROOT, wait_for
 GPUS = 4
 START_LIMIT_S = 90.0
 EARLY_S = 1.0
-SERVANTS = {b"keeper.py": "keeper", b"shim.py": "shim"}
+SERVANTS = {b"supervisor.py": "supervisor", b"shim.py": "shim"}
 
 # Its words: KEY SECONDS END KIND LEDGER KEY.ok, END a code or -SIGNAL. One write a line, so that the ledger is in the order of time.
 JOB = f"""\
@@ -158,10 +158,10 @@ class World:
         self.life.ended = now()
         return code
 
-    # -- keepers and shims ----------------------------------------------------------------------------
+    # -- supervisors and shims ----------------------------------------------------------------------------
 
     def servants(self) -> list[tuple[Process, str]]:
-        """Keeper and shims below the daemon in office, and whoever is the parent of a job that runs by the ledger."""
+        """Supervisor and shims below the running daemon, and whoever is the parent of a job that runs by the ledger."""
         assert self.process is not None
         pids = children(self.process.pid)
         pids += [below for pid in pids for below in children(pid)]
@@ -259,7 +259,7 @@ def children(pid: int) -> list[int]:
 
 
 def servant(pid: int) -> str:
-    """keeper or shim, by what it was started as; "" for anything else."""
+    """supervisor or shim, by what it was started as; "" for anything else."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -154,7 +154,7 @@ class Writer:
 
 
 class Killer:
-    """Kills daemons, keepers and shims at moments drawn beforehand, and starts the next daemon in a mode of the dice."""
+    """Kills daemons, supervisors and shims at moments drawn beforehand, and starts the next daemon in a mode of the dice."""
 
     def __init__(self, world: World, given: Given, seed: str, daemons: int, servants: int, seconds: float) -> None:
         self.world, self.given, self.dice = world, given, random.Random(seed)
@@ -214,12 +214,12 @@ class Killer:
         self.next()
 
     def servant(self) -> None:
-        """A keeper or a shim, of this daemon or of one before."""
+        """A supervisor or a shim, of this daemon or of one before."""
         while not self.world.kill_servant(*self.target()):
             continue
 
     def both(self) -> None:
-        """The daemon and a keeper or shim in the same moment."""
+        """The daemon and a supervisor or shim in the same moment."""
         target = self.target()
         if self.dice.random() < 0.5:
             if not self.world.kill_servant(*target):
@@ -235,11 +235,11 @@ class Killer:
         return None
 
     def target(self) -> tuple[Process, str]:
-        """A keeper or a shim that lives."""
+        """A supervisor or a shim that lives."""
         end = time.monotonic() + NOBODY_S
         while not (found := self.world.servants()):
             time.sleep(0.005)
-            if time.monotonic() > end:  # no job runs in a terminal just now; a keeper is always there
+            if time.monotonic() > end:  # no job runs in a terminal just now; a supervisor is always there
                 self.world.stop()
                 self.world.start("direct")
         return self.dice.choice(found)

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from scheduler.core.errors import SchedulerError, StoreTrouble
-from scheduler.core.gpu import Need
+from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import JobSpec
 from scheduler.store import jobs as rows
 from scheduler.store.database import VERSION, Database, open_for_reading
-from scheduler.store.places import Places, make_private_folder, name_of
+from scheduler.store.paths import Places, make_private_folder, name_of
 
 ROOT = str(Path(__file__).parents[2])
 OTHER = 65534  # nobody
@@ -59,7 +59,7 @@ def database(places: Places) -> Iterator[Database]:
 
 def insert(database: Database, word: str = "x", identity: str = "") -> int:
     with database.writing() as connection:
-        return rows.insert(connection, JobSpec(arguments=(word,)), Need(1, 1000), identity, (), 1.0).id
+        return rows.insert(connection, JobSpec(arguments=(word,)), ResourceRequest(1, 1000), identity, (), 1.0).id
 
 
 # -- private ----------------------------------------------------------------------------------------------
@@ -68,22 +68,22 @@ _MAKE = """
 import os, sys
 os.umask(int(sys.argv[2], 8))
 from scheduler.store.database import Database
-from scheduler.store.places import Places
-from scheduler.store.office import Office
+from scheduler.store.paths import Places
+from scheduler.store.daemon_lock import DaemonLock
 from scheduler.store import jobs as rows
-from scheduler.store.safely import replace_file
+from scheduler.system.atomic_files import replace_file
 from scheduler.core.job import JobSpec
-from scheduler.core.gpu import Need
+from scheduler.core.gpu import ResourceRequest
 places = Places(sys.argv[1])
-office = Office(places)
+daemon_lock = DaemonLock(places)
 database = Database(places, checkpoints=True)
-office.take({"pid": os.getpid()})
+daemon_lock.take({"pid": os.getpid()})
 with database.writing() as connection:
-    rows.insert(connection, JobSpec(arguments=("x",)), Need(1, 1000), "", (), 1.0)
+    rows.insert(connection, JobSpec(arguments=("x",)), ResourceRequest(1, 1000), "", (), 1.0)
 replace_file(places.state_file, b"{}")
-for name in os.listdir(places.house):
-    print(oct(os.lstat(os.path.join(places.house, name)).st_mode & 0o777), name)
-print(oct(os.stat(places.house).st_mode & 0o777), ".")
+for name in os.listdir(places.state_dir):
+    print(oct(os.lstat(os.path.join(places.state_dir, name)).st_mode & 0o777), name)
+print(oct(os.stat(places.state_dir).st_mode & 0o777), ".")
 print(oct(os.stat(places.state_file).st_mode & 0o777), "state")
 """
 
@@ -92,7 +92,7 @@ print(oct(os.stat(places.state_file).st_mode & 0o777), "state")
 def test_everything_is_private_and_usable_at_any_umask(places: Places, mask: str) -> None:
     """P9: folders 0700, files 0600, the write-ahead log too."""
     modes = dict(reversed(line.split(maxsplit=1)) for line in done(python(_MAKE, places.state_file, mask)).splitlines())
-    assert {"store.db", "store.db-wal", "store.db-shm", "store.lock", "daemon.lock", "daemon.json", "bell"} <= set(
+    assert {"store.db", "store.db-wal", "store.db-shm", "store.lock", "daemon.lock", "daemon.json", "wakeup"} <= set(
         modes
     )
     for name, mode in modes.items():
@@ -102,11 +102,11 @@ def test_everything_is_private_and_usable_at_any_umask(places: Places, mask: str
 @as_root
 def test_a_house_of_another_user_is_refused(places: Places) -> None:
     """P9."""
-    os.mkdir(places.house, 0o700)
-    os.chown(places.house, OTHER, OTHER)
+    os.mkdir(places.state_dir, 0o700)
+    os.chown(places.state_dir, OTHER, OTHER)
     with pytest.raises(SchedulerError) as caught:
         Database(places)
-    assert f"user {name_of(OTHER)}" in str(caught.value) and places.house in str(caught.value)
+    assert f"user {name_of(OTHER)}" in str(caught.value) and places.state_dir in str(caught.value)
 
 
 @pytest.mark.parametrize("what", ["link", "file"])
@@ -114,20 +114,20 @@ def test_a_house_that_is_a_link_or_a_file_is_refused(places: Places, tmp_path: P
     """P9."""
     if what == "link":
         (tmp_path / "elsewhere").mkdir()
-        os.symlink(tmp_path / "elsewhere", places.house)
+        os.symlink(tmp_path / "elsewhere", places.state_dir)
     else:
-        Path(places.house).touch()
+        Path(places.state_dir).touch()
     with pytest.raises(SchedulerError) as caught:
         Database(places)
-    assert places.house in str(caught.value)
+    assert places.state_dir in str(caught.value)
     assert not (tmp_path / "elsewhere").is_dir() or not os.listdir(tmp_path / "elsewhere")
 
 
-@pytest.mark.parametrize("name", ["store.db", "store.lock", "bell"])
-def test_no_file_of_the_house_is_opened_through_a_link(places: Places, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["store.db", "store.lock", "wakeup"])
+def test_no_file_of_the_state_folder_is_opened_through_a_link(places: Places, tmp_path: Path, name: str) -> None:
     """P9."""
-    os.mkdir(places.house, 0o700)
-    os.symlink(tmp_path / "victim", os.path.join(places.house, name))
+    os.mkdir(places.state_dir, 0o700)
+    os.symlink(tmp_path / "victim", os.path.join(places.state_dir, name))
     with pytest.raises(SchedulerError):
         Database(places)
     assert not (tmp_path / "victim").exists()
@@ -135,10 +135,10 @@ def test_no_file_of_the_house_is_opened_through_a_link(places: Places, tmp_path:
 
 def test_a_house_left_open_to_others_is_closed(places: Places) -> None:
     """P9."""
-    os.mkdir(places.house)
-    os.chmod(places.house, 0o777)
+    os.mkdir(places.state_dir)
+    os.chmod(places.state_dir, 0o777)
     Database(places).close()
-    assert stat.S_IMODE(os.stat(places.house).st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(places.state_dir).st_mode) == 0o700
 
 
 def test_making_a_private_folder_leaves_the_umask_alone(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_making_a_private_folder_leaves_the_umask_alone(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_house_is_named_by_the_state_file(state_file: str, house: str) -> None:
     """Contract 2: two schedulers can share a folder."""
-    assert Places(state_file).house == house
+    assert Places(state_file).state_dir == house
 
 
 # -- versions, damage -------------------------------------------------------------------------------------
@@ -192,13 +192,13 @@ def test_e13_a_store_of_a_newer_version_is_refused_and_left_untouched(places: Pl
         connection.execute("PRAGMA journal_mode=DELETE")
         connection.execute(f"PRAGMA user_version={VERSION + 1}")
     connection.close()
-    before = _files(places.house)
+    before = _files(places.state_dir)
     with pytest.raises(StoreTrouble) as caught:
         Database(places, checkpoints=True)
     assert "newer" in str(caught.value) and str(VERSION + 1) in str(caught.value) and caught.value.do
     with pytest.raises(StoreTrouble):
         open_for_reading(places)
-    assert _files(places.house) == before
+    assert _files(places.state_dir) == before
 
 
 @pytest.mark.parametrize("data", [b"this is no database\n" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
@@ -270,7 +270,7 @@ def test_an_exception_leaves_nothing(database: Database) -> None:
     """P4: all of it or nothing."""
     with pytest.raises(RuntimeError):
         with database.writing() as connection:
-            rows.insert(connection, JobSpec(arguments=("x",)), Need(1, 1000), "", (), 1.0)
+            rows.insert(connection, JobSpec(arguments=("x",)), ResourceRequest(1, 1000), "", (), 1.0)
             rows.set_meta(connection, "k", "v")
             raise RuntimeError
     assert rows.counts(database.connection)["pending"] == 0
@@ -306,7 +306,7 @@ def test_a_commit_survives_the_death_of_its_process(places: Places, sync: bool) 
     code = """
 import os, signal, sys
 from scheduler.store.database import Database
-from scheduler.store.places import Places
+from scheduler.store.paths import Places
 from scheduler.store import jobs as rows
 database = Database(Places(sys.argv[1]))
 with database.writing(sync=sys.argv[2] == "True") as connection:
@@ -326,16 +326,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 _INSERT = """
 import sys
 from scheduler.store.database import Database
-from scheduler.store.places import Places
+from scheduler.store.paths import Places
 from scheduler.store import jobs as rows
 from scheduler.core.job import JobSpec
-from scheduler.core.gpu import Need
+from scheduler.core.gpu import ResourceRequest
 database = Database(Places(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 for n in range(200):
     with database.writing() as connection:
-        rows.insert(connection, JobSpec(arguments=(sys.argv[2], str(n))), Need(1, 1000), "", (), float(n))
+        rows.insert(connection, JobSpec(arguments=(sys.argv[2], str(n))), ResourceRequest(1, 1000), "", (), float(n))
 database.close()
 """
 
@@ -420,7 +420,7 @@ def test_a_lock_held_by_a_killed_process_is_free(places: Places) -> None:
     code = """
 import os, sys
 from scheduler.store.database import Database
-from scheduler.store.places import Places
+from scheduler.store.paths import Places
 database = Database(Places(sys.argv[1]))
 with database.writing() as connection:
     connection.execute("INSERT INTO meta VALUES ('k', 'v')")
@@ -440,11 +440,11 @@ with database.writing() as connection:
     database.close()
 
 
-def test_the_bell_is_one_byte_however_often_it_rings(places: Places, database: Database) -> None:
+def test_the_wakeup_file_has_one_byte_however_often_it_is_written(places: Places, database: Database) -> None:
     """Ringing wakes; it does not grow."""
     for _ in range(100):
-        database.ring()
-    assert os.stat(places.bell).st_size == 1
+        database.wake_daemon()
+    assert os.stat(places.wakeup).st_size == 1
 
 
 def _as_it_was(

@@ -12,18 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.decide import Answer, Holding
-from scheduler.core.gpu import Gpu, Need
-from scheduler.core.job import Event, Failure, Job, JobSpec, JobState, Outcome, Process, Reason
-from scheduler.core.marks import FileMark, Refusal
-from scheduler.core.requests import Cancel, Pause, PauseQueue, Request, Requeue, Resume
+from scheduler.core.file_offsets import FileMark, Refusal
+from scheduler.core.gpu import Gpu, ResourceRequest
+from scheduler.core.job import Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process, Reason
+from scheduler.core.requests import Answer, Cancel, Pause, PauseQueue, Request, Requeue, Resume
+from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
-from scheduler.store import marks as kept
 from scheduler.store.database import Database
-from scheduler.store.forgetting import forget
-from scheduler.store.places import Places
+from scheduler.store.deletion import forget
+from scheduler.store.paths import Places
 
-WHOLE = Need(1, 1000)
+WHOLE = ResourceRequest(1, 1000)
 
 
 @pytest.fixture
@@ -85,7 +84,7 @@ TIMES = st.floats(0, 4e9)
 MIB = st.none() | st.integers(0, 10**7)
 CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "state": st.sampled_from(JobState),
-    "need": st.builds(Need, st.integers(1, 64), st.integers(1, 1000)),
+    "need": st.builds(ResourceRequest, st.integers(1, 64), st.integers(1, 1000)),
     "priority": st.integers(-(10**9), 10**9),
     "order": st.integers(1, 10**9),
     "allowed": st.none() | IDS,
@@ -128,10 +127,10 @@ def test_every_field_of_a_wish_is_tried_below() -> None:
 @given(
     spec=SPECS,
     notes=st.lists(ANY_TEXT, max_size=2).map(tuple),
-    need=st.builds(Need, st.integers(0, 9), st.integers(0, 1000)),
+    need=st.builds(ResourceRequest, st.integers(0, 9), st.integers(0, 1000)),
 )
 def test_a_new_job_is_read_back_as_it_was_given(
-    database: Database, spec: JobSpec, notes: tuple[str, ...], need: Need
+    database: Database, spec: JobSpec, notes: tuple[str, ...], need: ResourceRequest
 ) -> None:
     """P4."""
     with database.writing(sync=False) as connection:
@@ -319,7 +318,7 @@ def test_k07_a_request_that_this_version_does_not_know_is_refused_once(
 def test_pauses_gpus_reasons_and_holdings_are_read_back(database: Database) -> None:
     """S3.30, P7."""
     gpus = [Gpu(0, "u0", "A", 0, 1000), Gpu(2, "u2", "B", 1, None)]
-    held = Holding("3.1", 3, Need(2, 500), (0, 2), 7, (Process(10, 20), Process(11, 2**60)))
+    held = Holding("3.1", 3, ResourceRequest(2, 500), (0, 2), 7, (Process(10, 20), Process(11, 2**60)))
     with database.writing() as connection:
         rows.save_pauses(connection, (2, 0), True, [(4, 2, False), (5, -1, True)])
         rows.save_gpus(connection, gpus)

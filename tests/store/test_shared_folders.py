@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.client.client import SchedulerClient
 from scheduler.core.errors import SchedulerError
-from scheduler.core.filesystems import file_system
-from scheduler.desk import Desk
-from scheduler.store import office
+from scheduler.store import daemon_lock
+from scheduler.store.daemon_lock import DaemonLock, Elsewhere, daemon_alive, registered
 from scheduler.store.database import Database, open_for_reading
-from scheduler.store.office import Elsewhere, Office, daemon_alive, registered
-from scheduler.store.places import Places
+from scheduler.store.paths import Places
+from scheduler.system.filesystems import file_system
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_e16_without_locks_nobody_takes_office(places: Places, monkeypatch: pyte
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(SchedulerError) as caught:
-        Office(places).take({"pid": 7}, wait_s=0.1)
+        DaemonLock(places).take({"pid": 7}, wait_s=0.1)
     assert "keeps no locks" in str(caught.value) and "--state-file" in str(caught.value)
     assert not os.path.exists(places.daemon_info)
     with pytest.raises(SchedulerError, match="keeps no locks"):
@@ -64,7 +64,7 @@ def test_e16_without_locks_nobody_takes_office(places: Places, monkeypatch: pyte
 def test_e16_a_lock_that_two_can_hold_is_none(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda fd, how: None)
     with pytest.raises(SchedulerError, match="two could hold the same one"):
-        Office(places).take({"pid": 7}, wait_s=0.1)
+        DaemonLock(places).take({"pid": 7}, wait_s=0.1)
     assert not os.path.exists(places.daemon_info)
 
 
@@ -72,16 +72,20 @@ def test_e16_a_daemon_on_another_machine_keeps_everybody_here_away(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only its own kernel sees the log's index as it is: neither read nor written from here, not a byte."""
-    other = Office(places)
+    other = DaemonLock(places)
     other.take({"pid": 4711, "boot": "another-boot", "host": "gpu2"})
-    monkeypatch.setattr(office, "TAKING_S", 0.05)
-    before = {path.name: path.read_bytes() for path in Path(places.house).iterdir() if path.is_file()}
-    for use in (lambda: open_for_reading(places), lambda: Database(places), lambda: Desk(places.state_file).overview()):
+    monkeypatch.setattr(daemon_lock, "TAKING_S", 0.05)
+    before = {path.name: path.read_bytes() for path in Path(places.state_dir).iterdir() if path.is_file()}
+    for use in (
+        lambda: open_for_reading(places),
+        lambda: Database(places),
+        lambda: SchedulerClient(places.state_file).overview(),
+    ):
         with pytest.raises(Elsewhere) as caught:
             use()
         text = str(caught.value)
         assert "runs on gpu2 (pid 4711)" in text and "give the command there" in text
-    assert before == {path.name: path.read_bytes() for path in Path(places.house).iterdir() if path.is_file()}
+    assert before == {path.name: path.read_bytes() for path in Path(places.state_dir).iterdir() if path.is_file()}
     other.leave()
     open_for_reading(places).close()
 
@@ -98,8 +102,8 @@ def test_e16_a_daemon_that_has_just_taken_office_after_a_reboot_is_waited_for(
 ) -> None:
     """It holds the lock and has not yet said who it is."""
     Path(places.daemon_info).write_text(json.dumps({"pid": 7, "boot": "another-boot", "host": "gpu2"}))
-    told = [office.holder(places), office.holder(places), {"pid": 8, "boot": office.this_boot()}]
-    monkeypatch.setattr(office, "daemon_alive", lambda places: True)
-    monkeypatch.setattr(office, "holder", lambda places: told.pop(0))
-    office.check_here(places)
+    told = [daemon_lock.holder(places), daemon_lock.holder(places), {"pid": 8, "boot": daemon_lock.this_boot()}]
+    monkeypatch.setattr(daemon_lock, "daemon_alive", lambda places: True)
+    monkeypatch.setattr(daemon_lock, "holder", lambda places: told.pop(0))
+    daemon_lock.check_here(places)
     assert told == []

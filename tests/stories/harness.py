@@ -138,7 +138,7 @@ class Scheduler:
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("GPUJOB_")}
         self.environ.update(PYTHONPATH=str(ROOT), XDG_RUNTIME_DIR=str(folder / "run"), PYTHONUNBUFFERED="1")
         (folder / "run").mkdir(exist_ok=True, mode=0o700)
-        self.keepers: set[int] = set()
+        self.supervisors: set[int] = set()
         self.command = INTERPRETER  # another one gets a new interpreter for its schedulers
 
     # -- the daemon -----------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Scheduler:
 
     def in_office(self) -> None:
         """After each start: remember who is there."""
-        self.keepers.add(self.keeper_pid())
+        self.supervisors.add(self.supervisor_pid())
 
     def said(self) -> str:
         """All output so far."""
@@ -183,19 +183,19 @@ class Scheduler:
         assert self.process is not None
         return self.process.pid
 
-    def keeper_pid(self) -> int:
-        """Pid of the keeper in office."""
+    def supervisor_pid(self) -> int:
+        """Pid of the supervisor of this daemon."""
 
         def find() -> int:
             for child in _children(self.pid):
                 try:
-                    if b"keeper.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    if b"supervisor.py" in Path(f"/proc/{child}/cmdline").read_bytes():
                         return child
                 except OSError:
                     continue
             return 0
 
-        return int(wait_for(find, "a keeper"))
+        return int(wait_for(find, "a supervisor"))
 
     def kill(self) -> None:
         """kill -9, and wait for the corpse."""

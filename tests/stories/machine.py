@@ -68,7 +68,7 @@ class Machine:
                 self.driver.no_process(pid)
             self.driver.gpu(uuid, used=IDLE + sum(on.values()), load=0)
 
-    def stranger(self) -> int:
+    def foreign_process(self) -> int:
         """A process that is no job; its pid."""
         self.others.append(subprocess.Popen(["sleep", "1000"], env={}, start_new_session=True))
         return self.others[-1].pid

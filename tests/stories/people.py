@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from scheduler.faces import front
-from scheduler.faces.web import serving  # noqa: F401  a user without rights to this Python's folder cannot load it any more
-from scheduler.runners import keeper as keeper_file
+from scheduler import entrypoint
+from scheduler.runners import supervisor as supervisor_file
+from scheduler.web import server  # noqa: F401  a user without rights to this Python's folder cannot load it any more
 from tests.stories.harness import wait_for
 
 ROOT_ONLY = pytest.mark.skipif(
@@ -92,7 +92,7 @@ class User:
                 sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
                 for which, limit in limits:
                     resource.setrlimit(which, limit)
-                code = front.main(list(words))
+                code = entrypoint.main(list(words))
                 sys.stdout.flush()
                 sys.stderr.flush()
                 return code
@@ -111,7 +111,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for words in (START, ("start", "--gpus=x"), ("config", "check"), ("status",)):
-            front.main(list(words))
+            entrypoint.main(list(words))
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +165,9 @@ class Daemon:
         python = (
             sys.executable if user.can(lambda: os.close(os.open(sys.executable, os.O_RDONLY))) else "/usr/bin/python3"
         )
-        public = Path(tempfile.mkdtemp(prefix="gj-keeper-"))
+        public = Path(tempfile.mkdtemp(prefix="gj-supervisor-"))
         public.chmod(0o755)
-        shutil.copy(keeper_file.__file__, public)
+        shutil.copy(supervisor_file.__file__, public)
         self.out = self.output.open("wb")
         sys.stdout.flush()
         self.pid = os.fork()
@@ -191,8 +191,8 @@ class Daemon:
                 )
                 sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                sys.executable, keeper_file.__file__ = python, str(public / "keeper.py")
-                code = front.main(["start", "--gpus", "1", *words])
+                sys.executable, supervisor_file.__file__ = python, str(public / "supervisor.py")
+                code = entrypoint.main(["start", "--gpus", "1", *words])
                 sys.stdout.flush()
                 sys.stderr.flush()
             except BaseException:
@@ -205,7 +205,7 @@ class Daemon:
         return self.output.read_text(errors="replace")
 
     def ready(self) -> Daemon:
-        """Wait until it is in office."""
+        """Wait until it runs."""
         wait_for(lambda: "scheduler started" in self.said() or self.ended(), "start")
         assert not self.ended(), self.said()
         return self

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scheduler.runners.processes import seen
+from scheduler.system.processes import seen
 from tests.screens import Terminal, end_marked, listed, marked, sessions_in, tell
 from tests.stories.harness import Scheduler, alive, wait_for
 
@@ -33,7 +33,7 @@ class ScreenScheduler(Scheduler):
         return self
 
     def in_office(self) -> None:
-        """There is no keeper."""
+        """There is no supervisor."""
 
     def sit(self, *argv: str, rows: int = 24, columns: int = 80) -> Terminal:
         """A user's terminal in which this is run."""

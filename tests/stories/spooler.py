@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scheduler.desk import Desk
-from scheduler.faces.ts.listing import state_of
-from scheduler.faces.ts.server import Server
+from scheduler.client.client import SchedulerClient
+from scheduler.ts.job_list import state_of
+from scheduler.ts.server import Server
 from tests import fork_server
 from tests.stories.harness import ROOT, alive, wait_for
 
 PROGRAM = f"""#!{sys.executable}
-from scheduler.faces.front import entry
+from scheduler.entrypoint import entry
 
 entry()
 """
@@ -122,7 +122,7 @@ class Spooler:
         """Until the job is in one of these states."""
 
         def found() -> bool:
-            job = Desk(self.server.state_file).known([number]).get(number)
+            job = SchedulerClient(self.server.state_file).known([number]).get(number)
             return job is not None and state_of(job) in states
 
         wait_for(found, f"job {number} {' or '.join(states)}")
@@ -143,7 +143,7 @@ class Spooler:
         return Server(self.environ)
 
     def pid(self) -> int:
-        """Of its scheduler, once it is in office."""
+        """Of its scheduler, once it runs."""
         found = int(
             wait_for(
                 lambda: self.server.exists() and self.server.in_office(),

@@ -180,12 +180,12 @@ def test_a_job_that_names_memory_alone_shares_a_gpu_by_it(machine):
 
 def test_a_low_load_limit_lets_jobs_in_again(machine):
     m = machine(load_threshold=0.05).cards("GPU-a")
-    stranger = m.stranger()
-    m.use("GPU-a", stranger, 3_000, load=50, total_load=50)
+    foreign_process = m.foreign_process()
+    m.use("GPU-a", foreign_process, 3_000, load=50, total_load=50)
     m.s.start()
     m.add("a")
     m.waits(1, "foreign")
-    m.unuse("GPU-a", stranger)
+    m.unuse("GPU-a", foreign_process)
     m.running("a")
 
 
@@ -220,7 +220,7 @@ def test_packages_that_cannot_be_imported_are_no_missing_driver(machine):
 def test_a_driver_seen_at_the_last_start_is_waited_for(machine):
     """Though the number of GPUs was said; how to do without it is told, and works."""
     m = machine(gpus=1).cards("GPU-a")
-    m.use("GPU-a", m.stranger(), 79_000, load=99, total_load=99)
+    m.use("GPU-a", m.foreign_process(), 79_000, load=99, total_load=99)
     m.add("a")
     m.s.start()
     m.waits(1, "foreign")
@@ -279,7 +279,7 @@ def test_the_demo_runs_to_its_end_beside_an_nvidia_smi_that_fails(machine):
 
 def test_a_threshold_in_percent(machine):
     m = machine(mem_threshold="80%", load_threshold="35 %").cards("GPU-a")
-    m.use("GPU-a", m.stranger(), 1_000, load=40, total_load=40)
+    m.use("GPU-a", m.foreign_process(), 1_000, load=40, total_load=40)
     m.s.start()
     m.add("a", need="0.1")
     assert "limit 35 %" in m.waits(1, "foreign")["reason"]

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.core.gpu import Need
+from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import JobSpec
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
-from scheduler.store.places import Places
+from scheduler.store.paths import Places
 from tests.stories.harness import LONG, ROOT, wait_for
 from tests.stories.pouring import Pouring
 
@@ -242,16 +242,16 @@ def test_c11_a_utf16_file_is_not_eaten_and_read_when_mended(pouring, encoding):
 
 
 def test_c16_a_job_that_was_written_but_not_announced_when_lines_are_taken(scheduler):
-    """C16, P4: its writer is between the commit and the bell while lines with higher ids are taken: it runs all the same."""
+    """C16, P4: its writer is between the commit and the wakeup while lines with higher ids are taken: it runs all the same."""
     s = scheduler(gpus=1, monitor_interval=600)
     s.start()
     database = Database(Places(str(s.folder / "gpu_scheduler_state.json")))
     with database.writing() as connection:
         spec = JobSpec(arguments=("true",))
-        rows.insert(connection, spec, Need(0, 0), "", (), time.time())
+        rows.insert(connection, spec, ResourceRequest(0, 0), "", (), time.time())
     s.append(s.line("a"), s.line("b"))
     s.wait_state(3, "done")
-    database.ring()
+    database.wake_daemon()
     database.close()
     s.wait_ended(3)
 

@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 import typer
 
+from scheduler.cli.app import app
 from scheduler.core.config import OPTIONS, read_option
 from scheduler.core.errors import SchedulerError
-from scheduler.faces.cli.app import app
 from tests import fork_server
 from tests.stories.harness import LONG, Scheduler, wait_for
 from tests.stories.pouring import Pouring
@@ -608,8 +608,8 @@ def test_k09_a_scheduler_started_without_any_stream(scheduler):
 # Commands from a process that has everything loaded: so many at the same moment, not so many interpreters' starts.
 MANY = """
 import os, sys, time
-import scheduler.faces.cli.add, scheduler.faces.cli.show, scheduler.faces.cli.control, filelock, sqlite3
-from scheduler.faces import front
+import scheduler.cli.add, scheduler.cli.show, scheduler.cli.control, filelock, sqlite3
+from scheduler import entrypoint
 began, pids = time.monotonic(), {}
 for number in range(int(sys.argv[1])):
     words = (["submit", "--cpu", "--", "true"], ["status", "--json"], ["pause", "0"], ["why", "1"])[number % 4]
@@ -619,7 +619,7 @@ for number in range(int(sys.argv[1])):
             os.dup2(out.fileno(), 1), os.dup2(out.fileno(), 2)
         code = 99
         try:
-            code = front.main(words)
+            code = entrypoint.main(words)
             sys.stdout.flush(), sys.stderr.flush()
         finally:
             os._exit(code)

@@ -101,7 +101,7 @@ def test_g03_the_machine_sleeps_for_eight_hours(scheduler):
     s.append(*(s.line(key, more=";time=1h") for key in ("a", "b")), s.line("c"))
     s.start()
     wait_for(lambda: len(s.ledger()) == 2, "both run")
-    all_pids = [s.pid, s.keeper_pid(), *(int(entry[2]) for entry in s.ledger())]
+    all_pids = [s.pid, s.supervisor_pid(), *(int(entry[2]) for entry in s.ledger())]
     for pid in all_pids:
         os.kill(pid, signal.SIGSTOP)
     clock.set(8 * 3600)
@@ -119,14 +119,14 @@ def test_g03_the_machine_sleeps_for_eight_hours(scheduler):
 
 # Starts a scheduler that counts its looks at everything.
 COUNTS = """
-import scheduler.engine.loop as loop
-from scheduler.faces.front import entry
-real = loop.look_at_runner
-def counted(house):
+from scheduler.daemon.problems import Problems
+from scheduler.entrypoint import entry
+real = Problems.look_at_runner
+def counted(problems):
     with open("looks", "a") as out:
         out.write(".")
-    return real(house)
-loop.look_at_runner = counted
+    return real(problems)
+Problems.look_at_runner = counted
 entry()
 """
 

@@ -98,7 +98,7 @@ def test_a_changed_threshold_changes_what_starts(machine):
     """Contract 2: a setting of the file is taken while it runs."""
     m = machine().cards("GPU-a")
     m.s.folder.joinpath("config.yaml").write_text("mem_threshold: 0.3\n")
-    m.use("GPU-a", m.stranger(), 30_000)
+    m.use("GPU-a", m.foreign_process(), 30_000)
     m.s.start()
     m.add("a", need="0.1")
     m.waits(1, "foreign")

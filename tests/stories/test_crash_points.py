@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.client.client import SchedulerClient
+from scheduler.client.send_request import do
 from scheduler.core.requests import Cancel
-from scheduler.desk import Desk
-from scheduler.faces.asking import do
 from scheduler.store.database import VERSION
 from tests.stories.harness import ROOT, Scheduler, alive, wait_for
 from tests.stories.pouring import Pouring
@@ -49,11 +49,11 @@ DAEMON = (
 )  # fmt: skip
 ADOPTING = ("adopt.found", "adopt.committed")
 FENCE = ("fence.taken", "fence.requeued")
-KEEPER = (
-    "keeper.before_claim", "keeper.claimed", "keeper.spawned", "keeper.pid_written", "keeper.before_record",
-    "keeper.recorded",
+SUPERVISOR = (
+    "supervisor.before_claim", "supervisor.claimed", "supervisor.spawned", "supervisor.pid_written", "supervisor.before_record",
+    "supervisor.recorded",
 )  # fmt: skip
-SHIM = tuple(name.replace("keeper", "shim") for name in KEEPER)
+SHIM = tuple(name.replace("supervisor", "shim") for name in SUPERVISOR)
 RECOVER = ("recover.built", "recover.noted", "recover.aside", "recover.placed")
 PRUNE = ("prune.selected", "prune.deleted")  # test_retention.py
 AFTERWARDS = ("afterwards.begun", "afterwards.done")  # test_streams.py
@@ -71,7 +71,7 @@ def test_a21_every_crash_point_has_a_story() -> None:
     for path in (ROOT / "scheduler").rglob("*.py"):
         for call in re.findall(r"crash_point\(([^)]*)\)", path.read_text()):
             found |= set(re.findall(r'"([a-z_]+\.[a-z_]+)"', call))
-    told = {*DAEMON, *ADOPTING, *FENCE, *KEEPER, *SHIM, *RECOVER, *PRUNE, *AFTERWARDS, *SINGLE}
+    told = {*DAEMON, *ADOPTING, *FENCE, *SUPERVISOR, *SHIM, *RECOVER, *PRUNE, *AFTERWARDS, *SINGLE}
     assert found == told
     retention = (ROOT / "tests" / "stories" / "test_retention.py").read_text()
     assert all(f'"{name}"' in retention for name in PRUNE)
@@ -212,16 +212,16 @@ def test_a01_to_a17_killed_at_a_named_point(scheduler, point, way):
     judge(s)
 
 
-@crossed(KEEPER)
-def test_b02_keeper_killed_at_a_named_point(scheduler, point, way):
-    """A07, A08, B02: the keeper dies there; again: the daemon dies with it, twice. Lost may be what both of them ran."""
+@crossed(SUPERVISOR)
+def test_b02_supervisor_killed_at_a_named_point(scheduler, point, way):
+    """A07, A08, B02: the supervisor dies there; again: the daemon dies with it, twice. Lost may be what both of them ran."""
     s = busy(scheduler)
     s.start(GPUJOB_CRASH_AT=spelled(point, way))
-    deaths, keeper = 0, s.keeper_pid()
+    deaths, supervisor = 0, s.supervisor_pid()
 
     def found(condition: Callable[[], object]) -> object:
-        nonlocal deaths, keeper
-        if deaths < (2 if way == "again" else 1) and not alive(keeper):
+        nonlocal deaths, supervisor
+        if deaths < (2 if way == "again" else 1) and not alive(supervisor):
             deaths += 1
             if way == "again":
                 s.kill()
@@ -229,11 +229,11 @@ def test_b02_keeper_killed_at_a_named_point(scheduler, point, way):
             else:
                 s.stop()
                 s.start()
-            keeper = s.keeper_pid()
+            supervisor = s.supervisor_pid()
         return condition()
 
     for condition, what in steps(s, 0):
-        # A job that never comes to run under this keeper comes to run under the next.
+        # A job that never comes to run under this supervisor comes to run under the next.
         wait_for(lambda ask=condition: found(ask), f"{what}\n{s.states()}\n{s.said()[-3000:]}")
     assert deaths, f"{point} was not passed"
     judge(s, lost=True)
@@ -485,15 +485,15 @@ def test_a04_a_verb_whose_daemon_is_killed_as_it_turns_to_it(scheduler, monkeypa
     s.append(s.line("a"))
     s.start()
     s.wait_state(1, "running")
-    alive_now = Desk.alive
+    alive_now = SchedulerClient.alive
 
-    def killed_once_seen(desk: Desk) -> bool:
-        found = alive_now(desk)
+    def killed_once_seen(client: SchedulerClient) -> bool:
+        found = alive_now(client)
         s.kill()
         return found
 
-    monkeypatch.setattr(Desk, "alive", killed_once_seen)
-    answer, by_daemon = do(Desk(str(s.folder / "gpu_scheduler_state.json")), Cancel((1,)))
+    monkeypatch.setattr(SchedulerClient, "alive", killed_once_seen)
+    answer, by_daemon = do(SchedulerClient(str(s.folder / "gpu_scheduler_state.json")), Cancel((1,)))
     monkeypatch.undo()
     assert (answer.code, by_daemon) == (5, False) and "when the scheduler starts again" in answer.lines[0]
     s.start()

@@ -10,13 +10,13 @@ import uuid
 
 import pytest
 
-from scheduler.runners import record
+from scheduler.runners import attempt_record
 from tests.stories.harness import alive, wait_for
-from tests.stories.test_crash_points import KEEPER
+from tests.stories.test_crash_points import SUPERVISOR
 
 
-def kill_keeper(s) -> None:
-    os.kill(s.keeper_pid(), signal.SIGKILL)
+def kill_supervisor(s) -> None:
+    os.kill(s.supervisor_pid(), signal.SIGKILL)
 
 
 def job_pid(s, key: str) -> int:
@@ -45,7 +45,7 @@ def test_a11_daemon_killed_while_a_job_runs(scheduler):
 
 @pytest.mark.smoke
 def test_a10_job_ends_while_no_daemon_runs(scheduler):
-    """A10: the keeper outlives the daemon and writes the ending down."""
+    """A10: the supervisor outlives the daemon and writes the ending down."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a", code=42))
@@ -62,8 +62,8 @@ def test_a10_job_ends_while_no_daemon_runs(scheduler):
 
 
 @pytest.mark.smoke
-def test_keeper_killed_daemon_covers(scheduler):
-    """The daemon inherits the jobs of a dead keeper, learns their codes itself, and has another keeper."""
+def test_supervisor_killed_daemon_covers(scheduler):
+    """The daemon inherits the jobs of a dead supervisor, learns their codes itself, and has another supervisor."""
     s = scheduler(gpus=2)
     s.hold("a")
     s.hold("b")
@@ -71,9 +71,9 @@ def test_keeper_killed_daemon_covers(scheduler):
     s.start()
     s.wait_state(1, "running")
     s.wait_state(2, "running")
-    first = s.keeper_pid()
+    first = s.supervisor_pid()
     os.kill(first, signal.SIGKILL)
-    assert wait_for(lambda: (k := s.keeper_pid()) != first and k, "another keeper")
+    assert wait_for(lambda: (k := s.supervisor_pid()) != first and k, "another supervisor")
     s.release("a")
     s.release("b")
     s.wait_ended(3)
@@ -82,7 +82,7 @@ def test_keeper_killed_daemon_covers(scheduler):
 
 
 def test_b02_both_killed_is_lost_never_a_guess(scheduler):
-    """B02 for direct jobs: with daemon and keeper dead the GPU stays taken till the job's end, which then is lost.
+    """B02 for direct jobs: with daemon and supervisor dead the GPU stays taken till the job's end, which then is lost.
 
     Where PID 1 reaps nobody (some containers) the kernel still tells the code of the zombie: then it is the true one.
     """
@@ -91,9 +91,9 @@ def test_b02_both_killed_is_lost_never_a_guess(scheduler):
     s.append(s.line("a", code=5), s.line("b"))
     s.start()
     s.wait_state(1, "running")
-    keeper = s.keeper_pid()
+    supervisor = s.supervisor_pid()
     s.kill()
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
     s.start()
     assert s.job(1)["state"] == "running" and s.job(2)["state"] == "pending"
     s.cli("submit", "--cpu", "--wait", "--", "true")  # a turn of the loop, in which b must not start
@@ -113,13 +113,13 @@ def test_h01_h03_reboot_is_lost_and_not_run_again(scheduler):
     s.append(s.line("a"), s.line("b"))
     s.start()
     s.wait_state(1, "running")
-    keeper = s.keeper_pid()
+    supervisor = s.supervisor_pid()
     s.kill()
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
     other = str(uuid.uuid4())
     path = s.folder / ".gpujob" / "attempts" / "1.1"
     text = path.read_bytes()
-    boot = record.read(str(path)).boot.encode()
+    boot = attempt_record.read(str(path)).boot.encode()
     path.write_bytes(text.replace(boot, other.encode()))
     s.start()  # the old process still runs here, and must not be taken for the job: its boot is another
     s.wait_state(1, "failed")
@@ -135,32 +135,34 @@ def test_h02_pid_of_a_stranger_is_never_taken_nor_signalled(scheduler):
     s.append(s.line("a"))
     s.start()
     s.wait_state(1, "running")
-    keeper = s.keeper_pid()
+    supervisor = s.supervisor_pid()
     s.kill()
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
     os.kill(job_pid(s, "a"), signal.SIGKILL)
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    foreign_process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         path = s.folder / ".gpujob" / "attempts" / "1.1"
-        found = record.read(str(path))
-        record.write_pid(str(path), type(found.process)(stranger.pid, found.process.ticks), found.boot, 1, 0)
+        found = attempt_record.read(str(path))
+        attempt_record.write_pid(
+            str(path), type(found.process)(foreign_process.pid, found.process.ticks), found.boot, 1, 0
+        )
         s.start()
         s.wait_state(1, "failed")
         assert s.job(1)["outcome"] == "lost"
-        assert stranger.poll() is None
+        assert foreign_process.poll() is None
     finally:
-        stranger.kill()
-        stranger.wait()
+        foreign_process.kill()
+        foreign_process.wait()
 
 
-@pytest.mark.parametrize("point", KEEPER)
-def test_keeper_killed_at_a_named_point_daemon_lives(scheduler, point):
-    """Mutual cover: with the daemon alive every code is learned, wherever its keeper dies, again and again."""
+@pytest.mark.parametrize("point", SUPERVISOR)
+def test_supervisor_killed_at_a_named_point_daemon_lives(scheduler, point):
+    """Mutual cover: with the daemon alive every code is learned, wherever its supervisor dies, again and again."""
     s = scheduler(gpus=1, assign_retry_wait="0.05")
     s.append(*(s.line(f"k{n}", code=n) for n in range(4)))
     s.start("--drain", GPUJOB_CRASH_AT=point, ready=False)
-    # Each keeper dies at that point of its first job, so nothing may ever be proven to run at the earliest ones.
-    if point in ("keeper.before_claim", "keeper.claimed"):
+    # Each supervisor dies at that point of its first job, so nothing may ever be proven to run at the earliest ones.
+    if point in ("supervisor.before_claim", "supervisor.claimed"):
         wait_for(lambda: s.said().count("cut off before it began") >= 3, "the daemon takes the starts back")
         assert s.ledger() == []
         return

@@ -26,8 +26,8 @@ from tests.stories.test_hostile import ticks_of
 # Begins with the modules already there: fifty starts at the same moment, not fifty times an interpreter's.
 AT_ONCE = """
 import os, sys
-import scheduler.engine.main, scheduler.faces.cli.app, scheduler.faces.cli.serve, scheduler.store.forgetting, filelock
-from scheduler.faces import front
+import scheduler.daemon.process, scheduler.cli.app, scheduler.cli.serve, scheduler.store.deletion, filelock
+from scheduler import entrypoint
 pids = []
 for number in range(int(sys.argv[1])):
     pid = os.fork()
@@ -36,7 +36,7 @@ for number in range(int(sys.argv[1])):
             os.dup2(out.fileno(), 1), os.dup2(out.fileno(), 2)
         code = 99
         try:
-            code = front.main(["start", "--gpus", "1", "--gpu-interval", "0"])
+            code = entrypoint.main(["start", "--gpus", "1", "--gpu-interval", "0"])
             sys.stdout.flush(), sys.stderr.flush()
         finally:
             os._exit(code)
@@ -191,16 +191,16 @@ def test_h10_h13_stopped_again_and_again(scheduler, number):
 # A scheduler to which SIGTERM comes at one certain moment: while it looks whether a question of it was answered.
 STOPPED_MEANWHILE = """
 import os, signal, sys
-from scheduler.engine.leaving import Leaving
-from scheduler.faces import front
+from scheduler.daemon.interrupt import Interrupt
+from scheduler import entrypoint
 
-def look(self, house, epoll):
-    Leaving.look = as_it_was
+def look(self, daemon, epoll):
+    Interrupt.look = as_it_was
     os.kill(os.getpid(), signal.SIGTERM)
-    return as_it_was(self, house, epoll)
+    return as_it_was(self, daemon, epoll)
 
-as_it_was, Leaving.look = Leaving.look, look
-sys.exit(front.main(sys.argv[1:]))
+as_it_was, Interrupt.look = Interrupt.look, look
+sys.exit(entrypoint.main(sys.argv[1:]))
 """
 
 
@@ -215,8 +215,8 @@ def test_h10_sigterm_counts_at_every_moment_of_a_turn(scheduler):
 
 STOPPED_WHILE_STARTING = """
 import os, signal, sys
-from scheduler.engine import main
-from scheduler.faces import front
+from scheduler.daemon import process
+from scheduler import entrypoint
 
 class Dropped:
     def __del__(self):
@@ -226,8 +226,8 @@ def check(db, places):
     Dropped()
     return as_it_was(db, places)
 
-as_it_was, main.check_home = main.check_home, check
-sys.exit(front.main(sys.argv[1:]))
+as_it_was, process.check_home = process.check_home, check
+sys.exit(entrypoint.main(sys.argv[1:]))
 """
 
 
@@ -288,8 +288,8 @@ def test_h12_the_shipped_unit_spares_jobs(scheduler):
     s.append(s.line("a"))
     s.start()
     s.wait_state(1, "running")
-    keeper = s.keeper_pid()
-    assert s.stop() == 0 and alive(keeper)  # what KillMode=process does: the main process alone
+    supervisor = s.supervisor_pid()
+    assert s.stop() == 0 and alive(supervisor)  # what KillMode=process does: the main process alone
 
 
 def test_h14_killed_again_and_again_at_random(scheduler):
@@ -308,7 +308,7 @@ def test_h14_killed_again_and_again_at_random(scheduler):
 
 
 def test_h15_an_upgrade_takes_over_the_jobs_of_the_old_one(scheduler):
-    """H15: a store of version 1 with a running, a waiting and a paused thing; keeper and record of before go on."""
+    """H15: a store of version 1 with a running, a waiting and a paused thing; supervisor and record of before go on."""
     s = scheduler(gpus=2)
     s.hold("a")
     s.append(s.line("a", code=5), s.line("b", gpus="1"))
@@ -384,7 +384,7 @@ SURROUNDINGS: dict[str, dict[str, str | None]] = {
 def test_h18_odd_or_missing_variables(scheduler, name):
     """H18: it works, for jobs by path too, or a job says what it lacks; never a traceback."""
     s = scheduler(gpus=1)
-    run = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from scheduler.faces.front import entry; entry()"
+    run = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from scheduler.entrypoint import entry; entry()"
     s.command = [sys.executable, "-c", run]
     for variable, value in SURROUNDINGS[name].items():
         s.environ.pop(variable, None)
@@ -420,7 +420,7 @@ def _show(s: Scheduler, job: int) -> dict[str, object]:
 
 
 def test_s23_modules_that_lie_about_are_not_taken_for_ours(scheduler):
-    """S23, H18: a scheduler.py, queue.py, yaml.py in the folder and in PYTHONPATH: neither daemon nor keeper runs them; jobs may.
+    """S23, H18: a scheduler.py, queue.py, yaml.py in the folder and in PYTHONPATH: neither daemon nor supervisor runs them; jobs may.
 
     PYTHONPATH itself is the user's own word, and no border; but nobody means a file of his project.
     """
@@ -445,7 +445,7 @@ def test_s23_modules_that_lie_about_are_not_taken_for_ours(scheduler):
     note = f"import sys\nopen({str(s.folder / 'taken')!r}, 'a').write(str(sys.orig_argv) + chr(10))\n"
     (theirs / "sitecustomize.py").write_text(note)
     s.append(s.line("a"))
-    run = f"import sys; sys.path[:1] = [{str(ROOT)!r}]; from scheduler.faces.front import entry; entry()"
+    run = f"import sys; sys.path[:1] = [{str(ROOT)!r}]; from scheduler.entrypoint import entry; entry()"
     environ = {**s.environ, "PYTHONPATH": ""}
 
     def gpujob(*words: str) -> str:
@@ -473,18 +473,18 @@ def test_s23_modules_that_lie_about_are_not_taken_for_ours(scheduler):
     s.append(s.line("b"))
     s.start()
     s.wait_ended(3)
-    keeper = s.keeper_pid()
-    assert b"-I\0-S\0" in Path(f"/proc/{keeper}/cmdline").read_bytes()
+    supervisor = s.supervisor_pid()
+    assert b"-I\0-S\0" in Path(f"/proc/{supervisor}/cmdline").read_bytes()
     taken = (s.folder / "taken").read_text()
-    assert "'start'" in taken and "keeper.py" not in taken, taken
+    assert "'start'" in taken and "supervisor.py" not in taken, taken
 
 
 # Starts the scheduler with one function of it replaced.
 BROKEN = """
 import sys
-import scheduler.engine.loop as loop, scheduler.engine.main as main, scheduler.faces.stream as stream
+import scheduler.daemon.loop as loop, scheduler.daemon.process as main, scheduler.views.live_output as stream
 from scheduler.runners.direct import DirectRunner
-from scheduler.faces.front import entry
+from scheduler.entrypoint import entry
 left, passing = {times}, {after}
 real = {target}
 def broken(*words, **named):
@@ -506,7 +506,8 @@ def broken(s: Scheduler, target: str, times: int, after: int = 0) -> Scheduler:
 
 
 @pytest.mark.parametrize(
-    "target", ["loop.decide", "DirectRunner.look", "loop.House._batches", "loop.Painter.paint", "stream.Stream._take"]
+    "target",
+    ["loop.decide", "DirectRunner.look", "loop.Daemon._look_at_files", "loop.StateWriter.paint", "stream.Stream._take"],
 )
 @pytest.mark.waits
 def test_h19_an_error_inside_is_said_once_and_that_part_goes_on(scheduler, target):
@@ -532,7 +533,7 @@ def test_h19_an_error_that_stays_is_loud_and_costs_no_processor(scheduler):
     s.start()
     s.wait_state(1, "running")
     s.kill()
-    broken(s, "loop.House._batches", 1 << 30).start(ready=False)
+    broken(s, "loop.Daemon._look_at_files", 1 << 30).start(ready=False)
     wait_for(lambda: "a defect of gpujob" in s.said(), "it is said")
     s.command = [sys.executable, "-m", "scheduler"]
     s.release("a")
@@ -548,7 +549,7 @@ def test_h19_an_error_that_stays_is_loud_and_costs_no_processor(scheduler):
 
 def test_h19_an_error_outside_the_turns_ends_it_and_says_so(scheduler):
     """H19: exit code 1, one line on stderr, a record in the main log; the next start takes the jobs over."""
-    s = broken(scheduler(gpus=1), "loop.House.wait", 1)
+    s = broken(scheduler(gpus=1), "loop.Daemon.wait", 1)
     s.hold("a")
     s.append(s.line("a", code=3))
     s.start(ready=False)

@@ -170,7 +170,7 @@ def test_e08_no_room_to_take_an_attempt_back_at_the_start(scheduler, disk):
 
 
 def test_e08_a_start_that_needs_a_file_and_finds_no_room(scheduler, disk):
-    """E08: a very long command goes to the keeper as a file: without room the job waits for its next try, and GPUs are free."""
+    """E08: a very long command goes to the supervisor as a file: without room the job waits for its next try, and GPUs are free."""
     small = disk("size=12m")
     s = on_disk(scheduler, small.path, assign_retry_wait="0.3", max_assign_attempts=20)
     s.start()
@@ -183,7 +183,10 @@ def test_e08_a_start_that_needs_a_file_and_finds_no_room(scheduler, disk):
     filler.unlink()
     s.wait_ended(1)
     # What it is at one moment is not asked: its next try may have begun, and the store may have no room for that one's end.
-    fell = [json.loads(detail)["why"] for (detail,) in s.rows("SELECT detail FROM events WHERE job=1 AND kind='fell'")]
+    fell = [
+        json.loads(detail)["why"]
+        for (detail,) in s.rows("SELECT detail FROM events WHERE job=1 AND kind='retry_scheduled'")
+    ]
     assert fell and all("its record cannot be written: No space left on device" in why for why in fell)
     assert (s.job(1)["exit_code"], (s.folder / "told").read_text()) == (3, "ran\n")
     assert [gpu["allocated"] for gpu in s.status()["gpus"]] == [0, 0]
@@ -361,7 +364,7 @@ def test_f12_modes_at_any_umask_and_the_jobs_own(scheduler, screens, mask, mode)
 def test_e08_what_was_said_to_be_refused_is_not_carried_out(
     scheduler: Callable[..., Scheduler], disk: Callable[..., Disk]
 ) -> None:
-    """E08, P4: on a full disk nobody's bell has a byte yet: an id is told, or nothing runs."""
+    """E08, P4: on a full disk nobody's wakeup file has a byte yet: an id is told, or nothing runs."""
     house = disk("size=64m")
     s = scheduler(gpus=1)
     link = s.folder / ".gpujob"

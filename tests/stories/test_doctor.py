@@ -23,10 +23,9 @@ from typing import Any
 
 import pytest
 
-import scheduler.faces.cli.doctor  # noqa: F401  loaded before the user is changed
-from scheduler.core import health
-from scheduler.engine import beside
-from scheduler.probes.machine import Programs
+import scheduler.cli.doctor  # noqa: F401  loaded before the user is changed
+from scheduler.doctor import check_runner, findings_machine
+from scheduler.doctor.machine import Programs
 from tests.stories.harness import ROOT, Scheduler, wait_for
 from tests.stories.machine import IDLE, TOTAL, Machine, machine
 from tests.stories.people import ROOT_ONLY, User
@@ -156,7 +155,7 @@ def test_doctor_with_a_scheduler_that_runs_stopped_or_ended(ill: Scheduler) -> N
 
 
 def made(s: Scheduler) -> None:
-    """A store with a job that has ended, and nobody in office."""
+    """A store with a job that has ended, and no daemon."""
     s.append(s.line("a"))
     s.start()
     s.wait_ended(1)
@@ -259,10 +258,10 @@ def test_doctor_as_another_user_and_with_files_of_root(ill: Scheduler) -> None:
     # Everything is imported before the user changes: the interpreter may stand where that one cannot look.
     script = (
         "import os, sys, json, ctypes, importlib\n"
-        "for n in ('engine.examining', 'faces.cli.doctor'): importlib.import_module('scheduler.' + n)\n"
+        "for n in ('doctor.checks', 'cli.doctor'): importlib.import_module('scheduler.' + n)\n"
         "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
         "ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)\n"  # dumpable, so that it may look at itself in /proc
-        "from scheduler.faces.cli.doctor import doctor\n"
+        "from scheduler.cli.doctor import doctor\n"
         f"sys.exit(doctor(json=True, state_file={str(ill.folder / 'gpu_scheduler_state.json')!r}))"
     )
     before = trace(ill.folder)
@@ -386,7 +385,7 @@ def test_s10_doctor_warns_of_a_setuid_screen_before_5_0_1(ill: Scheduler) -> Non
         link.symlink_to(real)
         real.chmod(0o755 | setuid * stat.S_ISUID)
         programs = Programs(ill.environ, "root", 30)
-        found = health.screen(programs.screen(True), health.Who(0, "root"))
+        found = findings_machine.screen(programs.screen(True), findings_machine.Who(0, "root"))
         programs.close()
         assert found.mark.value == mark, found
     ill_one = doctor(ill, code=1)["screen"][0]
@@ -401,8 +400,8 @@ def test_s10_doctor_warns_of_a_setuid_screen_before_5_0_1(ill: Scheduler) -> Non
 
 def test_h11_doctor_says_that_logging_out_ends_jobs(ill: Scheduler) -> None:
     """H11: as the login manager says it, and for whom; in whatever of systemd's places this test itself runs."""
-    place, _ = health.place_of(Path("/proc/self/cgroup").read_text())
-    of_a_login = place in (health.Place.HIDDEN, health.Place.SESSION)
+    place, _ = findings_machine.place_of(Path("/proc/self/cgroup").read_text())
+    of_a_login = place in (findings_machine.Place.HIDDEN, findings_machine.Place.SESSION)
     me = pwd.getpwuid(os.getuid()).pw_name
     program(ill, "systemctl", "echo KillMode=control-group")
     for kills, exempt in (("yes", "nobody"), ("yes", f"adam {me}"), ("no", "")):
@@ -440,7 +439,7 @@ def test_doctor_finds_ghost_memory(machine: Callable[..., Machine]) -> None:
     m.s.environ["PATH"] = os.environ["PATH"]  # without an nvidia-smi
     dead = subprocess.Popen(["true"])
     dead.wait()
-    m.use("GPU-a", m.stranger(), 30_000)
+    m.use("GPU-a", m.foreign_process(), 30_000)
     found = doctor(m.s)
     assert (
         found["NVML"][0]["seen"] == "answers, 3 GPUs"
@@ -499,18 +498,18 @@ def test_p3_what_hangs_in_a_check_without_a_thread_is_interrupted(monkeypatch: p
     def no_thread(_self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    def hangs() -> list[health.Finding]:
+    def hangs() -> list[findings_machine.Finding]:
         for _ in range(2):
             with contextlib.suppress(OSError):
                 select.select([], [], [])
         return []
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    monkeypatch.setattr(beside, "IN_TURN_S", 0.05)
+    monkeypatch.setattr(check_runner, "IN_TURN_S", 0.05)
     before = signal.getsignal(signal.SIGALRM)
     hung, fine = (
-        beside.Running("a", "whether", hangs),
-        beside.Running("b", "whether", lambda: [health.good("b", "well")]),
+        check_runner.Running("a", "whether", hangs),
+        check_runner.Running("b", "whether", lambda: [findings_machine.good("b", "well")]),
     )
     now = time.monotonic()
     assert [one.seen for run in (hung, fine) for one in run.result(now)] == ["cannot be told: whether", "well"]

@@ -8,9 +8,9 @@ import re
 import sqlite3
 from collections.abc import Callable
 
+from scheduler.client.client import SchedulerClient
 from scheduler.core.job import JobSpec
-from scheduler.core.llm import ModelTable
-from scheduler.desk import Desk
+from scheduler.core.model_table import ModelTable
 from tests.stories.harness import Scheduler, wait_for
 
 CSI = [f"\x1b[{text}" for text in (
@@ -35,12 +35,12 @@ def test_s17_no_escape_sequence_reaches_the_terminal(scheduler: Callable[..., Sc
     assert len(CORPUS) == 60
     s = scheduler(gpus=1, cpu_slots=4, log_dir="logs \x1b[31m")
     s.start()
-    desk = Desk(str(s.folder / "gpu_scheduler_state.json"))
+    client = SchedulerClient(str(s.folder / "gpu_scheduler_state.json"))
     for number, text in enumerate(CORPUS):
         script = s.folder / f"{number} {text.replace('/', '_')}.sh"
         script.write_text("#!/bin/sh\nprintf 'says %s here\\n' \"$1\"\nexit 1\n")
         script.chmod(0o755)
-        desk.submit(JobSpec(source="submit", script=str(script), arguments=(text, "x"), label=text if number % 2 else "",
+        client.submit(JobSpec(source="submit", script=str(script), arguments=(text, "x"), label=text if number % 2 else "",
                             gpus="0", cwd=str(s.folder)), dict(os.environ), ModelTable())  # fmt: skip
     s.wait_ended(60)
     s.append("0,gone\x1b[31m.py,,--x \x1b[2J,0", "0,\x1b[31m\x9b,b\x1b[0m,c,9", "x\x1b[2J,a.py")

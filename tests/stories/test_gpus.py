@@ -385,7 +385,7 @@ def test_a_scheduler_of_another_user_is_told_of_too(machine, tmp_path):
     works = subprocess.run([*as_nobody, "-c", "import scheduler"], env=one.s.environ, cwd="/", capture_output=True)
     if works.returncode:
         pytest.skip("no other user can be taken, or he may not read this Python")
-    code = "from scheduler.engine.gpus import other_schedulers; print(*other_schedulers(), sep='\\n')"
+    code = "from scheduler.gpus.monitor import other_schedulers; print(*other_schedulers(), sep='\\n')"
     seen = subprocess.run([*as_nobody, "-c", code], env=two.s.environ, cwd="/", capture_output=True, text=True)
     assert f"pid {one.s.pid} of user" in seen.stdout, seen
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from scheduler.client.client import SchedulerClient
 from scheduler.core.history import SHORT_S, GpuSample
-from scheduler.desk import Desk
-from scheduler.faces.web.metrics import metrics
+from scheduler.web.metrics import metrics
 from tests.stories.harness import Scheduler, wait_for
 from tests.stories.machine import IDLE, TOTAL, Machine, machine
 
@@ -23,18 +23,18 @@ __all__ = ["machine"]
 MIB = 1 << 20
 
 
-def desk_of(s: Scheduler) -> Desk:
-    return Desk(str(s.folder / "gpu_scheduler_state.json"))
+def desk_of(s: Scheduler) -> SchedulerClient:
+    return SchedulerClient(str(s.folder / "gpu_scheduler_state.json"))
 
 
-def samples(desk: Desk, gpu: int = 0) -> list[GpuSample]:
+def samples(client: SchedulerClient, gpu: int = 0) -> list[GpuSample]:
     now = time.time()
-    return desk.gpu_history(now - 3600, now + 60, SHORT_S).get(gpu, [])
+    return client.gpu_history(now - 3600, now + 60, SHORT_S).get(gpu, [])
 
 
-def figures(desk: Desk) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def figures(client: SchedulerClient) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Name and labels of each sample of the metrics → its value."""
-    text = metrics(desk).decode()
+    text = metrics(client).decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -58,28 +58,28 @@ def test_what_gpus_and_jobs_were_like(machine: Callable[..., Machine]) -> None:
     m.driver.gpu("GPU-a", temp=61, power=412, energy=90_000, reserved=534)
     m.driver.gpu("GPU-b", temp=None, power=None, energy=None)
     m.s.start()
-    desk = desk_of(m.s)
+    client = desk_of(m.s)
     m.s.hold("a")
     m.add("a", need="0.5", gpus="0")
     pid = m.running("a")
     m.use("GPU-a", pid, 4000, load=30, total_load=50)
     m.s.cli("pause", "1")
-    wait_for(lambda: desk.pause_spans(0, time.time()), "the pause in the history", 40)
+    wait_for(lambda: client.pause_spans(0, time.time()), "the pause in the history", 40)
     m.s.cli("resume", "1")
     booked = wait_for(
-        lambda: [one for one in samples(desk) if one.booked and one.own_mib and one.own_mib > 3000],
-        f"samples: {samples(desk)}\n{m.s.said()[-2000:]}", 60,
+        lambda: [one for one in samples(client) if one.booked and one.own_mib and one.own_mib > 3000],
+        f"samples: {samples(client)}\n{m.s.said()[-2000:]}", 60,
     )[-1]  # fmt: skip
     assert booked.used_max_mib == IDLE + 4000 and booked.power_w == 412 and booked.temperature_c == 61
     assert booked.reserved_mib is not None and booked.reserved_mib >= 534 and booked.foreign_mib == 0
     assert not booked.paused and 0 < booked.booked <= 0.5 and booked.load_max == 0.5
-    other = samples(desk, 1)[-1]
+    other = samples(client, 1)[-1]
     assert (other.power_w, other.temperature_c) == (None, None) and other.own_mib == 0
-    (span,) = wait_for(lambda: [s for s in desk.pause_spans(0, time.time()) if s.end], "the end of the pause", 40)
+    (span,) = wait_for(lambda: [s for s in client.pause_spans(0, time.time()) if s.end], "the end of the pause", 40)
     assert span.gpu == 1 and time.time() - 120 < span.start < span.end <= time.time()
-    measured = wait_for(lambda: [one for one in desk.job_history(1).get(1, []) if one.load], "the job's own", 40)[-1]
+    measured = wait_for(lambda: [one for one in client.job_history(1).get(1, []) if one.load], "the job's own", 40)[-1]
     assert measured.memory_max_mib == 4000 and measured.load_max == 0.3
-    found = figures(desk)
+    found = figures(client)
     assert of_gpu(found, "power_watts", "GPU-a") == 412 and of_gpu(found, "power_watts", "GPU-b") is None
     assert of_gpu(found, "energy_joules_total", "GPU-a") == 90_000
     assert of_gpu(found, "temperature_celsius", "GPU-a") == 61 and of_gpu(found, "utilization_ratio", "GPU-a") == 0.5
@@ -96,21 +96,21 @@ def test_k17_metrics_of_a_driver_that_hangs_come_at_once_and_say_so(machine: Cal
     """K17: what was read last, its age, and that it is stale; without a scheduler no GPU has a value."""
     m = machine().cards("GPU-a")
     m.s.start()
-    desk = desk_of(m.s)
+    client = desk_of(m.s)
     m.readings(2)
-    assert of_gpu(figures(desk), "stale", "GPU-a") == 0
+    assert of_gpu(figures(client), "stale", "GPU-a") == 0
     m.driver.hang("*")
-    wait_for(lambda: of_gpu(figures(desk), "stale", "GPU-a") == 1, "GPU-a to be stale")
+    wait_for(lambda: of_gpu(figures(client), "stale", "GPU-a") == 1, "GPU-a to be stale")
     began = time.monotonic()
-    found = figures(desk)
+    found = figures(client)
     assert time.monotonic() - began < 20  # it does not wait for the driver
     age = of_gpu(found, "reading_age_seconds", "GPU-a")
     assert age is not None and age > 0 and of_gpu(found, "healthy", "GPU-a") == 0
     assert of_gpu(found, "memory_bytes", "GPU-a", part="free") is not None
     m.s.freeze()
-    assert wait_for(lambda: of_gpu(figures(desk), "reading_age_seconds", "GPU-a") > age, "it grows")  # type: ignore[operator]
+    assert wait_for(lambda: of_gpu(figures(client), "reading_age_seconds", "GPU-a") > age, "it grows")  # type: ignore[operator]
     m.s.kill()
-    found = figures(desk)
+    found = figures(client)
     assert found["gpujob_up", ()] == 0 and not [name for name, _ in found if name.startswith("gpujob_gpu_")]
 
 
@@ -121,11 +121,11 @@ def test_counts_outlive_restarts_crashes_and_what_is_forgotten(scheduler: Callab
     s.settings["assign_retry_wait"] = "0.1"
     s.append(s.line("a"), s.line("b", code=3, more=";retries=1"), s.line("c", code=1))
     s.start()
-    desk = desk_of(s)
+    client = desk_of(s)
     s.wait_ended(3)
 
     def counts() -> dict[str, float]:
-        found = figures(desk)
+        found = figures(client)
         names = {
             "done": ("gpujob_jobs_ended_total", (("state", "done"),)),
             "failed": ("gpujob_jobs_ended_total", (("state", "failed"),)),
@@ -162,8 +162,8 @@ def test_a_history_that_is_damaged_costs_only_curves(
     s = scheduler(gpus=1)
     s.start()
     s.stop()  # what there was is written at the end
-    path, desk = history_of(s), desk_of(s)
-    assert len(samples(desk)) == 1 and samples(desk)[0].used_mib is None and samples(desk)[0].booked == 0
+    path, client = history_of(s), desk_of(s)
+    assert len(samples(client)) == 1 and samples(client)[0].used_mib is None and samples(client)[0].booked == 0
     before = path.stat().st_ino
     if what == "noise":
         path.write_bytes(os.urandom(50_000))
@@ -175,7 +175,7 @@ def test_a_history_that_is_damaged_costs_only_curves(
         path.unlink()
         if what == "a link":
             path.symlink_to(tmp_path / "victim")
-    assert samples(desk) == [] and figures(desk)["gpujob_up", ()] == 0
+    assert samples(client) == [] and figures(client)["gpujob_up", ()] == 0
     s.start()
     s.append(s.line("a"))
     s.wait_ended(1)
@@ -183,7 +183,7 @@ def test_a_history_that_is_damaged_costs_only_curves(
     if what == "a link":
         assert not (tmp_path / "victim").exists() and "history.db cannot be written" in s.said()
         return
-    assert samples(desk) and path.stat().st_ino != before and path.stat().st_mode & 0o777 == 0o600
+    assert samples(client) and path.stat().st_ino != before and path.stat().st_mode & 0o777 == 0o600
     assert ("set aside as history.db" in s.said()) is (what != "removed")
 
 
@@ -192,18 +192,18 @@ def test_a_history_that_vanishes_under_a_running_scheduler(scheduler: Callable[.
     """Removed, then kill -9, then noise: each time it goes on, and a restart alone never counts turns backwards."""
     s = scheduler(gpus=1)
     s.start()
-    path, desk = history_of(s), desk_of(s)
-    wait_for(lambda: samples(desk), f"a first sample\n{s.said()}", 40)
+    path, client = history_of(s), desk_of(s)
+    wait_for(lambda: samples(client), f"a first sample\n{s.said()}", 40)
     path.unlink()
-    wait_for(lambda: samples(desk), f"a new file\n{s.said()}", 40)
-    counted = figures(desk)["gpujob_tick_seconds_count", ()]
+    wait_for(lambda: samples(client), f"a new file\n{s.said()}", 40)
+    counted = figures(client)["gpujob_tick_seconds_count", ()]
     s.kill()
     s.append(s.line("a"))
     s.start()
     s.wait_ended(1)
     s.stop()
-    assert figures(desk)["gpujob_tick_seconds_count", ()] > counted
-    assert [one.at for one in samples(desk)] == sorted({one.at for one in samples(desk)})
+    assert figures(client)["gpujob_tick_seconds_count", ()] > counted
+    assert [one.at for one in samples(client)] == sorted({one.at for one in samples(client)})
     s.start()
     wait_for(lambda: path.with_name("history.db-wal").exists(), "it is written", 40)
     s.kill()
@@ -212,7 +212,7 @@ def test_a_history_that_vanishes_under_a_running_scheduler(scheduler: Callable[.
             stream.write(os.urandom(8192))
     s.start()
     wait_for(lambda: "set aside as history.db.damaged" in s.said(), f"it is noticed\n{s.said()}", 60)
-    assert samples(desk) and path.with_name("history.db.damaged").exists()
+    assert samples(client) and path.with_name("history.db.damaged").exists()
 
 
 def test_without_history_there_is_no_file(scheduler: Callable[..., Scheduler]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.core.job import Process
-from scheduler.runners.processes import Mark, members, seen, send, signal_all
+from scheduler.system.processes import Mark, members, seen, send, signal_all
 from tests.gpus.stub import compiled
 from tests.stories.harness import alive, wait_for
 
@@ -29,19 +29,19 @@ def ticks_of(pid: int) -> int:
 
 def test_a_reused_number_leads_to_no_stranger():
     """H02: session and group of a number that is another process's now prove nothing."""
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    foreign_process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     try:
-        found = seen(stranger.pid)
+        found = seen(foreign_process.pid)
         assert found is not None
-        gone = Process(stranger.pid, found.ticks - 100)
+        gone = Process(foreign_process.pid, found.ticks - 100)
         mark = Mark(1, 1, "/nowhere/state.json")
         assert members(mark, gone) == [] and members(mark, gone, sure=True) == []
-        assert Process(stranger.pid, found.ticks) in members(mark, Process(stranger.pid, found.ticks))
+        assert Process(foreign_process.pid, found.ticks) in members(mark, Process(foreign_process.pid, found.ticks))
         assert not send(gone, signal.SIGKILL) and signal_all(mark, gone, [gone], hard=True) == []
-        assert stranger.poll() is None
+        assert foreign_process.poll() is None
     finally:
-        stranger.kill()
-        stranger.wait()
+        foreign_process.kill()
+        foreign_process.wait()
 
 
 def test_retry_of_a_job_whose_equal_has_succeeded_is_refused(scheduler):
@@ -189,21 +189,21 @@ def test_attempts_folder_removed(scheduler):
 
 
 def test_ended_but_not_reaped_is_not_lost(scheduler):
-    """A stopped keeper has not written the ending yet: the next daemon waits for it."""
+    """A stopped supervisor has not written the ending yet: the next daemon waits for it."""
     s = scheduler(gpus=1)
     s.hold("a")
     s.append(s.line("a", code=7))
     s.start()
     s.wait_state(1, "running")
-    keeper = s.keeper_pid()
+    supervisor = s.supervisor_pid()
     pid = int(wait_for(s.ledger, "the start")[0][2])
-    os.kill(keeper, signal.SIGSTOP)
+    os.kill(supervisor, signal.SIGSTOP)
     s.kill()
     s.release("a")
     wait_for(lambda: not alive(pid), "the job's end")
     s.start()
     time.sleep(0.3)  # long enough for a hasty verdict; what counts is the one below
-    os.kill(keeper, signal.SIGCONT)
+    os.kill(supervisor, signal.SIGCONT)
     s.wait_ended(1)
     job = s.job(1)
     assert (job["outcome"], job["exit_code"]) == ("exit", 7)
@@ -273,7 +273,7 @@ def test_a_chatty_job_does_not_hide_the_others(scheduler):
 
 
 def test_job_killed_with_its_group_and_parent(scheduler):
-    """A job that kills its parent (the keeper) and its own group: told from each other, nothing invented."""
+    """A job that kills its parent (the supervisor) and its own group: told from each other, nothing invented."""
     s = scheduler(gpus=1)
     for name, text in (("parent", "kill -9 $PPID; exit 6"), ("group", "kill -9 0")):
         path = s.folder / name
@@ -365,14 +365,14 @@ def test_p5_a_second_scheduler_where_the_folder_was_removed_is_refused(scheduler
     s.start()
 
 
-def test_p5_an_old_keeper_writes_no_ending_into_the_record_of_another_job(scheduler):
+def test_p5_an_old_supervisor_writes_no_ending_into_the_record_of_another_job(scheduler):
     """P5: the folder was made anew, and the numbers of its jobs begin at 1 again."""
     s = scheduler(gpus=2)
     s.hold("a")
     s.append(s.line("a", 7))
     s.start()
     s.wait_state(1, "running")
-    old = s.keeper_pid()
+    old = s.supervisor_pid()
     s.kill()
     shutil.rmtree(s.folder / ".gpujob")
     s.jobs_file.unlink()
@@ -381,7 +381,7 @@ def test_p5_an_old_keeper_writes_no_ending_into_the_record_of_another_job(schedu
     s.start()
     s.wait_state(1, "running")
     s.release("a")
-    wait_for(lambda: not alive(old), "the old keeper has seen the end of its job, and ends")
+    wait_for(lambda: not alive(old), "the old supervisor has seen the end of its job, and ends")
     s.kill()
     s.start()
     s.cli("submit", "--cpu", "--wait", "--", "true")

@@ -89,7 +89,7 @@ def test_b09_zombies_hold_nothing(scheduler):
     os.kill(int((s.folder / "survivor").read_text()), signal.SIGKILL)
     s.wait_ended(5)
     assert s.starts("b") == 1
-    wait_for(lambda: _children(s.pid) == [s.keeper_pid()], "no corpse is left to the daemon")
+    wait_for(lambda: _children(s.pid) == [s.supervisor_pid()], "no corpse is left to the daemon")
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_b18_f11_no_process_can_be_made_for_a_while(scheduler, few_processes):
     """B18, F11, P1: fork fails: the job waits with a growing pause, nothing runs twice; after five vain tries it failed."""
     s = scheduler(gpus=2, assign_retry_wait="0.05")
     s.start()
-    (few_processes / "cgroup.procs").write_text(str(s.keeper_pid()))
+    (few_processes / "cgroup.procs").write_text(str(s.supervisor_pid()))
     (few_processes / "pids.max").write_text("1")
     s.append(s.line("never"))
     s.wait_state(1, "failed")
@@ -154,7 +154,7 @@ def test_b18_f11_no_process_can_be_made_for_a_while(scheduler, few_processes):
     assert job["outcome"] == "could_not_start" and "Resource temporarily unavailable (5 tries)" in " ".join(
         job["notes"]
     )
-    s.cli("edit", "--help")  # another process is no matter: the limit is the keeper's alone
+    s.cli("edit", "--help")  # another process is no matter: the limit is the supervisor's alone
     (s.folder / "config.yaml").write_text("")
     s.append(s.line("later"))
     wait_for(lambda: s.said().count("job 2 (job.py): start failed") >= 2, "it was tried")
@@ -227,17 +227,17 @@ def test_b25_f08_f09_many_short_jobs_leave_nothing_behind(scheduler):
     s.start()
     s.append(*(f"0,short,,{n}" for n in range(warm)))
     s.wait_ended(warm)
-    keeper = s.keeper_pid()
-    before, began = (used(s.pid), used(keeper)), time.monotonic()
+    supervisor = s.supervisor_pid()
+    before, began = (used(s.pid), used(supervisor)), time.monotonic()
     s.append(*(f"0,short,,{n}" for n in range(warm, warm + number)))
     s.wait_ended(warm + number, 1500 if LONG else 120)
     took = time.monotonic() - began
-    after = (used(s.pid), used(keeper))
+    after = (used(s.pid), used(supervisor))
     print(f"{number} jobs of 10 ms in {took:.1f} s, {number / took:.0f} a second; (files, KiB) {before} -> {after}")
     for one, other in zip(before, after, strict=True):
         assert abs(other[0] - one[0]) <= 2 and other[1] - one[1] < 20_000, (before, after)
     assert s.rows("SELECT count(*) FROM jobs WHERE exit_code IS NOT (id-1)%256") == [(0,)]
-    assert s.keeper_pid() == keeper
+    assert s.supervisor_pid() == supervisor
 
 
 def test_b26_a_job_that_takes_another_gpu_is_seen(machine):  # noqa: F811

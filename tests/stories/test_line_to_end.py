@@ -233,7 +233,7 @@ def test_s3_17_a_job_that_cannot_start_waits_longer_each_time_and_holds_up_nobod
     s.release("busy")
     assert s.wait_ended(5) == dict.fromkeys(range(1, 6), "done")
     assert s.starts("tied") == s.starts("blocked") == 1
-    failed = [at for (at,) in s.rows("SELECT at FROM events WHERE job=3 AND kind='fell' ORDER BY n")]
+    failed = [at for (at,) in s.rows("SELECT at FROM events WHERE job=3 AND kind='retry_scheduled' ORDER BY n")]
     distances = [after - before for before, after in itertools.pairwise(failed)]
     assert len(distances) >= 4
     for tries, distance in enumerate(distances):
@@ -425,7 +425,7 @@ def test_s2_3_s3_36_five_thousand_waiting_jobs_need_no_descriptor_and_outlive_bo
     s.cli("pause", "0")
     s.append(s.line("n0", gpus="0"))
     wait_for(lambda: s.states() and s.job(1)["reason_code"] == "paused", "the first is seen")
-    before = {pid: open_files(pid) for pid in (s.pid, s.keeper_pid())}
+    before = {pid: open_files(pid) for pid in (s.pid, s.supervisor_pid())}
     s.append(*(s.line(f"n{n}", gpus="0") for n in range(1, 5000)))
     wait_for(lambda: s.rows("SELECT count(*) FROM jobs") == [(5000,)], "5,000 waiting jobs")
     none_more_open(before)

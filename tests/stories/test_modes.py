@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.engine.telling import MainLog, Said
-from scheduler.runners.keeper import Keeper
-from scheduler.store.safely import append_line, replace_file, swap_file
+from scheduler.core.log_message import LogMessage
+from scheduler.daemon.main_log import MainLog
+from scheduler.runners.supervisor import Supervisor
+from scheduler.system.atomic_files import append_line, replace_file, swap_file
 from tests.stories.harness import ROOT, Scheduler, wait_for
 from tests.stories.people import ROOT_ONLY, Daemon, User
 
@@ -106,7 +107,7 @@ def test_s5_s16_nothing_is_ever_made_with_another_mode(scheduler: Callable[..., 
         for path, call, mode in made
         if not path.endswith(("ledger", ".pyc")) and "/trace" not in path
     ]
-    assert {"store.db", "daemon.lock", "bell", "1.1"} <= {Path(path).name for path, _, _ in ours} and len(ours) > 15
+    assert {"store.db", "daemon.lock", "wakeup", "1.1"} <= {Path(path).name for path, _, _ in ours} and len(ours) > 15
     assert any("store.db-wal" in path for path, _, _ in ours) and any("/env/" in path for path, _, _ in ours)
     assert [one for one in ours if one[2] & 0o077] == []
     for path in [
@@ -215,12 +216,12 @@ def test_s8_a_link_that_is_swapped_in_is_never_written_through(tmp_path: Path, w
                     replace_file(path, b"ours\n", sync=False)
                 elif what == "main log":
                     log = MainLog(path)
-                    log(Said("ours"))
+                    log(LogMessage("ours"))
                     log.close()
                 elif what == "job log":
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(path)  # one that stands there is another scheduler's
-                    os.close(Keeper.open_log(None, path))  # type: ignore[arg-type,func-returns-value]
+                    os.close(Supervisor.open_log(None, path))  # type: ignore[arg-type,func-returns-value]
                 else:
                     append_line(str(folder / "sub" / ".." / "name") if round_ % 2 else path, "ours", _mine)
                 written += 1
@@ -310,11 +311,11 @@ def test_s26_the_wheel_holds_the_program_alone(tmp_path: Path) -> None:
 
 @pytest.mark.smoke
 def test_s1_nothing_listens(scheduler: Callable[..., Scheduler]) -> None:
-    """S1: there is no page; no socket of scheduler or keeper is on a network, nor takes a connection."""
+    """S1: there is no page; no socket of scheduler or supervisor is on a network, nor takes a connection."""
     s = scheduler(gpus=1)
     s.start()
     mine = set()
-    for pid in (s.pid, s.keeper_pid()):
+    for pid in (s.pid, s.supervisor_pid()):
         mine |= {os.readlink(fd)[8:-1] for fd in Path(f"/proc/{pid}/fd").iterdir() if "socket:[" in os.readlink(fd)}
     local = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     assert mine and mine <= {words[6] for words in local}, "nothing but what stays on this machine"

@@ -77,8 +77,6 @@ def test_s3_43_an_older_python_is_told_the_floor() -> None:
 
 def test_s3_43_importing_starts_nothing_and_loads_no_gpu_library() -> None:
     """S3.43."""
-    code = (
-        "import sys, scheduler.engine.main; print([m for m in ('GPUtil', 'pynvml', 'distutils') if m in sys.modules])"
-    )
+    code = "import sys, scheduler.daemon.process; print([m for m in ('GPUtil', 'pynvml', 'distutils') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.client.client import SchedulerClient
 from scheduler.core.job import JobSpec
-from scheduler.core.llm import ModelTable
-from scheduler.desk import Desk
+from scheduler.core.model_table import ModelTable
 from tests.stories.harness import Scheduler, wait_for
 
 MARK = "canary"
@@ -83,17 +83,17 @@ def test_s12_two_hundred_payloads_in_every_field_of_lines_and_submits(s: Schedul
         field = '"' + shlex.join([text, "end"]).replace('"', '""') + '"'
         lines.append(f"0,sees.sh,,{field};gpus=0")
     s.append(*lines)
-    desk = Desk(str(s.folder / "gpu_scheduler_state.json"))
+    client = SchedulerClient(str(s.folder / "gpu_scheduler_state.json"))
     environ = dict(os.environ)
     for n, text in enumerate(PAYLOADS):
         spec = JobSpec(
             source="submit", arguments=(str(s.folder / "sees.sh"), text), label=text, gpus="0", cwd=str(s.folder)
         )
-        job = desk.submit(spec, {**environ, "PAYLOAD": text.replace("\0", "")}, ModelTable())
+        job = client.submit(spec, {**environ, "PAYLOAD": text.replace("\0", "")}, ModelTable())
         as_words[job.id] = [os.fsencode(text)]
         if n % 10 == 0:  # these wait for ever, with the text as environment, folder and script
             for more in ({"conda_env": text}, {"cwd": f"/{text}"}, {"script": f"/nowhere/{text}", "arguments": ()}):
-                desk.submit(
+                client.submit(
                     JobSpec(**{**spec.as_dict(), "arguments": ("true",), "label": "", **more}), environ, ModelTable()
                 )
     total = len(lines) + len(PAYLOADS)

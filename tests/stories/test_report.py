@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.runners import record
+from scheduler.runners import attempt_record
 from tests.stories.harness import Scheduler, wait_for
 
 
@@ -157,11 +157,11 @@ def test_a_lost_attempt_is_marked(scheduler: Callable[..., Scheduler]) -> None:
     s.append(s.line("run"))
     s.start()
     s.wait_state(1, "running")
-    keeper = s.keeper_pid()
+    supervisor = s.supervisor_pid()
     s.kill()
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
     path = s.folder / ".gpujob" / "attempts" / "1.1"
-    boot = record.read(str(path)).boot
+    boot = attempt_record.read(str(path)).boot
     path.write_bytes(path.read_bytes().replace(boot.encode(), str(uuid.uuid4()).encode()))
     s.start()
     s.wait_state(1, "failed")

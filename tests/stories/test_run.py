@@ -231,23 +231,23 @@ def test_s1_7_s1_8_after_a_crash_the_same_command_goes_on(run: Run) -> None:
 
 
 def test_s1_7_what_cannot_be_known_is_not_guessed(run: Run) -> None:
-    """S1.7: dispatcher, keeper and job killed at once."""
+    """S1.7: dispatcher, supervisor and job killed at once."""
     run.commands(run.held("a"))
     run.start()
     run.begun("a")
     assert run.process is not None
     run.s.process = run.process
-    keeper = run.s.keeper_pid()
+    supervisor = run.s.supervisor_pid()
     pid = run.s.rows("SELECT pid FROM jobs WHERE id=1")[0][0] or wait_for(
         lambda: run.s.rows("SELECT pid FROM jobs WHERE id=1")[0][0], "its pid"
     )
-    for number in (run.process.pid, keeper, pid):
+    for number in (run.process.pid, supervisor, pid):
         os.kill(number, signal.SIGSTOP)
-    for number in (run.process.pid, keeper, pid):
+    for number in (run.process.pid, supervisor, pid):
         os.kill(number, signal.SIGKILL)
     run.process.wait()
     # As long as nobody has reaped the job, the kernel still tells how it ended; it may have become our own child.
-    wait_for(lambda: not _left_of(pid) and not alive(keeper), "both to be gone")
+    wait_for(lambda: not _left_of(pid) and not alive(supervisor), "both to be gone")
     said = run.to_its_end(1)
     assert (
         "lost" in said
@@ -287,7 +287,7 @@ def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
     says needs no GPU library.
     """
     m = machine(None).cards("GPU-a", "GPU-b")
-    others = m.stranger()
+    others = m.foreign_process()
     begun = time.time()
     wait_for(
         lambda: time.time() > begun + 1.5, "else it may be taken for one of the job's, which is to start in a moment"
@@ -320,7 +320,7 @@ def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
 def test_s1_2_all_gpus_full_of_others_is_waited_for(machine: Callable[..., Machine]) -> None:
     """S1.2: nothing of ours runs and nothing has room: that may pass, and is looked at again and again."""
     m = machine(None).cards("GPU-a", "GPU-b")
-    others = m.stranger()
+    others = m.foreign_process()
     m.use("GPU-a", others, 79_000)
     m.use("GPU-b", others, 79_200)
     run = Run(m.s).commands("echo $CUDA_VISIBLE_DEVICES >>out").detected("--poll-interval", "0.25")
@@ -337,7 +337,7 @@ def test_a_lower_minimum_counts_for_what_was_refused_or_waits(machine: Callable[
     run = Run(m.s).commands("echo x >>out")
     said = run.detected("--min-free-mem-mb", "90000", "--poll-interval", "0.25").ended(1)
     assert "needs 90000 MiB on a GPU" in said and "1 line refused" in said
-    others = m.stranger()
+    others = m.foreign_process()
     m.use("GPU-a", others, 50_000)
     run.detected("--min-free-mem-mb", "40000", "--poll-interval", "0.25")
     m.waits(1, "foreign")
@@ -570,14 +570,14 @@ def test_ctrl_c_leaves_them_running(run: Run, terminal: Callable[..., Terminal],
 
 TWICE = """
 import os, signal
-from scheduler.faces import front
-from scheduler.faces.cli import run
+from scheduler import entrypoint
+from scheduler.cli import run
 ask = run._Question.ask
 def asked(self, jobs):
     os.kill(os.getpid(), signal.SIGINT)
     ask(self, jobs)
 run._Question.ask = asked
-front.entry()
+entrypoint.entry()
 """
 
 

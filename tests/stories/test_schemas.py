@@ -1,4 +1,4 @@
-"""The JSON of the verbs and the state file is what scheduler/faces/schemas says, to the last key, and docs/formats.md names every key."""
+"""The JSON of the verbs and the state file is what scheduler/views/schemas says, to the last key, and docs/formats.md names every key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.stories.machine import Machine, machine
 
 __all__ = ["machine"]
 SCHEMAS = {
-    path.name: json.loads(path.read_text()) for path in sorted((ROOT / "scheduler/faces/schemas").glob("*.schema.json"))
+    path.name: json.loads(path.read_text()) for path in sorted((ROOT / "scheduler/views/schemas").glob("*.schema.json"))
 }
 REASONS = {"no-room", "no-wide-room", "missing", "depends", "hold-user", "backoff", "behind"}
 
@@ -115,7 +115,7 @@ def test_s3_38_json_of_jobs_in_every_state_is_as_published(scheduler: Callable[.
         "done",
         "failed",
         "requeued",
-        "fell",
+        "retry_scheduled",
         "missing",
         "held",
         "swapped",
@@ -150,7 +150,7 @@ def test_s3_38_json_of_gpus_that_are_read_is_as_published(machine: Callable[...,
     """S3.38: memory, load and temperature as numbers, and states that come of the readings."""
     m = machine()
     m.cards("GPU-a", "GPU-b")
-    m.use("GPU-b", m.stranger(), 70_000, load=90)
+    m.use("GPU-b", m.foreign_process(), 70_000, load=90)
     m.s.start()
     m.state(1, "FOREIGN")
     status = of(m.s, "status")

@@ -91,8 +91,8 @@ def test_b17_long_arguments_arrive_whole(scheduler):
 
 def test_b17_what_the_kernel_would_refuse_is_refused_by_the_verbs(scheduler, monkeypatch):
     """B17: `add` and `submit`, called with words that no shell could pass on."""
+    from scheduler.cli.add import add, submit
     from scheduler.core.errors import SchedulerError
-    from scheduler.faces.cli.add import add, submit
 
     s = scheduler(gpus=1)
     monkeypatch.chdir(s.folder)

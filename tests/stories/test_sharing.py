@@ -25,7 +25,7 @@ def test_s3_38_status_shows_state_fraction_allocation_memory_and_load(machine):
     m.use("GPU-a", m.running("half"), 20_480, load=40, total_load=40)
     m.running("whole")
     m.s.cli("pause", "2")
-    m.use("GPU-d", m.stranger(), 70_000, load=5, total_load=5)
+    m.use("GPU-d", m.foreign_process(), 70_000, load=5, total_load=5)
     m.state(3, "FOREIGN")
     wait_for(lambda: m.gpu(0)["load"] == 0.4 and m.gpu(0)["memory_own"], "its reading")
     m.add("queued", gpus="2")
@@ -64,7 +64,7 @@ def test_s3_16_a_gpu_that_others_use_gets_no_job_though_nothing_of_ours_is_on_it
 @pytest.mark.parametrize("what", ["memory", "load"])
 def test_s3_16_the_limits_can_be_set(machine, what):
     m = machine(mem_threshold=0.3, load_threshold=0.3).cards("GPU-a")
-    m.use("GPU-a", m.stranger(), 26_000 if what == "memory" else 100, load=35, total_load=35)
+    m.use("GPU-a", m.foreign_process(), 26_000 if what == "memory" else 100, load=35, total_load=35)
     m.s.start()
     m.add("a", need="0.1")
     m.waits(1, "foreign")
@@ -74,42 +74,42 @@ def test_s3_16_the_limits_can_be_set(machine, what):
 @pytest.mark.smoke
 def test_i10_a_foreign_process_keeps_jobs_out_and_is_named(machine):
     m = machine().cards("GPU-a", "GPU-b")
-    stranger = m.stranger()
+    foreign_process = m.foreign_process()
     m.s.start()
-    m.use("GPU-a", stranger, 68_000)
+    m.use("GPU-a", foreign_process, 68_000)
     m.state(0, "FOREIGN")
     m.add("a", need="0.1", gpus="0")
     m.add("b")
     m.running("b")
     m.waits(1, "foreign")
     why = m.s.cli("why", "1").stdout
-    assert re.search(rf"waits \(foreign\): GPU 0 has 66.4 GiB in use .* \(pid {stranger}, user \w+\)", why), why
+    assert re.search(rf"waits \(foreign\): GPU 0 has 66.4 GiB in use .* \(pid {foreign_process}, user \w+\)", why), why
     m.still_waits(1)
-    m.unuse("GPU-a", stranger)
+    m.unuse("GPU-a", foreign_process)
     m.running("a")
     assert m.s.said().count("not ours") == 1
 
 
 def test_i10_little_of_it_keeps_only_whole_gpu_jobs_out(machine):
     m = machine().cards("GPU-a")
-    stranger = m.stranger()
-    m.use("GPU-a", stranger, 4_000)
+    foreign_process = m.foreign_process()
+    m.use("GPU-a", foreign_process, 4_000)
     m.s.start()
     m.add("whole")
     m.add("half", need="0.5")
     m.running("half")
     m.s.release("half")
     m.s.wait_state(2, "done")
-    m.waits(1, "foreign", f"(pid {stranger}")
-    m.unuse("GPU-a", stranger)
+    m.waits(1, "foreign", f"(pid {foreign_process}")
+    m.unuse("GPU-a", foreign_process)
     m.running("whole")
 
 
 def test_two_halves_at_full_load_share_a_card_while_a_stranger_keeps_both_out(machine):
     """S3.14, S3.16; placement: the thresholds are held against what is not ours."""
     m = machine().cards("GPU-a", "GPU-b")
-    stranger = m.stranger()
-    m.use("GPU-b", stranger, 1_000, load=85, total_load=85)
+    foreign_process = m.foreign_process()
+    m.use("GPU-b", foreign_process, 1_000, load=85, total_load=85)
     m.s.start()
     m.state(1, "FOREIGN")
     m.add("one", need="0.5")
@@ -122,7 +122,7 @@ def test_two_halves_at_full_load_share_a_card_while_a_stranger_keeps_both_out(ma
     m.add("three", need="0.5")
     m.waits(3, "foreign")
     m.still_waits(3, 3)
-    m.unuse("GPU-b", stranger)
+    m.unuse("GPU-b", foreign_process)
     m.running("three")
     assert m.s.job(3)["gpus"] == [1]
     assert "GPU 0 has" not in m.s.said() and "GPU 0 is" not in m.s.said()
@@ -169,14 +169,14 @@ def test_i12_a_fresh_job_counts_with_its_share_before_it_takes_memory(machine):
 def test_i13_a_reading_that_flickers_around_the_limit(machine, first):
     """No start storm: whoever was kept out stays out, whoever may come may come."""
     m = machine(gpu_interval=0.5).cards("GPU-a")
-    stranger = m.stranger()
-    m.use("GPU-a", stranger, first * TOTAL // 100)
+    foreign_process = m.foreign_process()
+    m.use("GPU-a", foreign_process, first * TOTAL // 100)
     m.s.start()
     m.add("a", need="0.1")
     m.running("a") if first == 79 else m.waits(1, "foreign")
     percents = [160 - first, first] * 6
     for percent in percents:
-        m.use("GPU-a", stranger, percent * TOTAL // 100)
+        m.use("GPU-a", foreign_process, percent * TOTAL // 100)
         m.readings(1)
     said = m.s.said().count("in use by processes that are not ours")
     if first == 79:
@@ -185,7 +185,7 @@ def test_i13_a_reading_that_flickers_around_the_limit(machine, first):
         assert said == 0
     else:
         assert m.s.starts("a") == 0 and said == 1
-        m.use("GPU-a", stranger, 50_000)
+        m.use("GPU-a", foreign_process, 50_000)
         m.running("a")
 
 

@@ -12,9 +12,9 @@ from tests.stories.harness import LONG
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_soak_500_jobs_under_20_daemon_kills_and_5_keeper_or_shim_kills():
+def test_soak_500_jobs_under_20_daemon_kills_and_5_supervisor_or_shim_kills():
     """S3.35, P1 to P8, invariants 1 to 7, 9 and 10 of the fault list (long form: 10,000, 200, 50): see docs/reliability.md."""
     seed = int(os.environ.get("GPUJOB_SEED", "20261121"))
     print(f"seed {seed}")
-    jobs, daemons, keepers, seconds = (3_000, 60, 15, 400) if LONG else (500, 20, 5, 45)
-    print(soak(seed, jobs, daemons, keepers, seconds).table())
+    jobs, daemons, supervisors, seconds = (3_000, 60, 15, 400) if LONG else (500, 20, 5, 45)
+    print(soak(seed, jobs, daemons, supervisors, seconds).table())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.runners.processes import environment_of, seen
+from scheduler.system.processes import environment_of, seen
 from tests.stories.harness import alive, wait_for
 
 LOOKS = 3
@@ -18,16 +18,16 @@ def late(s, code: int) -> int:
     """A job whose starter has claimed it and does not go on, as on a disk that hangs; the starter's pid."""
     shim = hasattr(s, "sessions")
     s.append(s.line("late", code))
-    s.start(GPUJOB_CRASH_AT=f"{'shim' if shim else 'keeper'}.claimed:1:stop")
+    s.start(GPUJOB_CRASH_AT=f"{'shim' if shim else 'supervisor'}.claimed:1:stop")
 
     record = s.folder / ".gpujob" / "attempts" / "1.1"
 
     def stopped() -> int:
-        ours = b"GPUJOB_KEEPER=" + os.fsencode(f"{s.folder}/")
+        ours = b"GPUJOB_SUPERVISOR=" + os.fsencode(f"{s.folder}/")
         for name in os.listdir("/proc") if record.exists() and record.stat().st_size else ():
             found = seen(int(name)) if name.isdigit() else None
             if found and found.state == ("S" if shim else "T") and ours in b"".join(environment_of(int(name))):
-                if (b"shim.py" if shim else b"keeper.py") in Path(f"/proc/{name}/cmdline").read_bytes():
+                if (b"shim.py" if shim else b"supervisor.py") in Path(f"/proc/{name}/cmdline").read_bytes():
                     return int(name)
         return 0
 
@@ -62,7 +62,7 @@ def test_a08_a_starter_in_the_midst_of_its_work_is_waited_for(scheduler, screens
 
 
 def test_a08_a_starter_that_dies_in_the_midst_of_its_work_never_ran_it(scheduler):
-    """Claimed, and then daemon and keeper are both killed: nobody can tell, so it is lost, and not run again."""
+    """Claimed, and then daemon and supervisor are both killed: nobody can tell, so it is lost, and not run again."""
     s = scheduler(gpus=1)
     starter = late(s, 7)
     s.kill()
@@ -79,7 +79,7 @@ def test_a07_a_late_starter_finds_its_start_taken_back(scheduler):
     """A06, A07: sent, not yet claimed: the next daemon takes it back and starts it itself; the late one runs nothing."""
     s = scheduler(gpus=1)
     s.start()
-    slow = s.keeper_pid()
+    slow = s.supervisor_pid()
     os.kill(slow, signal.SIGSTOP)
     s.append(s.line("a", 5))
     s.wait_state(1, "starting")
@@ -88,7 +88,7 @@ def test_a07_a_late_starter_finds_its_start_taken_back(scheduler):
     s.wait_ended(1)
     assert (s.job(1)["exit_code"], s.job(1)["attempt"], s.starts("a")) == (5, 2, 1)
     os.kill(slow, signal.SIGCONT)
-    wait_for(lambda: not alive(slow), "the late keeper reads out what it was sent, and ends")
+    wait_for(lambda: not alive(slow), "the late supervisor reads out what it was sent, and ends")
     assert s.starts("a") == 1
 
 
@@ -106,22 +106,22 @@ def test_b05_cancelled_while_its_starter_is_late(scheduler):
     wait_for(lambda: s.status()["gpus"][0]["allocated"] == 0, "the GPU is free")
 
 
-def test_a_stopped_keeper_is_said_and_shown_until_it_goes_on(scheduler):
+def test_a_stopped_supervisor_is_said_and_shown_until_it_goes_on(scheduler):
     """Nothing is lost, started twice or cancelled for it; but whoever wonders why nothing starts is told."""
     s = scheduler(gpus=2, monitor_interval="0.1")
     s.hold("a")
     s.append(s.line("a", 6, gpus="0"))
     s.start()
     s.wait_state(1, "running")
-    keeper = s.keeper_pid()
-    os.kill(keeper, signal.SIGSTOP)
+    supervisor = s.supervisor_pid()
+    os.kill(supervisor, signal.SIGSTOP)
     s.append(s.line("b", 5, gpus="1"))
-    text = f"the keeper is stopped; to go on: kill -CONT {keeper}"
+    text = f"the supervisor is stopped; to go on: kill -CONT {supervisor}"
     wait_for(lambda: any(text in line for line in s.status()["trouble"]), "it is in the status")
     assert text in s.cli("status").stdout and s.said().count(text) == 1
     s.release("a")
     s.wait_state(2, "starting")
-    os.kill(keeper, signal.SIGCONT)
+    os.kill(supervisor, signal.SIGCONT)
     s.wait_ended(2)
     assert [(s.job(n)["exit_code"], s.starts(key)) for n, key in ((1, "a"), (2, "b"))] == [(6, 1), (5, 1)]
     wait_for(lambda: not s.status()["trouble"], "it is over")

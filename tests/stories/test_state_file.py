@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from scheduler.client import send_request
+from scheduler.client.client import SchedulerClient
+from scheduler.client.send_request import revision_of, until_shown
 from scheduler.core.errors import NoDaemon
 from scheduler.core.requests import Pause, Resume
-from scheduler.desk import Desk
-from scheduler.faces import asking
-from scheduler.faces.asking import revision_of, until_shown
 from tests.stories.harness import PATIENCE_S, Scheduler, wait_for
 
 HOW = ("in place", "rename", "truncate", "jq")
@@ -118,10 +118,10 @@ def test_s3_31_a_thousand_pauses_and_resumes_against_a_busy_daemon(scheduler):
             time.sleep(0.02)
 
     def verbs(gpu: int, steps: list[bool]) -> None:
-        desk = Desk(str(path(s)))
+        client = SchedulerClient(str(path(s)))
         for on in steps:
             request = Pause((gpu,)) if on else Resume((gpu,))
-            assert desk.ask(request, 30).code == 0
+            assert client.ask(request, 30).code == 0
             last[gpu] = on
 
     def edits(steps: list[tuple[str, bool, bool]]) -> None:
@@ -164,17 +164,17 @@ def test_s3_31_a_thousand_pauses_and_resumes_against_a_busy_daemon(scheduler):
 @pytest.mark.parametrize("seed", [0, 7])
 def test_s3_31_verb_and_edit_in_turn_the_last_one_holds(scheduler, monkeypatch, seed):
     """Each sees what the one before did, whichever way it went: also a verb that confirms an edit, which is then taken back."""
-    monkeypatch.setattr(asking, "SHOWN_S", PATIENCE_S)
+    monkeypatch.setattr(send_request, "SHOWN_S", PATIENCE_S)
     s = scheduler(gpus=1)
     s.start()
     wait_for(path(s).exists, "state file")
-    desk, rng = Desk(str(path(s))), random.Random(seed)
+    client, rng = SchedulerClient(str(path(s))), random.Random(seed)
     for number in range(120):
         on = rng.random() < 0.5
         if rng.random() < 0.5:
             request = Pause((0,)) if on else Resume((0,))
             before = revision_of(str(path(s)))
-            assert desk.ask(request, 30).code == 0
+            assert client.ask(request, 30).code == 0
             until_shown(str(path(s)), request, before)  # as `gpujob pause` does
         else:
             edit(s, rng.choice(HOW[:3]), paused_gpus=[0] if on else [])
@@ -287,12 +287,12 @@ def test_a_pause_committed_and_never_painted_is_no_edit_undone(scheduler):
     s.start(GPUJOB_CRASH_AT="state.tmp_written:6")
     wait_for(path(s).exists, "state file")
     before = path(s).read_bytes()
-    desk = Desk(str(path(s)))
+    client = SchedulerClient(str(path(s)))
     for number in range(20):
         request = Resume((1,)) if number % 2 else Pause((0, 1))
         shown = revision_of(str(path(s)))
         try:
-            desk.ask(request, 30)
+            client.ask(request, 30)
         except NoDaemon:
             break
         until_shown(str(path(s)), request, shown)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.runners import exec_within
+from scheduler.runners import exec_limited
 from tests.stories.harness import Scheduler, alive, wait_for
 from tests.stories.people import ROOT_ONLY, User
 from tests.stories.test_logs import Talker, viewing
@@ -285,7 +285,7 @@ def test_s4_38_no_limit_is_raised_beyond_the_schedulers(users: tuple[User, User]
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, 256))
         os.dup2(target, 1)
         wish = f"{resource.RLIMIT_NOFILE}:1024:4096,{resource.RLIMIT_CORE}:0:0"
-        exec_within.main("/", wish, "/bin/sh", "sh", "-c", "ulimit -n; ulimit -Hn; ulimit -c; pwd")
+        exec_limited.main("/", wish, "/bin/sh", "sh", "-c", "ulimit -n; ulimit -Hn; ulimit -c; pwd")
         return 98
 
     try:

@@ -339,7 +339,7 @@ def test_s0_12_retry_and_next(tracked: Tracked) -> None:
 
 def test_s0_13_the_standard_library_is_enough(tracked: Tracked) -> None:
     """S0.13: with nothing else to import every verb works, and help."""
-    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from scheduler.faces.front import main; sys.exit(main(sys.argv[1:]))"
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from scheduler.entrypoint import main; sys.exit(main(sys.argv[1:]))"
     words = [
         "init a session", "add true", "run-all", "run 'exit 3'", "retry", "next", "next --run", "status", "status --json",
         "remaining", "skip", "list", "add 'a b' --session 20200101-000000", "--help", "nonsense",
@@ -482,7 +482,7 @@ def test_called_gpu_tracker_it_is_the_tracker(tracked: Tracked) -> None:
     (tracked.folder / ".gpu-tracker" / "ses_20260101_101010_123.json").write_text("{}")
     assert "sessions of gpu-tracker in .gpu-tracker are not read" in tracked.run("status", code=1).stderr
     program = tracked.folder / "gpu-tracker"
-    program.write_text(f"#!{sys.executable}\nfrom scheduler.faces.front import entry\n\nentry()\n")
+    program.write_text(f"#!{sys.executable}\nfrom scheduler.entrypoint import entry\n\nentry()\n")
     program.chmod(0o755)
     for words, code in ((["init", "x"], 0), (["run", "exit 4"], 1)):
         assert (

@@ -72,7 +72,7 @@ def test_s0_7_run_all_goes_on_where_a_killed_one_was(tracked: Tracked) -> None:
     again = tracked.popen("run-all")
     assert again.stdout is not None
     assert again.stdout.readline().startswith("Running [2]: ")
-    wait_for(lambda: tracked.stored()["commands"][1]["supervisor"]["pid"] == again.pid, "it is in its hand")
+    wait_for(lambda: tracked.stored()["commands"][1]["tracker"]["pid"] == again.pid, "it is in its hand")
     tracked.go("a")
     out, _ = again.communicate(timeout=60)
     assert out.splitlines() == [
@@ -80,7 +80,7 @@ def test_s0_7_run_all_goes_on_where_a_killed_one_was(tracked: Tracked) -> None:
         "Finished: 2 ran, 0 skipped, 0 failed",
     ]  # fmt: skip
     assert again.returncode == 0 and tracked.statuses() == ["done"] * 3
-    assert not tracked.keepers()
+    assert not tracked.supervisors()
 
 
 def test_s0_7_an_adopted_command_that_fails_stops_run_all_and_ctrl_c_ends_it(tracked: Tracked) -> None:
@@ -93,7 +93,7 @@ def test_s0_7_an_adopted_command_that_fails_stops_run_all_and_ctrl_c_ends_it(tra
         killed(one)
         again = tracked.popen("run-all")
         wait_for(
-            lambda n=number, a=again: (tracked.stored()["commands"][n - 1]["supervisor"] or {}).get("pid") == a.pid,
+            lambda n=number, a=again: (tracked.stored()["commands"][n - 1]["tracker"] or {}).get("pid") == a.pid,
             "in hand",
         )
         if key == "a":
@@ -105,15 +105,15 @@ def test_s0_7_an_adopted_command_that_fails_stops_run_all_and_ctrl_c_ends_it(tra
     assert not tracked.marked()
 
 
-def test_s0_7_tracker_keeper_and_command_are_killed(tracked: Tracked) -> None:
+def test_s0_7_tracker_supervisor_and_command_are_killed(tracked: Tracked) -> None:
     """S0.7: interrupted, with the reason; retry, skip, remaining, next --run and run-all act on it."""
     tracked.begin(gated("a"), "echo two", "echo three")
     one = tracked.popen("run-all")
     tracked.exists("begun.a")
     tracked.wait_status(1, "running")
     killed(one)
-    end(tracked.keepers())
-    wait_for(lambda: not tracked.keepers(), "no keeper")
+    end(tracked.supervisors())
+    wait_for(lambda: not tracked.supervisors(), "no supervisor")
     assert tracked.command(1)["status"] == "running"
     end(tracked.marked())
     wait_for(lambda: not tracked.marked(), "nothing lives")
@@ -138,14 +138,14 @@ def test_s0_7_the_shell_is_killed_and_what_it_started_lives(tracked: Tracked) ->
     tracked.exists("begun.a")
     leader = tracked.pid_of(1)
     killed(one)
-    end(tracked.keepers())
-    wait_for(lambda: not tracked.keepers(), "no keeper")
+    end(tracked.supervisors())
+    wait_for(lambda: not tracked.supervisors(), "no supervisor")
     child = int((tracked.folder / "child").read_text())
     os.kill(leader, signal.SIGKILL)
     wait_for(lambda: not alive(leader), "the shell is dead")
     assert alive(child) and tracked.command(1)["status"] == "running"
     again = tracked.popen("run-all")
-    wait_for(lambda: (tracked.stored()["commands"][0]["supervisor"] or {}).get("pid") == again.pid, "waited for")
+    wait_for(lambda: (tracked.stored()["commands"][0]["tracker"] or {}).get("pid") == again.pid, "waited for")
     end(tracked.marked())
     assert again.wait(60) == 1
     assert tracked.command(1)["status"] == "interrupted"
@@ -207,17 +207,17 @@ def test_s0_7_killed_at_each_write(tracked: Tracked, passes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "point, code", [("keeper.spawned", 6), ("keeper.before_record", 6), ("keeper.before_claim", None)]
+    "point, code", [("supervisor.spawned", 6), ("supervisor.before_record", 6), ("supervisor.before_claim", None)]
 )
-def test_s0_7_the_keeper_is_killed_under_the_tracker(tracked: Tracked, point: str, code: int | None) -> None:
-    """S0.7: the command is then ours, code included; what no keeper can begin is said to be so."""
+def test_s0_7_the_supervisor_is_killed_under_the_tracker(tracked: Tracked, point: str, code: int | None) -> None:
+    """S0.7: the command is then ours, code included; what no supervisor can begin is said to be so."""
     tracked.begin()
     done = tracked.popen("run", "echo ran >> ledger; exit 6", environ={"GPUJOB_CRASH_AT": point})
     assert done.wait(60) == 1
     found = tracked.command(1)
     assert (found["status"], found["exit_code"]) == ("interrupted", code)
     if code is None:
-        assert "it could not be started: its keeper ended" in tracked.run("status", code=0).stdout
+        assert "it could not be started: its supervisor ended" in tracked.run("status", code=0).stdout
         assert not (tracked.folder / "ledger").exists()
     else:
         assert (tracked.folder / "ledger").read_text() == "ran\n"
@@ -243,7 +243,7 @@ def test_s0_8_signals_end_the_whole_tree(tracked: Tracked, number: signal.Signal
     assert tracked.statuses() == ["done", "interrupted", "pending"]
     found = tracked.command(2)
     assert found["duration_seconds"] is not None and found["exit_code"] is None
-    assert not (tracked.folder / "never").exists() and not tracked.keepers()
+    assert not (tracked.folder / "never").exists() and not tracked.supervisors()
 
 
 @pytest.mark.parametrize("number, name", [(signal.SIGINT, "INT"), (signal.SIGTERM, "TERM"), (signal.SIGHUP, "HUP")])
@@ -365,7 +365,7 @@ def test_s0_10_a_result_is_never_lost_to_a_change_by_others(tracked: Tracked) ->
     tracked.wait_status(1, "running")
     path = tracked.files[0]
     values = json.loads(path.read_text())
-    values["commands"][0].update(state="failed", status="interrupted", supervisor=None, reason="lost")
+    values["commands"][0].update(state="failed", status="interrupted", tracker=None, reason="lost")
     path.write_text(json.dumps(values))
     tracked.go("a")
     assert one.wait(60) == 1
@@ -380,7 +380,7 @@ def test_s0_7_a_disk_that_cannot_be_written_keeps_nobody_from_looking(tracked: T
     wait_for(lambda: tracked.stored()["commands"][0]["state"] == "running", "it is written down as running")
     killed(one)
     tracked.go("a")
-    wait_for(lambda: not tracked.keepers(), "it has ended")
+    wait_for(lambda: not tracked.supervisors(), "it has ended")
     aside = tracked.files[0].parent / f".{tracked.files[0].name}.new-1"
     aside.mkdir()  # which nobody can remove as a file
     assert tracked.command(1)["exit_code"] == 4 and tracked.stored()["commands"][0]["state"] == "running"
@@ -405,8 +405,8 @@ def test_s0_7_a_corpse_that_nobody_reaps_is_not_running(tracked: Tracked) -> Non
         tracked.exists("begun.a")
         tracked.wait_status(1, "running")
         stored = tracked.stored()["commands"][0]
-        os.kill(stored["supervisor"]["pid"], signal.SIGKILL)
-        end(tracked.keepers())
+        os.kill(stored["tracker"]["pid"], signal.SIGKILL)
+        end(tracked.supervisors())
         assert tracked.command(1)["status"] == "running"
         tracked.go("a")
         wait_for(lambda: not alive(stored["process"]["pid"]), "it has ended")
@@ -468,8 +468,8 @@ def test_s0_8_what_does_not_end_even_by_sigkill_is_running(tracked: Tracked) -> 
     """S0.8: a process that the kernel holds: said, and left; shown here with no patience for one that ignores signals."""
     tracked.begin()
     impatient = (
-        "import sys; from scheduler.engine import tracked_run as foreground; foreground.UNKILLABLE_S = 0.0; "
-        "from scheduler.faces.front import main; sys.exit(main(sys.argv[1:]))"
+        "import sys; from scheduler.track import run as foreground; foreground.UNKILLABLE_S = 0.0; "
+        "from scheduler.entrypoint import main; sys.exit(main(sys.argv[1:]))"
     )
     text = "trap '' INT; touch begun.i; while [ ! -e go.i ]; do sleep 0.05; done; exit 2"
     one = subprocess.Popen(

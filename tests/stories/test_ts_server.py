@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.store.office import holder
+from scheduler.store.daemon_lock import holder
 from tests.stories.harness import LONG, alive, freeze, wait_for
 from tests.stories.spooler import Spooler
 
@@ -252,8 +252,8 @@ def test_s4_2_calls_return_while_jobs_run_and_the_server_is_busy(spooler: Callab
 
 HEAVY = frozenset(
     "typer click rich yaml watchdog filelock psutil pynvml asyncio logging subprocess ctypes decimal typing multiprocessing"
-    " argparse hashlib tempfile shutil socket threading email urllib http glob scheduler.engine"
-    " dataclasses inspect scheduler.overview scheduler.core.requests".split()
+    " argparse hashlib tempfile shutil socket threading email urllib http glob scheduler.daemon"
+    " dataclasses inspect scheduler.client.overview scheduler.core.requests".split()
 )
 
 
@@ -273,7 +273,7 @@ def test_s4_2_a_call_that_does_not_wait_imports_little(spooler: Callable[..., Sp
     done = s.popen(*words, environ={"PYTHONPROFILEIMPORTTIME": "1"})
     said = done.communicate(timeout=60)[1]
     imported = {line.rpartition("|")[2].strip() for line in said.splitlines()}
-    assert "scheduler.faces.ts.main" in imported, said
+    assert "scheduler.ts.main" in imported, said
     assert not {name for name in imported for heavy in HEAVY if name == heavy or name.startswith(f"{heavy}.")}
     s.release("a")
 
@@ -343,16 +343,16 @@ def test_s4_6_s4_1_who_waits_for_a_job_when_the_server_is_ended(spooler: Callabl
 
 
 def test_s4_6_who_waits_for_a_job_that_nobody_saw_end(spooler: Callable[..., Spooler]) -> None:
-    """S4.6: after -K its keeper was killed, and then it ended: 255, and no waiting for ever."""
+    """S4.6: after -K its supervisor was killed, and then it ended: 255, and no waiting for ever."""
     s = spooler()
     s.add(*s.held("a", "exit 3"))
     s.wait_state(0, "running")
     waits, pid = s.popen("-w", "0"), int(s.ts("-p", "0"))
     wait_for(lambda: _sleeps(waits.pid), "it waits")
-    keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    supervisor = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     s.ts("-K")
-    os.kill(keeper, signal.SIGKILL)
-    wait_for(lambda: not alive(keeper), "the keeper is gone")
+    os.kill(supervisor, signal.SIGKILL)
+    wait_for(lambda: not alive(supervisor), "the supervisor is gone")
     s.release("a")
     assert waits.communicate(timeout=60) == ("", "") and waits.returncode == 255
 
@@ -606,7 +606,7 @@ def test_s4_28_a_server_that_was_killed_is_not_taken_for_the_next_one(spooler: C
     killed = s.pid()
     s.kill()
     assert holder(s.server.places)["pid"] == killed, "what the killed one said of itself still lies there"
-    house = os.open(s.server.places.house, os.O_RDONLY | os.O_DIRECTORY)
+    house = os.open(s.server.places.state_dir, os.O_RDONLY | os.O_DIRECTORY)
     with open(s.server.places.daemon_lock, "rb+") as lock:
         for held in (lock.fileno(), house):
             fcntl.flock(held, fcntl.LOCK_EX)

@@ -89,7 +89,7 @@ def test_s7_p9_another_user_reads_changes_and_signals_nothing(
     wait_for(lambda: (place / "out.txt").exists() and (place / "out.txt").read_text(), f"the job runs\n{mine.said()}")
     assert owned(me, "/tmp", "/var/tmp", "/dev/shm") == shared, "files in folders that all share"
     pids = [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if _owner(p) == me.uid]
-    assert len(pids) >= 3 and mine.pid in pids  # scheduler, keeper, job
+    assert len(pids) >= 3 and mine.pid in pids  # scheduler, supervisor, job
     for pid in pids:
         for number in (0, signal.SIGTERM, signal.SIGSTOP, signal.SIGKILL):
             assert not other.can(lambda p=pid, n=number: os.kill(p, n))
@@ -115,7 +115,7 @@ def test_s7_p9_another_user_reads_changes_and_signals_nothing(
             else:
                 assert not other.can(lambda p=path, f=flags: os.close(os.open(p, f))), path
         assert not other.can(lambda p=path: p.rename(place / "theirs")) and not other.can(lambda p=path: p.chmod(0o777))
-    for name in ("jobs.txt", ".gpujob/bell", "config.yaml"):
+    for name in ("jobs.txt", ".gpujob/wakeup", "config.yaml"):
         assert not other.can(lambda n=name: (place / n).open("a"))
     with open("/proc/net/unix", encoding="utf-8") as stream:  # the name by which schedulers warn of each other
         flag = next(line.split("@")[1].strip() for line in stream if f"@gpujob/{me.uid}/{mine.pid}/" in line)
@@ -243,7 +243,7 @@ def test_f12_a_umask_that_leaves_nothing_stops_no_job(
         assert me.gpujob(place, "submit", "--cpu", "--", "/bin/true")[0] == 0  # makes the house
         for number in range(2):
             mine = daemon_of(me, place, "--assign-retry-wait", "0.2", *words).ready()
-            for more in ("x", "x" * 120_000):  # the long one goes to the keeper by way of a file
+            for more in ("x", "x" * 120_000):  # the long one goes to the supervisor by way of a file
                 code, said = me.gpujob(place, "submit", "--cpu", "--wait", "--", "/bin/true", more, f"{number}")
                 assert code == 0, (said, mine.said())
             os.kill(mine.pid, signal.SIGKILL)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
+from scheduler.client.client import SchedulerClient
+from scheduler.client.wait import wait_for as wait_for_jobs
 from scheduler.core.errors import NotFound
-from scheduler.desk import Desk
-from scheduler.faces.cli.control import wait_for as wait_for_jobs
 from tests.stories.harness import ROOT, wait_for
 
 
@@ -326,7 +326,7 @@ def test_who_waits_is_told_which_jobs_failed_and_why(scheduler):
     )
 
 
-class Watched(Desk):
+class Watched(SchedulerClient):
     """Calls ``once`` between the first two looks of whoever waits."""
 
     once: list[Callable[[], None]]
@@ -345,14 +345,14 @@ def test_p5_who_waits_counts_a_forgotten_job_by_what_was_seen(scheduler, capsys)
     s.append(s.line("a", 3), s.line("b"), s.line("c"))
     s.start()
     s.wait_state(1, "failed")
-    desk = Watched(str(s.folder / "gpu_scheduler_state.json"))
+    client = Watched(str(s.folder / "gpu_scheduler_state.json"))
 
     def forget_the_failed() -> None:
-        desk.reset()
+        client.reset()
         s.release("b")
 
-    desk.once = [forget_the_failed]
-    assert wait_for_jobs(desk, (1, 2), 60, time.monotonic()) == 1
+    client.once = [forget_the_failed]
+    assert wait_for_jobs(client, (1, 2), 60, time.monotonic()) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "job 1 (job.py) failed" in said and s.states().keys() == {2, 3}
     s.hold("d")
@@ -362,12 +362,12 @@ def test_p5_who_waits_counts_a_forgotten_job_by_what_was_seen(scheduler, capsys)
     def end_and_forget() -> None:
         s.release("c")
         s.wait_state(3, "done")
-        desk.reset()
+        client.reset()
         s.release("d")
 
-    desk.once = [end_and_forget]
+    client.once = [end_and_forget]
     with pytest.raises(NotFound) as told:
-        wait_for_jobs(desk, (3, 4), 60, time.monotonic())
+        wait_for_jobs(client, (3, 4), 60, time.monotonic())
     assert "job 3 was forgotten (gpujob reset) before its end was seen" in str(told.value) and log in str(told.value)
     assert "no job 3" in s.cli("wait", "3", code=6).stderr
 

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scheduler.core.tracking import age
-from scheduler.store.session import lock
+from scheduler.track.plan import age
+from scheduler.track.session_file import lock
 from tests import fork_server
 from tests.stories.harness import ROOT, stopped, wait_for
 
@@ -124,12 +124,12 @@ class Tracked:
         start = b"GPUJOB_TRACK_SESSION=" + os.fsencode(self.folder) + b"/"
         return _carrying(start, *more)
 
-    def keepers(self) -> list[int]:
-        """Live keepers of this folder's trackers."""
+    def supervisors(self) -> list[int]:
+        """Live supervisors of this folder's trackers."""
         return [
             pid
-            for pid in _carrying(b"GPUJOB_KEEPER=" + os.fsencode(self.folder) + b"/")
-            if b"keeper.py" in _read(f"/proc/{pid}/cmdline")
+            for pid in _carrying(b"GPUJOB_SUPERVISOR=" + os.fsencode(self.folder) + b"/")
+            if b"supervisor.py" in _read(f"/proc/{pid}/cmdline")
         ]
 
     def end_all(self) -> None:
@@ -141,7 +141,7 @@ class Tracked:
             for stream in (one.stdin, one.stdout, one.stderr):
                 if stream is not None:
                     stream.close()
-        for pid in (*self.marked(), *self.keepers()):
+        for pid in (*self.marked(), *self.supervisors()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

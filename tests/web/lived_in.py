@@ -90,7 +90,7 @@ class Lived:
         self.s = Scheduler(folder, None, gpu_interval=0.25)
         self.s.environ |= self.driver.environ()
         self.s.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        self.stranger: subprocess.Popen[bytes] | None = None
+        self.foreign_process: subprocess.Popen[bytes] | None = None
         with self.driver.together():
             for uuid in UUIDS:
                 self.driver.gpu(
@@ -149,7 +149,7 @@ class Lived:
 
     def readings(self) -> None:
         """What the running jobs, and a stranger, have on the cards; one GPU paused."""
-        self.stranger = subprocess.Popen(["sleep", "3600"], env={}, start_new_session=True)
+        self.foreign_process = subprocess.Popen(["sleep", "3600"], env={}, start_new_session=True)
         running = self.s.rows("SELECT gpus, pid FROM jobs WHERE state='running' AND gpus != '' AND id < 24")
         used = dict.fromkeys(UUIDS, IDLE_MIB)
         with self.driver.together():
@@ -158,7 +158,7 @@ class Lived:
                 mib = 61_400 if used[uuid] == IDLE_MIB and "0" in str(gpus) else 28_650
                 self.driver.process(uuid, pid, mib, util=58)
                 used[uuid] += mib
-            self.driver.process(UUIDS[2], self.stranger.pid, 31_300, util=40)
+            self.driver.process(UUIDS[2], self.foreign_process.pid, 31_300, util=40)
             used[UUIDS[2]] += 31_300
             for place, uuid in enumerate(UUIDS):
                 busy = used[uuid] > IDLE_MIB
@@ -173,7 +173,7 @@ class Lived:
     def remember(self) -> None:
         """A history of readings to go with it, for a day: as the recorded jobs would have made it, and before them made up."""
         from scheduler.core.history import Batch
-        from scheduler.store.history import HistoryFile
+        from scheduler.store.history_db import HistoryFile
 
         now = time.time()
         runs = self.s.rows(
@@ -258,9 +258,9 @@ class Lived:
         """Nothing of it is left running."""
         (self.folder / "done").touch()
         self.s.end_all()
-        if self.stranger is not None:
-            self.stranger.kill()
-            self.stranger.wait()
+        if self.foreign_process is not None:
+            self.foreign_process.kill()
+            self.foreign_process.wait()
 
 
 def lived_in(folder: Path) -> Lived:

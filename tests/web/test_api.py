@@ -311,10 +311,10 @@ def test_s2_14_short_jobs_go_by_a_long_one(page: Page) -> None:
 
 
 def test_s2_3_waiting_jobs_hold_no_open_file(page: Page) -> None:
-    """S2.3: neither the scheduler nor its keeper nor the page has one file more open for a hundred more."""
+    """S2.3: neither the scheduler nor its supervisor nor the page has one file more open for a hundred more."""
     page.post("/api/queue/pause")
     first = made(page, ["true"])
-    pids = (page.scheduler.pid, page.scheduler.keeper_pid(), page.pid)
+    pids = (page.scheduler.pid, page.scheduler.supervisor_pid(), page.pid)
     wait_for(lambda: page.get(f"/api/jobs/{first}").json()["reason_code"] == "paused", "the first is seen")
     before = {pid: open_files(pid) for pid in pids}
     numbers = [made(page, ["true"]) for _ in range(100)]

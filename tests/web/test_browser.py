@@ -14,9 +14,9 @@ import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 from playwright.sync_api import Page as Tab
 
+from scheduler.client.client import SchedulerClient
 from scheduler.core.job import JobSpec
-from scheduler.core.llm import ModelTable
-from scheduler.desk import Desk
+from scheduler.core.model_table import ModelTable
 from tests.stories.harness import wait_for
 from tests.stories.test_payloads import PAYLOADS
 from tests.web.browsing import PATIENCE_MS, UUIDS, Lab, artefacts, chromium
@@ -536,14 +536,14 @@ UNNAMED = """() => {
 def test_s19_nothing_that_people_write_becomes_a_part_of_the_page(lab: Lab) -> None:
     """S19: payloads as script names, arguments, labels, conditions, log lines: no dialog, no script of theirs, no element."""
     lab.s.cli("queue", "pause")
-    desk = Desk(str(lab.folder / "gpu_scheduler_state.json"))
+    client = SchedulerClient(str(lab.folder / "gpu_scheduler_state.json"))
     texts = [*XSS, *(text for text in PAYLOADS if "<" in text or "{" in text or '"' in text)][:60]
     first = None
     for text in texts:
         spec = JobSpec(
             source="submit", arguments=(text, text), label=text.replace("\n", " "), gpus="0", conda_env="", info=text
         )
-        job = desk.submit(spec, None, ModelTable())
+        job = client.submit(spec, None, ModelTable())
         first = first or job.id
     script = lab.folder / "<img src=x onerror=window.ran=1>.sh"
     script.write_text("#!/bin/sh\n" + "".join(f"cat <<'EOF'\n{text}\nEOF\n" for text in XSS))

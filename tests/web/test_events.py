@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from scheduler.core.gpu import Need
+from scheduler.client.client import SchedulerClient
+from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import JobSpec
-from scheduler.desk import Desk
-from scheduler.faces.web import live
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
+from scheduler.web import events
 from tests.stories.harness import wait_for
 from tests.stories.test_schemas import wrong
 from tests.web.listening import Listening
@@ -162,7 +162,7 @@ def test_streams_end_with_the_page_and_gone_clients_are_forgotten(
     """It ends with open streams as without; as many as may be, and one more is 503 until one goes."""
     page = pages()
     page.start()
-    many = [listen(page) for _ in range(live.MOST_STREAMS)]
+    many = [listen(page) for _ in range(events.MOST_STREAMS)]
     assert all(one.status == 200 for one in many)
     answer = page.get("/api/events")
     assert answer.status == 503 and list(answer.json()) == ["error"]
@@ -177,7 +177,7 @@ def test_streams_end_with_the_page_and_gone_clients_are_forgotten(
     assert page.ask("HEAD", "/api/events", page.bearer).status in (200, 503)
     begun = time.monotonic()
     assert page.stop() == 0
-    print(f"ended after {time.monotonic() - begun:.2f} s with {live.MOST_STREAMS} streams")
+    print(f"ended after {time.monotonic() - begun:.2f} s with {events.MOST_STREAMS} streams")
     assert all(one.over.wait(30) for one in many[5:])
     assert "Traceback" not in page.said() and "ERROR" not in page.said(), page.said()
 
@@ -187,8 +187,8 @@ def test_one_that_does_not_read_is_told_to_begin_anew() -> None:
     import asyncio
 
     async def run() -> list[tuple[str, str] | None]:
-        listener = live._Listener()
-        for number in range(live.MOST_QUEUED + 1):
+        listener = events._Listener()
+        for number in range(events.MOST_QUEUED + 1):
             listener.tell([("job", str(number))])
         listener.tell([("job", "later")])
         return [await listener.next(), await listener.next()]
@@ -199,18 +199,18 @@ def test_one_that_does_not_read_is_told_to_begin_anew() -> None:
 def test_a_hundred_thousand_waiting_jobs_are_not_read_at_each_look(pages: Callable[[], Page]) -> None:
     """A look reads what has changed: rows that are met are counted, not seconds."""
     page = pages()
-    desk = Desk(str(page.folder / "gpu_scheduler_state.json"))
-    database = Database(desk.places)
+    client = SchedulerClient(str(page.folder / "gpu_scheduler_state.json"))
+    database = Database(client.places)
     spec = JobSpec(source="submit", arguments=("true",))
     with database.writing(sync=False) as connection:
         for _ in range(20_000):
-            rows.insert(connection, spec, Need.parse("1"), "", (), 1.0)
-    watch = desk.changes()
+            rows.insert(connection, spec, ResourceRequest.parse("1"), "", (), 1.0)
+    watch = client.changes()
     with contextlib.closing(watch):
         assert watch.look().jobs == []
         steps = _steps(watch)
         with database.writing(sync=False) as connection:
-            job = rows.insert(connection, spec, Need.parse("1"), "", (), time.time())
+            job = rows.insert(connection, spec, ResourceRequest.parse("1"), "", (), time.time())
             other = rows.get(connection, 19_000)
             assert other is not None
             other.state, other.finished_at = type(other.state)("cancelled"), time.time()

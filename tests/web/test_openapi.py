@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from scheduler.faces.web import api
-from scheduler.faces.web.openapi import document
+from scheduler.web import api
+from scheduler.web.openapi import document
 from tests.stories.harness import LONG, ROOT
 from tests.web.generating import GENERATED_IDS, NOWHERE
 from tests.web.page import Page

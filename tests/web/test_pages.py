@@ -18,16 +18,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.client.client import SchedulerClient
+from scheduler.core.file_offsets import Refusal
 from scheduler.core.gpu import Gpu
 from scheduler.core.job import Event, Failure, Job, JobState, Outcome, Process, Reason
-from scheduler.core.marks import Refusal
-from scheduler.desk import Desk
-from scheduler.faces.web import pages, rendering
-from scheduler.faces.web.app import make_app
-from scheduler.faces.web.source import Source
+from scheduler.store import file_offsets
 from scheduler.store import jobs as rows
-from scheduler.store import marks
 from scheduler.store.database import Database
+from scheduler.web import pages, rendering
+from scheduler.web.app import make_app
+from scheduler.web.source import Source
 from tests.builders import a_job
 from tests.stories.secret_shapes import SECRET, SHAPES
 
@@ -68,8 +68,8 @@ class Answer:
 class Client:
     """Asks the application, without its gate and without a socket."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.source = Source(desk)
+    def __init__(self, client: SchedulerClient) -> None:
+        self.source = Source(client)
         self.app = make_app(self.source)
 
     def get(self, path: str) -> Answer:
@@ -97,13 +97,13 @@ class Shop:
     """A store that is filled by hand, and its pages without the gate."""
 
     def __init__(self, folder: Path) -> None:
-        self.desk = Desk(str(folder / "gpu_scheduler_state.json"))
-        self.database = Database(self.desk.places)
+        self.client = SchedulerClient(str(folder / "gpu_scheduler_state.json"))
+        self.database = Database(self.client.places)
         with self.database.writing() as connection:
             rows.save_gpus(
                 connection, [Gpu(0, "GPU-a", "NVIDIA H100", 0, 80_000), Gpu(1, "GPU-b", "NVIDIA H100", 0, 80_000)]
             )
-        self.client = Client(self.desk)
+        self.client = Client(self.client)
 
     def put(self, *jobs: Job, reasons: dict[str, Reason] | None = None) -> None:
         """These jobs, and no others."""
@@ -184,7 +184,7 @@ def test_every_page_renders_with_jobs_in_every_state(shop: Shop, path: str) -> N
 @pytest.mark.parametrize("path", PAGES)
 def test_every_page_renders_with_nothing_to_show(tmp_path: Path, path: str) -> None:
     """A folder in which no scheduler ever ran: what to do stands there."""
-    client = Client(Desk(str(tmp_path / "gpu_scheduler_state.json")))
+    client = Client(SchedulerClient(str(tmp_path / "gpu_scheduler_state.json")))
     answer = client.get(path)
     assert answer.status_code == 200
     assert "gpujob" in Read(answer.text).text
@@ -394,7 +394,7 @@ def _harmless(state: JobState) -> str:
 
 def _rendered(text: str, state: JobState) -> str:
     """The job's page, as the template makes it of a job that holds this text wherever there is one."""
-    from scheduler.faces.web import for_pages
+    from scheduler.web import view_models
 
     job = a_job(
         1, "0.5", state=state, arguments=(text, "end"), script="/data/a.py", label=text, conda_env=text, info=text, origin=text,
@@ -403,10 +403,10 @@ def _rendered(text: str, state: JobState) -> str:
     )  # fmt: skip
     reason = Reason(text, text) if state is JobState.PENDING else None
     return rendering.render(
-        "job.html", now=NOW, nonce="", folder="/data", machine="m", here="", job=job, row=for_pages.row(job, reason), reason=reason,
-        facts=for_pages.facts(job), parents=[(2, job, True)], children=[job], attempts=(),
-        story=for_pages.story(job, [Event(1, NOW, "missing", {"why": text})]), lines=["a line", text], log_trouble=text, charts=[], alive=True,
-        waited_s=1.0, never_ran=for_pages.never_ran(job), no_readings=for_pages.why_no_readings(job, 0, frozenset()), commands=for_pages.without_scripts(job),
+        "job.html", now=NOW, nonce="", folder="/data", machine="m", here="", job=job, row=view_models.row(job, reason), reason=reason,
+        facts=view_models.facts(job), parents=[(2, job, True)], children=[job], attempts=(),
+        story=view_models.story(job, [Event(1, NOW, "missing", {"why": text})]), lines=["a line", text], log_trouble=text, charts=[], alive=True,
+        waited_s=1.0, never_ran=view_models.never_ran(job), no_readings=view_models.why_no_readings(job, 0, frozenset()), commands=view_models.without_scripts(job),
     )  # fmt: skip
 
 
@@ -431,7 +431,7 @@ def test_s15_no_page_shows_a_secret_of_a_command(shop: Shop) -> None:
     shop.put(*jobs)
     with shop.database.writing() as connection:
         for n, words in enumerate(SHAPES.values(), 1):
-            marks.refuse(connection, Refusal("/data/jobs.txt", n, _as_text(words), _as_text(words), NOW))
+            file_offsets.refuse(connection, Refusal("/data/jobs.txt", n, _as_text(words), _as_text(words), NOW))
     for path in (*PAGES, *(f"/jobs/{job.id}" for job in jobs)):
         html = shop.get(path)
         assert SECRET not in html, (path, re.findall(f".{{80}}{SECRET}", html))

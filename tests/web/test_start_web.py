@@ -48,17 +48,17 @@ def test_start_web_shows_the_page_and_takes_it_along(pages: Callable[[], Page]) 
 
 
 def test_the_page_ends_when_the_scheduler_is_killed(pages: Callable[[], Page]) -> None:
-    """whatever ends it; and a job that runs, or the keeper, does not keep the page alive."""
+    """whatever ends it; and a job that runs, or the supervisor, does not keep the page alive."""
     page = begin(pages())
     page.scheduler.hold("long")
     page.scheduler.append(page.scheduler.line("long"))
     wait_for(lambda: page.scheduler.starts("long"), "a job runs")
-    pid, keeper = pid_of(page), page.scheduler.keeper_pid()
+    pid, supervisor = pid_of(page), page.scheduler.supervisor_pid()
     job = int(page.scheduler.ledger()[0][2])
     ends = {os.readlink(f"/proc/{page.scheduler.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{page.scheduler.pid}/fd")}
     life = os.readlink(f"/proc/{pid}/fd/3")
     assert life.startswith("pipe:") and life in ends
-    for other in (keeper, job):
+    for other in (supervisor, job):
         assert life not in {os.readlink(f"/proc/{other}/fd/{fd}") for fd in os.listdir(f"/proc/{other}/fd")}
     page.scheduler.kill()
     wait_for(lambda: not alive(pid), "the page ends too")
@@ -175,16 +175,16 @@ def test_it_is_off_by_default_and_a_setting_like_any_other(pages: Callable[[], P
     assert not dispatcher.token_file.exists()
 
 
-def test_b02_the_page_is_not_taken_for_a_job_when_the_keeper_dies(pages: Callable[[], Page]) -> None:
-    """B02: a keeper that dies between claiming a start and making its process leaves a claim, and the page is the newest child."""
+def test_b02_the_page_is_not_taken_for_a_job_when_the_supervisor_dies(pages: Callable[[], Page]) -> None:
+    """B02: a supervisor that dies between claiming a start and making its process leaves a claim, and the page is the newest child."""
     page = pages()
-    page.scheduler.start("--web", "--web-port=0", GPUJOB_CRASH_AT="keeper.claimed:2")
+    page.scheduler.start("--web", "--web-port=0", GPUJOB_CRASH_AT="supervisor.claimed:2")
     pid = pid_of(found(page))
     page.scheduler.append(page.scheduler.line("a"))
     page.scheduler.wait_ended(1)
-    keeper = page.scheduler.keeper_pid()
+    supervisor = page.scheduler.supervisor_pid()
     page.scheduler.append(page.scheduler.line("b"))
-    wait_for(lambda: not alive(keeper), "the keeper dies")
+    wait_for(lambda: not alive(supervisor), "the supervisor dies")
     assert set(page.scheduler.wait_ended(2).values()) == {"done"}
     assert page.scheduler.starts("b") == 1
     assert page.get("/api/status").status == 200 and pid_of(page) == pid

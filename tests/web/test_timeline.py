@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.faces.web import svg_curves
-from scheduler.faces.web.timeline import Band, Run, axis, layout
+from scheduler.web import svg_curves
+from scheduler.web.timeline import Band, Run, axis, layout
 
 NOW = 1_760_000_000.0
 SHARES = st.sampled_from([0, 1, 100, 250, 334, 500, 750, 1000])

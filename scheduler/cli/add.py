@@ -1,0 +1,236 @@
+"""`add` writes a line, `submit` queues a command."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from scheduler.client.client import SchedulerClient
+from scheduler.client.locate import settings_for, state_file_for
+from scheduler.client.submission import Wish, level_of, model_table_for, read, spec_of, table_for, trusting
+from scheduler.client.submit_context import limits_here, said_by
+from scheduler.core.errors import Refused, SchedulerError, UsageError
+from scheduler.core.gpu import parse_gpu_ids
+from scheduler.core.job import JobSpec
+from scheduler.core.model_table import need_of
+from scheduler.core.placement import Fleet
+from scheduler.core.placement_class import PlacementClass
+from scheduler.gpus.declared import declared
+from scheduler.intake.jobs_file import OPTION_KEYS, Door, parse, read_options, write_line
+from scheduler.intake.tail import check_owner, check_places, check_private, places_of
+from scheduler.store.paths import check_not_for_another
+from scheduler.system.atomic_files import append_line
+from scheduler.system.terminal_text import safe
+
+
+def warn(text: str) -> None:
+    """Say on stderr what is not as it should be, though the verb goes on."""
+    print(safe(f"gpujob: {text}"), file=sys.stderr)
+
+
+def add(
+    script: str,
+    *,
+    conda: str = "",
+    args: str = "",
+    priority: str = "0",
+    gpus: str = "",
+    wishes: tuple[str, ...] = (),
+    output_file: str = "",
+    state_file: str | None = None,
+    config: str | None = None,
+) -> int:
+    """Append one line to the jobs file and print it; what the scheduler would refuse is refused here."""
+    found = state_file_for(state_file, config)
+    client = SchedulerClient(found)
+    path = output_file or client.remembered("jobs_file")
+    if not path:  # only the settings know it: now they have to be readable
+        path = settings_for({"state_file": found}, config).config.jobs_file or "jobs.txt"
+    folder = os.getcwd() if path == "-" else os.path.dirname(os.path.abspath(path))
+    if folder != os.getcwd():  # relative paths in a line are relative to its file
+        if not script.startswith(("/", "~/")):
+            script = os.path.abspath(script)
+        if "/" in conda and not conda.startswith(("/", "~/")):
+            conda = os.path.abspath(conda)
+    level = level_of(priority)
+    try:
+        parse_gpu_ids(gpus)
+    except UsageError as error:
+        raise UsageError(f"{error.what}: --gpus of add names the allowed GPUs", do=error.do) from None
+    if "," in script and not os.path.exists(script):
+        raise UsageError(f"there is no script {script}", do=f"a whole line is appended by: echo '{script}' >> {path}")
+    options, values = _as_options(wishes)
+    line = write_line(script, priority=level, conda=conda, arguments=args, gpus=gpus, options=options)
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        raise UsageError("not UTF-8: the line would be refused", do="give the file another name") from None
+    managed = client.managed()
+    parsed = parse(line, Door(folder, os.path.expanduser("~"), managed))
+    if parsed is None:
+        raise UsageError("that would be an empty line or a comment", do="give another script name")
+    meant = {"allowed": parse_gpu_ids(gpus), **values}
+    if any(getattr(parsed.spec, name) != value for name, value in meant.items() if name != "cwd"):
+        raise UsageError(f"cannot be written as a line: {line}")
+    need, _ = need_of(parsed.spec, model_table_for(client, config, warn), client.gpus())
+    if managed is not None:
+        never = Fleet(declared(managed)).can_ever_hold(PlacementClass(need, parsed.spec.allowed))
+        if never:
+            raise Refused(never, do="ask for less, or allow more GPUs")
+    if path != "-":
+        try:
+            if os.path.exists(path):
+                trusting(client, config, lambda trust: check_private(path, os.stat(path), trust))
+            else:
+                check_not_for_another(os.path.dirname(os.path.realpath(path)))
+                trusting(client, config, lambda trust: check_places(path, places_of(path), trust))
+            append_line(path, line, lambda status: check_owner(path, status))
+        except OSError as error:
+            raise SchedulerError(f"cannot be written: {error.strerror}", where=path) from None
+    sys.stdout.flush()
+    if sys.stdout.isatty():
+        print(safe(line))
+    else:
+        sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # the very bytes of the line, whatever the encoding
+    if not os.path.exists(parsed.spec.script):
+        print(safe(f"gpujob: there is no {parsed.spec.script} yet: the job waits until it appears"), file=sys.stderr)
+    if path != "-" and not client.alive():
+        print("gpujob: no scheduler is running: the line is read when one starts (gpujob start)", file=sys.stderr)
+    return 0
+
+
+def _as_options(wishes: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The words of ``--set`` as ``;key=value`` texts and as fields of JobSpec. Raises UsageError, Refused."""
+    values: dict[str, Any] = {}
+    for wish in wishes:
+        key, equals, text = wish.partition("=")
+        if not equals:
+            raise UsageError(f"{wish!r} is not KEY=VALUE", where="--set", do=f"keys: {', '.join(OPTION_KEYS)}")
+        if re.search(r"[;\r\n\0]", wish):
+            raise UsageError(f"{wish!r} holds a semicolon or a line break", where="--set", do="give each its own --set")
+        try:
+            values.update(read_options([(key, text)], lambda key: f"{key}="))
+        except SchedulerError as error:
+            raise type(error)(error.what, where="--set", do=error.do.replace(";", "")) from None
+    return "".join(f";{wish}" for wish in wishes), values
+
+
+def changes_of(wishes: Mapping[str, str]) -> dict[str, Any]:
+    """JobSpec fields that `edit` changes: option → text, an empty text gives a field its default back."""
+    rest = {key: text for key, text in wishes.items() if key not in ("priority", "allowed")}
+    changes = read([(key, text) for key, text in rest.items() if text])
+    defaults = JobSpec()
+    for key, text in rest.items():
+        if not text:
+            changes[OPTION_KEYS[key][0]] = getattr(defaults, OPTION_KEYS[key][0])
+    if changes.get("cwd"):
+        changes["cwd"] = os.path.abspath(os.path.expanduser(changes["cwd"]))
+    if "priority" in wishes:
+        changes["priority"] = level_of(wishes["priority"] or "0")
+    if "allowed" in wishes:
+        changes["allowed"] = None if wishes["allowed"] == "any" else parse_gpu_ids(wishes["allowed"])
+    return changes
+
+
+def submit(
+    command: list[str],
+    *,
+    gpus: str = "",
+    allowed: str = "",
+    priority: str = "0",
+    label: str = "",
+    after: str = "",
+    after_ok: str = "",
+    vram: str = "",
+    time_limit: str = "",
+    retries: str = "",
+    cwd: str = "",
+    env: tuple[str, ...] = (),
+    conda: str = "",
+    cuda: str = "",
+    launch: str = "",
+    cpu: bool = False,
+    slots: str = "",
+    on: str = "",
+    no_output: bool = False,
+    stderr_apart: bool = False,
+    gzip: bool = False,
+    log_dir: str = "",
+    log_name: str = "",
+    on_finish: str = "",
+    mail: str = "",
+    info: str = "",
+    info_command: str = "",
+    foreground: bool = False,
+    wait: bool = False,
+    state_file: str | None = None,
+    config: str | None = None,
+) -> int:
+    """Queue a command as it stands, in this folder and environment; prints its id."""
+    if not command:
+        raise UsageError("the command is missing", do="write gpujob submit -- COMMAND…")
+    if not command[0]:
+        raise UsageError("the name of the program is empty", do="write gpujob submit -- COMMAND…")
+    found = state_file_for(state_file, config)
+    client = SchedulerClient(found)
+    if cpu and gpus:
+        raise UsageError("--cpu and --gpus exclude each other")
+    mask = os.umask(0)
+    os.umask(mask)
+    options = {
+        "gpus": "0" if cpu else gpus, "label": label, "after": after, "after_ok": after_ok, "vram": vram,
+        "time": time_limit, "retries": retries, "cuda": cuda, "launch": launch, "slots": slots, "on": on,
+        "output": "none" if no_output else "", "stderr": "apart" if stderr_apart else "", "gzip": "yes" if gzip else "",
+        "log_dir": log_dir, "log_name": log_name,
+        "on_finish": on_finish, "mail": mail, "info": info or (said_by(info_command) if info_command else ""),
+    }  # fmt: skip
+    wish = Wish(
+        command=command, folder=os.getcwd(), environ=os.environ, options=options, priority=priority, allowed=allowed,
+        cwd=cwd, conda=conda, env=env, umask=mask, limits=limits_here(),
+    )  # fmt: skip
+    spec, environment = spec_of(wish)
+    table = table_for(spec, client, config, warn)
+    caller = None
+    if foreground:
+        from scheduler.client.foreground import stay
+        from scheduler.client.foreground_caller import Caller
+
+        client.places.make()
+        caller = Caller(client.places.state_dir, output=no_output)
+        spec = replace(spec, caller=caller.word)
+        caller.hold_ctrl_c()
+    try:
+        job = client.submit(spec, environment, table)
+    except BaseException:
+        if caller is not None:
+            caller.close()
+        raise
+    try:
+        print(job.id, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise SchedulerError(f"job {job.id} is queued, but its id cannot be printed: {error.strerror}") from None
+    if not client.alive():
+        print("gpujob: no scheduler is running: the job waits until one starts (gpujob start)", file=sys.stderr)
+    for note in job.notes:
+        print(safe(f"gpujob: job {job.id}: {note}"), file=sys.stderr)
+    if caller is not None:
+        return stay(client, job.id, caller)
+    if wait:
+        from scheduler.client.wait import wait_for
+
+        try:
+            return wait_for(client, (job.id,), None, time.monotonic())
+        except KeyboardInterrupt:
+            print(
+                f"gpujob: job {job.id} is left as it is: gpujob wait {job.id} waits again, gpujob cancel {job.id} ends it",
+                file=sys.stderr,
+            )
+            return 130
+    return 0

@@ -1,0 +1,694 @@
+"""The declared command line: every verb, option and help text; also what completion knows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Optional
+
+import typer
+
+from scheduler import __version__
+from scheduler.cli import add as adding
+from scheduler.cli import completions, control, sessions, show
+from scheduler.cli import logs as logs_of
+from scheduler.cli.verbs import Verbs
+from scheduler.core.config import OPTIONS
+from scheduler.core.errors import UsageError, did_you_mean
+from scheduler.system.terminal_text import charset, shown
+
+app = typer.Typer(
+    name="gpujob",
+    cls=Verbs,
+    help="Run jobs on the GPUs of this server, from lines in a file that is watched.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+    no_args_is_help=False,
+)
+
+StateFile = Annotated[
+    Optional[str], typer.Option("--state-file", metavar="PATH", help="The scheduler meant, by its state file.")
+]
+ConfigFile = Annotated[Optional[str], typer.Option("--config", metavar="PATH", help="Config file (YAML).")]
+JOB_HELP = "Id, range 3-9, label, @ for the last, @~1."
+
+
+def _jobs(completion: Any) -> Any:
+    """The argument JOB…, with the ids that fit the verb."""
+    return typer.Argument(metavar="JOB…", help=JOB_HELP, autocompletion=completion)
+
+
+def _words(flag: str, metavar: str, help: str, completion: Any, *also: str) -> Any:
+    """An option whose values can be completed."""
+    return typer.Option(flag, *also, metavar=metavar, help=help, autocompletion=completion)
+
+
+Jobs = Annotated[list[str], _jobs(completions.any_job)]
+LiveJobs = Annotated[list[str], _jobs(completions.live_job)]
+EndedJobs = Annotated[list[str], _jobs(completions.ended_job)]
+HeldJobs = Annotated[list[str], _jobs(completions.held_job)]
+PendingJobs = Annotated[list[str], _jobs(completions.pending_job)]
+OneJob = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=completions.any_job)]
+SessionJob = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=completions.session_job)]
+Allowed = Annotated[str, _words("--allowed", "LIST", "Allowed GPUs: 0,2 or 0-3.", completions.gpu_list)]
+Conda = Annotated[str, _words("--conda", "ENV", "Conda environment: name or folder.", completions.environment)]
+Gpus = Annotated[
+    list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.", autocompletion=completions.unpaused_gpu)
+]
+PausedGpus = Annotated[
+    list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.", autocompletion=completions.paused_gpu)
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON value, for programs.")]
+
+
+class Common:
+    """What was said before the verb."""
+
+    state_file: Optional[str] = None
+    config: Optional[str] = None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"gpujob {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def main_options(
+    ctx: typer.Context,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+    json: Json = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run jobs on the GPUs of this server, from lines in a file that is watched."""
+    Common.state_file, Common.config = state_file, config
+    if ctx.invoked_subcommand is None:
+        raise typer.Exit(show.status(json=json, state_file=state_file, config=config))
+    if json:
+        raise UsageError("--json stands behind the verb", do=f"write gpujob {ctx.invoked_subcommand} --json")
+
+
+def _which(state_file: Optional[str], config: Optional[str]) -> dict[str, Optional[str]]:
+    return {"state_file": state_file or Common.state_file, "config": config or Common.config}
+
+
+def _help(name: str) -> str:
+    option = OPTIONS[name]
+    shown = "" if option.default in (None, "", False) else f" [{option.default}]"
+    text = str(option.metadata["help"])
+    return text[0].upper() + text[1:] + "." + shown
+
+
+def _setting(flag: str, name: str, metavar: str) -> Any:
+    return typer.Option(
+        flag, metavar=metavar, help=_help(name), show_default=False, autocompletion=completions.setting(name)
+    )
+
+
+@app.command("start")
+def start(
+    gpus: Annotated[Optional[str], _setting("--gpus", "gpus", "N")] = None,
+    gpu_ids: Annotated[Optional[str], _setting("--gpu-ids", "gpu_ids", "LIST")] = None,
+    jobs_file: Annotated[Optional[str], _setting("--jobs-file", "jobs_file", "PATH")] = None,
+    commands_file: Annotated[Optional[str], _setting("--commands-file", "commands_file", "PATH")] = None,
+    llm_config: Annotated[Optional[str], _setting("--llm-config", "llm_config", "PATH")] = None,
+    log_dir: Annotated[Optional[str], _setting("--log-dir", "log_dir", "PATH")] = None,
+    log_file: Annotated[Optional[str], _setting("--log-file", "log_file", "PATH")] = None,
+    journal: Annotated[Optional[str], _setting("--journal", "journal", "PATH")] = None,
+    without_gpus: Annotated[Optional[str], _setting("--without-gpus", "without_gpus", "BOOL")] = None,
+    cpu_slots: Annotated[Optional[str], _setting("--cpu-slots", "cpu_slots", "N")] = None,
+    screen: Annotated[
+        Optional[bool], typer.Option("--screen/--no-screen", help=_help("screen"), show_default=False)
+    ] = None,
+    mem_threshold: Annotated[Optional[str], _setting("--mem-threshold", "mem_threshold", "SHARE")] = None,
+    load_threshold: Annotated[Optional[str], _setting("--load-threshold", "load_threshold", "SHARE")] = None,
+    whole_gpu_tolerance: Annotated[
+        Optional[str], _setting("--whole-gpu-tolerance", "whole_gpu_tolerance", "SHARE")
+    ] = None,
+    gpu_interval: Annotated[Optional[str], _setting("--gpu-interval", "gpu_interval", "S")] = None,
+    settle: Annotated[Optional[str], _setting("--settle", "settle", "S")] = None,
+    release: Annotated[Optional[str], _setting("--release", "release", "S")] = None,
+    hold_on_errors: Annotated[Optional[str], _setting("--hold-on-errors", "hold_on_errors", "BOOL")] = None,
+    poll_interval: Annotated[Optional[str], _setting("--poll-interval", "poll_interval", "S")] = None,
+    min_free_mem_mb: Annotated[Optional[str], _setting("--min-free-mem-mb", "min_free_mem_mb", "MIB")] = None,
+    monitor_interval: Annotated[Optional[str], _setting("--monitor-interval", "monitor_interval", "S")] = None,
+    state_interval: Annotated[Optional[str], _setting("--state-interval", "state_interval", "S")] = None,
+    max_assign_attempts: Annotated[Optional[str], _setting("--max-assign-attempts", "max_assign_attempts", "N")] = None,
+    assign_retry_wait: Annotated[Optional[str], _setting("--assign-retry-wait", "assign_retry_wait", "S")] = None,
+    oom_retries: Annotated[Optional[str], _setting("--oom-retries", "oom_retries", "N")] = None,
+    kill_grace: Annotated[Optional[str], _setting("--kill-grace", "kill_grace", "S")] = None,
+    cuda_ids: Annotated[Optional[str], _setting("--cuda-ids", "cuda_ids", "MODE")] = None,
+    python: Annotated[Optional[str], _setting("--python", "python", "PATH")] = None,
+    conda_mode: Annotated[Optional[str], _setting("--conda-mode", "conda_mode", "MODE")] = None,
+    activation_limit: Annotated[Optional[str], _setting("--activation-limit", "activation_limit", "S")] = None,
+    order: Annotated[Optional[str], _setting("--order", "order", "RULE")] = None,
+    aging: Annotated[Optional[str], _setting("--aging", "aging", "HOURS")] = None,
+    max_overtakes: Annotated[Optional[str], _setting("--max-overtakes", "max_overtakes", "N")] = None,
+    keep_logs: Annotated[Optional[str], _setting("--keep-logs", "keep_logs", "LIMITS")] = None,
+    keep_finished: Annotated[Optional[str], _setting("--keep-finished", "keep_finished", "LIMITS")] = None,
+    history: Annotated[Optional[str], _setting("--history", "history", "BOOL")] = None,
+    trust_group: Annotated[Optional[str], _setting("--trust-group", "trust_group", "BOOL")] = None,
+    save_list: Annotated[Optional[str], _setting("--save-list", "save_list", "PATH")] = None,
+    watch: Annotated[Optional[str], _setting("--watch", "watch", "HOW")] = None,
+    web: Annotated[Optional[bool], typer.Option("--web/--no-web", help=_help("web"), show_default=False)] = None,
+    web_port: Annotated[Optional[str], _setting("--web-port", "web_port", "N")] = None,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="End when nothing is left to do; exit 1 if any job failed.")
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Go into the background once the scheduler works.")] = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Be the scheduler: watch the jobs file, run its lines on the GPUs, print what happens."""
+    from scheduler.cli.serve import start as serve
+
+    given = dict(locals())
+    flags = {name: given[name] for name in OPTIONS if name != "state_file" and given.get(name) is not None}
+    which = _which(state_file, config)
+    code = serve(state_file=which["state_file"], config=which["config"], drain=drain, detach=detach, **flags)
+    raise typer.Exit(code)
+
+
+@app.command("run")
+def run_commands(
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="The same as --commands-file.")] = "",
+    commands_file: Annotated[
+        Optional[str], typer.Option("--commands-file", metavar="PATH", help="A shell command a line (commands.txt).")
+    ] = None,
+    gpus: Annotated[Optional[str], _setting("--gpus", "gpus", "N")] = None,
+    gpu_ids: Annotated[Optional[str], _setting("--gpu-ids", "gpu_ids", "LIST")] = None,
+    min_free_mem_mb: Annotated[Optional[str], _setting("--min-free-mem-mb", "min_free_mem_mb", "MIB")] = None,
+    poll_interval: Annotated[Optional[str], _setting("--poll-interval", "poll_interval", "S")] = None,
+    log_dir: Annotated[
+        Optional[str], typer.Option("--log-dir", metavar="PATH", help="Folder of the job logs (logs).")
+    ] = None,
+    jobs_file: Annotated[
+        Optional[str], typer.Option("--jobs-file", metavar="PATH", help="The record of the jobs, JSONL (jobs.jsonl).")
+    ] = None,
+    screen: Annotated[
+        Optional[bool], typer.Option("--screen/--no-screen", help=_help("screen"), show_default=False)
+    ] = None,
+    kill_grace: Annotated[Optional[str], _setting("--kill-grace", "kill_grace", "S")] = None,
+    oom_retries: Annotated[Optional[str], _setting("--oom-retries", "oom_retries", "N")] = None,
+    python: Annotated[Optional[str], _setting("--python", "python", "PATH")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Run all of the file again, also what has ended.")] = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run a file of shell commands on the GPUs until all have ended; the same again goes on where it stopped."""
+    from scheduler.cli.run import run as dispatch
+
+    given = dict(locals())
+    if file and commands_file:
+        raise UsageError("the file of commands is named twice", where="run", do="leave one of them out")
+    flags = {name: given[name] for name in OPTIONS if name != "state_file" and given.get(name) is not None}
+    which = _which(state_file, config)
+    code = dispatch(file, again=again, state_file=which["state_file"], config=which["config"], **flags)
+    raise typer.Exit(code)
+
+
+@app.command("add")
+def add(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script, or any executable file.")],
+    conda: Conda = "",
+    args: Annotated[str, typer.Option("--args", metavar="TEXT", help="Arguments of the script.")] = "",
+    priority: Annotated[str, typer.Option("--priority", metavar="N", help="Lower starts first.")] = "0",
+    gpus: Annotated[str, _words("--gpus", "LIST", "Allowed GPUs: 0,2 or 0-3.", completions.gpu_list, "--allowed")] = "",
+    wishes: Annotated[
+        Optional[list[str]],
+        _words("--set", "K=V", "What the line has no column for: gpus=0.5, time=4h, label=x…", completions.line_key),
+    ] = None,
+    output_file: Annotated[str, typer.Option("--output-file", metavar="PATH", help="Jobs file; - prints only.")] = "",
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Append one line to the jobs file and print it."""
+    code = adding.add(
+        script,
+        conda=conda,
+        args=args,
+        priority=priority,
+        gpus=gpus,
+        wishes=tuple(wishes or ()),
+        output_file=output_file,
+        **_which(state_file, config),
+    )
+    raise typer.Exit(code)
+
+
+@app.command("submit", context_settings={"allow_interspersed_args": False})
+def submit(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="The command and its words.")],
+    gpus: Annotated[str, _words("--gpus", "NEED", "0.5, 1, 2 or 2x0.5.", completions.need)] = "",
+    allowed: Allowed = "",
+    priority: Annotated[str, typer.Option("--priority", metavar="N", help="Lower starts first.")] = "0",
+    label: Annotated[str, typer.Option("--label", metavar="TEXT", help="A name for it.")] = "",
+    after: Annotated[str, _words("--after", "IDS", "Start when these have ended.", completions.job_list)] = "",
+    after_ok: Annotated[
+        str, _words("--after-ok", "IDS", "Start when these have ended well.", completions.job_list)
+    ] = "",
+    vram: Annotated[str, typer.Option("--vram", metavar="SIZE", help="GPU memory it needs: 18G.")] = "",
+    time_limit: Annotated[str, typer.Option("--time", metavar="SPAN", help="End it after this long: 4h.")] = "",
+    retries: Annotated[str, typer.Option("--retries", metavar="N", help="Run it again this often when it fails.")] = "",
+    cwd: Annotated[str, typer.Option("--cwd", metavar="PATH", help="Working folder; else this one.")] = "",
+    env: Annotated[Optional[list[str]], typer.Option("--env", metavar="K=V", help="Set a variable for it.")] = None,
+    conda: Conda = "",
+    cuda: Annotated[str, _words("--cuda", "MODE", "cuda_ids mode of this job.", completions.setting("cuda_ids"))] = "",
+    launch: Annotated[
+        str,
+        _words("--launch", "HOW", "The command is a Python script: python or torchrun runs it.", completions.launcher),
+    ] = "",
+    cpu: Annotated[bool, typer.Option("--cpu", help="Needs no GPU.")] = False,
+    slots: Annotated[str, typer.Option("--slots", metavar="N", help="Slots it takes, if it needs no GPU.")] = "",
+    on: Annotated[
+        str, _words("--on", "LIST", "On just these GPUs, whoever else is on them: 0,3.", completions.gpu_list)
+    ] = "",
+    no_output: Annotated[bool, typer.Option("--no-output", help="Keep nothing of what it writes.")] = False,
+    stderr_apart: Annotated[
+        bool, typer.Option("--stderr-apart", help="Keep stderr in a file of its own: the log's name and .e.")
+    ] = False,
+    gzip: Annotated[bool, typer.Option("--gzip", help="Pack the log.")] = False,
+    log_dir: Annotated[str, typer.Option("--log-dir", metavar="PATH", help="Folder of its log.")] = "",
+    log_name: Annotated[str, typer.Option("--log-name", metavar="NAME", help="Name of its log.")] = "",
+    on_finish: Annotated[
+        str,
+        typer.Option("--on-finish", metavar="PROGRAM", help="Called at its end with id, error level, log, command."),
+    ] = "",
+    mail: Annotated[str, typer.Option("--mail", metavar="WHO", help="Send its output there at its end.")] = "",
+    info: Annotated[str, typer.Option("--info", metavar="TEXT", help="Remembered with it, as show tells.")] = "",
+    info_command: Annotated[
+        str, typer.Option("--info-command", metavar="TEXT", help="What this shell text prints now is the --info.")
+    ] = "",
+    foreground: Annotated[
+        bool, typer.Option("-f", "--foreground", help="Stay until it ends; it reads what we could read.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; its exit code is ours.")] = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Queue any command, in this folder and environment, and print its id."""
+    code = adding.submit(
+        command, gpus=gpus, allowed=allowed, priority=priority, label=label, after=after, after_ok=after_ok, vram=vram,
+        time_limit=time_limit, retries=retries, cwd=cwd, env=tuple(env or ()), conda=conda, cuda=cuda,
+        launch=launch, cpu=cpu, slots=slots, on=on, no_output=no_output, stderr_apart=stderr_apart, gzip=gzip, log_dir=log_dir,
+        log_name=log_name, on_finish=on_finish, mail=mail, info=info, info_command=info_command, foreground=foreground, wait=wait,
+        **_which(state_file, config),
+    )  # fmt: skip
+    raise typer.Exit(code)
+
+
+@app.command(
+    "ts",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
+)
+def ts(ctx: typer.Context) -> None:
+    """The command line of GPU Task Spooler: gpujob ts -h; also by a link of the name ts or tsp."""
+    raise typer.Exit(ctx.obj["ts"](ctx.args))
+
+
+@app.command(
+    "track",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
+)
+def track(ctx: typer.Context) -> None:
+    """Run commands one after another, and know after a crash how far they came: gpujob track -h."""
+    raise typer.Exit(ctx.obj["track"](ctx.args))
+
+
+@app.command("status")
+def status(
+    json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again.")] = False,
+    every: Annotated[str, typer.Argument(metavar="[S]", help="Seconds between two looks with --watch.")] = "",
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """GPUs, running and waiting jobs with their reasons, the last ended, refused lines."""
+    seconds = (every or "2") if watch else None
+    raise typer.Exit(show.status(json=json, watch=seconds, **_which(state_file, config)))
+
+
+@app.command("jobs")
+def jobs(
+    state: Annotated[str, _words("--state", "STATES", "Only these, comma-joined.", completions.state_list)] = "",
+    last: Annotated[str, typer.Option("-n", "--last", metavar="N", help="Only the newest N of them.")] = "",
+    json: Json = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """All jobs."""
+    raise typer.Exit(show.jobs(state=state, last=last, json=json, **_which(state_file, config)))
+
+
+@app.command("show")
+def show_job(jobs: Jobs, json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """All facts about jobs, and their stories."""
+    raise typer.Exit(show.show(jobs, json=json, **_which(state_file, config)))
+
+
+@app.command("report")
+def report(
+    json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv", help="The jobs as comma-separated values, for spreadsheets.")] = False,
+    since: Annotated[str, typer.Option("--since", metavar="WHEN", help="From then on: 7d, 2026-11-15.")] = "",
+    label: Annotated[str, typer.Option("--label", metavar="TEXT", help="Only jobs with this label.")] = "",
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """How long jobs waited and ran and what they used of the GPUs: by job, by label, by GPU."""
+    from scheduler.cli.report import report as reporting
+
+    raise typer.Exit(reporting(json=json, csv=csv, since=since, label=label, **_which(state_file, config)))
+
+
+@app.command("why")
+def why(job: OneJob, json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Why a job waits, or how it ended."""
+    raise typer.Exit(show.why(job, json=json, **_which(state_file, config)))
+
+
+@app.command("logs")
+def logs(
+    job: OneJob,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
+    lines: Annotated[str, typer.Option("-n", "--lines", metavar="N", help="Only the last N lines.")] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="The bytes as they are; not to a terminal.")] = False,
+    grep: Annotated[
+        Optional[str],
+        typer.Option("--grep", metavar="PATTERN", help="Only lines that match (Python's syntax); exit 1 if none does."),
+    ] = None,
+    attempt: Annotated[str, typer.Option("--attempt", metavar="N", help="An earlier attempt's; else the last's.")] = "",
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """The output of a job, as a terminal would show it: of a progress bar its last state."""
+    which = _which(state_file, config)
+    code = logs_of.logs(job, follow=follow, lines=lines, raw=raw, grep=grep, attempt=attempt, **which)
+    raise typer.Exit(code)
+
+
+@app.command("cancel")
+def cancel(jobs: LiveJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """End jobs: waiting ones at once, running ones with all their processes."""
+    raise typer.Exit(control.cancel(jobs, **_which(state_file, config)))
+
+
+@app.command("retry")
+def retry(jobs: EndedJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Run ended jobs again: same id, new attempt, new log."""
+    raise typer.Exit(control.retry(jobs, **_which(state_file, config)))
+
+
+@app.command("hold")
+def hold(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Do not start these waiting jobs until they are released."""
+    raise typer.Exit(control.hold(jobs, **_which(state_file, config)))
+
+
+@app.command("release")
+def release(jobs: HeldJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Let held jobs wait for room again."""
+    raise typer.Exit(control.release(jobs, **_which(state_file, config)))
+
+
+@app.command("first")
+def first(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Start these waiting jobs before all others, in this order."""
+    raise typer.Exit(control.first(jobs, **_which(state_file, config)))
+
+
+@app.command("swap")
+def swap(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Let two waiting jobs change places."""
+    raise typer.Exit(control.swap(jobs, **_which(state_file, config)))
+
+
+Changed = Optional[str]
+
+
+@app.command("edit")
+def edit(
+    jobs: PendingJobs,
+    priority: Annotated[Changed, typer.Option("--priority", metavar="N", help="Lower starts first.")] = None,
+    allowed: Annotated[
+        Changed, _words("--allowed", "LIST", "Allowed GPUs: 0,2 or 0-3; any for all.", completions.gpu_list)
+    ] = None,
+    gpus: Annotated[Changed, _words("--gpus", "NEED", "0.5, 1, 2 or 2x0.5.", completions.need)] = None,
+    label: Annotated[Changed, typer.Option("--label", metavar="TEXT", help="A name for it.")] = None,
+    after: Annotated[Changed, _words("--after", "IDS", "Start when these have ended.", completions.job_list)] = None,
+    after_ok: Annotated[
+        Changed, _words("--after-ok", "IDS", "Start when these have ended well.", completions.job_list)
+    ] = None,
+    vram: Annotated[Changed, typer.Option("--vram", metavar="SIZE", help="GPU memory it needs: 18G.")] = None,
+    time_limit: Annotated[Changed, typer.Option("--time", metavar="SPAN", help="End it after this long: 4h.")] = None,
+    retries: Annotated[
+        Changed, typer.Option("--retries", metavar="N", help="Run it again this often when it fails.")
+    ] = None,
+    cwd: Annotated[Changed, typer.Option("--cwd", metavar="PATH", help="Working folder.")] = None,
+    cuda: Annotated[
+        Changed, _words("--cuda", "MODE", "cuda_ids mode of this job.", completions.setting("cuda_ids"))
+    ] = None,
+    launch: Annotated[Changed, _words("--launch", "HOW", "python or torchrun.", completions.launcher)] = None,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Change waiting jobs; an empty value takes a wish back (--time '')."""
+    given = {
+        "priority": priority, "allowed": allowed, "gpus": gpus, "label": label, "after": after, "after_ok": after_ok,
+        "vram": vram, "time": time_limit, "retries": retries, "cwd": cwd, "cuda": cuda, "launch": launch,
+    }  # fmt: skip
+    wishes = {key: text for key, text in given.items() if text is not None}
+    raise typer.Exit(control.edit(jobs, wishes, **_which(state_file, config)))
+
+
+@app.command("wait")
+def wait(
+    jobs: Annotated[
+        Optional[list[str]],
+        typer.Argument(metavar="[JOB…]", help="All without any.", autocompletion=completions.live_job),
+    ] = None,
+    timeout: Annotated[str, typer.Option("--timeout", metavar="SPAN", help="Give up after this long (exit 124).")] = "",
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Wait until jobs have ended; one job's own exit code, else 1 if any failed."""
+    raise typer.Exit(control.wait(jobs or [], timeout=timeout, **_which(state_file, config)))
+
+
+@app.command("pause")
+def pause(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Give GPUs no new job; those that run go on."""
+    raise typer.Exit(control.pause(gpus, **_which(state_file, config)))
+
+
+@app.command("resume")
+def resume(
+    gpus: PausedGpus,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also beside memory and processes of others that are there now.")
+    ] = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Give GPUs jobs again."""
+    raise typer.Exit(control.resume(gpus, force=force, **_which(state_file, config)))
+
+
+@app.command("queue")
+def queue(
+    what: Annotated[str, typer.Argument(metavar="pause|resume", autocompletion=completions.queue_word)],
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Pause or resume the whole queue."""
+    raise typer.Exit(control.queue(what, **_which(state_file, config)))
+
+
+@app.command("screens")
+def screens(json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """List the screen sessions of running jobs, each with the command that attaches to it."""
+    raise typer.Exit(sessions.screens(json=json, **_which(state_file, config)))
+
+
+@app.command("attach")
+def attach(job: SessionJob, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Attach this terminal to a job's screen session (Ctrl-a d leaves it running)."""
+    raise typer.Exit(sessions.attach(job, **_which(state_file, config)))
+
+
+config_app = typer.Typer(help="Settings: what they are and where they come from.", no_args_is_help=False)
+app.add_typer(config_app, name="config")
+
+
+@config_app.callback(invoke_without_command=True)
+def config_alone(ctx: typer.Context) -> None:
+    """Settings: what they are and where they come from."""
+    if ctx.invoked_subcommand is None:
+        config_show()
+
+
+@config_app.command("show")
+def config_show(
+    origin: Annotated[bool, typer.Option("--origin", help="Where each value comes from.")] = False,
+    json: Json = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Every setting, as a config file would say it."""
+    from scheduler.cli import config as configuring
+
+    raise typer.Exit(configuring.show(origin=origin, json=json, **_which(state_file, config)))
+
+
+@config_app.command("check")
+def config_check(
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Only this file; else all that start reads.")] = "",
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Say what is wrong with the settings: all of it, each with file and line."""
+    from scheduler.cli import config as configuring
+
+    raise typer.Exit(configuring.check(file, **_which(state_file, config)))
+
+
+@app.command("reset")
+def reset(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Forget ended jobs and refused lines; what runs or waits, and all logs, stay."""
+    raise typer.Exit(control.reset(yes=yes, **_which(state_file, config)))
+
+
+@app.command("recover")
+def recover(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, change nothing.")] = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Rebuild a damaged store from what is left; also: a copied folder is the one to use from now on."""
+    raise typer.Exit(control.recover(dry_run=dry_run, **_which(state_file, config)))
+
+
+@app.command("doctor")
+def doctor(json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
+    """Say what is wrong with this machine and this scheduler, each with the command that mends it; changes nothing."""
+    from scheduler.cli.doctor import doctor as examine
+
+    raise typer.Exit(examine(json=json, **_which(state_file, config)))
+
+
+@app.command("web")
+def web_page(
+    ctx: typer.Context,
+    port: Annotated[str, typer.Option("--port", metavar="N", help="Port; 0: any that is free.")] = "4004",
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Address; any but this machine's own needs TLS or a proxy.")
+    ] = "127.0.0.1",
+    tls_cert: Annotated[str, typer.Option("--tls-cert", metavar="PATH", help="Certificate (PEM), for HTTPS.")] = "",
+    tls_key: Annotated[str, typer.Option("--tls-key", metavar="PATH", help="Its key (PEM).")] = "",
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A proxy of yours, with TLS, is the only way here.")
+    ] = False,
+    names: Annotated[
+        Optional[list[str]], typer.Option("--name", metavar="NAME", help="A name that the proxy has for it (Host).")
+    ] = None,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """The page in a browser, and the HTTP API: see and steer this scheduler; prints how to get there and sign in."""
+    code = ctx.obj["web"](port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, behind_proxy=behind_proxy,
+                 names=tuple(names or ()), **_which(state_file, config))  # fmt: skip
+    raise typer.Exit(code)
+
+
+@app.command("demo")
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder with logs and state.")] = False,
+) -> None:
+    """Run the example jobs on this machine's GPUs, or on two declared ones, and show what happens."""
+    from scheduler.cli.demo import demo as run
+
+    raise typer.Exit(run(keep=keep))
+
+
+@app.command("help")
+def help_of(
+    ctx: typer.Context,
+    verb: Annotated[
+        Optional[str], typer.Argument(metavar="[VERB]", help="A verb.", autocompletion=completions.verbs)
+    ] = None,
+) -> None:
+    """Explain gpujob, or one verb, as --help does."""
+    outer = ctx.find_root()
+    if verb is None:
+        print(outer.get_help())
+        return
+    name, command, _ = outer.command.resolve_command(outer, [verb])  # type: ignore[attr-defined]
+    with command.make_context(name, [], parent=outer, resilient_parsing=True) as inner:
+        print(command.get_help(inner))
+
+
+@app.command("version")
+def version_of() -> None:
+    """Print the version."""
+    print(f"gpujob {__version__}")
+
+
+def run(words: list[str], interfaces: Mapping[str, Callable[..., int]] = MappingProxyType({})) -> int:
+    """Run the command line; returns the exit code. Usage errors raise what Typer raises.
+
+    ``interfaces``: the user interfaces that are verbs here (`ts`, `track`, `web`), by their names.
+    """
+    command = _declared(words)
+    if charset() == "ascii":  # Click takes such a stream for a mistake and writes UTF-8 beside it
+        for one in (command, *command.commands.values()):
+            one.get_help = _in_ascii(one.get_help)
+    try:
+        code = command.main(args=words, prog_name="gpujob", standalone_mode=False, obj=interfaces)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # Click makes a failure of it
+            raise end.__context__ from None
+        raise
+    return code if isinstance(code, int) else 0
+
+
+def _declared(words: list[str]) -> Any:
+    """The command line as Click wants it; where it begins with a verb that one alone: to build all takes longer than most verbs
+    (but `help` tells of the others)."""
+    one = [command for command in app.registered_commands if words and command.name == words[0] != "help"]
+    meant = copy.copy(app)
+    if one:
+        meant.registered_commands, meant.registered_groups = one, []
+    return typer.main.get_command(meant)
+
+
+def _in_ascii(get_help: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda ctx: shown(get_help(ctx))
+
+
+def usage_text(error: Exception) -> str | None:
+    """One line for a usage error of Typer's, or None when it is something else. Says it in our words where it can:
+    those of Typer and Click differ from version to version."""
+    message = getattr(error, "format_message", None)
+    if message is None:
+        return None
+    ctx = getattr(error, "ctx", None)
+    path = ctx.command_path if ctx is not None else "gpujob"
+    option = getattr(error, "option_name", None)
+    if type(error).__name__ == "NoSuchOption" and isinstance(option, str):
+        known = [name for param in ctx.command.params for name in (*param.opts, *param.secondary_opts)] if ctx else []
+        text = f"no option {option}{did_you_mean(option, [*known, '--help'])}"
+    else:
+        text = " ".join(str(message()).split()).rstrip(".")
+    return f"{text}{'' if text.endswith('?') else ';'} see {path} --help"

@@ -1,0 +1,91 @@
+"""`config show`, `config check`: every setting and where it comes from; what is wrong with a config file."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from scheduler.client.client import SCHEMA, SchedulerClient
+from scheduler.client.locate import settings_for, state_file_for
+from scheduler.core.config import OPTIONS, RELOADABLE, written
+from scheduler.core.errors import SchedulerError, raise_all
+from scheduler.intake.settings import Settings, find_config, load, model_table
+from scheduler.views import render
+
+
+def show(*, origin: bool = False, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
+    """Every setting as a line of YAML; with ``origin`` where each comes from. What a running scheduler has otherwise is said."""
+    settings = settings_for({"state_file": state_file} if state_file else {}, config)
+    found = state_file_for(state_file, config)
+    if found != settings.config.state_file:  # the only scheduler alive, which nothing here names
+        settings = settings_for({"state_file": found}, config)
+        settings = replace(settings, origin={**settings.origin, "state_file": "the only scheduler running"})
+    client = SchedulerClient(found)
+    running = {key: pair for key, pair in client.settings().items() if key in OPTIONS}
+    if json:
+        render.print_json(_json(settings, running, client.alive()))
+    else:
+        print("\n".join(_lines(settings, running, origin)))
+    return 0
+
+
+def _json(settings: Settings, running: dict[str, tuple[Any, str]], alive: bool) -> dict[str, Any]:
+    options = {
+        key: {
+            "value": value,
+            "origin": settings.origin[key],
+            "default": OPTIONS[key].default,
+            "reload": key in RELOADABLE,
+            "running": {"value": running[key][0], "origin": running[key][1]} if key in running else None,
+        }
+        for key, value in settings.config.policy_values().items()
+    }
+    return {"schema": SCHEMA, "config_file": settings.config_file or None, "daemon": alive, "settings": options}
+
+
+def _lines(settings: Settings, running: dict[str, tuple[Any, str]], origin: bool) -> list[str]:
+    """YAML that could be saved as a config file; all else in its comments."""
+    values = {key: f"{key}: {written(value)}" for key, value in settings.config.policy_values().items()}
+    width = min(60, max(map(len, values.values())))
+    lines = []
+    for key, line in values.items():
+        notes = [settings.origin[key]] if origin else []
+        if key in running and written(running[key][0]) != written(getattr(settings.config, key)):
+            value, whence = running[key]
+            until = "" if key in RELOADABLE else ", until it is started anew"
+            notes.append(f"the running scheduler: {written(value)} ({whence}{until})")
+        note = render.safe("; ".join(notes))
+        lines.append(f"{line:<{width}}  # {note}" if note else line)
+    return lines
+
+
+def check(file: str = "", *, state_file: str | None = None, config: str | None = None) -> int:
+    """Whether `start` would take the settings: this file alone, or all that it would read."""
+    named = file or config
+    path = find_config({} if file else os.environ, named, os.getcwd())
+    errors: list[SchedulerError] = []
+    settings: Settings | None = None
+    try:
+        settings = load({"state_file": state_file} if state_file else {}, _trust_only() if file else os.environ, named)
+    except SchedulerError as error:
+        errors.append(error)
+    if settings is not None and not file:
+        try:
+            model_table(settings.config.llm_config, settings.config.trust_group)
+        except SchedulerError as error:
+            errors.append(error)
+    raise_all(errors)
+    said = sum(1 for origin in settings.origin.values() if path and origin.startswith(f"{path}:")) if settings else 0
+    print(
+        f"{render.safe(path)}: good, {said} setting{'' if said == 1 else 's'}"
+        if path
+        else "good; there is no config file"
+    )
+    return 0
+
+
+def _trust_only() -> dict[str, str]:
+    """Of the environment only whether the group is trusted: the rest is not what was asked about."""
+    name = "GPUJOB_SET_TRUST_GROUP"
+    return {name: os.environ[name]} if name in os.environ else {}

@@ -1,0 +1,212 @@
+"""`cancel`, `retry`, `hold`, `edit`, `pause`, `wait` and their like: what changes or waits."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from scheduler.client.client import SchedulerClient
+from scheduler.client.locate import settings_for, state_file_for
+from scheduler.client.send_request import do, revision_of, until_shown
+from scheduler.client.wait import wait_for
+from scheduler.core.errors import NoDaemon, UsageError
+from scheduler.core.gpu import parse_gpu_ids
+from scheduler.core.job import ENDED
+from scheduler.core.requests import (
+    Answer,
+    Cancel,
+    Edit,
+    First,
+    Hold,
+    Pause,
+    PauseQueue,
+    Release,
+    Request,
+    Requeue,
+    Resume,
+    Swap,
+)
+from scheduler.core.secrets import without_secrets
+from scheduler.core.units import seconds_of
+from scheduler.system.terminal_text import safe
+
+
+def _ask(found: str, config: str | None, request: Request) -> int:
+    before = revision_of(found)
+    answer, by_daemon = do(SchedulerClient(found), request, config)
+    if not by_daemon:
+        print("gpujob: no scheduler is running", file=sys.stderr)
+    elif isinstance(request, (Pause, Resume, PauseQueue)) and not answer.code:
+        until_shown(found, request, before)
+    return _show(answer)
+
+
+def _show(answer: Answer) -> int:
+    for line in answer.lines:
+        print(safe(f"gpujob: {line}" if answer.code else line), file=sys.stderr if answer.code else sys.stdout)
+    return answer.code
+
+
+def _chosen(found: str, words: Sequence[str]) -> tuple[int, ...]:
+    if not words:
+        raise UsageError("which job?", do="name an id, a range such as 3-9, a label, or @ for the last")
+    return SchedulerClient(found).select(words)
+
+
+def cancel(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """End jobs: waiting ones at once, running ones with all their processes."""
+    found = state_file_for(state_file, config)
+    return _ask(found, config, Cancel(_chosen(found, jobs)))
+
+
+def retry(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """Run ended jobs again: same id, new attempt, new log."""
+    found = state_file_for(state_file, config)
+    ids = _chosen(found, jobs)
+    known = SchedulerClient(found).known(ids)
+    return _ask(found, config, Requeue(ids, after=tuple(known[job].attempt if job in known else 0 for job in ids)))
+
+
+def hold(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """Do not start these waiting jobs until they are released."""
+    found = state_file_for(state_file, config)
+    return _ask(found, config, Hold(_chosen(found, jobs)))
+
+
+def release(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """Let held jobs wait for room again."""
+    found = state_file_for(state_file, config)
+    return _ask(found, config, Release(_chosen(found, jobs)))
+
+
+def first(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """Start these waiting jobs before all others."""
+    found = state_file_for(state_file, config)
+    return _ask(found, config, First(_chosen(found, jobs)))
+
+
+def swap(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """Let two waiting jobs change places."""
+    found = state_file_for(state_file, config)
+    ids = _chosen(found, jobs)
+    if len(ids) != 2:
+        raise UsageError(f"two jobs change places, and {' '.join(jobs)} names {len(ids)}", do="gpujob swap 12 15")
+    return _ask(found, config, Swap(ids))
+
+
+def edit(
+    jobs: Sequence[str], wishes: Mapping[str, str], *, state_file: str | None = None, config: str | None = None
+) -> int:
+    """Change waiting jobs. ``wishes``: option → text as `submit` takes it, an empty text takes the wish back."""
+    from scheduler.cli.add import changes_of, warn
+    from scheduler.client.submission import model_table_for
+    from scheduler.core.model_table import ModelTable, need_of
+    from scheduler.intake.jobs_file import check_launch
+
+    found = state_file_for(state_file, config)
+    ids = _chosen(found, jobs)
+    if not wishes:
+        raise UsageError("what is to be changed?", do="say it, as in gpujob edit 12 --gpus 0.5; see gpujob edit --help")
+    client = SchedulerClient(found)
+    changes = changes_of(wishes)
+    chosen = client.states(ids)
+    specs = [replace(job.spec, **changes) for job in chosen]
+    needs: tuple[tuple[int, int], ...] = ()
+    if "launch" in changes:
+        for spec in specs:
+            check_launch(spec)
+    if {"gpus", "vram_mib", "allowed"} & set(changes):
+        # Of a job that says only how much memory it needs, that decides its share of the GPUs it may have.
+        by_memory = ("vram_mib" in changes or bool(spec.vram_mib) for spec in specs)
+        anew = [
+            "gpus" in changes or (books and not spec.gpus and not spec.on)
+            for spec, books in zip(specs, by_memory, strict=True)
+        ]
+        table = model_table_for(client, config, warn) if any(anew) and not changes.get("gpus") else ModelTable()
+        gpus = client.gpus()
+        found_needs = [
+            need_of(spec, table, gpus)[0] if wanted else job.need
+            for spec, wanted, job in zip(specs, anew, chosen, strict=True)
+        ]
+        needs = tuple((need.count, need.parts) for need in found_needs)
+    return _ask(found, config, Edit(ids, changes, needs))
+
+
+def _gpus(words: Sequence[str]) -> tuple[int, ...]:
+    ids = parse_gpu_ids(",".join(words))
+    if ids is None:
+        raise UsageError("which GPU?", do="write 2 or 0-3")
+    return ids
+
+
+def pause(gpus: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
+    """Give these GPUs no new job; those that run go on."""
+    return _ask(state_file_for(state_file, config), config, Pause(_gpus(gpus)))
+
+
+def resume(
+    gpus: Sequence[str], *, force: bool = False, state_file: str | None = None, config: str | None = None
+) -> int:
+    """Give these GPUs jobs again; ``force``: also beside what others have on them now."""
+    found = state_file_for(state_file, config)
+    ids = _gpus(gpus)
+    if force and not SchedulerClient(found).alive():
+        raise NoDaemon("no scheduler is running: nobody sees what --force would accept", do="start it: gpujob start")
+    return _ask(found, config, Resume(ids, force))
+
+
+def queue(what: str, *, state_file: str | None = None, config: str | None = None) -> int:
+    """Pause or resume the whole queue."""
+    if what not in ("pause", "resume"):
+        raise UsageError(f"queue {what}?", do="write gpujob queue pause or gpujob queue resume")
+    return _ask(state_file_for(state_file, config), config, PauseQueue(what == "pause"))
+
+
+def reset(*, yes: bool = False, state_file: str | None = None, config: str | None = None) -> int:
+    """Forget ended jobs and refused lines; logs stay."""
+    client = SchedulerClient(state_file_for(state_file, config))
+    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
+        counts = client.overview(0).counts
+        ended = sum(counts[state.value] for state in ENDED)
+        if input(f"forget {ended} ended job{'s' * (ended != 1)}? their logs stay (y/n) ").strip().lower() not in (
+            "y",
+            "yes",
+        ):
+            print("nothing was changed")
+            return 0
+    number = client.reset()
+    print(f"forgot {number} ended job{'s' * (number != 1)}")
+    return 0
+
+
+def wait(jobs: Sequence[str], *, timeout: str = "", state_file: str | None = None, config: str | None = None) -> int:
+    """Wait until jobs have ended (all of them without JOB); one job's own exit code, else 1 if any failed."""
+    found = state_file_for(state_file, config)
+    client = SchedulerClient(found)
+    limit = seconds_of(timeout) if timeout else None
+    ids = client.select(jobs) if jobs else None
+    return wait_for(client, ids, limit, time.monotonic())
+
+
+def recover(*, dry_run: bool = False, state_file: str | None = None, config: str | None = None) -> int:
+    """Rebuild a damaged store from what is left; also says that a copied folder is the one to use from now on."""
+    import os
+
+    from scheduler.recovery.rebuild import recover as rebuild
+    from scheduler.store.store_identity import home_of
+
+    found = state_file_for(state_file, config)
+    client = SchedulerClient(found)
+    settings = settings_for({"state_file": found}, config)
+    client.places.make()
+    home = home_of(client.places)
+    report = rebuild(client.places, settings.config, home, os.path.expanduser("~"), dry=dry_run)
+    for line in report.lines:
+        print(safe(without_secrets(line)))  # as it stands: in the list that they name
+    if not dry_run:
+        if report.healthy:
+            client.settle_here(home)
+        print(f"{safe(client.places.state_dir)} belongs here from now on; its jobs are settled at the next start")
+    return report.code

@@ -1,0 +1,82 @@
+"""`doctor`: what is wrong with this machine and this scheduler, and the command that mends it; runs none of them."""
+
+from __future__ import annotations
+
+import os
+
+from scheduler.client.client import SCHEMA
+from scheduler.client.locate import settings_for, state_file_for
+from scheduler.core.config import defaults
+from scheduler.core.errors import Mistakes, SchedulerError
+from scheduler.doctor.findings_machine import Finding, Mark, worst
+from scheduler.intake.settings import Settings, without_config
+from scheduler.views import render, terminal
+
+WIDTH = 14  # columns of the name of a check
+
+
+def doctor(*, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
+    """Print the findings; 1 when one of them is bad."""
+    from scheduler.core.errors import word
+    from scheduler.doctor.checks import Examination
+
+    flags = {"state_file": state_file} if state_file else {}
+    errors: list[SchedulerError] = []
+    try:
+        found = state_file_for(state_file, config)
+    except SchedulerError as error:
+        named = state_file or os.environ.get("GPUJOB_STATE_FILE")
+        if named or (config and not os.path.lexists(config)):
+            raise
+        errors, found = _each(error), ""
+    settings: Settings | None = None
+    try:
+        settings = settings_for({"state_file": found} if found else flags, config)
+    except SchedulerError as error:
+        errors = _each(error)
+    if not found and settings is not None:
+        raise errors[0]  # which of several is meant
+    found = found or os.path.join(os.getcwd(), defaults()["state_file"])
+    settings = settings or without_config({"state_file": found})
+    suffix = "" if found == os.path.join(os.getcwd(), defaults()["state_file"]) else f" --state-file {word(found)}"
+    suffix += f" --config {word(os.path.abspath(config))}" if config else ""
+    findings = Examination(found, settings.config, settings.config_file, errors, os.environ, suffix).findings()
+    if json:
+        render.print_json(_json(found, findings))
+    else:
+        print("\n".join(line for finding in findings for line in _lines(finding)))
+    return 1 if worst(findings) is Mark.BAD else 0
+
+
+def _each(error: SchedulerError) -> list[SchedulerError]:
+    return list(error.errors) if isinstance(error, Mistakes) else [error]
+
+
+def _json(state_file: str, findings: list[Finding]) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "state_file": state_file,
+        "worst": worst(findings).value,
+        "findings": [
+            {
+                "check": finding.check,
+                "mark": finding.mark.value,
+                "seen": finding.seen,
+                "wrong": finding.wrong or None,
+                "mend": finding.mend or None,
+            }
+            for finding in findings
+        ],
+    }
+
+
+def _lines(finding: Finding) -> list[str]:
+    """A line for the check; under it what is wrong, and the command, which is never folded: it is to be copied."""
+    mark = finding.mark.value
+    indent = 9 + WIDTH
+    lines = terminal.folded(f"{mark:<8} {finding.check:<{WIDTH - 1}} {render.safe(finding.seen)}", indent, mark)
+    if finding.wrong:
+        lines += terminal.folded(f"{'':<8} {render.safe(finding.wrong)}", 9)
+    if finding.mend:
+        lines.append(f"{'':<8} mend: {render.safe(finding.mend)}")
+    return lines

@@ -1,0 +1,433 @@
+"""`logs`: what jobs wrote, as a terminal would show it, unpacked where it is packed; or byte for byte."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import stat
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Sequence
+
+from scheduler.client.client import SchedulerClient
+from scheduler.client.locate import state_file_for
+from scheduler.core.errors import NoDaemon, NotFound, SchedulerError, UsageError
+from scheduler.core.job import Event, Job, JobState, Process
+from scheduler.core.log_names import is_packed, logs_of
+from scheduler.system.proc_stat import ticks_of
+from scheduler.system.terminal_text import upright
+from scheduler.views import render, terminal
+from scheduler.views.packed_log import Unpacker
+from scheduler.views.terminal_replay import CHUNK, RESET, Folder, clipped, seek_last_lines, without_colours
+
+EVERY_S = 0.1
+MATCH = "\x1b[1;31m"
+
+
+def logs(
+    job: str,
+    *,
+    follow: bool = False,
+    lines: str = "",
+    raw: bool = False,
+    grep: str | None = None,
+    attempt: str = "",
+    state_file: str | None = None,
+    config: str | None = None,
+) -> int:
+    """The output of jobs; with ``follow`` until the job ends. 1 when ``grep`` finds nothing."""
+    most = _whole(lines, "-n") if lines else None
+    wanted = _whole(attempt, "--attempt") if attempt else None
+    pattern = _pattern(grep) if grep is not None else None
+    if raw and pattern is not None:
+        raise UsageError("--raw and --grep exclude each other", do="pipe the one into grep -a, or leave --raw out")
+    if raw and sys.stdout.isatty():
+        raise UsageError(
+            "--raw prints what could play the terminal", do=f"send it into a file: gpujob logs {job} --raw > FILE"
+        )
+    client = SchedulerClient(state_file_for(state_file, config))
+    numbers = client.select([job])
+    if follow and len(numbers) > 1:
+        raise UsageError(f"{job} names {len(numbers)} jobs, and only one can be followed", do="name one")
+    printer = Printer(raw, pattern)
+    try:
+        if len(numbers) > 1:
+            shown = _several(client, numbers, printer, most, wanted)
+            return 0 if shown and (pattern is None or printer.matched) else 1
+        found, reason, events = client.job(numbers[0])
+        path = _log(found, events, wanted, printer)
+        if follow and (wanted is None or wanted == found.attempt):
+            _Following(client, found, printer, once=wanted is not None).run(most)
+        elif not path:
+            why = f"it is {found.state.value}" + (f" ({reason.code}: {reason.sentence})" if reason else "")
+            raise SchedulerError(f"job {found.id} has no log: {why}", do=f"see gpujob why {found.id}")
+        else:
+            _print_log(path, printer, most)
+    finally:
+        printer.leave()
+    return 0 if pattern is None or printer.matched else 1
+
+
+def _whole(text: str, where: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise UsageError(f"{text[:40]!r} is not a whole number", where=where, do=f"write {where} 20")
+    return int(text)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what may mean something else in a later Python
+            return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        at = getattr(error, "pos", None)
+        where = f" at position {at}" if at is not None else ""
+        what = getattr(error, "msg", error)
+        raise UsageError(
+            f"{text[:60]!r} is no regular expression: {what}{where}", where="--grep", do="put \\ before ( [ * + ? | ."
+        ) from None
+
+
+def _log(job: Job, events: Sequence[Event], wanted: int | None, printer: Printer) -> str:
+    """The log that is meant, empty if there is none; says that there are others. Raises NotFound."""
+    known = logs_of(job, events)
+    if wanted is None:
+        earlier = [str(number) for number in sorted(known) if number != job.attempt]
+        if earlier:
+            which = ", ".join(earlier) if len(earlier) < 6 else f"{earlier[0]} to {earlier[-1]}"
+            printer.say(
+                f"attempt {job.attempt} of job {job.id}; earlier ones ({which}): gpujob logs {job.id} --attempt N"
+            )
+        return job.log
+    if wanted not in known:
+        has = f"it has {', '.join(map(str, sorted(known)))}" if known else f"it is {job.state.value}"
+        raise NotFound(f"job {job.id} has no log of attempt {wanted}: {has}", do=f"see gpujob show {job.id}")
+    return known[wanted]
+
+
+def _several(
+    client: SchedulerClient, numbers: Sequence[int], printer: Printer, most: int | None, wanted: int | None
+) -> int:
+    """Print the logs of several jobs, each under a header; how many there were."""
+    shown = 0
+    for number in numbers:
+        try:
+            job, _, events = client.job(number)
+            path = _log(job, events, wanted, printer)
+            if not path:
+                printer.say(f"job {number} has no log: it is {job.state.value}")
+                continue
+            printer.headed(f"==> job {job.id} ({render.safe(job.spec.shown_name)}), {job.state.value} <==")
+            _print_log(path, printer, most)
+            shown += 1
+        except SchedulerError as error:
+            printer.say(str(error))
+    return shown
+
+
+def _open(path: str) -> int:
+    """Open a plain file; a FIFO or device never holds us up. Raises SchedulerError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise SchedulerError(
+            "the log is not there any more", where=path, do="keep_logs or somebody removed it"
+        ) from None
+    except OSError as error:
+        raise SchedulerError(f"the log cannot be read: {error.strerror}", where=path) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise SchedulerError("the log is not a plain file any more", where=path)
+    return fd
+
+
+def _print_log(path: str, printer: Printer, most: int | None) -> None:
+    """Print what a log holds now."""
+    fd = _open(path)
+    try:
+        end = os.fstat(fd).st_size  # a job that writes faster than we print must not keep us for ever
+        printer.begin(fd, most, is_packed(path))
+        at = os.lseek(fd, 0, os.SEEK_CUR)
+        while at < end and (data := os.read(fd, min(CHUNK, end - at))):
+            at += len(data)
+            printer.feed(data)
+        printer.end()
+    finally:
+        os.close(fd)
+
+
+class Printer:
+    """Takes the bytes of logs and prints what was asked for: lines, those that match, or the bytes as they are."""
+
+    def __init__(self, raw: bool, pattern: re.Pattern[str] | None) -> None:
+        self.raw, self.pattern = raw, pattern
+        self.terminal = sys.stdout.isatty()
+        self.highlights = self.terminal and pattern is not None and not os.environ.get("NO_COLOR")
+        self.redraws = self.terminal and pattern is None and os.environ.get("TERM", "dumb") != "dumb"
+        self.matched = False
+        self._folder = Folder(self.terminal)
+        self._unpack: Unpacker | None = None  # of a packed log
+        self._last: deque[str] | None = None  # the last lines, of those that match, until all are read
+        self._drawn = ""  # the unfinished line, as it stands on the terminal
+        self._header = ""
+        self._any = False
+        self._said: set[str] = set()
+        self._reader: select.poll | None = None
+
+    def headed(self, header: str) -> None:
+        """Begin another job; its header is printed with its first line, or at its end."""
+        self._header = header
+
+    def begin(self, fd: int, most: int | None, packed: bool) -> None:
+        """Begin a log, at its last ``most`` lines. Raises UsageError where these cannot be told."""
+        self._unpack = Unpacker() if packed and not self.raw else None
+        if most is None:
+            return
+        if self.raw and packed:
+            raise UsageError("-n counts lines, and --raw gives a packed log as it is", do="leave one of them out")
+        if self.raw:
+            seek_last_lines(fd, most, sys.maxsize)
+        elif self.pattern is not None or packed:
+            self._last = deque(maxlen=most)
+        elif seek_last_lines(fd, most):
+            self._folder.enter()
+
+    def feed(self, data: bytes) -> None:
+        """Print what is whole with these bytes."""
+        if self.raw:
+            self._print_header()
+            sys.stdout.buffer.write(data)
+        elif self._unpack is None:
+            self._take(self._folder.feed(data))
+        else:
+            for piece in self._unpack.feed(data):
+                self._take(self._folder.feed(piece))
+
+    def caught_up(self) -> None:
+        """All that was there is read: print its last lines; what comes is printed as it comes."""
+        if self._last is not None:
+            lines, self._last = list(self._last), None
+            self._print(lines)
+
+    def end(self) -> None:
+        """The log ends here: so does its last line."""
+        if self._unpack is not None:
+            if self._unpack.damaged:
+                self.say("the packed log is damaged: what stands behind the damage cannot be shown")
+            elif not self._unpack.has_end:
+                self.say("the packed log has no end: its job still writes, or what packed it was killed")
+            self._unpack = Unpacker()
+        if not self.raw:
+            self._take(self._folder.feed(b"", last=True))
+            if self._folder.cut_any:
+                self.say("lines of more than a million characters are cut; gpujob logs --raw > FILE has them whole")
+            self._folder = Folder(self.terminal)
+        self.caught_up()
+        if self.pattern is None:
+            self._print_header()
+        self._header = ""
+
+    def draw(self) -> None:
+        """Show the unfinished line in its place, and let others see what was printed."""
+        if self.redraws:
+            line = self._folder.unfinished()
+            if line or self._drawn:
+                width = terminal.width() or 80
+                text = clipped(upright(line), max(1, width - 1)) + (RESET if "\x1b" in line else "")
+                if text != self._drawn:
+                    self._drawn = text  # first: Ctrl-C between the two must not leave the line open
+                    sys.stdout.write(f"\r{text}\x1b[K")
+        sys.stdout.flush()
+        if self._reader is None:
+            self._reader = select.poll()
+            self._reader.register(sys.stdout.fileno(), 0)
+        if any(what & (select.POLLERR | select.POLLHUP) for _, what in self._reader.poll(0)):
+            raise BrokenPipeError  # whoever read it has gone; else that would be noticed with the next line only
+
+    def say(self, text: str) -> None:
+        """Talk to the user, beside the output; everything once."""
+        if text not in self._said:
+            self._said.add(text)
+            self._undraw()
+            sys.stdout.flush()
+            print(f"gpujob: {render.safe(text)}", file=sys.stderr)
+
+    def leave(self) -> None:
+        """Leave the terminal with a line of its own for what comes next."""
+        if self._drawn:
+            self._drawn = ""
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def _take(self, lines: list[str]) -> None:
+        if self.pattern is not None:
+            search = self.pattern.search
+            lines = [line for line in lines if search(without_colours(line))]
+            self.matched = self.matched or bool(lines)
+        if self._last is not None:
+            self._last.extend(lines)
+        else:
+            self._print(lines)
+
+    def _print(self, lines: list[str]) -> None:
+        if not lines:
+            return
+        self._undraw()
+        self._print_header()
+        if self.highlights:
+            lines = [self._highlighted(line) for line in lines]
+        elif self.terminal:
+            lines = [upright(line) for line in lines]
+        sys.stdout.write("\n".join(lines) + "\n")
+
+    def _highlighted(self, line: str) -> str:
+        assert self.pattern is not None
+        plain, out, at = without_colours(line), [], 0
+        for found in self.pattern.finditer(plain):
+            out += [upright(plain[at : found.start()]), MATCH, upright(found.group()), RESET] if found.group() else []
+            at = found.end() if found.group() else at
+        return "".join(out) + upright(plain[at:])
+
+    def _print_header(self) -> None:
+        if self._header:
+            between = "\n" if self._any else ""
+            header, self._header, self._any = self._header, "", True
+            print(between + header, file=sys.stderr if self.raw else sys.stdout)
+
+    def _undraw(self) -> None:
+        if self._drawn:
+            sys.stdout.write("\r\x1b[K")
+            self._drawn = ""
+
+
+class _Following:
+    """One job followed to its end, through cut and removed logs and further attempts."""
+
+    def __init__(self, client: SchedulerClient, job: Job, printer: Printer, once: bool) -> None:
+        self.client, self.job, self.printer, self.once = client, job, printer, once
+        self.number, self.attempt = job.id, job.attempt
+        self.path, self.fd = "", -1
+        self.near = ""
+        self.ever_read = False
+        self.waits_said = -1  # the attempt after which it was said
+
+    def run(self, most: int | None) -> None:
+        """Print until the job ends. Raises NoDaemon when nobody would ever start it."""
+        try:
+            while True:
+                over = self._look()
+                self._read(most)
+                if self.fd >= 0:
+                    most = None
+                    self.printer.caught_up()
+                if over:
+                    break
+                self._say_why_it_waits()
+                self.printer.draw()
+                time.sleep(EVERY_S)
+        finally:
+            if self.fd >= 0:
+                os.close(self.fd)
+        self.printer.end()
+        if not self.ever_read:
+            if self.job.log:
+                os.close(_open(self.job.log))  # says what is wrong with it
+            raise SchedulerError(
+                f"job {self.number} has no log: it is {self.job.state.value}", do=f"see gpujob why {self.number}"
+            )
+
+    def _look(self) -> bool:
+        """How the job is now, with the log of a new attempt; True if nothing more will come."""
+        try:
+            self.job = job = self.client.states([self.number])[0]
+        except NotFound:
+            self.printer.say(f"job {self.number} has ended and was forgotten meanwhile")
+            return True
+        if job.log and job.log != self.path:
+            if self.once and job.attempt != self.attempt:
+                return True
+            if self.path:
+                self._read(None)
+                self.printer.end()
+                self.printer.say(f"job {self.number} runs again: attempt {job.attempt}, {render.near(job.log)}")
+            self._close()
+            self.path, self.near, self.attempt = job.log, render.near(job.log), job.attempt
+        if job.state.ended or (self.once and job.state is JobState.PENDING and bool(job.log)):
+            return True
+        if self.client.alive():
+            return False
+        if job.state is JobState.PENDING:
+            self._read(None)
+            raise NoDaemon(f"job {self.number} waits, and no scheduler is running", do="start it: gpujob start")
+        if job.process is None or not _lives(job.process):
+            self.printer.say(f"no scheduler is running; how job {self.number} ended is known when one starts")
+            return True
+        self.printer.say(f"no scheduler is running; job {self.number} goes on without it")
+        return False
+
+    def _say_why_it_waits(self) -> None:
+        """Once for each time that it waits, and only when it has been looked at."""
+        if self.job.state is not JobState.PENDING or self.waits_said == self.job.attempt:
+            return
+        job, reason, _ = self.client.job(self.number)
+        if job.state is JobState.PENDING and reason is not None and reason.code != "new":
+            self.waits_said = job.attempt
+            if self.path:
+                self.printer.end()
+            after = f"attempt {job.attempt} is over; " if job.attempt else ""
+            self.printer.say(f"{after}job {job.id} waits ({reason.code}): {reason.sentence}")
+
+    def _read(self, most: int | None) -> None:
+        """Print what is new, and see what became of the file."""
+        if not self.path:
+            return
+        if self.fd < 0 and not self._begin(most):
+            return
+        self._read_on()
+        try:
+            there = os.stat(self.path)
+        except OSError as error:
+            self.printer.say(
+                f"{self.near} was removed or moved ({error.strerror}); what the job still writes there is shown"
+            )
+            return
+        held = os.fstat(self.fd)
+        if (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):
+            self._read_on()
+            self.printer.end()
+            self.printer.say(f"{self.near} was replaced; going on with the new one from its start")
+            self._close()
+            if self._begin(None):
+                self._read_on()
+
+    def _begin(self, most: int | None) -> bool:
+        try:
+            self.fd = _open(self.path)
+        except SchedulerError as error:
+            if self.job.state.holds_gpus and self.job.process is not None:
+                self.printer.say(f"{error}; following goes on when there is one")
+            return False
+        self.ever_read = True
+        self.printer.begin(self.fd, most, is_packed(self.path))
+        return True
+
+    def _read_on(self) -> None:
+        if os.fstat(self.fd).st_size < os.lseek(self.fd, 0, os.SEEK_CUR):
+            self.printer.end()
+            self.printer.say(f"{self.near} was cut short; going on from its new start")
+            os.lseek(self.fd, 0, os.SEEK_SET)
+        while data := os.read(self.fd, CHUNK):
+            self.printer.feed(data)
+
+    def _close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _lives(process: Process) -> bool:
+    """Whether the very process still runs; without a scheduler nobody else would tell."""
+    return ticks_of(process.pid) == process.ticks

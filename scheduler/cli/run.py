@@ -1,0 +1,331 @@
+"""`run`: a file of commands to the end of its last job, with a bar and the question that Ctrl-C asks on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from scheduler.client.client import SchedulerClient
+from scheduler.client.locate import settings_for
+from scheduler.client.send_request import do
+from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.job import HOLDING, Job, JobState
+from scheduler.core.job_text import state_text
+from scheduler.core.requests import Requeue
+from scheduler.daemon.interrupt import END, GO_ON, INTERRUPTED, LEAVE
+from scheduler.daemon.process import DaemonProcess
+from scheduler.daemon.run_resume import commands_in, read_anew
+from scheduler.intake.settings import Settings, find_config
+from scheduler.store.daemon_lock import Taken
+from scheduler.system.terminal_text import safe
+from scheduler.views.live_output import Stream
+from scheduler.views.render import counts_text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+LOOK_S = 0.5
+MOST_NAMED = 20
+STOPPED = 130
+ANSWERS = {"l": LEAVE, "leave": LEAVE, "e": END, "end": END, "c": GO_ON, "continue": GO_ON}
+
+
+def run(
+    file: str = "",
+    *,
+    again: bool = False,
+    state_file: str | None = None,
+    config: str | None = None,
+    **said: str | bool,
+) -> int:
+    """Run the commands of a file on the GPUs until all have ended: 0 if all ended well, 1 if not, 130 if it was stopped.
+
+    ``again``: also those that have ended before. ``said``: settings by name, as `gpujob run` understands them
+    (`intake/settings.py: DISPATCHER`).
+    """
+    flags: dict[str, Any] = {**said, **({"commands_file": file} if file else {})}
+    if state_file:
+        flags["state_file"] = state_file
+    settings = settings_for(flags, config or None, dispatcher=True)
+    _check_file(settings.config.commands_file, named=settings.origin["commands_file"])
+    client = SchedulerClient(settings.config.state_file)
+    _check_alone(client)
+    config = find_config(os.environ, config, os.getcwd()) or None
+    if again:
+        _all_again(client, settings, config)
+    _take_up(client, settings, config)
+    before = _look(client, settings)
+    shown = _Shown(client) if sys.stdout.isatty() else None
+    try:
+        stream = Stream(write=shown.write if shown else None, follow=False)
+    except RuntimeError as error:  # a limit on processes
+        raise SchedulerError(str(error), do="allow this user more processes (ulimit -u)") from None
+    try:
+        while True:
+            daemon = DaemonProcess(settings, flags, stream, dict(os.environ))
+            if shown is not None:
+                daemon.ready = shown.start
+                if sys.stdin.isatty() and sys.stderr.isatty():
+                    daemon.question = _Question(shown)
+            ending = daemon.run(drain=True)
+            # What was still being ended, when the last run was left, has come to its end only now.
+            if daemon.stop_signal or not _take_up(client, settings, config):
+                break
+    except Taken:
+        _check_alone(client)
+        raise
+    finally:
+        stream.close()
+        if shown is not None:
+            shown.stop()
+    for line in ending.left:
+        _say(line, sys.stderr)
+    return _last_word(client, settings, before, stopped=bool(daemon.stop_signal))
+
+
+def _check_file(path: str, named: str) -> None:
+    """Raises UsageError: what is to be run to its end must be there now."""
+    if not os.path.isfile(path):
+        what = "is no file" if os.path.exists(path) else "no such file of commands"
+        do = "name it: gpujob run --commands-file FILE (one command alone: gpujob submit -- COMMAND)"
+        raise UsageError(
+            what, where=path, do=do if named.startswith("default") else "a shell command a line, # comments"
+        )
+
+
+def _check_alone(client: SchedulerClient) -> None:
+    """Raises Taken where a scheduler runs already: what it runs goes on by itself."""
+    view = client.overview(0)
+    if view.alive and view.pid is not None:
+        if view.dispatcher:
+            do = "gpujob status shows how far it is, gpujob wait stays until all have ended"
+        else:
+            do = "hand commands to it: gpujob submit -- COMMAND"
+        raise Taken(f"a scheduler of this folder runs already (pid {view.pid})", where=client.places.state_file, do=do)
+
+
+@dataclass(frozen=True, slots=True)
+class _Commands:
+    """What stands in the file: the newest job of each command, how many were run before and forgotten, how many are still to be read."""
+
+    jobs: list[Job]
+    forgotten: list[str]
+    unread: int
+
+
+def _look(client: SchedulerClient, settings: Settings, *, as_read: bool = False) -> _Commands:
+    """``as_read``: what was read of the file so far is what stands there. Raises SchedulerError if it cannot be read."""
+    path = settings.config.commands_file
+    newest = {job.identity: job for job in client.jobs()[0] if job.spec.source == "commands"}
+    read = client.lines_read(path)
+    if as_read:
+        standing = [identity for identity in newest if identity in read]
+    else:
+        standing = commands_in(path, settings.config.trust_group)
+    return _Commands(
+        [newest[identity] for identity in standing if identity in newest],
+        [identity for identity in standing if identity not in newest and identity in read],
+        sum(identity not in newest and identity not in read for identity in standing),
+    )
+
+
+def _all_again(client: SchedulerClient, settings: Settings, config: str | None) -> None:
+    """What has ended waits again, and lines whose jobs were forgotten count as new ones."""
+    found = _look(client, settings)
+    if found.forgotten or found.unread:
+        read_anew(client.places, settings.config.commands_file, found.forgotten)
+    ids = tuple(job.id for job in found.jobs if job.state.ended)
+    if ids:
+        do(client, Requeue(ids), config)
+
+
+def _take_up(client: SchedulerClient, settings: Settings, config: str | None) -> bool:
+    """What was ended when the last run was interrupted waits again, if it stands in this file; whether anything does."""
+    noted = client.remembered(INTERRUPTED)
+    if not noted:
+        return False
+    known = client.known(json.loads(noted))
+    standing = set(commands_in(settings.config.commands_file, settings.config.trust_group))
+    ended = [job for job in known.values() if job.state is JobState.CANCELLED and job.identity in standing]
+    if ended:
+        do(client, Requeue(tuple(job.id for job in ended)), config)
+    later = [job.id for job in known.values() if job.state in (JobState.CANCELLED, *HOLDING) and job not in ended]
+    client.note(INTERRUPTED, json.dumps(later) if later else "")
+    return bool(ended)
+
+
+def _last_word(client: SchedulerClient, settings: Settings, before: _Commands, stopped: bool) -> int:
+    """Say what became of the file's commands, and the exit code of it all."""
+    path = settings.config.commands_file
+    name, unreadable = os.path.basename(path), False
+    try:
+        found = _look(client, settings)
+    except SchedulerError as error:  # it is gone: what was read of it is told
+        _say(f"{error}", sys.stderr)
+        unreadable = True
+        found = _look(client, settings, as_read=True)
+    refused = [line for line in client.overview(0).refused if line.path == path]
+    counts: dict[str, int] = {}
+    for job in found.jobs:
+        counts[job.state.value] = counts.get(job.state.value, 0) + 1
+    for state, number in (("forgotten", len(found.forgotten)), ("not read", found.unread)):
+        if number:
+            counts[state] = number
+    bad = [job for job in found.jobs if job.state.ended and not job.succeeded]
+    for job in bad[:MOST_NAMED]:
+        _say(f"job {job.id} ({job.spec.shown_words()}) {state_text(job)}; log {job.log or 'none'}")
+    if len(bad) > MOST_NAMED:
+        _say(f"… and {len(bad) - MOST_NAMED} more: gpujob status")
+    over = {job.id for job in before.jobs if job.state.ended}
+    over &= {job.id for job in found.jobs if job.state.ended}
+    ran_before = f" ({len(over)} of them ended in runs before)" if over else ""
+    all_told = sum(counts.values())
+    _say(f"{name}: {all_told} command{'s' * (all_told != 1)}: {counts_text(counts)}{ran_before}")
+    if refused:
+        _say(f"{name}: {len(refused)} line{'s' * (len(refused) > 1)} refused: gpujob status")
+    if stopped:
+        _say("stopped before all had ended; the same command goes on from here", sys.stderr)
+        return STOPPED
+    if found.forgotten:
+        which = "1 command was" if len(found.forgotten) == 1 else f"{len(found.forgotten)} commands were"
+        _say(
+            f"{which} run before and forgotten (reset, keep_finished): not run again; to run all of the file again: gpujob run --again",
+            sys.stderr,
+        )
+    if bad:
+        ids = " ".join(str(job.id) for job in bad[:MOST_NAMED])
+        _say(f"to run again what did not end well: gpujob retry {ids}, then the same command", sys.stderr)
+    left = [job for job in found.jobs if not job.state.ended]
+    return 1 if bad or refused or left or found.forgotten or found.unread or unreadable else 0
+
+
+def _say(text: str, stream: TextIO | None = None) -> None:
+    """A sentence; where nobody can take it any more (a closed terminal), the exit code stays true all the same."""
+    out = stream or sys.stdout
+    try:
+        print(safe(f"gpujob: {text}"), file=out, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+
+
+class _Shown:
+    """A progress bar below what is said; on a terminal only. It looks into the store by itself, from a thread."""
+
+    def __init__(self, client: SchedulerClient) -> None:
+        self.client = client
+        self.question = ""  # stands below what is said, until it is answered
+        self._progress: Progress | None = None
+        self._task: Any = None
+        self._up = False
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Show it; also after `stop`."""
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        with self._lock:
+            if self._up:
+                return
+            if self._progress is None:
+                columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+                self._progress = Progress(*columns, console=Console(), transient=True, refresh_per_second=2)
+                self._task = self._progress.add_task("", total=None)
+            self._progress.start()
+            self._up = True
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._follow, name="gpujob-progress", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take it away."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(3.0)
+            self._thread = None
+        with self._lock:
+            if self._progress is not None and self._up:
+                self._progress.stop()
+            self._up = False
+
+    def write(self, text: str) -> None:
+        """Print above it."""
+        with self._lock, contextlib.suppress(OSError, ValueError):  # nobody reads any more; the main log has it
+            if self._progress is not None and self._up:
+                self._progress.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+                return
+            sys.stdout.write(f"\n{text}{self.question}" if self.question else text)
+            sys.stdout.flush()
+
+    def ask(self, question: str) -> None:
+        """Show this below all that is said; empty: no more."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            self.question = question
+            sys.stdout.write(question)
+            sys.stdout.flush()
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            try:
+                counts = self.client.overview(0).counts
+            except (SchedulerError, OSError):
+                counts = {}  # looked at again in a moment
+            if counts:
+                self._show(counts)
+            self._stop.wait(LOOK_S)
+
+    def _show(self, counts: Any) -> None:
+        ended = sum(counts[state] for state in ("done", "failed", "cancelled", "skipped"))
+        words = [f"{counts[state]} {state}" for state in ("running", "pending", "failed") if counts[state]]
+        with self._lock:
+            if self._progress is not None and self._up:
+                total = sum(counts.values())
+                self._progress.update(self._task, completed=ended, total=total or None, description=", ".join(words))
+
+
+class _Question:
+    """What is to become of the jobs that run: asked on the terminal, and asked again below whatever is said meanwhile."""
+
+    fd = 0
+
+    def __init__(self, shown: _Shown) -> None:
+        self.shown = shown
+
+    def heard(self) -> bool:
+        try:
+            return os.tcgetpgrp(self.fd) == os.getpgrp()  # in the background reading would stop us
+        except OSError:
+            return False
+
+    def ask(self, jobs: int) -> None:
+        self.shown.stop()
+        which = "1 job is" if jobs == 1 else f"{jobs} jobs are"
+        print(
+            f"\n{which} running. The same command goes on from here later, and runs again what you end now.", flush=True
+        )
+        self.shown.ask("(l)eave them running, (e)nd all that runs, or (c)ontinue? [Ctrl-C again leaves] ")
+
+    def answer(self) -> str:
+        if not self.heard():  # put into the background meanwhile
+            return GO_ON
+        try:
+            data = os.read(self.fd, 4096)
+        except OSError:
+            data = b""
+        if not data:  # its end: nobody is there any more
+            return LEAVE
+        found = ANSWERS.get(data.decode(errors="replace").strip().lower(), "")
+        if not found:
+            self.shown.ask("l, e or c: ")
+        return found
+
+    def over(self) -> None:
+        self.shown.ask("")
+        self.shown.start()

@@ -1,0 +1,94 @@
+"""`screens` and `attach`: the terminals of running jobs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from typing import Any
+
+from scheduler.client.client import SchedulerClient
+from scheduler.client.locate import state_file_for
+from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.job import Job
+from scheduler.views import render
+
+
+def _command(job: Job, folder: str) -> list[str]:
+    """What attaches to a job's session: by number and name, for a name alone may be the beginning of another."""
+    prefix = ["env", f"SCREENDIR={folder}"] if folder and folder != os.environ.get("SCREENDIR", "") else []
+    return [*prefix, "screen", "-r", job.session or ""]
+
+
+def _lives(job: Job) -> bool:
+    """Whether the server of its session is there: a job that ignores the end of its terminal may outlive it."""
+    number, _, name = (job.session or "").partition(".")
+    if not number.isdigit():
+        return True  # not proven yet
+    try:
+        with open(f"/proc/{number}/cmdline", "rb") as stream:
+            return os.fsencode(name) in stream.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def screens(*, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
+    """This scheduler's sessions that live, by its own records: a dead session that screen still lists is none."""
+    client = SchedulerClient(state_file_for(state_file, config))
+    jobs, folder = [job for job in client.sessions() if _lives(job)], client.remembered("screen_folder")
+    if json:
+        found: list[dict[str, Any]] = [
+            {
+                "id": job.id,
+                "session": job.session_name,
+                "gpus": list(job.gpus),
+                "attach": shlex.join(_command(job, folder)),
+            }
+            for job in jobs
+        ]
+        render.print_json({"schema": 1, "sessions": found})
+        return 0
+    if not jobs:
+        print("no job runs in a screen session" + ("" if client.alive() else " (no scheduler is running)"))
+        return 0
+    rows = [
+        (
+            job.id,
+            gpu_ids_text(job.gpus) or "-",
+            job.spec.shown_words(),
+            job.session_name,
+            shlex.join(_command(job, folder)),
+        )
+        for job in jobs
+    ]
+    print("\n".join(render.table(("JOB", "GPU", "NAME", "SESSION", "ATTACH WITH"), rows)))
+    return 0
+
+
+def attach(job: str, *, state_file: str | None = None, config: str | None = None) -> int:
+    """Become `screen`, attached to the job's session. Returns only by raising."""
+    client = SchedulerClient(state_file_for(state_file, config))
+    numbers = client.select([job])
+    if len(numbers) != 1:
+        raise UsageError(f"{job} names {len(numbers)} jobs", do="name one")
+    number = numbers[0]
+    mine = [found for found in client.sessions() if found.id == number and _lives(found)]
+    if not mine:
+        state = client.states([number])[0].state
+        if state.holds_gpus:
+            raise SchedulerError(f"job {number} runs without a terminal session", do=f"see gpujob logs -f {number}")
+        raise SchedulerError(f"job {number} is {state.value}, so it has no session", do=f"see gpujob show {number}")
+    folder = client.remembered("screen_folder")
+    words = _command(mine[0], folder)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise SchedulerError("this is no terminal to attach", do=f"in one: {shlex.join(words)}")
+    program = shutil.which("screen")
+    if program is None:
+        raise SchedulerError("GNU Screen command not found", do="install it: sudo apt-get install screen")
+    if folder:
+        os.environ["SCREENDIR"] = folder
+    sys.stdout.flush()
+    # -x: also when another terminal is attached already.
+    os.execv(program, ["screen", "-x", mine[0].session or ""])

@@ -1,0 +1,280 @@
+"""`status`, `jobs`, `show`, `why`: what only looks."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from scheduler.client.client import SCHEMA, SchedulerClient
+from scheduler.client.locate import state_file_for
+from scheduler.client.overview import words_run
+from scheduler.core.errors import UsageError, did_you_mean
+from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.job import Failure, Job, JobState, Reason
+from scheduler.core.job_text import how_it_ended, state_text
+from scheduler.core.log_names import errors_of, is_packed
+from scheduler.core.secrets import without_secrets, words_without_secrets
+from scheduler.core.units import mib_text, seconds_of
+from scheduler.views import render, terminal
+from scheduler.views.terminal_replay import last_lines
+
+LOOK_S = 0.5
+MOST_LINES = 5  # of the log of a job that failed
+
+
+def _desk(state_file: str | None, config: str | None) -> SchedulerClient:
+    client = SchedulerClient(state_file_for(state_file, config))
+    if not client.alive():
+        print("gpujob: no scheduler is running", file=sys.stderr)
+    return client
+
+
+def status(
+    *, json: bool = False, watch: str | None = None, state_file: str | None = None, config: str | None = None
+) -> int:
+    """GPUs, running and waiting jobs with their reasons, the last ended, refused lines."""
+    client = _desk(state_file, config)
+    if watch is not None:
+        return _watch(client, seconds_of(watch) if watch else 2.0)
+    if json:
+        render.print_json(render.status_json(client.overview()))
+    else:
+        print("\n".join(_status_lines(client)))
+    return 0
+
+
+def _status_lines(client: SchedulerClient) -> list[str]:
+    view = client.overview(render.MOST_WAITING)
+    commands = client.jobs() if view.dispatcher else None
+    return render.status_lines(view, client.places.state_file, time.time(), commands)
+
+
+def _watch(client: SchedulerClient, every: float) -> int:
+    """The same again and again: in place on a terminal, one block after the other elsewhere."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console()
+
+    def text() -> Text:
+        return Text.from_ansi("\n".join(_status_lines(client)), no_wrap=True, overflow="crop")
+
+    try:
+        if not sys.stdout.isatty():
+            while True:
+                print(text().plain, flush=True)
+                time.sleep(max(0.1, every))
+        with Live(text(), console=console, refresh_per_second=4, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(text(), refresh=True)
+                time.sleep(max(0.1, every))
+    except KeyboardInterrupt:
+        return 130
+
+
+def jobs(
+    *,
+    state: str = "",
+    last: str = "",
+    json: bool = False,
+    state_file: str | None = None,
+    config: str | None = None,
+) -> int:
+    """All jobs, or those in some states (comma-joined), or the newest of them."""
+    known = [s.value for s in JobState]
+    states = [word for word in state.split(",") if word]
+    unknown = [word for word in states if word not in known]
+    if unknown:
+        raise UsageError(
+            f"no state {unknown[0]!r}{did_you_mean(unknown[0], known)}",
+            where="--state",
+            do=f"known: {', '.join(known)}",
+        )
+    if last and not (last.isascii() and last.isdigit() and len(last) < 16):
+        raise UsageError(f"{last[:40]!r} is not a whole number", where="-n", do="write -n 20")
+    found, reasons = _desk(state_file, config).jobs(states, int(last) if last else None)
+    if json:
+        render.print_json({"schema": SCHEMA, "jobs": [render.job_json(job, reasons.get(job.id)) for job in found]})
+        return 0
+    now = time.time()
+    rows = [
+        (
+            job.id, job.state.value, how_it_ended(job), job.priority, job.spec.shown_words(), job.need,
+            render.gpus_text(job), render.run_time(job, now), _reason_text(reasons.get(job.id)),
+        )
+        for job in found
+    ]  # fmt: skip
+    head = ("ID", "STATE", "HOW", "PRIORITY", "NAME", "NEED", "GPU", "TIME", "REASON")
+    print("\n".join(render.table(head, rows)))
+    return 0
+
+
+def _reason_text(reason: Reason | None) -> str:
+    return "" if reason is None else f"{reason.code}: {reason.sentence}"
+
+
+def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
+    """All facts about jobs and their stories; as JSON one value: the job, or for several a list of them."""
+    client = _desk(state_file, config)
+    found = [client.job(number) for number in client.select(jobs)]
+    if json:
+        values = [
+            {
+                **render.job_json(job, reason),
+                "events": [{"at": render.utc(e.at), "kind": e.kind, **_shown(e.detail)} for e in events],
+            }
+            for job, reason, events in found
+        ]
+        render.print_json({"schema": SCHEMA, **values[0]} if len(values) == 1 else {"schema": SCHEMA, "jobs": values})
+        return 0
+    for at, (job, reason, events) in enumerate(found):
+        lines = [""] if at else []
+        lines += _facts(job, reason)
+        for event in events:
+            detail = ", ".join(f"{k} {_plain(v)}" for k, v in event.detail.items() if v not in (None, []))
+            told = f"  {render.utc(event.at)}  {event.kind}  {render.safe(without_secrets(detail))}".rstrip()
+            lines += terminal.folded(told, 4)
+        print("\n".join(lines))
+    return 0
+
+
+def _facts(job: Job, reason: Reason | None) -> list[str]:
+    facts: list[tuple[str, object]] = [
+        ("job", f"{job.id} {job.spec.label}".strip()),
+        ("state", job.state.value),
+        ("ended", how_it_ended(job)),
+        ("waits", _reason_text(reason)),
+        ("command", shlex.join(words_without_secrets(words_run(job)))),
+        ("as written", _as_written(job)),
+        ("environment", job.spec.conda_env),
+        ("interpreter", job.interpreter),
+        ("from", job.spec.origin or job.spec.source),
+        ("priority", job.priority),
+        ("need", job.need.in_words()),
+        ("slots", job.spec.slots if not job.need.count and job.spec.slots != 1 else ""),
+        ("allowed GPUs", "any" if job.allowed is None else gpu_ids_text(job.allowed)),
+        ("named GPUs", f"{gpu_ids_text(job.spec.on)} (whoever else is on them)" if job.spec.on else ""),
+        ("GPUs", gpu_ids_text(job.gpus)),
+        ("pid", job.process.pid if job.process else ""),
+        ("session", f"{job.session_name} (gpujob attach {job.id})" if job.session and job.state.holds_gpus else ""),
+        ("attempt", job.attempt),
+        ("submitted", render.utc(job.submitted_at)),
+        ("started", render.utc(job.started_at) or ""),
+        ("finished", (render.utc(job.finished_at) or "") if job.state.ended else ""),
+        ("ran", render.run_time(job, time.time()) if job.started_at else ""),
+        ("log", job.log),
+        ("errors", errors_of(job.log) if job.spec.stderr_apart and job.log and job.runner != "screen" else ""),
+        ("on finish", job.spec.on_finish),
+        ("mail to", job.spec.mail_to),
+        *(("info", line) for line in job.spec.info.splitlines()),
+        ("failure", job.failure.line if job.failure else ""),
+        ("warning", f"its log says: {job.log_finding.line}" if job.succeeded and job.log_finding else ""),
+        ("memory", _memory(job.failure) if job.failure else ""),
+        ("hint", job.failure.hint if job.failure else ""),
+        *(("note", note) for note in job.notes),
+    ]
+    lines = []
+    for name, value in facts:
+        if value not in ("", None):
+            state = job.state.value if name == "state" else ""
+            lines += terminal.folded(f"{name:<13} {render.safe(without_secrets(str(value)))}", 14, state)
+    return lines
+
+
+def _memory(failure: Failure) -> str:
+    """What a failed job asked for and used of a GPU, as far as it is known."""
+    asked = f"asked for {mib_text(failure.asked_mib)} of a GPU" if failure.asked_mib else ""
+    used = f"seen to use {mib_text(failure.peak_mib)}" if failure.peak_mib else ""
+    return ", ".join(filter(None, (asked, used)))
+
+
+def _as_written(job: Job) -> str:
+    """The command with its ``{gpus}``, where others were run; else empty."""
+    spec = job.spec
+    changed = not spec.is_script and list(spec.arguments[1:]) != words_run(job)[1:]
+    return shlex.join(words_without_secrets(spec.arguments)) if changed else ""
+
+
+def _shown(detail: dict[str, Any]) -> dict[str, Any]:
+    return {key: without_secrets(value) if isinstance(value, str) else value for key, value in detail.items()}
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}".rstrip("0").rstrip(".")
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+_WHY = "id state reason_code reason outcome exit_code signal failure notes log".split()  # keys of `why --json`
+
+
+def why(job: str, *, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
+    """Why a job waits, or how it ended."""
+    client = _desk(state_file, config)
+    until = time.monotonic() + LOOK_S
+    all_found = [_looked_at(client, number, until) for number in client.select([job])]
+    if json:
+        told = ((render.job_json(found, reason), found) for found, reason in all_found)
+        values = [{**{key: facts[key] for key in _WHY}, "last_lines": _last_lines(found)} for facts, found in told]
+        render.print_json({"schema": SCHEMA, "jobs": values})
+        return 0
+    for found, reason in all_found:
+        number = found.id
+        state = found.state.value
+        if reason is not None:
+            lines = terminal.folded(f"job {number} waits ({reason.code}): {render.safe(reason.sentence)}", 2)
+        elif found.state.ended:
+            hint = f"; {found.failure.hint}" if found.failure and found.failure.hint else ""
+            lines = terminal.folded(f"job {number} is {render.safe(state_text(found) + hint)}", 2, state)
+        else:
+            lines = terminal.folded(f"job {number} is {state} on GPU {gpu_ids_text(found.gpus) or 'none'}", 2, state)
+        for note in found.notes:
+            lines += terminal.folded(f"  {render.safe(without_secrets(note))}", 4)
+        if found.state.ended and not found.succeeded and found.log:
+            lines += _tail(_telling(found))
+        print("\n".join(lines))
+    return 0
+
+
+def _looked_at(client: SchedulerClient, number: int, until: float) -> tuple[Job, Reason | None]:
+    """A job and why it waits; one that came this moment is looked at by the scheduler in the next."""
+    while True:
+        found, reason, _ = client.job(number)
+        if reason is None or reason.code != "new" or time.monotonic() >= until or not client.alive():
+            return found, reason
+        time.sleep(0.02)
+
+
+def _telling(job: Job) -> str:
+    """Which of its files tells more of why it failed: what went to stderr, where that is kept apart."""
+    errors = errors_of(job.log)
+    return errors if job.spec.stderr_apart and os.path.exists(errors) and os.path.getsize(errors) else job.log
+
+
+def _last_lines(job: Job) -> list[str]:
+    """The last lines of a failed job's log; none of one that cannot be read."""
+    if not job.state.ended or job.succeeded or not job.log:
+        return []
+    path = _telling(job)
+    try:
+        return [without_secrets(line) for line in last_lines(path, MOST_LINES, packed=is_packed(path))]
+    except OSError:
+        return []
+
+
+def _tail(path: str) -> list[str]:
+    """The last lines of a failed job's log, and where the rest stands."""
+    near = render.safe(render.near(path))
+    try:
+        last = last_lines(path, MOST_LINES, packed=is_packed(path))
+    except OSError as error:
+        return terminal.folded(f"  its log cannot be read: {error.strerror}: {near}", 4)
+    lines = terminal.folded(f"  last lines of {near}:" if last else f"  its log is empty: {near}", 4)
+    for line in last:
+        lines += terminal.folded(f"    {render.safe(without_secrets(line))}", 6)
+    return lines

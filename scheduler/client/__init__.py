@@ -1,0 +1,1 @@
+"""What a user interface may ask of a scheduler, whether or not one runs."""

@@ -1,0 +1,215 @@
+"""What would happen to a job if it were submitted now: the real decision, made on a copy of what the store knows."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scheduler.core.admission import LEAST_BASELINE_MIB, MOST_BASELINE, Admission, GpuAdmission, Verdict
+from scheduler.core.config import OPTIONS, Config
+from scheduler.core.decide import decide
+from scheduler.core.decision_pass import Plan
+from scheduler.core.errors import NotFound
+from scheduler.core.gpu import WHOLE, Gpu, decimal_text
+from scheduler.core.gpu_snapshot import GpuSnapshot
+from scheduler.core.job import Job, JobSpec, JobState, Reason
+from scheduler.core.launch import filled
+from scheduler.core.model_table import ModelTable, booking_memory, need_of
+from scheduler.core.observations import Arrived, Now
+from scheduler.core.placement_class import class_of, reason_with_place
+from scheduler.core.policy import thresholds_of
+from scheduler.core.scheduler_state import SchedulerState
+from scheduler.core.secrets import without_secrets, words_without_secrets
+from scheduler.environments.resolve import Environments, Missing
+from scheduler.store import jobs as rows
+from scheduler.store.database import NothingYet, open_for_reading, trouble
+from scheduler.store.paths import Places
+from scheduler.store.readings import LastReading, readings
+from scheduler.store.scheduler_state import book_in_hand, read_state
+from scheduler.system.processes import boot_id
+
+MOST_WAITING = 5000  # jobs before it in the queue that are looked at; those behind them change nothing for it
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """``would``: start, wait or never; ``gpus``: where, of one that would start; ``need`` in GPUs."""
+
+    would: str
+    gpus: tuple[int, ...] = ()
+    reason_code: str = ""
+    reason: str = ""
+    need: float | None = None
+    command: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def preview(
+    places: Places, config: Config, spec: JobSpec, environment: Mapping[str, str], table: ModelTable, *, alive: bool
+) -> Preview:
+    """What would become of this wish. Nothing is written, and nothing begun.
+
+    It goes by the last readings of the GPUs. It does not know how often other jobs were overtaken, so it may miss a
+    reservation that the scheduler has made. Raises Refused when it could never run, NotFound for a job to wait for that is not
+    there, StoreTrouble.
+    """
+    try:
+        connection = open_for_reading(places) if places.exist() else None
+    except NothingYet:
+        connection = None
+    if connection is None:
+        need, notes = need_of(spec, table)
+        return Preview("wait", (), "no-scheduler", _not_yet(), need.total / WHOLE, _words(spec.arguments), notes)
+    try:
+        connection.execute("BEGIN")
+        return _decided(connection, places, _as_running(connection, config, alive), spec, environment, table, alive)
+    except sqlite3.Error as error:
+        raise trouble(error, places.store) from error
+    finally:
+        connection.close()
+
+
+def _not_yet() -> str:
+    return "no scheduler is running: it waits until one starts (gpujob start)"
+
+
+def _as_running(connection: sqlite3.Connection, config: Config, alive: bool) -> Config:
+    """The settings that the scheduler runs on, as it noted them."""
+    noted: dict[str, Any] = json.loads(rows.meta(connection, "settings") or "{}")
+    known = {key: _settled(value) for key, (value, _) in noted.items() if key in OPTIONS}
+    return replace(config, **known) if alive else config
+
+
+def _settled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _decided(
+    connection: sqlite3.Connection,
+    places: Places,
+    config: Config,
+    spec: JobSpec,
+    environment: Mapping[str, str],
+    table: ModelTable,
+    alive: bool,
+) -> Preview:
+    now = Now(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
+    for parent in (*spec.after, *spec.after_ok):
+        if rows.get(connection, parent) is None:
+            raise NotFound(f"there is no job {parent} to wait for", do="see gpujob jobs")
+    gpus = rows.gpus(connection)
+    spec = booking_memory(spec, config.min_free_mem_mb or 0, read=any(gpu.memory_mib for gpu in gpus))
+    need, notes = need_of(spec, table, gpus)
+    number = rows.last_id(connection) + 1
+    job = Job(number, spec, need, order=number, priority=spec.priority, allowed=spec.allowed, submitted_at=now.wall)
+    job.notes = notes
+    state = _state(connection, config, gpus, now, alive)
+    fetch = state.fetch
+    state.fetch = lambda wanted: job if wanted == number else fetch(wanted)
+    environments = Environments(environment, config.python)
+    environments.mode = config.conda_mode
+    state.missing = lambda one: _missing(environments, one) if one.id == number else _missed(one)
+    never = state.fleet.can_ever_hold(class_of(job)) if gpus or rows.meta(connection, "settings") else ""
+    if never:
+        return _told("never", job, Reason("never", never))
+    waiting = rows.first_pending(connection, MOST_WAITING)
+    plan = decide(state, [Arrived(one) for one in (*waiting, job)], now)
+    if job.state is JobState.SKIPPED:
+        return _told("never", job, Reason("depends", _why_skipped(plan, number)))
+    if job.state is JobState.PENDING and not alive:
+        return _told("wait", job, Reason("no-scheduler", _not_yet()))
+    if job.state is not JobState.PENDING:
+        return _told("start", job, None)
+    if job.reason_code:
+        return _told("wait", job, Reason(job.reason_code, job.reason))
+    reason = state.class_reasons()[class_of(job).key]
+    before = sum(one.turn < job.turn for one in waiting if one.id in state.queue and class_of(one) == class_of(job))
+    return _told("never" if reason.code == "never" else "wait", job, reason_with_place(reason, before))
+
+
+def _state(connection: sqlite3.Connection, config: Config, gpus: list[Gpu], now: Now, alive: bool) -> SchedulerState:
+    """What the scheduler knows, as far as it has written it down (`daemon/loop.py: _load`)."""
+    state = read_state(connection, config, gpus, may_start=alive)
+    book_in_hand(connection, state, boot_id(), now)
+    state.timers.clear()  # what falls due is no business of a look ahead
+    read = readings(connection) if alive else {}
+    if read:
+        state.fleet.admission = _LastAdmission.of_last(gpus, read, config, now)
+        state.fleet.admission.tenants = state.tenants
+    return state
+
+
+class _LastAdmission(Admission):
+    """What the GPUs said last: it stands as it was judged then."""
+
+    @classmethod
+    def of_last(cls, gpus: Sequence[Gpu], read: Mapping[int, LastReading], config: Config, now: Now) -> _LastAdmission:
+        """One card for each GPU of which a reading is known; the others are given out by booking alone."""
+        made = cls({}, thresholds_of(config))
+        for gpu in gpus:
+            last = read.get(gpu.index)
+            if last is None:
+                continue
+            total, used = last.memory_total_mib, last.memory_used_mib
+            seen = GpuSnapshot(gpu.uuid, gpu.index, gpu.name, total, used, last.load, last.temperature_c)
+            card = made.cards[gpu.index] = GpuAdmission(gpu, seen, now.mono, now.mono, own_mib=last.own_mib)
+            others = max(0, (used or 0) - last.own_mib)
+            driver = min((total or 0) // 4, max(LEAST_BASELINE_MIB, int(MOST_BASELINE * (total or 0))))
+            if others <= driver and not last.reason:
+                card.baseline_mib = others
+            else:
+                card.foreign_mib = others
+            bit = 1 << gpu.index
+            if last.state:
+                card.verdict = Verdict(last.state.lower(), last.reason)
+                made.blocked_mask |= bit
+            elif last.reason:
+                card.whole_blocked, card.whole = True, Verdict("foreign", last.reason)
+                made.whole_blocked_mask |= bit
+                slack = made.thresholds.tolerance * (total or 0)
+                if not made.thresholds.by_memory and total and others > slack:
+                    card.overcommit, card.overcommit_mib = math.ceil(WHOLE * (others - slack) / total), others
+                    card.why_overcommit = card.whole
+                    made.tight_mask |= bit
+        return made
+
+    def judge(self, now: Now) -> None:
+        """Nothing new was read."""
+
+
+def _missing(environments: Environments, job: Job) -> str:
+    found = environments.find(job)
+    return found.sentence if isinstance(found, Missing) else ""
+
+
+def _missed(job: Job) -> str:
+    """What a waiting job lacked when the scheduler looked."""
+    return job.reason if job.reason_code == "missing" else ""
+
+
+def _why_skipped(plan: Plan, number: int) -> str:
+    return next((str(event.detail.get("why", "")) for event in plan.events if event.job == number), "")
+
+
+def _words(words: Sequence[str]) -> tuple[str, ...]:
+    return words_without_secrets(words)
+
+
+def _told(would: str, job: Job, reason: Reason | None) -> Preview:
+    words: tuple[str, ...] = (job.spec.script, *job.spec.arguments) if job.spec.script else job.spec.arguments
+    if would == "start" and not job.spec.script:
+        words = filled(words, ",".join(map(str, job.gpus)), decimal_text(job.need.parts if job.need.count else 0))
+    return Preview(
+        would,
+        job.gpus if would == "start" else (),
+        reason.code if reason else "",
+        without_secrets(reason.sentence) if reason else "",
+        job.need.total / WHOLE,
+        _words(words),
+        tuple(without_secrets(note) for note in job.notes),
+    )

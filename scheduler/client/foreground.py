@@ -1,0 +1,73 @@
+"""A job in the foreground: its caller, who gave it descriptors (`foreground_caller.py`), stays until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+from scheduler.client.client import SchedulerClient
+from scheduler.client.foreground_caller import Caller
+from scheduler.core.errors import NoDaemon, SchedulerError
+from scheduler.core.requests import Cancel
+from scheduler.system.proc_stat import ticks_of
+
+EVERY_S = 0.1
+
+
+class Interrupts:
+    """While it is entered, Ctrl-C goes to the job: one that waits is cancelled, a running one is told as by its terminal."""
+
+    def __init__(self, client: SchedulerClient, number: int) -> None:
+        self.client, self.number = client, number
+        self.cancelled = False  # before it ran
+
+    def __enter__(self) -> Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _pass_on(self, _number: int, _frame: FrameType | None) -> None:
+        job = self.client.begun(self.number)
+        if job is None or job.state.ended:
+            return
+        if job.process is not None and ticks_of(job.process.pid) == job.process.ticks:
+            os.killpg(job.process.pid, signal.SIGINT)  # it leads a group of its own
+            return
+        from scheduler.client.send_request import do
+
+        self.cancelled = True
+        try:
+            do(self.client, Cancel((self.number,)))
+        except SchedulerError as error:  # one starts or ends this moment: Ctrl-C can be pressed again
+            print(f"gpujob: {error}", file=sys.stderr)
+
+
+def stay(client: SchedulerClient, number: int, caller: Caller) -> int:
+    """Wait for a foreground job, whatever becomes of the scheduler: it has our descriptors, or will ask for them.
+
+    Its exit code, or 130 if it was given up by Ctrl-C before it ran.
+    """
+    from scheduler.client.wait import wait_for
+
+    said = False
+    with contextlib.closing(caller), Interrupts(client, number) as interrupts:
+        while True:
+            try:
+                code = wait_for(client, (number,), None, time.monotonic())
+                break
+            except NoDaemon:
+                if not said:
+                    said_once = (
+                        f"gpujob: no scheduler is running; staying with job {number} until one is started: gpujob start"
+                    )
+                    print(said_once, file=sys.stderr)
+                said = True
+                time.sleep(EVERY_S)
+    return 130 if interrupts.cancelled else code

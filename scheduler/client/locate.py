@@ -1,0 +1,68 @@
+"""Which scheduler a command means: flag, environment, config, here, or the only one alive."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.intake.settings import Settings, check_no_folder, load, state_file_said, without_config
+from scheduler.store.daemon_lock import registered
+from scheduler.store.paths import Places
+from scheduler.system.terminal_text import safe
+
+_said: set[str] = set()
+
+
+def settings_for(flags: Mapping[str, Any], config_file: str | None = None, *, dispatcher: bool = False) -> Settings:
+    """The settings a command works with. ``flags``: only what was given. Raises UsageError."""
+    return load(flags, os.environ, config_file, dispatcher=dispatcher)
+
+
+def settings_if_readable(flags: Mapping[str, Any], config_file: str | None = None) -> Settings:
+    """The same for commands that can go on by flags and defaults alone: what is wrong is said, once, on stderr."""
+    try:
+        return settings_for(flags, config_file)
+    except SchedulerError as error:
+        _say(error)
+        return without_config(flags)
+
+
+def _say(trouble: SchedulerError, then: str = "") -> None:
+    text = str(trouble)
+    if text not in _said:
+        _said.add(text)
+        print(f"gpujob: {safe(text)}; going on without{safe(then)}", file=sys.stderr)
+
+
+def state_file_for(state_file: str | None, config_file: str | None = None) -> str:
+    """The state file of the scheduler that is meant; one found only by being alone alive is named on stderr."""
+    for said, where in ((state_file, "--state-file"), (os.environ.get("GPUJOB_STATE_FILE"), "GPUJOB_STATE_FILE")):
+        if said:
+            path = os.path.abspath(os.path.expanduser(said))
+            check_no_folder(path, where)
+            return path
+    here = os.getcwd()
+    named, trouble = state_file_said(os.environ, config_file, here)
+    found = named or _unnamed(here)
+    if trouble is not None:
+        _say(trouble, "" if named else f", with the scheduler of {found}")
+    return found
+
+
+def _unnamed(here: str) -> str:
+    """The scheduler of this folder, else the only one alive."""
+    default = os.path.join(here, "gpu_scheduler_state.json")
+    if os.path.exists(default) or os.path.isdir(Places(default).state_dir):  # one that starts has made it first
+        return default
+    alive = registered(dict(os.environ))
+    if len(alive) == 1:
+        print(safe(f"gpujob: using the scheduler of {alive[0]}"), file=sys.stderr)
+        return alive[0]
+    if alive:
+        raise UsageError(
+            f"{len(alive)} schedulers of yours are running: {', '.join(alive)}", do="name one with --state-file"
+        )
+    return default

@@ -1,0 +1,288 @@
+"""What stands in the store, as people are shown it: all at once, with reasons, shares and endings that nobody noted."""
+
+from __future__ import annotations
+
+import glob
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scheduler.core.file_offsets import Refusal
+from scheduler.core.gpu import WHOLE, Gpu
+from scheduler.core.job import HOLDING, Event, Job, JobState, Reason
+from scheduler.core.placement_class import class_of, reason_with_place
+from scheduler.core.secrets import without_secrets
+from scheduler.store import file_offsets as kept
+from scheduler.store import jobs as rows
+from scheduler.store.change_feed import Changes
+from scheduler.store.daemon_lock import daemon_alive, holder
+from scheduler.store.database import trouble
+from scheduler.store.paths import Places
+from scheduler.store.readings import LastReading, readings
+
+LAST_ENDED = 100
+NOT_YET = Reason("new", "it has not been looked at yet")
+ALIVE_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """A GPU as status shows it."""
+
+    gpu: Gpu
+    state: str
+    allocated: float
+    jobs: tuple[int, ...]
+    paused: bool
+    reading: LastReading | None = None  # None: declared, or no scheduler is running
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Everything `status` shows, read in one go."""
+
+    alive: bool
+    pid: int | None
+    counts: Mapping[str, int]
+    gpus: Sequence[GpuView]
+    jobs: Sequence[Job]  # all live ones, then the last ended
+    reasons: Mapping[int, Reason]
+    refused: Sequence[Refusal]
+    repeated: int
+    queue_paused: bool
+    held: Mapping[int, str]  # GPU → by what processes it is still held
+    started_at: float | None = None  # of the daemon that runs
+    runner: str = ""  # direct or screen, as that daemon runs its jobs
+    set_aside: str = ""  # what somebody saved last that was no state file, if it is still there
+    dispatcher: bool = False  # it was begun by `gpujob run`
+    trouble: Sequence[
+        str
+    ] = ()  # what holds it up: files that are not read, a stopped supervisor; each with what mends it
+
+
+def overview_of(
+    connection: sqlite3.Connection | None, places: Places, alive: bool, most_waiting: int | None
+) -> Overview:
+    """What there is now; of a store that is not there yet (None) nothing. ``most_waiting``: as `SchedulerClient.overview` has it."""
+
+    told = holder(places) if alive else {}
+    pid, since, runner = told.get("pid"), _moment(told.get("started_at")), str(told.get("runner") or "")
+    if connection is None:
+        return Overview(alive, pid, {s.value: 0 for s in JobState}, [], [], {}, [], 0, False, {}, since, runner)
+    if most_waiting is None:
+        seen = list(rows.live(connection))
+    else:
+        seen = [*rows.in_hand(connection), *rows.first_pending(connection, most_waiting)]
+    counts = rows.counts(connection)
+    if not alive:
+        seen = _recount(counts, seen, as_recorded(connection, seen, places.attempts))
+    live = [job for job in seen if not job.state.ended]
+    ended = [*(job for job in seen if job.state.ended), *rows.last_ended(connection, LAST_ENDED)]
+    ended.sort(key=lambda job: job.finished_at or 0.0, reverse=True)
+    queue_paused = bool(rows.meta(connection, "queue_paused"))
+    held = {
+        gpu: f"processes {', '.join(str(p.pid) for p in holding.processes)} of job {holding.job}"
+        for holding, _ in rows.holdings(connection)
+        for gpu in holding.gpus
+    }
+    views = _gpu_views(connection, alive, live)
+    return Overview(
+        alive, pid, counts, views, [*live, *ended[:LAST_ENDED]], reasons_of(connection, live),
+        kept.refused(connection), kept.duplicates(connection), queue_paused, held, since, runner,
+        max(glob.glob(f"{glob.escape(places.state_file)}.bad-*"), default=""),
+        rows.meta(connection, "begun_by") == "run",
+        json.loads(rows.meta(connection, "trouble") or "[]") if alive else (),
+    )  # fmt: skip
+
+
+def _gpu_views(connection: sqlite3.Connection, alive: bool, live: Sequence[Job]) -> list[GpuView]:
+    """The GPUs. ``live``: at least the jobs that hold some."""
+    paused = set(rows.paused_gpus(connection))
+    booked = _booked(connection, live)
+    read = readings(connection) if alive else {}
+    views = []
+    for gpu in rows.gpus(connection):
+        parts, on_it = booked.get(gpu.index, (0, ()))
+        reading = read.get(gpu.index)
+        state = "BUSY" if parts else "AVAILABLE"
+        if gpu.index in paused:
+            state = "PAUSED"
+        elif reading is not None and reading.state:
+            state = reading.state
+        views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused, reading))
+    return views
+
+
+def as_recorded(connection: sqlite3.Connection, jobs: Sequence[Job], attempts: str) -> list[Job]:
+    """The same jobs while no scheduler runs. Those that ran when the last scheduler ended are as the next start will take them
+    up (`runners/recorded_end.py`).
+    """
+    if not any(job.state in HOLDING for job in jobs):
+        return list(jobs)
+    from scheduler.runners import recorded_end
+    from scheduler.store.last_rules import last_rules
+
+    rules = last_rules(connection)
+    return [recorded_end.as_recorded(job, attempts, rules)[0] if job.state in HOLDING else job for job in jobs]
+
+
+def story_as_recorded(
+    connection: sqlite3.Connection, job: Job, events: Sequence[Event], attempts: str
+) -> tuple[Job, Sequence[Event]]:
+    """The same for one job and its story, which then tells of a run that is to be followed by another."""
+    from scheduler.runners import recorded_end
+    from scheduler.store.last_rules import last_rules
+
+    now, fell = recorded_end.as_recorded(job, attempts, last_rules(connection))
+    return now, events if fell is None else [*events, fell]
+
+
+def _recount(counts: dict[str, int], rows_: Sequence[Job], now: list[Job]) -> list[Job]:
+    """Correct ``counts`` (jobs in each state, as the store has them) by what became of these rows; returns ``now``."""
+    for row, job in zip(rows_, now, strict=True):
+        counts[row.state.value] -= 1
+        counts[job.state.value] += 1
+    return now
+
+
+def _moment(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e11 else None
+
+
+def _booked(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, tuple[int, tuple[int, ...]]]:
+    booked: dict[int, tuple[int, tuple[int, ...]]] = {}
+    shares = [(job.gpus, job.need.parts, job.id) for job in live if job.state.holds_gpus]
+    shares += [(holding.gpus, holding.need.parts, holding.job) for holding, _ in rows.holdings(connection)]
+    for gpus, parts, job_id in shares:
+        for gpu in gpus:
+            taken, jobs = booked.get(gpu, (0, ()))
+            booked[gpu] = (taken + parts, (*jobs, job_id))
+    return booked
+
+
+def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, Reason]:
+    """Why each waiting job waits: its own reason, else that of its class with its place in it."""
+    classes = rows.class_reasons(connection)
+    before: dict[str, int] = {}
+    reasons: dict[int, Reason] = {}
+    waiting = [job for job in live if job.state is JobState.PENDING]
+    for job in sorted(waiting, key=lambda job: job.turn):
+        if job.reason_code:
+            reasons[job.id] = Reason(job.reason_code, without_secrets(job.reason))
+            continue
+        key = class_of(job).key
+        reason = classes.get(key) or NOT_YET
+        reasons[job.id] = reason_with_place(reason, before.get(key, 0))
+        before[key] = before.get(key, 0) + 1
+    return reasons
+
+
+def reason_of(connection: sqlite3.Connection, job: Job) -> Reason:
+    """Why this waiting job waits, as `reasons_of` has it, without reading all others."""
+    if job.reason_code:
+        return Reason(job.reason_code, without_secrets(job.reason))
+    reason = rows.class_reasons(connection).get(class_of(job).key) or NOT_YET
+    return reason_with_place(reason, rows.waiting_before(connection, job))
+
+
+def words_run(job: Job) -> list[str]:
+    """The command of a job as it is run: with its `--cuda` and `{gpus}`, once it has GPUs."""
+    spec = job.spec
+    if job.argv and job.state is not JobState.PENDING:  # one that waits again may get other GPUs
+        return list(job.argv)
+    if not spec.is_script:
+        return list(spec.arguments)
+    if not spec.script.endswith(".py"):
+        return [spec.script, *spec.arguments]
+    from scheduler.core.launch import LAUNCHERS, script_words, with_cuda
+
+    arguments = spec.arguments
+    if job.gpus and spec.cuda != "none":
+        ids = range(len(job.gpus)) if spec.cuda == "local" else job.gpus
+        arguments = with_cuda(arguments, ",".join(map(str, ids)), add=LAUNCHERS[spec.launch].adds_cuda)
+    return list(script_words(spec, "python", arguments, len(job.gpus) or job.need.count))
+
+
+@dataclass(slots=True)
+class News:
+    """What has changed since the last look: jobs with why they wait, where that is known. None: nothing of that kind."""
+
+    jobs: list[tuple[Job, Reason | None]] = field(default_factory=list)
+    gpus: Sequence[GpuView] | None = None
+    queue: tuple[bool, Mapping[str, int]] | None = None  # paused, jobs in each state
+    alive: bool | None = None
+
+
+class Watch:
+    """Looks at a store again and again, for those who want to be told of changes. For one thread.
+
+    Waiting jobs are watched as far as they come first (`store/change_feed.py: MOST_WAITING`); of the others it is told that they
+    came, were begun, or ended.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._places, self._changes = places, Changes(places)
+        self._alive: bool | None = None
+        self._alive_due = 0.0
+        self._gpus: Sequence[GpuView] = ()
+        self._queue: tuple[bool, Mapping[str, int]] | None = None
+        self._reasons: dict[int, Reason] = {}
+        self._recorded: dict[int, JobState] = {}
+
+    def close(self) -> None:
+        """Close the store."""
+        self._changes.close()
+
+    def look(self) -> News:
+        """What has changed; at the first call GPUs, queue and whether a scheduler runs. Raises SchedulerError."""
+        news = News()
+        now = time.monotonic()
+        force = False
+        if now >= self._alive_due:
+            alive = daemon_alive(self._places)
+            force = alive is not self._alive or not alive  # of what ends while none runs only records tell
+            news.alive = alive if alive is not self._alive else None
+            self._alive, self._alive_due = alive, now + ALIVE_EVERY_S
+        try:
+            with self._changes.moment(force) as connection:
+                if connection is not None:
+                    self._ask(connection, news)
+        except sqlite3.Error as error:
+            self._changes.close()
+            raise trouble(error, self._places.store) from error
+        return news
+
+    def _ask(self, connection: sqlite3.Connection, news: News) -> None:
+        changed = {job.id: job for job in map(rows.job_of, self._changes.jobs(connection))}
+        in_hand = list(rows.in_hand(connection))
+        counts = rows.counts(connection)
+        if not self._alive:
+            in_hand = _recount(counts, in_hand, as_recorded(connection, in_hand, self._places.attempts))
+            over = {job.id: job.state for job in in_hand if job.state not in HOLDING}
+            changed |= {
+                job.id: job for job in in_hand if job.id in changed or over.get(job.id) != self._recorded.get(job.id)
+            }
+            self._recorded = over
+        first = [rows.job_of(row) for row in self._changes.first]
+        reasons = reasons_of(connection, first)
+        for job in first:
+            if reasons.get(job.id) != self._reasons.get(job.id) and self._queue is not None:
+                changed[job.id] = job
+        self._reasons = reasons
+        for number, job in sorted(changed.items()):
+            own = Reason(job.reason_code, without_secrets(job.reason)) if job.reason_code else None
+            waits = job.state is JobState.PENDING
+            news.jobs.append((job, (reasons.get(number) or own) if waits else None))
+        gpus = _gpu_views(connection, bool(self._alive), [job for job in in_hand if job.state in HOLDING])
+        if _told(gpus) != _told(self._gpus) or self._queue is None:
+            news.gpus = self._gpus = gpus
+        queue = (bool(rows.meta(connection, "queue_paused")), counts)
+        if queue != self._queue:
+            news.queue = self._queue = queue
+
+
+def _told(gpus: Iterable[GpuView]) -> list[tuple[object, ...]]:
+    """What of the GPUs is told when it changes: not each reading."""
+    return [(one.gpu.uuid, one.state, one.paused, one.allocated, one.jobs) for one in gpus]

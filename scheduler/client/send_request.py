@@ -1,0 +1,73 @@
+"""Something asked of the scheduler, by the daemon or without one: for the verbs and for the page."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import Any
+
+from scheduler.client.client import SchedulerClient
+from scheduler.client.locate import settings_if_readable
+from scheduler.core.errors import NotAsked
+from scheduler.core.requests import Answer, Pause, PauseQueue, Request, Resume
+from scheduler.system.safe_open import plain
+
+SHOWN_S = 0.5  # how long a verb waits for the state file
+
+
+def do(
+    client: SchedulerClient,
+    request: Request,
+    config: str | None = None,
+    one_by_one: contextlib.AbstractContextManager[object] | None = None,
+) -> tuple[Answer, bool]:
+    """What was asked, by the daemon or without one: the answer, and whether one runs. Raises SchedulerError.
+
+    ``one_by_one``: a lock, for several threads of one process: who acts without a daemon looks like one to the others.
+    """
+    from scheduler.client.offline import carry_out
+    from scheduler.store.daemon_lock import Taken
+
+    while True:
+        with one_by_one or contextlib.nullcontext():
+            if not client.alive():
+                settings = settings_if_readable({"state_file": client.places.state_file}, config)
+                with contextlib.suppress(Taken):  # a daemon has started meanwhile: then it is to be asked
+                    return carry_out(client.places, settings.config, request), False
+        with contextlib.suppress(NotAsked):  # it has ended meanwhile: then it is to be done without
+            return client.ask(request), True
+
+
+def revision_of(state_file: str) -> int:
+    """The revision of the state file, 0 if it is absent or cannot be read."""
+    revision = _read(state_file).get("revision")
+    return revision if isinstance(revision, int) else 0
+
+
+def until_shown(state_file: str, request: Pause | Resume | PauseQueue, before: int) -> None:
+    """Wait, at most ``SHOWN_S`` seconds, until the state file shows the result of a request.
+
+    ``before``: the revision of the state file when the request was made. A later revision is waited for, even if the old one
+    shows the same pauses: a user's edit of the old revision would count as older than the request, and be ignored.
+    """
+    end = time.monotonic() + SHOWN_S
+    while time.monotonic() < end and not (revision_of(state_file) > before and _shows(_read(state_file), request)):
+        time.sleep(0.003)
+
+
+def _shows(document: dict[str, Any], request: Pause | Resume | PauseQueue) -> bool:
+    if isinstance(request, PauseQueue):
+        return document.get("paused") is request.on
+    paused = document.get("paused_gpus")
+    return isinstance(paused, list) and all((gpu in paused) is isinstance(request, Pause) for gpu in request.gpus)
+
+
+def _read(state_file: str) -> dict[str, Any]:
+    """The state file; empty if it is absent, or if a user is saving it at this moment."""
+    try:
+        with open(state_file, encoding="utf-8", opener=plain) as stream:
+            document = json.load(stream)
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}

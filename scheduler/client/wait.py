@@ -1,0 +1,97 @@
+"""Waits until jobs have ended, and tells their exit code."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from scheduler.client.client import SchedulerClient
+from scheduler.core.errors import NoDaemon, NotFound
+from scheduler.core.job import Job, Outcome
+from scheduler.core.job_text import state_text
+from scheduler.core.secrets import without_secrets
+from scheduler.system.terminal_text import safe
+
+TIMED_OUT = 124
+SAY_WHY_S = 2.0
+MOST_NAMED = 10  # jobs that failed
+STUCK = ("missing", "paused", "never", "hold-user")
+
+
+def code_of(job: Job) -> int:
+    """The exit code that tells how a job ended: its own, 128 + signal, else 1."""
+    if job.outcome is Outcome.EXIT and job.exit_code is not None:
+        return job.exit_code
+    if job.outcome is Outcome.SIGNAL and job.signal:
+        return 128 + job.signal
+    return 0 if job.succeeded else 1
+
+
+def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float | None, since: float) -> int:
+    """The work of `wait`: looks at the store until all have ended; a forgotten job counts by what was seen of it.
+
+    Raises NoDaemon when nobody could end them, NotFound when one was forgotten before its end was seen.
+    """
+    pause_s = 0.01
+    said = False
+    seen: dict[int, Job | None] = dict.fromkeys(ids or ())
+    while True:
+        found = {job.id: job for job in client.overview().jobs} if ids is None else client.known(ids)
+        live = [job for job in found.values() if not job.state.ended]
+        seen.update({job.id: job for job in live} if ids is None else found)
+        if not live:
+            break
+        if not client.alive():
+            raise NoDaemon(
+                f"no scheduler is running, and {len(live)} job(s) have not ended", do="start it: gpujob start"
+            )
+        if limit is not None and time.monotonic() - since >= limit:
+            print(f"gpujob: {len(live)} job(s) have not ended within {limit:g} s", file=sys.stderr)
+            return TIMED_OUT
+        if time.monotonic() - since > SAY_WHY_S and not said:
+            said = True
+            _say_why(client, [job.id for job in live])
+        time.sleep(pause_s)
+        pause_s = min(0.1, pause_s * 1.3)
+    seen.update(client.known(seen))
+    ended = [job for _, job in sorted(seen.items()) if job is not None and job.state.ended]
+    _say_failed(ended)
+    if len(ended) < len(seen):
+        raise _forgotten(client, [(number, job) for number, job in sorted(seen.items()) if job not in ended])
+    if len(ended) == 1:
+        return code_of(ended[0])
+    return 1 if any(not job.succeeded for job in ended) else 0
+
+
+def _forgotten(client: SchedulerClient, jobs: Sequence[tuple[int, Job | None]]) -> NotFound:
+    """What is to be said of jobs that were there, and then no more. ``jobs``: id, and the job as it was last seen."""
+    logs = [job.log for _, job in jobs if job is not None and job.log]
+    several = len(jobs) > 1
+    names = ", ".join(str(number) for number, _ in jobs[:MOST_NAMED])
+    return NotFound(
+        f"job{'s' * several} {names} {'were' if several else 'was'} forgotten (gpujob reset) before "
+        f"{'their ends were' if several else 'its end was'} seen",
+        where=client.places.state_file,
+        do=f"what {'they' if several else 'it'} printed stays in {', '.join(logs[:MOST_NAMED])}" if logs else "",
+    )
+
+
+def _say_why(client: SchedulerClient, waiting: Sequence[int]) -> None:
+    """Name the jobs that will not start by themselves."""
+    for number in waiting[:20]:
+        _, reason, _ = client.job(number)
+        if reason is not None and reason.code in STUCK:
+            print(safe(f"gpujob: job {number} waits ({reason.code}): {reason.sentence}"), file=sys.stderr)
+
+
+def _say_failed(ended: Sequence[Job]) -> None:
+    """Name the jobs that have not ended well: an exit code alone does not tell which, nor why."""
+    failed = [job for job in ended if not job.succeeded]
+    for job in failed[:MOST_NAMED]:
+        note = f" ({without_secrets(job.notes[-1])})" if job.notes and job.outcome is not Outcome.EXIT else ""
+        look = f"gpujob logs {job.id}" if job.log else f"gpujob why {job.id}"
+        text = f"gpujob: job {job.id} ({job.spec.shown_name}) {state_text(job)}{note}; {look}"
+        print(safe(text), file=sys.stderr)
+    if len(failed) > MOST_NAMED:
+        print(f"gpujob: and {len(failed) - MOST_NAMED} more", file=sys.stderr)

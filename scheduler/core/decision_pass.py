@@ -1,0 +1,158 @@
+"""One pass of decisions: the plan that it makes, and what all parts of the deciding do to a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler.core.backoff import LONGEST_WAIT_S
+from scheduler.core.job import Event, Holding, Job, JobState, Outcome
+from scheduler.core.observations import (
+    Now,
+)
+from scheduler.core.placement_class import class_of
+from scheduler.core.requests import Answer
+from scheduler.core.scheduler_state import SchedulerState
+from scheduler.core.states import Move, move
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End all processes of a job: ``hard`` is SIGKILL, else SIGTERM."""
+
+    job: Job
+    hard: bool
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to record (jobs, events, holdings, answers) and then what to do (starts, stops)."""
+
+    changed: dict[int, Job] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    starts: list[Job] = field(default_factory=list)
+    stops: list[Stop] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    respecs: dict[int, Job] = field(default_factory=dict)  # those of ``changed`` whose wish itself has changed
+    held: list[Holding] = field(default_factory=list)
+    freed: list[str] = field(default_factory=list)
+    pauses_changed: bool = False
+    must_sync: bool = False
+    notices: list[tuple[str, bool]] = field(default_factory=list)  # about no job: a sentence, and whether it warns
+    read_since: float | None = None  # a GPU is waited for that must be read: asked at this ``mono`` time or later
+
+    def read_gpus(self, since: float) -> None:
+        """Have the GPUs read, unless they are being read since ``since``."""
+        self.read_since = since if self.read_since is None else max(self.read_since, since)
+
+    @property
+    def empty(self) -> bool:
+        """True when there is nothing to write down."""
+        return not (self.changed or self.events or self.answers or self.held or self.freed or self.pauses_changed)
+
+
+class DecisionPass:
+    """One call of ``decide``: the state it changes, the time, and the plan so far. ``jitter`` in [0, 1) spreads back-offs."""
+
+    def __init__(self, state: SchedulerState, now: Now, jitter: float) -> None:
+        self.state, self.now, self.jitter = state, now, jitter
+        self.plan = Plan()
+
+    def find(self, job_id: int) -> Job | None:
+        """A job as it is in this turn: what the turn changed, what is in hand, else the store's row."""
+        return self.plan.changed.get(job_id) or self.state.live.get(job_id) or self.state.fetch(job_id)
+
+    def changed(self, job: Job, kind: str, **detail: object) -> None:
+        self.plan.changed[job.id] = job
+        self.plan.events.append(Event(job.id, self.now.wall, kind, dict(detail)))
+
+    # -- waiting ------------------------------------------------------------------------------------------
+
+    def enqueue(self, job: Job) -> None:
+        """Queue a PENDING job, or park it with the reason why it is not ready."""
+        state = self.state
+        state.queue.drop(job.id)
+        state.parked.pop(job.id, None)
+        state.front = min(state.front, job.order)
+        if job.held:
+            self._park(job, "hold-user", f"held by its owner; gpujob release {job.id}")
+            return
+        if job.not_before is not None and job.not_before > self.now.wall:
+            left = min(job.not_before - self.now.wall, LONGEST_WAIT_S)
+            if job.reason_code != "backoff":  # it was held meanwhile
+                self._park(job, "backoff", f"tried again in {left:.0f} s")
+            state.parked[job.id] = "backoff"
+            state.at(self.now.mono + left, "retry", job)
+            return
+        if job.spec.after or job.spec.after_ok:
+            waits_for = self._depends(job)
+            if waits_for is None or waits_for:
+                return
+        missing = state.missing(job)
+        if missing:
+            self._park_missing(job, missing)
+            return
+        if job.reason_code:
+            job.reason_code = job.reason = ""
+            self.plan.changed[job.id] = job
+        estimate = state.estimates.of(job.spec, job.need) if state.policy.order.rule == "short" else None
+        key = state.policy.order.key(job.priority, job.order, job.submitted_at, estimate)
+        state.queue.push(job.id, class_of(job), key)
+
+    def _park(self, job: Job, code: str, sentence: str) -> None:
+        self.state.queue.drop(job.id)
+        self.state.parked[job.id] = code
+        if (job.reason_code, job.reason) != (code, sentence):
+            job.reason_code, job.reason = code, sentence
+            self.plan.changed[job.id] = job
+
+    def _park_missing(self, job: Job, sentence: str) -> None:
+        if job.reason_code != "missing":
+            self.plan.events.append(Event(job.id, self.now.wall, "missing", {"why": sentence}))
+        self._park(job, "missing", sentence)
+
+    def _depends(self, job: Job) -> list[int] | None:
+        """Ids that still have to end; None when the job was skipped because one of them failed."""
+        waits_for = []
+        for parent_id in dict.fromkeys((*job.spec.after_ok, *job.spec.after)):
+            parent = self.find(parent_id)
+            ended = parent is None or parent.state.ended
+            if parent_id in job.spec.after_ok and ended and (parent is None or not parent.succeeded):
+                what = "is not known" if parent is None else f"ended {parent.state.value}"
+                self._skip(job, f"job {parent_id} had to end well and {what}")
+                return None
+            if not ended:
+                waits_for.append(parent_id)
+                self.state.children.setdefault(parent_id, []).append(job.id)
+        if waits_for:
+            first = waits_for[0]
+            more = f" (and {len(waits_for) - 1} more)" if len(waits_for) > 1 else ""
+            how = "end well" if first in job.spec.after_ok else "end"
+            self._park(job, "depends", f"job {first} has to {how} first{more}")
+        return waits_for
+
+    def _skip(self, job: Job, why: str) -> None:
+        self.state.queue.drop(job.id)
+        self.state.parked.pop(job.id, None)
+        job.finished_at = self.now.wall
+        move(job, Move.SKIPPED, self.now.wall)
+        job.outcome = Outcome.DEPENDENCY
+        self.changed(job, "skipped", why=why)
+        self.after_end(job)
+
+    def after_end(self, job: Job) -> None:
+        """Look again at the jobs that waited for this one."""
+        for child_id in self.state.children.pop(job.id, ()):
+            if self.state.parked.get(child_id) == "depends":
+                child = self.find(child_id)
+                if child is not None and child.state is JobState.PENDING:
+                    self.enqueue(child)
+
+    # -- ending ---------------------------------------------------------------------------------------------
+
+    def stop(self, job: Job) -> None:
+        move(job, Move.STOP_ASKED, self.now.wall)
+        job.stop_at = self.now.wall
+        self.changed(job, "stopping", why=job.stop_why)
+        if job.process is not None:
+            self.plan.stops.append(Stop(job, hard=False))
+        self.state.at(self.now.mono + self.state.policy.kill_grace_s, "kill", job)

@@ -1,0 +1,71 @@
+"""What the end of a failed job's log says about why it failed."""
+
+from __future__ import annotations
+
+import re
+
+from scheduler.core.gpu import BY_MEMORY, WHOLE, ResourceRequest
+from scheduler.core.job import Failure
+
+OUT_OF_MEMORY = "oom"
+BAD_ORDINAL = "device_ordinal"
+ENVIRONMENT = "environment"
+
+_SIGNS = (
+    (
+        OUT_OF_MEMORY,
+        re.compile(r"CUDA out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED", re.I),
+        "it ran out of GPU memory: ",  # and what helps, by what it had (`_more_memory`)
+    ),
+    (
+        BAD_ORDINAL,
+        re.compile(r"invalid device ordinal", re.I),
+        "the script counts GPUs from 0 among those it is shown: set cuda_ids: local (or ;cuda=local on the line), "
+        "so that --cuda is 0 and not the server's GPU number",
+    ),
+    (
+        "cuda_option",
+        re.compile(r"(unrecognized arguments|no such option|unknown option|unrecognized option).*--cuda", re.I),
+        "the script does not know --cuda, which is added to .py lines: set cuda_ids: none (or ;cuda=none on the line)",
+    ),
+    (
+        ENVIRONMENT,
+        re.compile(r"^gpujob: environment .* could not be activated: |EnvironmentLocationNotFound: "),
+        "the command did not run: what activation printed stands above in the log; conda_mode: direct does without "
+        "activation scripts, a larger activation_limit gives them more time",
+    ),
+    ("start", re.compile(r"^gpujob: cannot start "), "the command did not run: its program could not be executed"),
+    (
+        "import",
+        re.compile(r"ModuleNotFoundError: No module named"),
+        "a module is missing: is it the right conda_env? (gpujob show names the interpreter; without conda_env it is the scheduler's own python)",
+    ),
+)
+
+
+def warning_in(tail: str, need: ResourceRequest) -> Failure | None:
+    """What a job that ended with exit code 0 should not have said: that it ran out of GPU memory."""
+    found = failure_in(tail, need) if _SIGNS[0][1].search(tail) else None
+    return found if found is not None and found.kind == OUT_OF_MEMORY else None
+
+
+def failure_in(tail: str, need: ResourceRequest) -> Failure | None:
+    """The last line of ``tail`` that names a known cause, with a hint; None when there is none. ``need``: what the job had."""
+    for line in reversed(tail.splitlines()):
+        for kind, sign, hint in _SIGNS:
+            if sign.search(line):
+                more = _more_memory(need) if kind == OUT_OF_MEMORY else ""
+                return Failure(kind, line.strip()[:300], hint + more)
+    return None
+
+
+def _more_memory(need: ResourceRequest) -> str:
+    if not need.count:
+        return "it was given no GPU: say what it needs (;gpus=)"
+    if need.parts == WHOLE:
+        return "it had the whole of it, so give it a smaller batch, or a GPU with more memory"
+    if need.by_name:
+        return "give it a smaller batch, or a GPU on which nobody else is"
+    if need.parts == BY_MEMORY:
+        return "let it have more (;vram= or ;gpus=), or give it a smaller batch"
+    return "give it a larger share (;gpus=1) or a smaller batch"

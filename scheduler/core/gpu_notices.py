@@ -1,0 +1,63 @@
+"""What is said when the GPUs' readings come to say something else; part of the one place that chooses (`decide.py`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler.core.gpu import gpu_ids_text
+
+if TYPE_CHECKING:
+    from scheduler.core.admission import GpuAdmission
+    from scheduler.core.decision_pass import DecisionPass
+
+
+def judge_gpus(decision: DecisionPass) -> None:
+    """Let time pass over the readings, and say what changed."""
+    state, admission = decision.state, decision.state.fleet.admission
+    if not admission.cards:
+        return
+    admission.thresholds = state.policy.thresholds
+    admission.judge(decision.now)
+    silent, free_again = [], []
+    for index, card in admission.cards.items():
+        _name_strays(decision, index, card)
+        before, after = state.told.get(index), card.verdict
+        what = "trouble" if after.code == "stale" and admission.trouble else after.code
+        passing = what == "releasing" or (what == "foreign" and not card.blocked)
+        if passing or (before or "") == what or not card.heard_of(admission):
+            continue
+        state.told[index] = what
+        if what == "trouble":
+            silent.append(index)
+        elif after.code:
+            decision.plan.notices.append((f"{after.sentence}; no new job goes there", True))
+        elif before is not None:
+            free_again.append(index)
+        if after.code == "gone":
+            for job in state.live.values():
+                if index in job.gpus:
+                    job.notes = (*job.notes, f"{after.sentence} while it ran")
+                    decision.changed(job, "gpu_gone", gpu=index)
+    if free_again:
+        decision.plan.notices.append((f"GPU {gpu_ids_text(free_again)} can be given jobs again", False))
+    if silent:
+        gpus = gpu_ids_text(silent)
+        decision.plan.notices.append(
+            (f"no telemetry from GPU {gpus}: {admission.trouble}; no new job goes there, running jobs go on", True)
+        )
+
+
+def _name_strays(decision: DecisionPass, index: int, card: GpuAdmission) -> None:
+    """Add a note to each job of this scheduler that has a process on a GPU outside its allocation, once for each GPU."""
+    strays = {
+        foreign_process.owner: foreign_process for foreign_process in card.foreign_processes if foreign_process.owner
+    }
+    if not strays:
+        return
+    note = f"uses GPU {index}, which it was not given"
+    for job in decision.state.live.values():
+        foreign_process = strays.get(job.attempt_key)
+        if foreign_process is not None and note not in job.notes:
+            job.notes = (*job.notes, note)
+            used = None if foreign_process.memory_mib is None else foreign_process.memory_mib << 20
+            decision.changed(job, "stray", gpu=index, pid=foreign_process.pid, memory=used)

@@ -1,0 +1,91 @@
+"""`edit`: a waiting job's wish, changed; part of the one place that chooses (`decide.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
+from scheduler.core.gpu import ResourceRequest, gpu_ids_text
+from scheduler.core.job import Job, JobSpec, JobState
+from scheduler.core.placement_class import class_of
+from scheduler.core.units import mib_text, span_text
+
+if TYPE_CHECKING:
+    from scheduler.core.decision_pass import DecisionPass
+
+EDITABLE = {  # field of JobSpec → its name on the command line
+    "priority": "priority", "allowed": "allowed", "gpus": "gpus", "label": "label", "after": "after",
+    "after_ok": "after-ok", "vram_mib": "vram", "time_limit_s": "time", "retries": "retries", "cwd": "cwd",
+    "cuda": "cuda", "launch": "launch",
+}  # fmt: skip
+
+
+def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tuple[int, int] | None) -> str:
+    """Change a waiting job's wish and queue it anew. Raises SchedulerError, and changes nothing, when it cannot be."""
+    if job.state is not JobState.PENDING:
+        raise SchedulerError(f"job {job.id} is {job.state.value}: only a waiting job can be edited")
+    unknown = [name for name in changes if name not in EDITABLE]
+    if unknown:
+        raise UsageError(f"{unknown[0]} of a job cannot be edited")
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
+    }
+    if job.spec.on and {"allowed", "gpus"} & set(values):
+        raise Refused(
+            f"job {job.id} named its GPUs itself ({gpu_ids_text(job.spec.on)})", do="cancel it and submit it anew"
+        )
+    values["edited"] = tuple(dict.fromkeys((*job.spec.edited, *values)))
+    spec = replace(job.spec, **values)
+    _check_parents(decision, job, spec)
+    before = job.spec, job.need, job.allowed, job.priority
+    job.spec, job.allowed, job.priority = spec, spec.allowed, spec.priority
+    if need is not None:
+        job.need = ResourceRequest(*need)
+    never = decision.state.fleet.can_ever_hold(class_of(job)) if decision.state.fleet.gpus else ""
+    if never:
+        job.spec, job.need, job.allowed, job.priority = before
+        raise Refused(f"job {job.id} stays as it is: {never}", do="ask for less, or allow other GPUs")
+    shown = [
+        f"{EDITABLE[name]} {_shown(name, getattr(before[0], name))} -> {_shown(name, value)}"
+        for name, value in values.items()
+        if name in EDITABLE and value != getattr(before[0], name)
+    ]
+    if not shown and job.need == before[1]:
+        return f"job {job.id} is like that already"
+    decision.plan.respecs[job.id] = job
+    decision.changed(job, "edited", what=shown)
+    decision.enqueue(job)
+    if job.state is not JobState.PENDING:
+        return f"job {job.id} is {job.state.value} now: a job that it needs has not ended well"
+    return f"job {job.id}: {', '.join(shown) or f'need {before[1]} -> {job.need}'}"
+
+
+def _check_parents(decision: DecisionPass, job: Job, spec: JobSpec) -> None:
+    """Raises NotFound for a job that is not there, Refused when a job would wait for itself."""
+    for parent in (*spec.after, *spec.after_ok):
+        if decision.find(parent) is None:
+            raise NotFound(f"there is no job {parent} to wait for", do="see gpujob jobs")
+    seen: set[int] = set()
+    ahead = [*spec.after, *spec.after_ok]
+    while ahead:
+        number = ahead.pop()
+        if number == job.id:
+            raise Refused(f"job {job.id} would wait for itself", do="leave out the jobs that wait for it")
+        other = decision.find(number) if number not in seen else None
+        seen.add(number)
+        if other is not None and not other.state.ended:
+            ahead += [*other.spec.after, *other.spec.after_ok]
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "allowed":
+        return "any" if value is None else gpu_ids_text(value)
+    if value in (None, "", ()):
+        return "none" if name != "gpus" else "by model"
+    if name == "vram_mib":
+        return mib_text(value)
+    if name == "time_limit_s":
+        return span_text(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

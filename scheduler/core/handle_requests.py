@@ -1,0 +1,278 @@
+"""What people ask for, carried out: cancel, retry, hold, pause…; part of the one place that chooses (`decide.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
+from scheduler.core.gpu import gpu_ids_text, ids_of
+from scheduler.core.handle_edit import edit
+from scheduler.core.job import Job, JobState, Outcome
+from scheduler.core.job_text import UNDYING
+from scheduler.core.observations import Asked
+from scheduler.core.pauses import QUEUE
+from scheduler.core.requests import (
+    Answer,
+    Cancel,
+    Edit,
+    First,
+    Hold,
+    Pause,
+    PauseQueue,
+    Release,
+    Requeue,
+    Resume,
+    StateEdited,
+    Swap,
+)
+from scheduler.core.states import Move, move
+
+if TYPE_CHECKING:
+    from scheduler.core.decision_pass import DecisionPass
+
+
+def answer(decision: DecisionPass, observation: Asked) -> None:
+    """Carry out what was asked, as far as it can be, and answer for each part of it."""
+    request = observation.request
+    if isinstance(request, StateEdited):
+        _edited(decision, request)
+        return
+    if isinstance(request, Swap):
+        lines, code = _each(decision, request.jobs[:1], lambda job: _swap(decision, job, request.jobs[1:]))
+    elif isinstance(request, First):  # the last one asked for is moved first, so that the first of them ends in front
+        lines, code = _each(decision, request.jobs[::-1], lambda job: _first(decision, job))
+        lines.reverse()
+    elif isinstance(request, Edit):
+        needs = dict(zip(request.jobs, request.needs, strict=False))
+        lines, code = _each(decision, request.jobs, lambda job: edit(decision, job, request.changes, needs.get(job.id)))
+    elif isinstance(request, Requeue):
+        seen, unless_done = request.seen(), request.unless_done
+        lines, code = _each(decision, request.jobs, lambda job: _requeue(decision, job, unless_done, seen.get(job.id)))
+    elif isinstance(request, PauseQueue):
+        lines, code = [_pause_queue(decision, request.on)], 0
+    elif isinstance(request, (Pause, Resume)):
+        lines, code = _pause(decision, request)
+    else:
+        lines, code = _each(decision, request.jobs, lambda job: SIMPLE[type(request)](decision, job))
+    decision.plan.answers.append(Answer(observation.row, code, tuple(lines)))
+    decision.plan.must_sync = True
+
+
+def _each(decision: DecisionPass, jobs: Iterable[int], act: Callable[[Job], str]) -> tuple[list[str], int]:
+    """Do something with each job: a line for each, and the first exit code that is not 0."""
+    lines, code = [], 0
+    for job_id in jobs:
+        job = decision.find(job_id)
+        if job is None:
+            lines.append(f"no job {job_id}")
+            code = code or 6
+            continue
+        try:
+            lines.append(act(job))
+        except SchedulerError as error:
+            lines.append(str(error))
+            code = code or error.exit_code
+    return lines, code
+
+
+# -- pauses -----------------------------------------------------------------------------------------------
+
+
+def _set_pause(decision: DecisionPass, gpu: int, on: bool) -> None:
+    fleet = decision.state.fleet
+    fleet.paused_mask = fleet.paused_mask | 1 << gpu if on else fleet.paused_mask & ~(1 << gpu)
+    decision.plan.pauses_changed = True
+
+
+def _pause(decision: DecisionPass, request: Pause | Resume) -> tuple[list[str], int]:
+    fleet, book, on = decision.state.fleet, decision.state.pauses, isinstance(request, Pause)
+    # One that was taken away while it was paused can be resumed for when it is given back.
+    away = () if on else ids_of(fleet.paused_mask & ~fleet.all_mask)
+    known = [gpu for gpu in request.gpus if fleet.manages(gpu) or gpu in away]
+    managed = gpu_ids_text(ids_of(fleet.all_mask)) or "none"
+    lines = [f"no GPU {gpu} is managed here (managed: {managed})" for gpu in request.gpus if gpu not in known]
+    code = 6 if lines else 0
+    done = "paused" if on else "resumed"
+    for gpu in known:
+        before = bool(fleet.paused_mask >> gpu & 1)
+        book.by_verb(gpu, before)
+        _set_pause(decision, gpu, on)
+        if before is not on:
+            decision.plan.notices.append((f"GPU {gpu} {done}", False))
+    if isinstance(request, Resume) and request.force:
+        fleet.admission.accept([gpu for gpu in known if fleet.manages(gpu)], decision.now)
+    paused = gpu_ids_text(ids_of(fleet.paused_mask)) or "none"
+    for gpu in known:
+        accepted = "; what others have on it is accepted" if isinstance(request, Resume) and request.force else ""
+        lines.append(f"GPU {gpu} {done} (paused now: {paused}){accepted}")
+    return lines, code
+
+
+def _pause_queue(decision: DecisionPass, on: bool) -> str:
+    state = decision.state
+    state.pauses.by_verb(QUEUE, state.queue_paused)
+    if state.queue_paused is not on:
+        decision.plan.notices.append(("the queue is paused; running jobs go on" if on else "the queue goes on", False))
+    state.queue_paused = on
+    decision.plan.pauses_changed = True
+    return "the queue is paused; running jobs go on" if on else "the queue goes on"
+
+
+def _edited(decision: DecisionPass, edit: StateEdited) -> None:
+    """Take in what somebody changed in the state file since he read it."""
+    state = decision.state
+    fleet, book = state.fleet, state.pauses
+    # A paused GPU that was taken from the settings keeps its pause, for when it is given back.
+    known = ids_of(fleet.all_mask | fleet.paused_mask)
+    unknown = [gpu for gpu in edit.gpus or () if gpu not in known]
+    if unknown:
+        names = gpu_ids_text(ids_of(fleet.all_mask)) or "none"
+        text = f"the state file pauses GPU {', '.join(map(str, unknown))}, which is not managed here (managed: {names})"
+        decision.plan.notices.append((text, True))
+    for gpu in known if edit.gpus is not None else ():
+        wanted, paused = gpu in (edit.gpus or ()), bool(fleet.paused_mask >> gpu & 1)
+        if not book.is_changed(gpu, paused, wanted, edit.read):
+            continue
+        book.by_edit(gpu)
+        if wanted is not paused:
+            _set_pause(decision, gpu, wanted)
+            decision.plan.notices.append(
+                (f"GPU {gpu} {'paused' if wanted else 'resumed'} by an edit of the state file", False)
+            )
+    if edit.paused is not None and book.is_changed(QUEUE, state.queue_paused, edit.paused, edit.read):
+        book.by_edit(QUEUE)
+        if edit.paused is not state.queue_paused:
+            state.queue_paused = edit.paused
+            decision.plan.pauses_changed = True
+            how = "is paused" if edit.paused else "goes on, said"
+            decision.plan.notices.append((f"the queue {how} by an edit of the state file", False))
+    if decision.plan.pauses_changed:
+        decision.plan.must_sync = True
+
+
+# -- jobs -------------------------------------------------------------------------------------------------
+
+
+def _waits(job: Job, what: str) -> None:
+    """Raises SchedulerError unless the job waits."""
+    if job.state is not JobState.PENDING:
+        raise SchedulerError(f"job {job.id} is {job.state.value}: only a waiting job can be {what}")
+
+
+def _hold(decision: DecisionPass, job: Job) -> str:
+    if job.held:
+        return f"job {job.id} is held already"
+    _waits(job, "held")
+    job.held = True
+    decision.changed(job, "held")
+    decision.enqueue(job)
+    return f"job {job.id} is held; gpujob release {job.id}"
+
+
+def _release(decision: DecisionPass, job: Job) -> str:
+    if not job.held:
+        return f"job {job.id} is not held ({job.state.value})"
+    job.held = False
+    decision.changed(job, "released")
+    decision.enqueue(job)
+    if job.state is not JobState.PENDING:
+        return f"job {job.id} is {job.state.value}: a job that it needs has not ended well"
+    return f"job {job.id} is released"
+
+
+def _first(decision: DecisionPass, job: Job) -> str:
+    _waits(job, "put first")
+    decision.state.front -= 1
+    job.order = decision.state.front
+    decision.changed(job, "first")
+    decision.enqueue(job)
+    return f"job {job.id} comes first"
+
+
+def _swap(decision: DecisionPass, job: Job, others: tuple[int, ...]) -> str:
+    other = decision.find(others[0]) if others else None
+    if other is None:
+        raise NotFound(f"no job {others[0] if others else ''}")
+    if other.id == job.id:
+        raise UsageError(f"job {job.id} cannot change places with itself")
+    _waits(job, "swapped")
+    _waits(other, "swapped")
+    rule = decision.state.policy.order
+    if rule.rule != "fifo" or rule.aging_h:
+        how = f"order: {rule.rule}" if rule.rule != "fifo" else f"aging: {rule.aging_h:g}"
+        raise SchedulerError(f"places are computed here ({how}), not kept", do=f"gpujob first {job.id} puts it first")
+    job.order, other.order = other.order, job.order
+    job.priority, other.priority = other.priority, job.priority
+    for one, another in ((job, other), (other, job)):
+        decision.changed(one, "swapped", with_job=another.id)
+        decision.enqueue(one)
+    return f"jobs {job.id} and {other.id} have changed places"
+
+
+def _cancel(decision: DecisionPass, job: Job) -> str:
+    now = decision.now
+    if job.state.ended:
+        return f"job {job.id} has ended already ({job.state.value})"
+    if job.state is JobState.STOPPING:
+        if job.stop_why != "cancelled":  # its time limit was first; it must not be tried again all the same
+            job.stop_why = "cancelled"
+            decision.changed(job, "stopping", why=job.stop_why)
+        return f"job {job.id} is being stopped already" + (f": {UNDYING}" if UNDYING in job.notes else "")
+    job.stop_why, job.stop_at = "cancelled", now.wall
+    if job.state is JobState.PENDING:
+        decision.state.queue.drop(job.id)
+        decision.state.parked.pop(job.id, None)
+        job.finished_at = now.wall
+        move(job, Move.STOP_ASKED, now.wall)
+        job.outcome = Outcome.CANCELLED
+        job.not_before = None
+        decision.changed(job, "cancelled", outcome="cancelled")
+        decision.after_end(job)
+        return f"job {job.id} cancelled before it ran"
+    decision.stop(job)
+    return f"job {job.id}: SIGTERM to all its processes, SIGKILL after {decision.state.policy.kill_grace_s:g} s"
+
+
+def _requeue(decision: DecisionPass, job: Job, unless_done: bool, seen: int | None) -> str:
+    if unless_done and job.succeeded:
+        return f"job {job.id} has ended well meanwhile; it is not run again"
+    if not job.state.ended:
+        return f"job {job.id} is {job.state.value} already"
+    if seen is not None and job.attempt > seen:
+        return f"job {job.id} has run again meanwhile (attempt {job.attempt})"
+    equal = _equal(decision, job)
+    if equal is not None:
+        raise Refused(
+            f"job {job.id} cannot run again: job {equal.id} ({equal.state.value}) is the same script, arguments and environment",
+            do=f"gpujob retry {equal.id}" if equal.state.ended else f"see gpujob why {equal.id}",
+        )
+    before = job.state.value
+    move(job, Move.REQUEUED, decision.now.wall)
+    job.start_failures = job.runs_failed = job.oom_retries = 0
+    job.not_before = job.log_finding = None
+    job.order = job.id
+    if job.spec.caller:  # whoever waited for it in the foreground has gone on
+        job.spec = replace(job.spec, caller="")
+        decision.plan.respecs[job.id] = job
+    decision.changed(job, "requeued", before=before, attempt=job.attempt, log=job.log)
+    decision.enqueue(job)
+    if job.state is not JobState.PENDING:
+        return f"job {job.id} is {job.state.value} again: a job that it needs has not ended well"
+    return f"job {job.id} waits again (it was {before})"
+
+
+def _equal(decision: DecisionPass, job: Job) -> Job | None:
+    """Another job with this one's identity that waits, runs or has succeeded."""
+    if not job.identity:
+        return None
+    for other in (*decision.plan.changed.values(), decision.state.blocker(job.identity)):
+        if other is not None and other.id != job.id and other.identity == job.identity:
+            if decision.find(other.id) is other or other.id not in decision.plan.changed:
+                if other.state is JobState.DONE or not other.state.ended:
+                    return other
+    return None
+
+
+SIMPLE: dict[type[Any], Callable[[DecisionPass, Job], str]] = {Cancel: _cancel, Hold: _hold, Release: _release}

@@ -1,0 +1,127 @@
+"""What happened to a job, and how it ended, as text."""
+
+from __future__ import annotations
+
+import re
+
+from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.job import Event, Job, Outcome
+from scheduler.core.units import mib_text, span_text
+
+UNDYING = "it does not die of SIGKILL (stuck in the kernel, on a disk or a driver?); its GPUs stay taken"
+INFO, WARNING = 20, 30  # levels of the standard library's logging
+_UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+PLAIN = {"held": "is held", "released": "is released", "first": "comes first", "requeued": "waits again"}
+
+
+def harmless(text: str) -> str:
+    """``text`` with control and direction-changing characters made visible, so that it cannot play the terminal."""
+    return _UNSAFE.sub(
+        lambda found: f"\\x{ord(found.group()):02x}" if ord(found.group()) < 256 else f"\\u{ord(found.group()):04x}",
+        text,
+    )
+
+
+def sentence(event: Event, job: Job) -> tuple[str, int]:
+    """An event as a sentence, and its log level."""
+    name = f"job {job.id} ({harmless(job.spec.shown_name)})"
+    detail = event.detail
+    gpus = f"GPU {gpu_ids_text(detail['gpus'])}" if detail.get("gpus") else "no GPU"
+    attempt = f", attempt {detail['attempt']}" if detail.get("attempt", 1) != 1 else ""
+    if event.kind == "started":
+        session = f"; gpujob attach {job.id}, or screen -r {job.session_name}" if job.session else ""
+        return f"{name} runs on {gpus}, pid {detail['pid']}{attempt}{session}", INFO
+    if event.kind == "gpu_gone":
+        return f"{name} runs on GPU {detail['gpu']}, which is gone; it is left alone", WARNING
+    if event.kind == "stray":
+        used = f" ({mib_text(detail['memory'] >> 20)})" if detail.get("memory") else ""
+        return (
+            f"{name}: its process {detail['pid']} uses GPU {detail['gpu']}{used}, which it was not given",
+            WARNING,
+        )
+    if event.kind == "done":
+        if job.log_finding is not None:
+            return (
+                f"{name} done: exit code 0{attempt}, but its log says: {harmless(job.log_finding.line)}",
+                WARNING,
+            )
+        return f"{name} done: exit code 0{attempt}", INFO
+    if event.kind == "failed":
+        hint = f"; hint: {job.failure.hint}" if job.failure else ""
+        note = (
+            f" ({harmless(job.notes[-1])})"
+            if job.notes and detail.get("outcome") in ("could_not_start", "lost", "signal")
+            else ""
+        )
+        return f"{name} failed: {ending(detail)}{note}{attempt}{hint}", WARNING
+    if event.kind == "cancelled":
+        return f"{name} cancelled", INFO
+    if event.kind == "skipped":
+        return f"{name} skipped: {detail.get('why')}", WARNING
+    if event.kind == "retry_scheduled":
+        when = f"in {detail['wait']:.0f} s" if detail.get("wait") else "at once"
+        return f"{name}: {harmless(str(detail.get('why')))}; tried again {when}", WARNING
+    if event.kind == "adopted":
+        return f"{name} goes on, on {gpus}, pid {detail['pid']}{attempt}", INFO
+    if event.kind == "leader_ended":
+        return f"{name}: its first process ended, others of it are still being ended", INFO
+    if event.kind == "leftovers":
+        return f"{name} left processes {detail.get('pids')} behind: {gpus} stays taken until they end", WARNING
+    if event.kind == "missing":
+        return f"{name} waits: {harmless(str(detail.get('why')))}", WARNING
+    if event.kind == "stopping":
+        why = "its time limit is over" if detail.get("why") == "time_limit" else "it was cancelled"
+        return f"{name} is being ended: {why}", INFO
+    if event.kind == "swapped":
+        return f"{name} has changed places with job {detail.get('with_job')}", INFO
+    if event.kind == "edited":
+        what = ", ".join(map(str, detail.get("what") or ["its need"]))
+        return f"{name} edited: {harmless(what)}", INFO
+    if event.kind == "undying":
+        return f"{name}: {UNDYING}", WARNING
+    if event.kind in PLAIN:
+        return f"{name} {PLAIN[event.kind]}", INFO
+    if event.kind == "unclaimed":
+        return f"{name}: its start was cut off before it began; it waits again", WARNING
+    return f"{name}: {event.kind}", INFO
+
+
+def ending(detail: dict[str, object]) -> str:
+    """How an attempt ended, in words."""
+    outcome = detail.get("outcome")
+    how = (
+        f"exit code {detail.get('exit_code')}"
+        if detail.get("exit_code") is not None
+        else f"signal {detail.get('signal')}"
+    )
+    if outcome == "time_limit":
+        return f"its time limit was over ({how})"
+    if outcome == "could_not_start":
+        return "it could not be started"
+    if outcome == "lost":
+        return "lost, its ending is not known"
+    return how
+
+
+def accepted(job: Job) -> str:
+    """What is said of a new job."""
+    notes = f" ({'; '.join(map(harmless, job.notes))})" if job.notes else ""
+    return f"job {job.id} ({harmless(job.spec.shown_name)}) accepted from {job.spec.origin or job.spec.source}{notes}"
+
+
+def how_it_ended(job: Job) -> str:
+    """An ended job's ending in words."""
+    if job.outcome is Outcome.EXIT:
+        warning = f" ({job.log_finding.kind}?)" if job.succeeded and job.log_finding is not None else ""
+        return f"exit {job.exit_code}{warning}"
+    if job.outcome is Outcome.SIGNAL:
+        return f"signal {job.signal}"
+    if job.outcome is Outcome.TIME_LIMIT:
+        return f"time limit {span_text(job.spec.time_limit_s)}" if job.spec.time_limit_s else "time limit"
+    return "" if job.outcome is None else job.outcome.value.replace("_", " ")
+
+
+def state_text(job: Job) -> str:
+    """An ended job's state, and how it ended where that says more."""
+    how = how_it_ended(job)
+    return job.state.value if how in ("", job.state.value) else f"{job.state.value}: {how}"

@@ -1,0 +1,38 @@
+"""Jobs that placement cannot tell apart, and the reason that such jobs share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from scheduler.core.gpu import ResourceRequest, gpu_ids_text
+from scheduler.core.job import Job, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementClass:
+    """Jobs that placement cannot tell apart: same need, same allowed GPUs, same memory per GPU."""
+
+    need: ResourceRequest
+    allowed: tuple[int, ...] | None = None
+    vram_mib: int = 0
+
+    @property
+    def key(self) -> str:
+        """The class as text, for the store's table of reasons."""
+        allowed = "*" if self.allowed is None else gpu_ids_text(self.allowed)
+        return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}"
+
+
+def class_of(job: Job) -> PlacementClass:
+    """The placement class of a job."""
+    return PlacementClass(job.need, job.allowed if job.need.count else None, job.spec.vram_mib or 0)
+
+
+def reason_with_place(reason: Reason, before: int) -> Reason:
+    """The reason of a job that is not the first of its class: how many are before it, and why they wait."""
+    if before <= 0:
+        return reason
+    is_are = "is" if before == 1 else "are"
+    jobs = "job" if before == 1 else "jobs"
+    text = f"{before} {jobs} of the same kind {is_are} before it; the first of them: {reason.sentence}"
+    return replace(reason, code="behind", sentence=text)

@@ -1,0 +1,52 @@
+"""The settings that decisions depend on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from scheduler.core.admission import Thresholds
+from scheduler.core.config import Config
+from scheduler.core.queue import Order
+
+UNCHANGED_S = 5.0  # reading can be turned off only at the start
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings that decisions depend on; durations in seconds."""
+
+    order: Order = field(default_factory=Order)
+    max_assign_attempts: int = 5
+    assign_retry_wait_s: float = 5.0
+    oom_retries: int = 2
+    kill_grace_s: float = 15.0
+    max_overtakes: int = 0  # 0: a job may be overtaken without end
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+def policy_of(config: Config) -> Policy:
+    """The settings that decisions depend on."""
+    return Policy(
+        Order(config.order, config.aging),
+        config.max_assign_attempts,
+        config.assign_retry_wait,
+        config.oom_retries,
+        config.kill_grace,
+        config.max_overtakes,
+        thresholds_of(config),
+    )
+
+
+def thresholds_of(config: Config) -> Thresholds:
+    """The settings that the GPUs' readings are judged by."""
+    return Thresholds(
+        config.mem_threshold,
+        config.load_threshold,
+        config.whole_gpu_tolerance,
+        min(config.gpu_interval, config.poll_interval or math.inf) or UNCHANGED_S,
+        config.settle,
+        config.release,
+        config.hold_on_errors,
+        bool(config.min_free_mem_mb),
+    )

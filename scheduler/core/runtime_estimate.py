@@ -1,0 +1,53 @@
+"""How long a job is expected to run, from how long the like of it ran; never used to end one."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import JobSpec
+from scheduler.core.model_table import model_in
+
+
+def mode_of(arguments: tuple[str, ...]) -> str | None:
+    """The value of the last ``--mode X`` or ``--mode=X``."""
+    found = None
+    words = iter(arguments)
+    for word in words:
+        if word == "--mode":
+            found = next(words, found)
+        elif word.startswith("--mode="):
+            found = word[7:]
+    return found
+
+
+class Estimates:
+    """Medians of the last 3 ended runs by signature (script, model, mode), by script, by need class."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, ...], deque[float]] = {}
+
+    @staticmethod
+    def _keys(spec: JobSpec, need: ResourceRequest) -> tuple[tuple[str, ...], ...]:
+        script = spec.script or " ".join(spec.arguments[:1])
+        signature = ("signature", script, model_in(spec.arguments) or "", mode_of(spec.arguments) or "")
+        return signature, ("script", script), ("class", str(need))
+
+    def learn(self, spec: JobSpec, need: ResourceRequest, seconds: float) -> None:
+        """Remember that a job like this ran ``seconds``."""
+        for key in self._keys(spec, need):
+            runs = self._runs.get(key)
+            if runs is None:
+                runs = self._runs[key] = deque(maxlen=3)
+            runs.append(max(0.0, seconds))  # the clock may have been set back while it ran
+
+    def of(self, spec: JobSpec, need: ResourceRequest) -> float | None:
+        """Seconds this job may run: its time limit, else what the like of it ran, else None (unknown)."""
+        if spec.time_limit_s is not None:
+            return spec.time_limit_s
+        for key in self._keys(spec, need):
+            runs = self._runs.get(key)
+            if runs:
+                return statistics.median(runs)
+        return None

@@ -1,0 +1,1 @@
+"""The running scheduler: its process, its loop and the loop's parts."""

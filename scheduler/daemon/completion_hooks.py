@@ -1,0 +1,180 @@
+"""What a job wants done at its end: a program called (`on_finish`), its output sent by mail (`mail`).
+
+Written down in the transaction that records the ending, marked as begun before it is done, struck off after: so it is
+done once, also when the scheduler was down at the end of the job. Killed in the very instant in between, nobody knows
+whether it was done: then it is said, and not done again.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from scheduler.core.job import Event, Job, JobState
+from scheduler.core.log_names import is_packed
+from scheduler.core.observations import Now
+from scheduler.core.secrets import without_secrets
+from scheduler.daemon.parts import NEVER
+from scheduler.environments.discovery import program_in
+from scheduler.environments.resolve import stored_environment
+from scheduler.runners import exec_limited, mailer
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
+from scheduler.store.paths import Places
+from scheduler.system.crash_points import crash_point
+from scheduler.system.processes import own_children, seen
+from scheduler.system.safe_open import plain
+
+LARGEST_SAID = 1 << 20  # of what these programs print, kept in `.gpujob/on_finish.log`
+MARKS = ("GPUJOB_ID", "GPUJOB_ATTEMPT")  # of a job that submitted this one: what is called is no process of it
+KILLED = "the scheduler was killed while it did what was wanted at the end: whether it was done is not known"
+SENDMAIL = ("/usr/sbin", "/usr/lib", "/usr/bin")
+
+
+def wanted_of(changed: Iterable[Job]) -> list[int]:
+    """Those of these jobs that have just ended after they were begun, and want something done."""
+    return [
+        job.id
+        for job in changed
+        if job.state.ended
+        and job.state is not JobState.SKIPPED
+        and job.attempt
+        and (job.spec.on_finish or job.spec.mail_to)
+    ]
+
+
+class CompletionHooks:
+    """Does it, after the turn in which it was recorded. ``environ``: for jobs that bring no environment."""
+
+    def __init__(self, db: Database, places: Places, environ: Mapping[str, str], folder: str,
+                 say: Callable[[str, int, Job], None]) -> None:  # fmt: skip
+        self.db, self.places, self.environ, self.folder, self.say = db, places, environ, folder, say
+        self.wanted = True  # at the start there may be some of the daemon before
+        self._mine: set[int] = set()
+        self._events: list[Event] = []
+
+    def sessions(self) -> set[int]:
+        """Sessions of the programs that run for this, and of what they left running: they belong to no job."""
+        if self._mine:
+            self._mine &= {found.session for pid in own_children() if (found := seen(pid)) is not None}
+        return set(self._mine)
+
+    def step(self, _now: Now) -> None:
+        """Do what is to be done. Raises StoreTrouble before anything is done."""
+        if not self.wanted:
+            return
+        wanted = rows.calls(self.db.connection)
+        fresh = [number for number, begun in wanted if begun is None]
+        unsure = [number for number, begun in wanted if begun is not None]
+        if wanted:
+            with self.db.writing() as connection:
+                for number in fresh:
+                    rows.begin_call(connection, number, time.time())
+                rows.strike_calls(connection, unsure)
+            crash_point("afterwards.begun")
+        self.wanted = False
+        self._events.clear()
+        for job in self._jobs(unsure):
+            self._warn(job, KILLED)
+        for job in self._jobs(fresh):
+            if job.spec.on_finish:
+                self._call(job)
+            if job.spec.mail_to:
+                self._mail(job)
+        if wanted:
+            crash_point("afterwards.done")
+            with self.db.writing(sync=False) as connection:
+                rows.strike_calls(connection, fresh)
+                # Forgotten meanwhile, a job has no story any more.
+                rows.write_events(connection, [one for one in self._events if rows.get(connection, one.job)])
+
+    def due(self) -> float:
+        """At once if something is wanted, else never."""
+        return 0.0 if self.wanted else NEVER
+
+    def close(self) -> None:
+        """What was begun goes on by itself."""
+
+    def _warn(self, job: Job, text: str) -> None:
+        """In the log, and in the job's story: who asked for it looks there."""
+        self.say(f"job {job.id} ({job.spec.shown_name}): {text}", 30, job)
+        self._events.append(Event(job.id, time.time(), "afterwards", {"why": text}))
+
+    def _jobs(self, numbers: Iterable[int]) -> list[Job]:
+        """Those that were not forgotten meanwhile."""
+        found = (rows.get(self.db.connection, number) for number in numbers)
+        return [job for job in found if job is not None]
+
+    def _call(self, job: Job) -> None:
+        environ = self._environment(job)
+        program = job.spec.on_finish
+        path = program if "/" in program else program_in(environ.get("PATH") or os.defpath, program)
+        if not path:
+            beside = os.path.join(job.spec.cwd, program)
+            do = f"; write ./{program} for the one in its folder" if os.path.isfile(beside) else ""
+            self._warn(job, f"on_finish: no program {program!r} in PATH{do}")
+            return
+        words = [program, str(job.id), str(job.error_level), job.log, command_text(job)]
+        self._spawn(job, "on_finish", path, words, environ)
+
+    def _mail(self, job: Job) -> None:
+        environ = self._environment(job)
+        sendmail = program_in(os.pathsep.join((environ.get("PATH") or os.defpath, *SENDMAIL)), "sendmail")
+        if not sendmail:
+            self._warn(
+                job, "mail: there is no sendmail here; install a mail program (Debian: apt-get install msmtp-mta)"
+            )
+            return
+        subject = f"gpujob: job {job.id} ({without_secrets(job.spec.label) or job.spec.shown_words()}) ended with {job.error_level}"
+        words = [
+            sys.executable,
+            "-I",
+            "-S",
+            mailer.__file__,
+            sendmail,
+            job.spec.mail_to,
+            subject,
+            job.log,
+            "packed" * is_packed(job.log),
+        ]
+        self._spawn(job, "mail", sys.executable, words, environ)
+
+    def _environment(self, job: Job) -> dict[str, str]:
+        own = stored_environment(job.spec.env_file) if job.spec.env_file else None
+        made = {**(own or self.environ), **dict(item.split("=", 1) for item in job.spec.variables)}
+        return {name: value for name, value in made.items() if name not in MARKS}
+
+    def _spawn(self, job: Job, what: str, path: str, words: list[str], environ: dict[str, str]) -> None:
+        opened = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+        try:
+            opened.append(self._log())
+            os.set_blocking(opened[1], True)
+            actions = [(os.POSIX_SPAWN_DUP2, opened[0], 0), *((os.POSIX_SPAWN_DUP2, opened[1], fd) for fd in (1, 2))]
+            folder = job.spec.cwd if os.path.isdir(job.spec.cwd) else self.folder
+            # posix_spawn itself cannot change the folder.
+            argv = [sys.executable, "-I", "-S", exec_limited.__file__, folder, "-", path, *words]
+            pid = os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True, setsigmask=())
+            self._mine.add(pid)
+        except OSError as error:
+            self._warn(job, f"{what}: {path}: {error.strerror}")
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    def _log(self) -> int:
+        path = os.path.join(self.places.state_dir, "on_finish.log")
+        fd = plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        if os.fstat(fd).st_size > LARGEST_SAID:
+            os.ftruncate(fd, 0)
+        return fd
+
+
+def command_text(job: Job) -> str:
+    """The command as one would type it: a script with what it was run by, others as they were given. `ts` only joins the words."""
+    spec = job.spec
+    if spec.source == "ts":
+        return " ".join(spec.arguments)
+    return shlex.join(job.argv or (spec.script, *spec.arguments) if spec.script else spec.arguments)

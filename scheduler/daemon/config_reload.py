@@ -1,0 +1,190 @@
+"""Settings of a running daemon: read again when their file changes, and handed to those who decide."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from scheduler.core.config import OPTIONS, RELOADABLE, Config, written
+from scheduler.core.errors import Refused, SchedulerError
+from scheduler.core.gpu import Gpu
+from scheduler.core.job_text import harmless
+from scheduler.core.model_table import ModelTable
+from scheduler.core.observations import Now
+from scheduler.daemon.context import Context
+from scheduler.intake.settings import DEFAULT, Settings, model_table
+from scheduler.store import jobs as rows
+from scheduler.system.safe_open import tail_of
+
+SETTLE_S = 0.3  # a file that is being written is read when it has stood so long
+
+
+def note_of(settings: Settings) -> str:
+    """Value and origin of each setting, as the store keeps them for `config show`."""
+    values = settings.config.policy_values()
+    return json.dumps({key: [value, settings.origin[key]] for key, value in values.items()})
+
+
+GPU_KEYS = frozenset({"gpus", "gpu_ids"})
+
+
+class Reloadable(Protocol):
+    """What takes over settings that were read again: the daemon."""
+
+    def choose_gpus(self, config: Config) -> list[Gpu]:
+        """The GPUs that ``config`` names, which are recorded. Raises Refused, StoreTrouble."""
+
+    def use_settings(self, config: Config, gpus: list[Gpu] | None) -> None:
+        """Decide by these settings from now on, and give out these GPUs (None: the same). Raises StoreTrouble."""
+
+    def use_table(self, table: ModelTable, now: Now) -> None:
+        """Compute the needs of waiting jobs by this model table. Raises StoreTrouble."""
+
+
+@dataclass(slots=True)
+class ConfigReload:
+    """When a running daemon reads its config and its model table again, and what was said of them.
+
+    ``load`` reads all settings anew, so that flags and environment still win over the file.
+    """
+
+    context: Context
+    target: Reloadable
+    settings: Settings
+    load: Callable[[], Settings]
+    has_table: bool = False  # a table that was there is not taken for none when it is gone
+    config_due: float = math.inf
+    table_due: float = math.inf
+    config_trouble: str = ""
+    table_trouble: str = ""
+    gpu_trouble: str = ""
+    doubtful_since: float | None = None  # the table cannot be read: somebody may be in the midst of writing it
+    waiting: dict[str, Any] = field(default_factory=dict)  # what a restart would change, as it was said last
+    noted: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.noted = note_of(self.settings)
+
+    def due(self) -> float:
+        """When to look by itself (``mono``)."""
+        return min(self.config_due, self.table_due)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def look_at_all(self, now: Now) -> None:
+        """Read both files in the next step, whether or not a change was noticed."""
+        if self.settings.config_file and self.config_due == math.inf:
+            self.config_due = now.mono
+        if self.settings.config.llm_config and self.table_due == math.inf:
+            self.table_due = now.mono
+
+    def step(self, now: Now) -> None:
+        """Read what has changed. Raises StoreTrouble."""
+        config_file, table_file = self.settings.config_file, self.settings.config.llm_config
+        if config_file and config_file in self.context.changed:
+            # Half of a config can be read as well as the whole, unless its last line says that it is the last.
+            self.config_due = now.mono + (0.0 if _says_its_end(config_file) else SETTLE_S)
+        if table_file in self.context.changed:
+            self.table_due = now.mono  # half a table cannot be read
+        if now.mono >= self.config_due:
+            self.config_due = math.inf
+            self._read_config()
+        if now.mono >= self.table_due:
+            self.table_due = math.inf
+            self._read_table(now)
+
+    def _read_config(self) -> None:
+        """Read the config again; what may change while running, changes."""
+        path = self.settings.config_file
+        try:
+            fresh = self.load()
+        except SchedulerError as error:
+            text = harmless(str(error)) if os.path.lexists(path) else f"{harmless(path)}: the config file is gone"
+            if text != self.config_trouble:
+                self.context.say(f"{text}; the settings in force stay", 30, kind="config")
+            self.config_trouble = text
+            return
+        changes = self._take(fresh)
+        if changes or self.config_trouble:
+            self.context.say(f"config read again: {'; '.join(changes) or 'nothing has changed'}", 20, kind="config")
+        self.config_trouble = ""
+        note = note_of(self.settings)
+        if note != self.noted:
+            with self.context.db.writing(sync=False) as connection:
+                rows.set_meta(connection, "settings", note)
+            self.noted = note
+
+    def _take(self, fresh: Settings) -> list[str]:
+        """Take over what may change; what has changed, and what waits for a restart, in words."""
+        old, new = self.settings.config, fresh.config
+        values = {key: (getattr(old, key), getattr(new, key)) for key in OPTIONS}
+        changed = {key for key, (before, after) in values.items() if before != after}
+        words, refused, gpus = [], "", None
+        if changed & GPU_KEYS:
+            try:
+                gpus = self.target.choose_gpus(new)
+            except Refused as error:
+                refused = str(error)
+                words += [f"{refused}; the GPUs stay as they are"] if refused != self.gpu_trouble else []
+        self.gpu_trouble = refused
+        left = GPU_KEYS if refused else frozenset()
+        taken = {key: values[key][1] for key in changed - left if _may_change(key, *values[key])}
+        waiting = {
+            key: values[key][1]
+            for key in OPTIONS
+            # Paths that only follow the state file to its new folder are not named one by one.
+            if key in changed - set(taken) - left and (fresh.origin[key] != DEFAULT or old.state_file == new.state_file)
+        }
+        origin = {key: (self.settings if key in changed and key not in taken else fresh).origin[key] for key in OPTIONS}
+        self.settings = Settings(replace(old, **taken), origin, self.settings.config_file)
+        words += [
+            f"{key} {written(before)} -> {written(after)}" for key, (before, after) in values.items() if key in taken
+        ]
+        unsaid = [key for key, value in waiting.items() if key not in self.waiting or self.waiting[key] != value]
+        if unsaid:
+            words.append(f"{', '.join(unsaid)} need{'s' if len(unsaid) == 1 else ''} a restart")
+        self.waiting = waiting
+        if taken:
+            self.target.use_settings(self.settings.config, gpus)
+        return words
+
+    def _read_table(self, now: Now) -> None:
+        """Read the model table again; a broken one, or none, leaves the last good one in force."""
+        config = self.context.config
+        try:
+            table = model_table(config.llm_config, config.trust_group, needed=self.has_table)
+        except SchedulerError as error:
+            self.doubtful_since = now.mono if self.doubtful_since is None else self.doubtful_since
+            if now.mono < self.doubtful_since + SETTLE_S:
+                self.table_due = self.doubtful_since + SETTLE_S
+                return
+            text = harmless(str(error))
+            if text != self.table_trouble:
+                self.context.say(f"{text}; the last good model table stays in force", 30, kind="table")
+            self.table_trouble = text
+            return
+        self.has_table, self.doubtful_since = os.path.exists(config.llm_config), None
+        if table != self.context.table:
+            self.target.use_table(table, now)
+        elif self.table_trouble:
+            self.context.say(f"{harmless(config.llm_config)}: can be read again; nothing has changed", 20, kind="table")
+        self.table_trouble = ""
+
+
+def _says_its_end(path: str) -> bool:
+    """Whether a YAML file ends with the mark of a document's end."""
+    try:
+        return tail_of(path, 5) == b"\n...\n"
+    except OSError:
+        return False
+
+
+def _may_change(key: str, before: Any, after: Any) -> bool:
+    if key == "gpu_interval" and not (before and after):
+        return False  # readings are turned on and off at the start
+    return key in RELOADABLE

@@ -1,0 +1,39 @@
+"""What all parts of a daemon share: folders, settings in force, the store, and the way to say something."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler.core.config import Config
+from scheduler.core.job import Job
+from scheduler.core.log_message import Listener, LogMessage
+from scheduler.core.model_table import ModelTable
+from scheduler.core.secrets import without_secrets
+from scheduler.store.database import Database
+from scheduler.store.paths import Places
+
+
+@dataclass(slots=True)
+class Context:
+    """``config`` and ``table`` are replaced by a reload. ``changed``: files that have changed since the last pass.
+
+    ``folder``: where the daemon was started. ``listener`` must not block.
+    """
+
+    places: Places
+    config: Config
+    db: Database
+    environ: dict[str, str]
+    folder: str
+    listener: Listener
+    table: ModelTable = field(default_factory=ModelTable)
+    changed: set[str] = field(default_factory=set)
+
+    def say(self, text: str, level: int = 20, *, kind: str = "", job: Job | None = None) -> None:
+        """Tell the listener, without secrets. ``level``: of the standard library's logging."""
+        text = without_secrets(text)
+        if job is None:
+            self.listener(LogMessage(text, level, kind))
+            return
+        packed = job.spec.gzip and job.runner != "screen"  # such a log cannot be shown as it grows
+        self.listener(LogMessage(text, level, kind, job.id, job.spec.shown_name, "" if packed else job.log))

@@ -1,0 +1,32 @@
+"""When a scheduler that drains is done: nothing is left, or nothing that is left can start by itself."""
+
+from __future__ import annotations
+
+import time
+
+from scheduler.core.admission import PASSING
+from scheduler.core.scheduler_state import SchedulerState
+
+HOPE_S = 30.0  # how long a drain waits for a GPU that is gone or unhealthy
+LASTING = frozenset({"gone", "unhealthy"})
+
+
+class Drain:
+    """Judges a state between two passes, when all that has happened is taken in."""
+
+    def __init__(self) -> None:
+        self._hopeless_since: float | None = None
+
+    def is_stuck(self, state: SchedulerState) -> bool:
+        """Nothing runs, and what waits cannot start by itself."""
+        if state.live or state.holdings or not state.waiting() or "backoff" in state.parked.values():
+            return False
+        codes = {reason.code for reason in state.class_reasons().values()}
+        if codes & PASSING or any(state.fleet.find(kind) is not None for kind in state.queue.classes()):
+            self._hopeless_since = None
+            return False
+        if not codes & LASTING:
+            return True
+        now = time.monotonic()  # one bad reading must not end a drain
+        self._hopeless_since = self._hopeless_since or now
+        return now - self._hopeless_since >= HOPE_S

@@ -1,0 +1,26 @@
+"""Why an attempt failed, or could not be started, as far as its log and its program tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.core.observations import Ended, NeverRan, Observation
+from scheduler.core.scheduler_state import SchedulerState
+from scheduler.environments.programs import why_not_started
+from scheduler.runners.log_end import log_finding_of
+
+
+def with_causes(state: SchedulerState, observations: list[Observation]) -> list[Observation]:
+    """The same observations; to each ending what the log's end says about it, to a program that was refused what is wrong with it."""
+    out: list[Observation] = []
+    for observation in observations:
+        if isinstance(observation, Ended):
+            job = state.live.get(observation.job)
+            if job is not None:
+                observation = replace(observation, failure=log_finding_of(job, observation.exit_code))
+        elif isinstance(observation, NeverRan) and observation.lasting:
+            job = state.live.get(observation.job)
+            cause = why_not_started(job.argv[0]) if job is not None and job.argv else ""
+            observation = replace(observation, why=f"{observation.why}: {cause}" if cause else observation.why)
+        out.append(observation)
+    return out

@@ -1,0 +1,131 @@
+"""Follows the files that jobs come from: which lines are new, and which files cannot be read."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler.core.errors import FileTrouble
+from scheduler.core.file_offsets import Batch
+from scheduler.core.observations import Now
+from scheduler.daemon.context import Context
+from scheduler.daemon.ingest import JUDGED_FOR, refused_again
+from scheduler.daemon.parts import NEVER
+from scheduler.intake.parsers import Parser
+from scheduler.intake.tail import Follower
+from scheduler.store import file_offsets as kept
+from scheduler.store import jobs as rows
+
+
+@dataclass(slots=True)
+class FollowedFile:
+    """A file that jobs come from. ``due``: when to look at it though nothing was heard of it (``mono``); 0: never."""
+
+    follower: Follower
+    parse: Parser
+    trouble: str = ""
+    due: float = 0.0
+
+
+class FollowedFiles:
+    """``machine`` gives the text that decides whether a line can ever run; ``noted`` is called when a trouble comes or goes."""
+
+    def __init__(self, context: Context, machine: Callable[[], str], noted: Callable[[], None]) -> None:
+        self._context, self._machine, self._noted = context, machine, noted
+        self.files: dict[str, FollowedFile] = {}
+        self.known_refusals: set[tuple[str, str]] = set()  # (hash of the text, reason) already told
+        self.more = True  # a file holds more lines than one batch
+        self._judged: set[str] = set()  # files whose refused lines were read for the GPUs of now
+        self.batches: list[tuple[FollowedFile, Batch]] = []
+
+    def follow(self, path: str, parse: Parser) -> None:
+        """Take jobs from this file."""
+        mark = kept.mark_of(self._context.db.connection, path)
+        self.files[path] = FollowedFile(Follower(path, mark, self._context.config.trust_group), parse)
+        self._context.changed.add(path)
+
+    def step(self, now: Now) -> None:
+        """Read ``batches`` of lines from the files that have changed, have more, or are due. Raises sqlite3.Error."""
+        found = self._refused_again()
+        for path, file in self.files.items():
+            if path in self._context.changed or self.more or (file.due and now.mono >= file.due):
+                batch = self._look_at(path, file, now)
+                if batch is not None:
+                    found.append((file, batch))
+        self.batches = found
+
+    def look_at_all(self) -> None:
+        """Look at every file in the next step, and whether one was written anew without a trace in its times."""
+        for path, file in self.files.items():
+            file.follower.check_whole()
+            self._context.changed.add(path)
+
+    def read_refused_again(self) -> None:
+        """Lines that were refused may be jobs for the GPUs of now."""
+        self._judged.clear()
+
+    def accept(self, batches: list[tuple[FollowedFile, Batch]]) -> None:
+        """These are recorded: the next step goes on behind them."""
+        for file, batch in batches:
+            file.follower.accept(batch)
+            self.more = self.more or batch.more
+
+    def go_back(self, connection: sqlite3.Connection) -> None:
+        """Go on from what the store says was read. Raises sqlite3.Error."""
+        for file in self.files.values():
+            file.follower.mark = kept.mark_of(connection, file.follower.path) or file.follower.mark
+
+    def troubles(self) -> list[str]:
+        """A sentence for each file that cannot be read."""
+        return [
+            f"not read: {path}: {file.trouble.removeprefix(f'{path}: ').removeprefix('not read: ')}"
+            for path, file in self.files.items()
+            if file.trouble
+        ]
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a file is to be looked at soon: its last line may still be written."""
+        return any(file.due for file in self.files.values())
+
+    def due(self) -> float:
+        """When to look at a file though nothing was heard of it (``mono``)."""
+        return min((file.due for file in self.files.values() if file.due), default=NEVER)
+
+    def close(self) -> None:
+        """Let go of the open files."""
+        for file in self.files.values():
+            file.follower.close()
+
+    def _refused_again(self) -> list[tuple[FollowedFile, Batch]]:
+        """Once after the start, if the GPUs are others than they were: lines that were refused may be jobs now."""
+        found = []
+        for path in self.files.keys() - self._judged:
+            file, machine = self.files[path], self._machine()
+            if rows.meta(self._context.db.connection, JUDGED_FOR + path) == machine:
+                self._judged.add(path)
+                continue
+            batch = refused_again(self._context.db.connection, file.follower, machine, self.known_refusals)
+            if batch is not None:  # else as soon as the file is there
+                found.append((file, batch))
+        return found
+
+    def _look_at(self, path: str, file: FollowedFile, now: Now) -> Batch | None:
+        file.due = 0.0
+        try:
+            batch = file.follower.look(now.mono)
+        except (FileTrouble, OSError) as error:
+            text = str(error) if isinstance(error, FileTrouble) else f"{path}: cannot be read: {error.strerror}"
+            if text != file.trouble:
+                file.trouble = text
+                self._context.say(text, 30, kind="file")
+                self._noted()
+            return None
+        if file.trouble and (batch is not None or file.follower.look_again_at is None):
+            file.trouble = ""
+            self._context.say(f"{path}: can be read now", 20, kind="file")
+            self._noted()
+        if file.follower.look_again_at is not None:
+            file.due = file.follower.look_again_at
+        return batch

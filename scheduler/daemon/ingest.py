@@ -1,0 +1,202 @@
+"""New lines of the watched files become jobs, duplicates or refusals, in the loop's transaction."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from scheduler.core.errors import DECIDE_ANEW, SchedulerError, StoreTrouble, UsageError
+from scheduler.core.file_offsets import Batch, LineRead, Refusal
+from scheduler.core.gpu import Gpu
+from scheduler.core.identity import identity_of
+from scheduler.core.job import Event, Job, JobSpec, JobState
+from scheduler.core.model_table import ModelTable, booking_memory, need_of
+from scheduler.core.placement import Fleet
+from scheduler.core.placement_class import PlacementClass
+from scheduler.intake.jobs_file import Door
+from scheduler.intake.parsers import Parser
+from scheduler.intake.tail import Follower
+from scheduler.store import file_offsets as kept
+from scheduler.store import jobs as rows
+
+LONGEST_REASON = 3000
+JUDGED_FOR = "refused_for:"  # before a file's path: the GPUs for which its refused lines were last read
+
+
+@dataclass(slots=True)
+class IngestResult:
+    """What came of some batches: jobs to queue, and what is to be said."""
+
+    jobs: list[Job] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    repeated: list[tuple[str, int, Job]] = field(default_factory=list)
+    changed: list[Job] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    left_for_start: set[int] = field(default_factory=set)  # rows of requests that were made while no scheduler ran
+
+
+@dataclass(slots=True)
+class Tally:
+    """Identities of a batch's lines, to be counted in one go."""
+
+    counted: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads batches of one file into the store. ``table`` and ``fleet`` are those in force now.
+
+    ``memory_mib``: what a job books that asks for no share; 0: then it has the table's.
+    """
+
+    parse: Parser
+    door: Door
+    table: ModelTable
+    fleet: Fleet
+    known_refusals: set[tuple[str, str]]  # (hash of the text, reason) already said
+    memory_mib: int = 0
+
+    def take(self, connection: sqlite3.Connection, batch: Batch, now: float, out: IngestResult) -> None:
+        """Record a batch: its mark, its jobs, its refusals."""
+        path = batch.mark.path
+        if batch.restart:
+            kept.start_recount(connection, path)
+        if batch.again:
+            kept.forget_refused(connection, path, [line.number for line in batch.lines])
+            rows.set_meta(connection, JUDGED_FOR + path, batch.again)
+        replaying = batch.restart or batch.mark.replaying
+        tally = Tally()
+        for line in batch.lines:
+            try:
+                self._line(connection, path, line, replaying, now, out, tally, again=bool(batch.again))
+            except (StoreTrouble, sqlite3.Error):
+                raise
+            except Exception as error:  # noqa: BLE001  whatever is wrong with a line costs only that line
+                self._refuse(connection, path, line, error, now, out)
+        kept.count_lines(connection, path, tally.counted)
+        kept.count_repeated(connection, path, tally.repeated)
+        if batch.settled:
+            kept.end_recount(connection, path)
+        if batch.left_out:
+            out.left_out.append(batch.left_out)
+        kept.save_mark(connection, batch.mark)
+
+    def _refuse(
+        self, connection: sqlite3.Connection, path: str, line: LineRead, error: Exception, now: float, out: IngestResult
+    ) -> None:
+        reason = str(error) if isinstance(error, SchedulerError) else f"cannot be read ({error!r})"
+        refusal = Refusal(path, line.number, line.text, _shortened(reason), now)
+        kept.refuse(connection, refusal)
+        said = (_hash(line.text), refusal.reason)
+        if said not in self.known_refusals:
+            self.known_refusals.add(said)
+            out.refusals.append(refusal)
+
+    def _line(
+        self,
+        connection: sqlite3.Connection,
+        path: str,
+        line: LineRead,
+        replaying: bool,
+        now: float,
+        out: IngestResult,
+        tally: Tally,
+        again: bool = False,
+    ) -> None:
+        if line.problem:
+            raise UsageError(line.problem)
+        parsed = self.parse(line.text, self.door, f"{os.path.basename(path)}:{line.number}")
+        if parsed is None:
+            return
+        spec = booking_memory(parsed.spec, self.memory_mib, read=bool(self.fleet.admission.cards))
+        need, notes = need_of(spec, self.table, self.fleet.managed)
+        kind = PlacementClass(need, spec.allowed if need.count else None, spec.vram_mib or 0)
+        never = self.fleet.can_ever_hold(kind)
+        if never:
+            raise UsageError(never, do="ask for less")
+        for parent in (*spec.after, *spec.after_ok):
+            if rows.get(connection, parent) is None:
+                raise UsageError(f"there is no job {parent} to wait for", do="see gpujob jobs")
+        identity = identity_of(spec)
+        count, is_new = 1, True
+        if replaying or again:
+            count, before = kept.count_line(connection, path, identity)
+            is_new = count > before if replaying else count == 1
+            if again and not is_new:  # it stands there otherwise, too: that one has become a job
+                tally.repeated.append(identity)
+                return
+        else:
+            tally.counted.append(identity)
+        if is_new:
+            try:
+                job = rows.insert(connection, spec, need, identity, (*parsed.notes, *notes), now)
+            except sqlite3.IntegrityError:
+                tally.repeated.append(identity)
+                out.repeated.append((path, line.number, self._blocker(connection, identity)))
+            else:
+                out.jobs.append(job)
+            return
+        blocker = rows.blocker_of(connection, identity)
+        if blocker is None or count != 1 or blocker.state is not JobState.PENDING:
+            return
+        spec = _with_edits(blocker.spec, spec)
+        if not _differs(blocker.spec, spec):
+            return
+        blocker.spec, blocker.need = spec, need_of(spec, self.table, self.fleet.managed)[0]
+        blocker.priority, blocker.allowed = spec.priority, spec.allowed
+        rows.respec(connection, blocker)
+        rows.save(connection, [blocker])
+        out.changed.append(blocker)
+        out.events.append(Event(blocker.id, now, "changed", {"by": spec.origin}))
+
+    @staticmethod
+    def _blocker(connection: sqlite3.Connection, identity: str) -> Job:
+        """The job that an equal line repeats: the store's own rule has just refused a second one."""
+        blocker = rows.blocker_of(connection, identity)
+        if blocker is None:
+            raise StoreTrouble(f"identity {identity} blocks itself", code=DECIDE_ANEW)
+        return blocker
+
+
+def _with_edits(old: JobSpec, new: JobSpec) -> JobSpec:
+    """What a line says now, but for what the job's owner has edited since."""
+    mine: dict[str, Any] = {name: getattr(old, name) for name in old.edited}
+    return replace(new, **mine, edited=old.edited)
+
+
+def refused_again(
+    connection: sqlite3.Connection, follower: Follower, machine: str, known_refusals: set[tuple[str, str]]
+) -> Batch | None:
+    """The refused lines that still stand in a file, to be read once more for this ``machine``; None: not to be had now."""
+    refused = kept.refused_in(connection, follower.path)
+    lines = follower.lines_again(refused)
+    if lines is None:
+        return None
+    standing = [line for line in lines if line.text[: kept.TEXT_KEPT] == refused[line.number][0]]
+    known_refusals |= {(_hash(line.text), refused[line.number][1]) for line in standing}  # was said when it was read
+    return Batch(follower.mark, tuple(standing), again=machine)
+
+
+def machine_text(gpus: Iterable[Gpu], memory_mib: int = 0) -> str:
+    """What decides whether a line can ever run: the GPUs, and the memory that a job books."""
+    books = [f"books:{memory_mib}"] if memory_mib else []
+    return " ".join(books) + " ".join(f"{gpu.index}:{gpu.server}:{gpu.memory_mib or '-'}" for gpu in gpus) or "none"
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _shortened(reason: str) -> str:
+    """A reason that quotes a whole line may be as long as it."""
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 200]}…{reason[-199:]}"
+
+
+def _differs(old: JobSpec, new: JobSpec) -> bool:
+    return replace(old, origin="", source="") != replace(new, origin="", source="")

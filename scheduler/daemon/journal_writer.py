@@ -1,0 +1,227 @@
+"""Keeps the journal (`journal`): what a turn has changed is appended to it, and it is written anew when that is due.
+
+It is a copy of the store and made from the store alone, after the commit: so it costs nothing that is waited for, and
+whatever befalls the file, the next writing mends it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Generator, Iterator
+
+from scheduler.core.config import OPTIONS, Config
+from scheduler.core.decision_pass import Plan
+from scheduler.core.errors import StoreTrouble, UsageError
+from scheduler.core.job import Job
+from scheduler.core.journal import SHOWN, Who, is_beginning, line_of, record_of, torn_id, utc
+from scheduler.core.observations import Now
+from scheduler.daemon.ingest import IngestResult
+from scheduler.daemon.parts import NEVER
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
+from scheduler.store.journal_file import JournalFile, holds_records
+from scheduler.store.paths import Places
+
+A_TURN = 200  # lines: some 10 ms
+A_PAGE = 50
+MOST_OWED = 10_000
+SLICE_S = 0.005
+BETWEEN_S = 0.02  # so the loop has four fifths of the time while it is written anew
+BEGIN_S = 0.5  # of a start (some 10,000 jobs); what is left is done in slices
+END_S = 2.0  # of an end; what is not done by then is left to the next start
+AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0  # after trouble, doubling
+
+
+class JournalWriter:
+    """The journal of a running scheduler. Trouble with it is said once, shown until it is over, and holds nothing up.
+
+    ``say``: text and level; ``note``: called when ``trouble`` has changed.
+    """
+
+    def __init__(self, db: Database, path: str, say: Callable[[str, int], None], note: Callable[[], None]) -> None:
+        self.db, self.path, self.say, self.note = db, path, say, note
+        self.file = JournalFile(path, self._is_ours, self._is_torn)
+        self.trouble = ""
+        self._whole = True  # the file is not to be relied on, but to be written anew
+        self._owed: set[int] = set()  # jobs that have changed
+        self._new: set[int] = set()  # of those, the ones that have no line yet
+        self._work: Generator[None, None, None] | None = None
+        self._position = -1  # up to this job it has been written anew
+        self._late: set[int] = set()  # of those, the ones that have changed since
+        self._not_before = self._wait = 0.0
+
+    def begin(self) -> None:
+        """Write it anew at the start, with all jobs of the store."""
+        self._run(BEGIN_S)
+
+    def take(self, plan: Plan, gathered: IngestResult) -> None:
+        """Remember which jobs a turn has changed, once it is recorded."""
+        self._new.update(job.id for job in gathered.jobs)
+        self._owed |= self._new
+        self._owed.update(event.job for event in (*gathered.events, *plan.events) if event.kind in SHOWN)
+
+    def distrust(self) -> None:
+        """A turn may have been recorded that we were not told of: have it written anew."""
+        self._whole = True
+        self._drop_work()
+
+    def due(self) -> float:
+        """When to come again (``mono``)."""
+        return self._not_before if self._busy else NEVER
+
+    def step(self, now: Now) -> None:
+        """Append what has changed, and go on writing it anew if that is due; a few milliseconds at most."""
+        if self._busy and now.mono >= self._not_before:
+            self._try(SLICE_S)
+
+    def end(self) -> None:
+        """Leave one line a job, on the disk."""
+        self.note = lambda: None  # nobody looks any more
+        self._run(END_S)
+        self._drop_work()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.file.close()
+
+    def troubles(self) -> list[str]:
+        """A sentence if it cannot be written."""
+        return [f"not written: {self.trouble}"] if self.trouble else []
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._owed or self._whole or self._work is not None or self.file.grown)
+
+    def _run(self, limit_s: float) -> None:
+        """All that is to be done at once, but for trouble and what takes too long."""
+        while self._owed and not (self._whole or self.trouble):
+            self._try(0.0)  # before it is written anew, should that take too long
+        if self._whole or self.file.appended:
+            self.distrust()
+            self._try(limit_s)
+
+    def _try(self, limit_s: float) -> None:
+        now = time.monotonic()
+        try:
+            self._append()
+            self._rewrite(now + limit_s)
+        except (OSError, StoreTrouble, sqlite3.Error) as error:
+            self._failed(error)
+            return
+        for text, level in self.file.told:
+            self.say(text, level)
+        self.file.told.clear()
+        self._not_before = time.monotonic() + BETWEEN_S if self._work is not None else 0.0
+        if self._work is None and not (self._whole or self.file.grown):
+            self._well()
+
+    def _append(self) -> None:
+        some = sorted(self._owed)[:A_TURN]
+        if some and not self._whole:
+            first = self._lines_of([job for job in some if job in self._new])
+            if self.file.append(first + self._lines_of([job for job in some if job not in self._new]), len(first)):
+                self._late.update(job for job in some if job <= self._position)
+                self._owed.difference_update(some)
+                self._new.difference_update(some)
+            else:
+                self.distrust()
+        if self._whole:  # they come with all the others
+            self._late.update(job for job in self._owed if job <= self._position)
+            self._owed.clear()
+            self._new.clear()
+
+    def _rewrite(self, until: float) -> None:
+        if self._work is None:
+            if not (self._whole or self.file.grown):
+                return
+            self._position = -1
+            self._late.clear()
+            self._work = self.file.write_anew(self._pages(), lambda: self._lines_of(sorted(self._late)))
+        for _ in self._work:
+            if time.monotonic() >= until:
+                return
+        self._drop_work()
+        self._whole = False
+
+    def _pages(self) -> Iterator[bytes]:
+        while page := rows.page(self.db.connection, self._position, A_PAGE):
+            self._position = page[-1].id
+            yield b"".join(map(self._line, page))
+        while len(self._late) > A_TURN:
+            some = sorted(self._late)[:A_PAGE]
+            self._late.difference_update(some)
+            yield self._lines_of(some)
+
+    def _lines_of(self, jobs: list[int]) -> bytes:
+        found = (rows.get(self.db.connection, job) for job in jobs)
+        return b"".join(self._line(job) for job in found if job is not None)
+
+    def _line(self, job: Job) -> bytes:
+        return line_of(record_of(job, rows.moments_of(self.db.connection, job.id)))
+
+    def _is_ours(self, who: Who) -> bool:
+        accepted = rows.accepted_at(self.db.connection, who[0])
+        return accepted is not None and utc(accepted) == who[1]
+
+    def _is_torn(self, torn: bytes) -> bool:
+        number = torn_id(torn)
+        if number is None:
+            return is_beginning(torn, None)
+        job = rows.get(self.db.connection, number)
+        return job is not None and is_beginning(torn, job)
+
+    def _drop_work(self) -> None:
+        if self._work is not None:
+            self._work.close()
+        self._work = None
+        self._position = -1
+        self._late.clear()
+
+    # -- trouble ------------------------------------------------------------------------------------------
+
+    def _failed(self, error: Exception) -> None:
+        self._drop_work()
+        if len(self._owed) > MOST_OWED:
+            self._whole = True
+            self._owed.clear()
+            self._new.clear()
+        self._wait = min(LONGEST_AGAIN_S, self._wait * 2 or AGAIN_S)
+        self._not_before = time.monotonic() + self._wait
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        text = f"{self.path}: the journal cannot be written: {why}; the store is up to date all the same"
+        if text != self.trouble:
+            self.trouble = text
+            self.say(text, 30)
+            self.note()
+
+    def _well(self) -> None:
+        self._wait = 0.0
+        if self.trouble:
+            self.trouble = ""
+            self.say(f"{self.path}: the journal can be written again", 20)
+            self.note()
+
+
+def check_apart(config: Config, config_file: str, places: Places) -> None:
+    """Raises UsageError when the journal would take the place of another file of this scheduler."""
+    if not config.journal:
+        return
+    path = os.path.realpath(config.journal)
+    others = {name: getattr(config, name) for name in OPTIONS if OPTIONS[name].metadata["path"]}
+    others = {name: other for name, other in others.items() if name not in ("journal", "log_dir")}
+    for name, other in {**others, "config": config_file}.items():
+        if other and os.path.realpath(other) == path:
+            raise UsageError(
+                f"journal: {config.journal} is the {name.replace('_', ' ')} as well", do="name another file"
+            )
+    if not holds_records(config.journal):
+        raise UsageError(
+            "it holds something else than a journal, which would be set aside", where=config.journal,
+            do="name another file (journal; in gpujob run: jobs_file)",
+        )  # fmt: skip
+    if os.path.commonpath((path, os.path.realpath(places.state_dir))) == os.path.realpath(places.state_dir):
+        raise UsageError(f"journal: {config.journal} lies among the scheduler's own files", do="name another file")

@@ -1,0 +1,569 @@
+"""The loop: observe, decide, record, act, tell."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import select
+import sqlite3
+import time
+import traceback
+from collections.abc import Callable
+
+from scheduler.core.config import Config
+from scheduler.core.decide import decide
+from scheduler.core.decision_pass import Plan
+from scheduler.core.errors import DEFECT, StoreTrouble
+from scheduler.core.file_offsets import Batch
+from scheduler.core.gpu import Gpu, ids_of
+from scheduler.core.job import Job, JobState
+from scheduler.core.launch import Launch
+from scheduler.core.model_table import ModelTable
+from scheduler.core.observations import (
+    Arrived,
+    Asked,
+    Ended,
+    Lost,
+    NeverRan,
+    Now,
+    Observation,
+    Readings,
+    Started,
+    Unclaimed,
+)
+from scheduler.core.policy import policy_of
+from scheduler.core.protocols import Runner
+from scheduler.core.requests import Answer, Request
+from scheduler.core.scheduler_state import SchedulerState
+from scheduler.daemon.completion_hooks import CompletionHooks, wanted_of
+from scheduler.daemon.config_reload import ConfigReload
+from scheduler.daemon.context import Context
+from scheduler.daemon.drain import Drain
+from scheduler.daemon.failure_diagnosis import with_causes
+from scheduler.daemon.followed_files import FollowedFile, FollowedFiles
+from scheduler.daemon.ingest import IngestResult, Reader, machine_text
+from scheduler.daemon.journal_writer import JournalWriter
+from scheduler.daemon.managed_gpus import ManagedGpus
+from scheduler.daemon.parts import Part
+from scheduler.daemon.pass_messages import PassMessages
+from scheduler.daemon.prepare_launch import LaunchPreparer
+from scheduler.daemon.problems import Problems, passing
+from scheduler.daemon.program_lookup import ProgramLookup
+from scheduler.daemon.rebooking import needs_anew
+from scheduler.daemon.retention import Retention
+from scheduler.daemon.state_file import Edit
+from scheduler.daemon.state_writer import StateWriter, open_state_file
+from scheduler.daemon.store_outage import StoreOutage
+from scheduler.gpus.monitor import managed_anew
+from scheduler.intake import jobs_file
+from scheduler.intake.file_watcher import InotifyWatcher, PollingWatcher
+from scheduler.store import counters
+from scheduler.store import jobs as rows
+from scheduler.store.database import trouble
+from scheduler.store.readings import save_readings
+from scheduler.store.scheduler_state import book_in_hand, cpu_slots_of, read_state
+from scheduler.system.crash_points import crash_point
+from scheduler.system.processes import boot_id
+
+LAZY_S = 0.03  # a pid may wait this long to be written down: its record has it already
+MOST_KEPT = 2000
+REPORT_IT = "a defect of gpujob, please report it"
+
+
+class Daemon:
+    """The running scheduler: one state, one pass at a time, and the parts that each pass steps.
+
+    ``began_at`` (wall): requests from before were made while no scheduler ran.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        runner: Runner,
+        watcher: InotifyWatcher | PollingWatcher,
+        gpus: ManagedGpus,
+        limits: dict[int, tuple[int, int]],
+    ) -> None:
+        self._context, self.runner, self._watcher, self.gpus = context, runner, watcher, gpus
+        self.state: SchedulerState
+        self.state_writer: StateWriter
+        self._lookup = ProgramLookup(context)
+        self._preparer = LaunchPreparer(context, self._lookup, runner.name, limits)
+        self.messages = PassMessages(context)
+        self.problems = Problems(context, runner)
+        self.files = FollowedFiles(context, self._machine, self.problems.note)
+        self.problems.sources.append(self.files.troubles)
+        self.outage = StoreOutage(context, self._reopen)
+        self._hooks = CompletionHooks(
+            context.db, context.places, context.environ, context.folder,
+            lambda text, level, job: context.say(text, level, job=job),
+        )  # fmt: skip
+        self._retention = Retention(
+            context.db, context.places, lambda text, level: context.say(text, level, kind="pruned"),
+            lambda: context.config, self._is_quiet,
+        )  # fmt: skip
+        self.journal: JournalWriter | None = None
+        self.reload: ConfigReload | None = None
+        # Stepped after each pass that was recorded, in this order; ``last`` after every pass, when all is said.
+        self.parts: list[Part] = [self._hooks, self._retention]
+        self.helpers = [gpus.sessions, self._hooks.sessions]  # each gives the sessions of our own child processes
+        self.last: list[Part] = []
+        self.flush_log: Callable[[], None] = lambda: None
+        self.closing = False  # nothing is started any more
+        self.woken = True  # somebody has written a job or a request into the store
+        self.again = True  # there is more to do at once
+        self._at_hand: dict[int, Job] = {}  # waiting jobs, so that the head of the queue needs no look-up
+        self._heard: list[Observation] = []  # of the runner, and not yet recorded: it tells each thing once
+        self._lazy: list[Observation] = []
+        self._lazy_due = 0.0
+        self._last_id = 0
+        self._scan_due = 0.0
+        self._drain = Drain()
+        self._began_at = time.time()
+
+    # -- building the state -------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Build the state from the store and settle what was in hand. Raises StoreTrouble."""
+        now = self.now()
+        connection = self._context.db.connection
+        try:
+            self._load(connection, now)
+        except sqlite3.Error as error:
+            raise trouble(error, self._context.places.store) from error
+
+    def _load(self, connection: sqlite3.Connection, now: Now) -> None:
+        state = read_state(
+            connection, self._context.config, self.gpus.gpus,
+            fetch=self.fetch, missing=self._lookup.missing, may_start=not self.closing,
+        )  # fmt: skip
+        admission = self.gpus.admission_now(now)
+        if admission is not None:
+            state.fleet.admission = admission
+            admission.tenants = state.tenants
+        self._heard[:0] = self._lazy
+        self.state, self._lazy, self._at_hand = state, [], {}
+        self._show_state()
+        observations: list[Observation] = []
+        this_boot = boot_id()
+        in_hand, held, stale = book_in_hand(connection, state, this_boot, now)
+        first = self.gpus.first_readings()
+        if first is not None:
+            observations.append(first)
+        for job in in_hand:
+            observations += self._told_of(job) or with_causes(state, self.runner.adopt(job))
+            crash_point("adopt.found")
+        for holding in held:
+            _, _, attempt = holding.key.partition(".")
+            self.runner.watch_leftovers(holding.key, holding.job, int(attempt), holding.processes)
+        self._last_id = rows.last_id(connection)  # before the list: a job submitted in between is met twice, not never
+        observations += [Arrived(job) for job in rows.pending(connection)]
+        self.problems.note()
+        self.files.go_back(connection)
+        if stale:
+            with self._context.db.writing() as writing:
+                rows.save_holdings(writing, [], stale, this_boot)
+        self.woken = True
+        self.turn(
+            observations, [], now, sync=True, edit=self._edit(now)
+        )  # before anything is placed: it may pause a GPU
+        self._heard.clear()
+        if admission is not None:
+            with self._context.db.writing(sync=False) as writing:
+                save_readings(writing, admission.cards.values(), now)
+        self.messages.adopted(self.state.live.values(), now.wall)
+        crash_point("adopt.committed")
+
+    def _told_of(self, job: Job) -> list[Observation]:
+        """How the attempt in hand ended, if that was told while it could not be recorded; its orphans are known to no one else."""
+        told: list[Observation] = [
+            observation
+            for observation in self._heard
+            if isinstance(observation, (Started, Ended, NeverRan, Unclaimed, Lost))
+            and (observation.job, observation.attempt) == (job.id, job.attempt)
+        ]
+        return told if any(not isinstance(observation, Started) for observation in told) else []
+
+    def _show_state(self) -> None:
+        """Let the state file show this state, and go on from the revision that stands there."""
+        numbers = {gpu.uuid: gpu.index for gpu in self.gpus.gpus}
+        if not hasattr(self, "state_writer"):
+            context = self._context
+            file = open_state_file(context.config.state_file, context.db, self.state, numbers)
+            self.state_writer = StateWriter(
+                file, context.db, lambda text, level, kind: context.say(text, level, kind=kind)
+            )
+        self.state_writer.file.numbers = numbers
+        self.state_writer.dirty = True
+        self.state.pauses.revision = self.state_writer.file.revision
+
+    def fetch(self, job_id: int) -> Job | None:
+        """A job as the store has it, or None."""
+        return self._at_hand.get(job_id) or rows.get(self._context.db.connection, job_id)
+
+    @staticmethod
+    def now() -> Now:
+        """The time on all clocks."""
+        return Now(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
+
+    # -- one pass -----------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Take in whatever happened and act on it. Nothing outside can make this raise."""
+        now = self.now()
+        if self.outage.lasts and now.mono < self.outage.due():
+            return
+        try:
+            self.outage.step(now)
+            self._tick(now)
+            self.outage.over()
+            for part in self.parts:
+                part.step(now)
+        except StoreTrouble as error:
+            self.outage.begin(error)
+        except sqlite3.Error as error:
+            self.outage.begin(trouble(error, self._context.places.store))
+        except Exception as error:  # noqa: BLE001  a defect of ours must not end the daemon: the jobs need it
+            where = traceback.format_exc().strip().replace("\n", " | ")
+            known = passing(error, self._context.places.state_dir)
+            self.outage.begin(known or StoreTrouble(f"{REPORT_IT}: {error!r} ({where})", code=DEFECT))
+        with contextlib.suppress(OSError):  # a full disk: the records are lost, the jobs are not
+            self.flush_log()
+        for part in self.last:
+            part.step(now)
+
+    def _tick(self, now: Now) -> None:
+        self._leave_helpers_alone()
+        self._heard += with_causes(self.state, self.runner.look())
+        self._look_at_files(now)
+        batches = self.files.batches
+        if batches:
+            crash_point("ingest.read")
+        edit = self._edit(now)
+        self._context.changed.clear()
+        read = self._read_gpus(now)
+        observations = [*self._heard, *self._lookup.look_again(self.state.parked, self.fetch, now), *read]
+        timer = self.state.next_timer()
+        due = timer is not None and timer <= now.mono
+        urgent = [observation for observation in observations if not isinstance(observation, Started)]
+        if not (urgent or batches or edit or due or self.woken or self._has_more):
+            if observations:
+                if not self._lazy:
+                    self._lazy_due = now.mono + LAZY_S
+                self._lazy += observations
+                self._heard.clear()
+            if self._lazy and now.mono >= self._lazy_due:
+                lazy, self._lazy = self._lazy, []
+                self.turn(lazy, [], now, sync=False)
+            self._paint_if_due(now)
+            return
+        observations = self._lazy + observations
+        self._heard[:0] = self._lazy
+        self._lazy = []
+        if batches or self.woken:
+            self.gpus.read_if_old(now)  # while the new jobs are written down: they will want to know
+        only_read = bool(read) and len(urgent) == len(read) and not (batches or edit or due)
+        self.turn(observations, batches, now, sync=not only_read or bool(self.state.waiting()), edit=edit)
+        self._heard.clear()
+        self._paint_if_due(self.now())
+
+    def turn(
+        self,
+        observations: list[Observation],
+        batches: list[tuple[FollowedFile, Batch]],
+        now: Now,
+        *,
+        sync: bool,
+        edit: Edit | None = None,
+    ) -> None:
+        """Decide and record in one transaction, then act and tell."""
+        gathered = IngestResult()
+        kinds = {type(observation) for observation in observations}
+        if Ended in kinds:
+            crash_point("finish.seen")
+        woken, self.woken, self.again, self.files.more = self.woken, False, False, False
+        db = self._context.db
+        with db.writing(sync=sync) as connection:
+            for file, batch in batches:
+                self._reader(file).take(connection, batch, now.wall, gathered)
+                crash_point("ingest.batch")
+            wishes: list[tuple[float, int, Request]] = [] if edit is None else [(edit.at, 0, edit.request)]
+            # Whoever has written a job, and not woken yet, must not be passed over by our own jobs with higher ids.
+            passed_over = gathered.jobs and gathered.jobs[0].id != self._last_id + 1
+            if woken or edit or passed_over:
+                known = {job.id for job in gathered.jobs}
+                arrived = [job for job in rows.new_pending(connection, self._last_id) if job.id not in known]
+                gathered.jobs += arrived
+                wishes += rows.asked(connection)
+            gathered.left_for_start = {row for at, row, _ in wishes if row and at < self._began_at}
+            asked = [Asked(row, request) for _, row, request in sorted(wishes, key=lambda wish: wish[:2])]
+            for job in (*gathered.jobs, *gathered.changed):
+                if len(self._at_hand) < MOST_KEPT or job.id in self._at_hand:
+                    self._at_hand[job.id] = job
+            news = [Arrived(job) for job in (*gathered.jobs, *gathered.changed)]
+            plan = decide(self.state, [*observations, *news, *asked], now, random.random())
+            if plan.starts:
+                db.check_in_place()  # nothing is started that is written down only in a file that has no name any more
+            launches = self._preparer.prepare(plan, self.gpus.admission.ordinals(), now)
+            rows.save(connection, plan.changed.values())
+            for job in plan.respecs.values():
+                rows.respec(connection, job)
+            wanted = wanted_of(plan.changed.values())
+            if wanted:
+                rows.note_calls(connection, wanted)
+            counters.count(connection, plan.events, plan.changed)
+            rows.write_events(connection, [*gathered.events, *plan.events])
+            rows.answer(connection, plan.answers)
+            if plan.held or plan.freed:
+                rows.save_holdings(connection, plan.held, plan.freed, boot_id())
+            if any(isinstance(observation, Readings) for observation in observations):
+                save_readings(connection, self.state.fleet.admission.cards.values(), now)
+            if plan.pauses_changed:
+                state = self.state
+                rows.save_pauses(connection, ids_of(state.fleet.paused_mask), state.queue_paused, state.pauses.changes)
+            if plan.starts:
+                crash_point("start.chosen")
+        if self.journal is not None:
+            self.journal.take(plan, gathered)
+        if gathered.jobs:
+            self._last_id = max(self._last_id, *(job.id for job in gathered.jobs))
+        if wanted:
+            self._hooks.wanted = True
+        if batches:
+            crash_point("ingest.committed")
+        if plan.starts:
+            crash_point("start.committed")
+        if Started in kinds:
+            crash_point("start.running")
+        if Ended in kinds:
+            crash_point("finish.committed")
+        if Unclaimed in kinds:
+            crash_point("fence.requeued")
+        if plan.stops:
+            crash_point("cancel.marked")
+        if any(job.reason_code == "backoff" for job in plan.changed.values()):
+            crash_point("retry.scheduled")
+        if plan.must_sync and not sync:
+            with db.writing(sync=True) as connection:
+                rows.set_meta(connection, "synced", str(now.wall))
+        if edit is not None:
+            self.state_writer.took(edit)
+        self.files.accept(batches)
+        self._act(plan, launches, observations)
+        if len(plan.starts) >= 256:
+            self.again = True
+        self.messages.announce(plan, gathered, lambda job: self.state.live.get(job) or self.fetch(job))
+        if Ended in kinds:
+            crash_point("finish.told")
+        if plan.read_since is not None:
+            self.gpus.read(plan.read_since)
+        for job_id, moved in plan.changed.items():
+            if moved.state is not JobState.PENDING:
+                self._at_hand.pop(job_id, None)
+        self._lookup.forget()
+        if plan.empty and not plan.notices and not gathered.jobs and not self.state.waiting() and not woken:
+            return  # nothing to be seen but another reading
+        self.state_writer.dirty = True
+
+    def _act(self, plan: Plan, launches: list[tuple[Job, Launch]], observations: list[Observation]) -> None:
+        for job, launch in launches:
+            self.runner.start(job, launch)
+        if launches:
+            self.runner.flush()
+            crash_point("start.sent")
+        for stop in plan.stops:
+            self.runner.stop(stop.job, stop.hard)
+            crash_point("cancel.kill_sent" if stop.hard else "cancel.term_sent")
+        for observation in observations:
+            if isinstance(observation, (Ended, Lost)) and observation.leftovers:
+                self.runner.watch_leftovers(
+                    f"{observation.job}.{observation.attempt}",
+                    observation.job,
+                    observation.attempt,
+                    observation.leftovers,
+                )
+
+    # -- what happened ------------------------------------------------------------------------------------
+
+    def _look_at_files(self, now: Now) -> None:
+        """Note which files have changed; read settings again, and new lines. From time to time everything is looked at."""
+        context = self._context
+        context.changed |= self._watcher.changed()
+        if now.mono >= self._scan_due:
+            self._scan_due = now.mono + min(context.config.monitor_interval, context.config.poll_interval or math.inf)
+            self._watcher.rearm()
+            context.db.check_in_place()
+            self.problems.look_at_runner()
+            self.files.look_at_all()
+            if self.reload is not None:
+                self.reload.look_at_all(now)
+            self.woken = True
+        if context.places.wakeup in context.changed:
+            self.woken = True
+        if self.reload is not None:
+            self.reload.step(now)
+        self.files.step(now)
+
+    def _read_gpus(self, now: Now) -> list[Observation]:
+        """What was read of the GPUs, if something has come."""
+        self.gpus.step(now)
+        self._leave_helpers_alone()
+        readings = self.gpus.readings
+        if readings is None:
+            return []
+        if self.gpus.bind_unread(readings):
+            self.open()  # the GPUs have names now: the state is built anew with them
+        return [readings]
+
+    def _leave_helpers_alone(self) -> None:
+        """Our own helpers (readers of the GPUs, hooks at the end of a job, the web page) belong to no job."""
+        self.runner.leave_alone({session for sessions_of in self.helpers for session in sessions_of()})
+
+    def _machine(self) -> str:
+        return machine_text(self.gpus.gpus, self._context.config.min_free_mem_mb)
+
+    def _reader(self, file: FollowedFile) -> Reader:
+        managed = ids_of(self.state.fleet.all_mask)
+        door = jobs_file.Door(os.path.dirname(file.follower.path), self._lookup.home, managed)
+        memory, known = self._context.config.min_free_mem_mb, self.files.known_refusals
+        return Reader(file.parse, door, self._context.table, self.state.fleet, known, memory)
+
+    def _edit(self, now: Now) -> Edit | None:
+        config = self._context.config
+        heard = config.state_file in self._context.changed
+        return self.state_writer.look(now, config.state_interval, heard=heard)
+
+    # -- settings that were read again (`config_reload.Reloadable`) ---------------------------------------
+
+    def choose_gpus(self, config: Config) -> list[Gpu]:
+        """The GPUs that ``config`` names, which are recorded. Raises Refused, StoreTrouble."""
+        gpus = managed_anew(config, self.gpus.gpus, self.gpus.shown, self._context.environ)
+        self.gpus.save(gpus)
+        return gpus
+
+    def use_settings(self, config: Config, gpus: list[Gpu] | None) -> None:
+        """Decide by these settings from now on. Jobs on a GPU that is taken away go on, and it gets no other.
+
+        Raises StoreTrouble.
+        """
+        self._context.config = config
+        self.state.policy = policy_of(config)
+        self.state.fleet.resize(cpu_slots_of(config))
+        self._lookup.use_settings()
+        self.woken = True  # what waits is looked at by the new settings
+        if gpus is not None and gpus != self.gpus.gpus:
+            self.gpus.manage(gpus)
+            self.files.read_refused_again()
+            self.open()
+
+    def use_table(self, table: ModelTable, now: Now) -> None:
+        """Compute the needs of waiting jobs by this model table. Raises StoreTrouble."""
+        context = self._context
+        changed = needs_anew(self.gpus.gpus, table, rows.pending(context.db.connection))
+        with context.db.writing() as connection:
+            rows.set_meta(connection, "model_table", table.as_json())
+            rows.save(connection, changed)
+        context.table = table
+        context.say(f"model table read: {len(table.models)} models, default need {table.default}", 20, kind="table")
+        self._at_hand.update({job.id: job for job in changed if job.id in self._at_hand})
+        if changed:
+            self.turn([Arrived(job) for job in changed], [], now, sync=True)
+            context.say(f"{len(changed)} waiting jobs have another need now", 20, kind="table")
+
+    # -- the state file and the reasons -------------------------------------------------------------------
+
+    def _paint_if_due(self, now: Now) -> None:
+        due = self.state_writer.due(busy=self._has_more)
+        if due is not None and now.mono >= due:
+            self.paint(now)
+
+    def paint(self, now: Now) -> None:
+        """Write the state file and the reasons; an edit that came meanwhile is taken in first."""
+        edit = self.state_writer.look(now, self._context.config.state_interval, heard=True)
+        if edit is not None:
+            self.turn([], [], now, sync=True, edit=edit)
+        try:
+            self.state_writer.paint(self.state, now)
+        except sqlite3.Error as error:
+            raise trouble(error, self._context.places.store) from error
+
+    # -- when the store cannot be used --------------------------------------------------------------------
+
+    def _reopen(self) -> None:
+        """Go on from what the store holds. Raises StoreTrouble."""
+        db = self._context.db
+        if db.suspect:
+            db.renew()
+        if self.outage.refuses:  # a request that cannot be carried out would be tried again for ever
+            why = f"could not be carried out: {self.outage.error or 'the store changes faster than it is read'}"
+            with db.writing() as connection:
+                rows.answer(connection, [Answer(row, 1, (why,)) for _, row, _ in rows.asked(connection)])
+        self.open()
+        if self.journal is not None:
+            self.journal.distrust()
+        # What came meanwhile was heard of, and not taken.
+        self._context.changed |= {*self.files.files, self._context.config.state_file}
+
+    # -- waiting ------------------------------------------------------------------------------------------
+
+    @property
+    def _has_more(self) -> bool:
+        return self.again or self.files.more
+
+    def _is_quiet(self) -> bool:
+        return not (self._has_more or self.woken or self._lazy or self.state_writer.dirty)
+
+    def timeout(self) -> float:
+        """Seconds until something falls due by itself."""
+        now = time.monotonic()
+        if self.outage.lasts:
+            return max(0.0, self.outage.due() - now)
+        if self._has_more or self.woken:
+            return 0.0
+        due = [self._scan_due, self.state_writer.look_due, self.files.due(), self.gpus.due()]
+        due += [part.due() for part in (*self.parts, *self.last)]
+        if self.reload is not None:
+            due.append(self.reload.due())
+        due.append(self._lookup.due(self.state.parked))
+        sometimes = (self.state.next_timer(), self.runner.next_look(), self.state_writer.due(busy=False))
+        due += [moment for moment in sometimes if moment is not None]
+        if self._lazy:
+            due.append(self._lazy_due)
+        return max(0.0, min(due) - now)
+
+    def idle(self) -> bool:
+        """Nothing runs, nothing waits, nothing is still to be read."""
+        busy = self.state.live or self.state.waiting() or self._has_more or self.woken or self._lazy
+        return not busy and not self.files.unsettled
+
+    def stuck(self) -> bool:
+        """Nothing runs, and what waits cannot start by itself."""
+        return not (self._has_more or self.woken or self._lazy) and self._drain.is_stuck(self.state)
+
+    def settle(self) -> None:
+        """Record what may wait, and write the state file once more. Raises StoreTrouble."""
+        self._lazy_due = 0.0
+        self.tick()
+        self.paint(self.now())
+
+    def stop_starting(self) -> None:
+        """Start nothing more."""
+        self.closing = True
+        self.state.may_start = False
+        self.woken = True
+
+    def wait(self, epoll: select.epoll, wakeup: int) -> None:
+        """Sleep until something happens."""
+        limit = min(self.timeout() + 0.001, 3600.0)
+        if self.outage.lasts:
+            select.select([wakeup], [], [], limit)  # the others stay readable until the state is built anew
+        elif limit > 0.001:
+            # Rounded up to a whole millisecond, which is what epoll can wait for: else the end would be a busy loop.
+            epoll.poll(limit)
+
+    def close(self) -> None:
+        """End all parts."""
+        for part in (*self.last, *self.parts, self.files, self.gpus):
+            part.close()

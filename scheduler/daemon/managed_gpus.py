@@ -1,0 +1,121 @@
+"""The GPUs that this daemon gives out, and what is read of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from scheduler.core.admission import FRESH_S, Admission
+from scheduler.core.gpu import Gpu
+from scheduler.core.observations import Now, Readings
+from scheduler.core.policy import thresholds_of
+from scheduler.daemon.context import Context
+from scheduler.daemon.parts import NEVER
+from scheduler.daemon.rebooking import needs_anew
+from scheduler.gpus.monitor import UNREAD, Flag, GpuMonitor
+from scheduler.store import jobs as rows
+
+
+class ManagedGpus:
+    """``shown``: all that the driver showed at the start, managed or not. Without a ``monitor`` they are declared.
+
+    ``first``: what was read at the start.
+    """
+
+    def __init__(
+        self, context: Context, gpus: list[Gpu], shown: list[Gpu], monitor: GpuMonitor | None, first: Readings | None
+    ) -> None:
+        self._context, self.gpus, self.shown, self.monitor, self._first = context, gpus, shown, monitor, first
+        self._flag = Flag(gpus)
+        self.admission = Admission()
+        self.readings: Readings | None = None
+
+    def step(self, now: Now) -> None:
+        """Take the ``readings`` that have come, and ask for new ones if it is time."""
+        self.readings = self.monitor.look(now.mono, self._interval()) if self.monitor is not None else None
+
+    def first_readings(self) -> Readings | None:
+        """What was read at the start, with the owners of the processes; once."""
+        found, self._first = self._first, None
+        return self.monitor.identified(found) if self.monitor is not None and found is not None else None
+
+    def admission_now(self, now: Now) -> Admission | None:
+        """What the readings say of the managed GPUs, for a state that is built; None for declared GPUs.
+
+        What was read stays known when the state is built anew, unless the GPUs are others.
+        """
+        if self.monitor is None:
+            return None
+        if [card.gpu for card in self.admission.cards.values()] != self.gpus:
+            peaks, self.admission = (
+                self.admission.peaks,
+                Admission.of(self.gpus, thresholds_of(self._context.config), now),
+            )
+            self.admission.peaks = peaks
+        return self.admission
+
+    def read_if_old(self, now: Now) -> None:
+        """Have the GPUs read unless that was done a moment ago."""
+        if self.monitor is not None and not self.admission.fresh(self.admission.cards, now):
+            self.monitor.read(now.mono - FRESH_S)
+
+    def read(self, since: float) -> None:
+        """Have the GPUs read at ``since`` (``mono``) or later."""
+        if self.monitor is not None:
+            self.monitor.read(since)
+
+    def manage(self, gpus: list[Gpu]) -> None:
+        """Manage these GPUs from now on; other schedulers of this machine see it."""
+        self.gpus = gpus
+        self._flag.close()
+        self._flag = Flag(gpus)
+
+    def bind_unread(self, readings: Readings) -> bool:
+        """Name the GPUs that were managed by number while the driver did not answer. Whether there were any.
+
+        Raises StoreTrouble, sqlite3.Error.
+        """
+        found = {reading.ordinal: reading for reading in readings.gpus if reading.uuid}
+        gpus = [
+            replace(
+                gpu,
+                uuid=found[gpu.index].uuid,
+                name=found[gpu.index].name,
+                memory_mib=found[gpu.index].memory_total_mib,
+            )
+            if gpu.uuid.startswith(UNREAD) and gpu.index in found
+            else gpu
+            for gpu in self.gpus
+        ]
+        if gpus == self.gpus:
+            return False
+        self.save(gpus)
+        self.gpus = gpus
+        return True
+
+    def save(self, gpus: Sequence[Gpu]) -> None:
+        """Record these GPUs, and what waiting jobs need of them. Raises StoreTrouble, sqlite3.Error."""
+        db = self._context.db
+        changed = needs_anew(gpus, self._context.table, rows.pending(db.connection))
+        with db.writing() as connection:
+            rows.save_gpus(connection, gpus)
+            rows.save(connection, changed)
+
+    def sessions(self) -> set[int]:
+        """The sessions of the processes that read the GPUs: they belong to no job."""
+        return self.monitor.probe.sessions() if self.monitor is not None else set()
+
+    def due(self) -> float:
+        """When to look again (``mono``)."""
+        return self.monitor.next_look(self._interval()) if self.monitor is not None else NEVER
+
+    def close(self) -> None:
+        """End the reader, and be no longer seen by other schedulers."""
+        self._flag.close()
+        if self.monitor is not None:
+            self.monitor.probe.close()
+
+    def _interval(self) -> float:
+        """Seconds between two readings; short while one sample wants another."""
+        interval = thresholds_of(self._context.config).interval_s
+        return min(FRESH_S, interval) if self.admission.uncertain else interval

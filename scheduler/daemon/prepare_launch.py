@@ -1,0 +1,114 @@
+"""What a placed job is started with: words, environment, log, limits; found before anything is written down."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import string
+import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from scheduler.core.decision_pass import Plan
+from scheduler.core.errors import DECIDE_ANEW, StoreTrouble
+from scheduler.core.job import Job
+from scheduler.core.launch import Launch, launch_of
+from scheduler.core.log_names import errors_of, log_name
+from scheduler.core.observations import Now
+from scheduler.core.screen_names import session_name
+from scheduler.daemon.context import Context
+from scheduler.daemon.program_lookup import ProgramLookup
+from scheduler.environments.resolve import Missing, names_devices
+from scheduler.runners import exec_limited
+from scheduler.system.processes import boot_id
+
+_LETTERS = string.ascii_letters + string.digits
+ITS_TERMINAL = "in a screen session what it writes goes to its terminal and log: {} has no effect"
+
+
+class LaunchPreparer:
+    """``limits``: what jobs get of this process, as resource → soft, hard."""
+
+    def __init__(
+        self, context: Context, lookup: ProgramLookup, runner: str, limits: dict[int, tuple[int, int]]
+    ) -> None:
+        self._context, self._lookup, self._runner, self._limits = context, lookup, runner, limits
+
+    def prepare(self, plan: Plan, ordinals: Mapping[int, int], now: Now) -> list[tuple[Job, Launch]]:
+        """Words, environment and log of each start. Raises StoreTrouble when one has lost what it needs meanwhile."""
+        launches = []
+        config = self._context.config
+        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now.wall))
+        boot = boot_id()
+        taken: set[str] = set()  # logs of this pass, none of which is there yet
+        for job in plan.starts:
+            found = self._lookup.found_for(job)
+            if isinstance(found, Missing):  # gone since `decide` looked, a moment ago
+                raise StoreTrouble(f"job {job.id}: {found.sentence}", code=DECIDE_ANEW)
+            job.runner = self._runner
+            if job.runner == "screen":
+                _say_streams(job)
+            job.log = _free_log(job, config.log_dir, stamp, taken)
+            taken.add(job.log)
+            job.boot = boot
+            mode = job.spec.cuda or config.cuda_ids
+            if mode == "auto":
+                mode = "physical" if names_devices(job.spec.script) else "local"
+            launch = launch_of(
+                job, found, mode=mode, state_file=config.state_file, cwd=self._context.folder, ordinals=ordinals
+            )
+            launch = _within_limits(job, launch, self._limits)
+            job.argv = launch.words
+            job.interpreter = found.interpreter
+            job.session = session_name(job.id, job.gpus, job.argv) if job.runner == "screen" else None
+            launches.append((job, launch))
+        return launches
+
+
+def _say_streams(job: Job) -> None:
+    """A terminal is one stream, and screen writes the log."""
+    spec = job.spec
+    wishes = {"output=none": spec.output == "none", "stderr=apart": spec.stderr_apart, "gzip=yes": spec.gzip,
+              "--foreground": bool(spec.caller)}  # fmt: skip
+    wanted = [wish for wish, asked in wishes.items() if asked]
+    note = ITS_TERMINAL.format(", ".join(wanted))
+    if wanted and note not in job.notes:
+        job.notes = (*job.notes, note)
+
+
+def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]]) -> Launch:
+    """The same, led into its submitter's limits where those are others than ours."""
+    if not job.spec.limits or "/" not in launch.argv[0]:
+        return launch
+    theirs = {which: (soft, hard) for which, soft, hard in job.spec.limits}
+    differing = {}
+    for which, (our_soft, our_hard) in limits.items():
+        soft, hard = theirs.get(which, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        hard = exec_limited.lower(hard, our_hard)  # nobody gets more than we have
+        soft = exec_limited.lower(soft, hard)
+        if (soft, hard) != (our_soft, our_hard):
+            differing[which] = (soft, hard)
+    if not differing:
+        return launch
+    text = ",".join(f"{which}:{soft}:{hard}" for which, (soft, hard) in differing.items())
+    into = (sys.executable, "-I", "-S", exec_limited.__file__, "-", text, launch.argv[0])
+    return replace(launch, argv=(*into, *launch.argv))
+
+
+def _free_log(job: Job, log_dir: str, stamp: str, taken: Collection[str]) -> str:
+    """The path of a log file that does not exist and is not in ``taken``: other jobs and schedulers may use the same names.
+
+    The file is made with O_EXCL: if two schedulers choose the same path, one of them fails, and chooses again.
+    """
+    if job.spec.output == "none" and job.runner != "screen":
+        return ""
+    folder = job.spec.log_dir or log_dir
+    number = 1
+    while True:
+        path = os.path.join(folder, log_name(job, stamp, number, "".join(random.choices(_LETTERS, k=6))))
+        paths = (path, errors_of(path)) if job.spec.stderr_apart else (path,)
+        if path not in taken and not any(map(os.path.lexists, paths)):
+            return path
+        number += 1

@@ -1,0 +1,57 @@
+"""Problems that hold the scheduler up while they last: told in the log as they come and go, and shown by `status`."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+
+from scheduler.core.errors import StoreTrouble
+from scheduler.core.protocols import Runner
+from scheduler.daemon.context import Context
+from scheduler.store import jobs as rows
+from scheduler.system.processes import SHORT_OF
+
+
+class Problems:
+    """``sources``: each gives a sentence for each of its problems."""
+
+    def __init__(self, context: Context, runner: Runner) -> None:
+        self._context, self._runner = context, runner
+        self._of_runner = ""
+        self.sources: list[Callable[[], list[str]]] = []
+
+    def look_at_runner(self) -> None:
+        """Find out whether starts and endings go on: a supervisor that was stopped (SIGSTOP) says nothing."""
+        before, self._of_runner = self._of_runner, self._runner.trouble()
+        if self._of_runner == before:
+            return
+        if self._of_runner:
+            self._context.say(self._of_runner, 40, kind="runner")
+        else:
+            self._context.say("jobs are started again, and their endings seen", 20, kind="runner")
+        self.note()
+
+    def note(self) -> None:
+        """Record the present problems for `status`. Raises StoreTrouble, sqlite3.Error."""
+        found = [self._of_runner] if self._of_runner else []
+        found += [text for source in self.sources for text in source()]
+        text, db = json.dumps(found), self._context.db
+        if text != (rows.meta(db.connection, "trouble") or "[]"):
+            with db.writing(sync=False) as connection:
+                rows.set_meta(connection, "trouble", text)
+
+
+def passing(error: Exception, state_dir: str) -> StoreTrouble | None:
+    """What to say of an error that passes by itself (a full disk, no descriptors left); None of any other.
+
+    What could not be looked at is not known to be gone: it is waited for.
+    """
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = error.filename or state_dir
+        return StoreTrouble(f"cannot be written: {error.strerror}", where=where, do="free some space")
+    if error.errno in SHORT_OF:
+        return StoreTrouble(f"the scheduler is short of what it needs: {error.strerror}")
+    return None

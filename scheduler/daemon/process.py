@@ -1,0 +1,391 @@
+"""The daemon's life: the lock, the GPUs, the signals, the loop, the end."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import resource
+import select
+import signal
+import socket
+import sqlite3
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from scheduler.core.errors import SchedulerError, StoreTrouble
+from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.job import Job
+from scheduler.core.log_message import Listener, LogMessage
+from scheduler.core.model_table import ModelTable
+from scheduler.core.placement_class import class_of
+from scheduler.daemon.config_reload import ConfigReload, note_of
+from scheduler.daemon.context import Context
+from scheduler.daemon.history_writer import HistoryWriter
+from scheduler.daemon.interrupt import Interrupt, Question
+from scheduler.daemon.journal_writer import JournalWriter, check_apart
+from scheduler.daemon.loop import Daemon
+from scheduler.daemon.main_log import MainLog
+from scheduler.daemon.managed_gpus import ManagedGpus
+from scheduler.daemon.problems import passing
+from scheduler.daemon.queue_export import script_of
+from scheduler.daemon.rebooking import needs_anew, rebooked
+from scheduler.daemon.web_child import WebChild
+from scheduler.gpus.monitor import GpuMonitor, Managed, managed_gpus, moved_gpus, other_schedulers
+from scheduler.intake.file_watcher import file_system_of, watcher
+from scheduler.intake.parsers import PARSERS
+from scheduler.intake.settings import Settings, load, model_table
+from scheduler.intake.tail import check_places, check_private
+from scheduler.recovery.ingest_recovery import note_watched
+from scheduler.runners.direct import DirectRunner
+from scheduler.runners.screen import ScreenRunner, tidy
+from scheduler.store import jobs as rows
+from scheduler.store.daemon_lock import DaemonLock, check_no_other, register
+from scheduler.store.database import Database, trouble
+from scheduler.store.gpu_renumbering import follow_moved
+from scheduler.store.paths import Places, make_private_folder
+from scheduler.store.readings import forget_readings
+from scheduler.store.store_identity import check_home
+from scheduler.system.atomic_files import replace_file
+from scheduler.system.processes import boot_id, own_limits, seen
+
+MOST_LISTED = 1000  # ended jobs in the saved list
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a daemon's run ended: the exit code, and what is left and why when it drained."""
+
+    code: int
+    left: tuple[str, ...] = ()
+
+
+def shared_note(places: Places) -> str:
+    """What is to be said of a store on a file system that several machines share; else empty."""
+    found = file_system_of(places.state_dir)
+    if found is None or not found.shared:
+        return ""
+    return (
+        f"{places.state_dir} is on {found.name}, which other machines may share: use this scheduler from this machine alone, or "
+        "keep its state on a local disk (--state-file)"
+    )
+
+
+class _Stopped(Exception):
+    """SIGTERM before the loop began."""
+
+
+class DaemonProcess:
+    """One run of the scheduler. ``run`` returns when it was told to end, or had nothing left to do."""
+
+    def __init__(
+        self, settings: Settings, flags: dict[str, object], listener: Listener, environ: dict[str, str]
+    ) -> None:
+        self.settings, self.flags, self.listener, self.environ = settings, flags, listener, environ
+        self.config = settings.config
+        self.places = Places(self.config.state_file)
+        # Signals that were not yet looked at. Their handler may run at any moment, so it only appends here.
+        self.caught: deque[int] = deque()
+        self.stop_signal = 0  # the one that ends the scheduler; 0: none yet
+        self.ready: Callable[[], None] = lambda: None
+        self.question: Question | None = None  # what Ctrl-C asks while jobs run
+
+    def run(self, *, drain: bool = False) -> Ending:
+        """Be the daemon. Raises SchedulerError when it cannot start."""
+        # A handler that raises could do so where nobody hears of it, as in an object's __del__: the stop would be lost.
+        early = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, lambda number, _frame: self.caught.append(number)) for number in early}
+        try:
+            return self._run(drain)
+        except _Stopped:
+            self.stop_signal = signal.SIGTERM
+            return Ending(0)
+        except sqlite3.Error as error:  # read before the loop is there to take it
+            raise trouble(error, self.places.store) from error
+        except OSError as error:
+            if error.filename or not error.errno:
+                raise
+            # A write to what is open tells no name.
+            raise OSError(error.errno, error.strerror, self.places.state_dir) from error
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _check_early(self) -> None:
+        """End the start if a signal asked for it. Raises KeyboardInterrupt or _Stopped."""
+        if self.caught:
+            raise KeyboardInterrupt if self.caught[0] == signal.SIGINT else _Stopped
+
+    def _run(self, drain: bool) -> Ending:
+        folder = os.getcwd()
+        config = self.config
+        for path in (config.jobs_file, config.commands_file):
+            if path and os.path.isfile(path):
+                check_private(path, os.stat(path), config.trust_group)
+        check_apart(config, self.settings.config_file, self.places)
+        table = model_table(config.llm_config, config.trust_group)
+        self.places.make()
+        check_places(config.state_file, (config.state_file,), config.trust_group)
+        me = seen(os.getpid())
+        daemon_lock = DaemonLock(self.places)
+        info = {"pid": os.getpid(), "ticks": me.ticks if me else 0, "boot": boot_id(), "started_at": time.time(),
+                "host": socket.gethostname(), "runner": "screen" if config.screen else "direct"}  # fmt: skip
+        daemon_lock.take(info)
+        registered = ""
+        try:
+            check_no_other(self.environ, self.places)
+            make_private_folder(config.log_dir)
+            log = self._open_log()
+            db = Database(self.places, checkpoints=True, lock_wait_s=2.0)
+            try:
+                check_home(db, self.places)
+                stored = rows.gpus(db.connection)
+                managed = managed_gpus(
+                    config, self.environ, stored, lambda text: self.listener(LogMessage(text, 30)), self._check_early
+                )
+                self._check_early()
+                if config.min_free_mem_mb and managed.gpus and managed.probe is None:
+                    managed.notes.append(
+                        "memory of GPUs that are not read cannot be booked (min_free_mem_mb): each has one job at a time"
+                    )
+                with db.writing() as connection:
+                    managed.notes += follow_moved(connection, moved_gpus(stored, managed.shown))
+                    rows.save_gpus(connection, managed.gpus)
+                    for job in rebooked(config, managed.gpus, table, rows.pending(connection)):
+                        rows.respec(connection, job)
+                        rows.save(connection, [job])
+                    rows.save(connection, needs_anew(managed.gpus, table, rows.pending(connection)))
+                    forget_readings(connection)
+                    rows.set_meta(connection, "jobs_file", config.jobs_file)
+                    rows.set_meta(connection, "llm_config", config.llm_config)
+                    rows.set_meta(connection, "model_table", table.as_json())
+                    rows.set_meta(connection, "settings", note_of(self.settings))
+                    rows.set_meta(connection, "begun_by", "run" if self.settings.dispatcher else "")
+                registered = register(self.environ, config.state_file)
+                return self._serve(db, managed, table, folder, drain, log)
+            finally:
+                db.close()
+        finally:
+            if registered and os.path.exists(registered):
+                os.unlink(registered)
+            daemon_lock.leave()
+
+    def _open_log(self) -> MainLog | None:
+        if not self.config.log_file:
+            return None
+        try:
+            return MainLog(self.config.log_file)
+        except OSError as error:
+            raise SchedulerError(
+                f"the main log cannot be opened: {error.strerror}", where=self.config.log_file
+            ) from None
+
+    def _serve(
+        self, db: Database, managed: Managed, table: ModelTable, folder: str, drain: bool, log: MainLog | None
+    ) -> Ending:
+        config = self.config
+        paths = [path for path in (config.jobs_file, config.commands_file) if path]
+        kinds = {config.jobs_file: "jobs_file", config.commands_file: "commands_file"}
+        note_watched(self.places, {path: kinds[path] for path in paths})
+
+        def tell(said: LogMessage) -> None:
+            if log is not None:
+                log(said)
+            self.listener(said)
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
+        runner = self._runner(soft)
+        if config.screen:
+            sockets = self.environ.get("SCREENDIR", "")
+            with db.writing() as connection:
+                rows.set_meta(connection, "screen_folder", os.path.abspath(sockets) if sockets else "")
+        watching, how = watcher(config.watch, {os.path.dirname(path) for path in paths})
+        context = Context(self.places, config, db, self.environ, folder, tell, table)
+
+        def live_jobs() -> Iterable[Job]:
+            return daemon.state.live.values()
+
+        monitor = GpuMonitor(managed.probe, config.state_file, live_jobs) if managed.probe is not None else None
+        gpus = ManagedGpus(context, managed.gpus, managed.shown, monitor, managed.first)
+        daemon = Daemon(context, runner, watching, gpus, {**own_limits(), resource.RLIMIT_NOFILE: (soft, hard)})
+        again = self._again(folder)
+        daemon.reload = ConfigReload(context, daemon, self.settings, again, os.path.exists(config.llm_config))
+        if log is not None:
+            daemon.flush_log = log.flush
+        for text in (*managed.notes, how, shared_note(self.places)):
+            if text:
+                tell(LogMessage(text, 30))
+        watching.watch(
+            [*paths, self.places.wakeup, config.state_file]
+            + [path for path in (config.llm_config, self.settings.config_file) if path]
+        )
+        epoll, wakeup = self._signals()
+        try:
+            daemon.open()
+            if config.journal:
+                journal = JournalWriter(
+                    db,
+                    config.journal,
+                    lambda text, level: context.say(text, level, kind="journal"),
+                    daemon.problems.note,
+                )
+                daemon.journal = journal
+                daemon.parts.append(journal)
+                daemon.problems.sources.append(journal.troubles)
+                journal.begin()
+            if config.history:
+                history = HistoryWriter(
+                    self.places.history,
+                    lambda: daemon.state,
+                    lambda text, level: context.say(text, level, kind="history"),
+                )
+                daemon.last.append(history)
+                history.begin()
+            for kind, parse in PARSERS.items():
+                if getattr(config, kind):
+                    daemon.files.follow(getattr(config, kind), parse)
+            epoll.register(watching.fd, select.EPOLLIN)
+            for fd in (*runner.descriptors(), *(managed.probe.descriptors() if managed.probe is not None else ())):
+                epoll.register(fd, select.EPOLLIN)
+            gpus_text = gpu_ids_text(gpu.index for gpu in managed.gpus) or "none"
+            for other in other_schedulers():
+                tell(LogMessage(other, 30))
+            tell(LogMessage(f"scheduler started, pid {os.getpid()}, GPUs {gpus_text}, state file {config.state_file}"))
+            daemon.tick()
+            gc.freeze()  # what was imported stays for good: the collector need not look at it between two jobs
+            gc.set_threshold(20_000, 20, 50)
+            if config.web and not self.settings.dispatcher:
+                page = WebChild(
+                    config.state_file, self.settings.config_file, config.web_port, self.environ, epoll,
+                    lambda text, level: context.say(text, level, kind="page"),
+                )  # fmt: skip
+                daemon.parts.append(page)
+                daemon.helpers.append(page.sessions)
+            self.ready()
+            ending = self._loop(daemon, context, epoll, wakeup, drain)
+            if daemon.journal is not None:
+                daemon.journal.end()
+            return ending
+        except (SchedulerError, _Stopped, sqlite3.Error):  # the last: `run` says what it means
+            raise
+        except Exception as error:
+            known = passing(error, self.places.state_dir)
+            if known is not None:
+                raise known from error
+            where = traceback.format_exc().strip().replace("\n", " | ")
+            text = f"a defect of gpujob ended it, please report it: {error!r} ({where})"
+            if log is not None:
+                log(LogMessage(text, 50))
+            raise SchedulerError(text, do="running jobs go on; start it again: gpujob start") from error
+        finally:
+            daemon.close()
+            epoll.close()
+            watching.close()
+            runner.close()
+            if log is not None:
+                log.close()
+
+    def _runner(self, descriptors: int) -> DirectRunner | ScreenRunner:
+        """What starts the jobs. Raises SchedulerError when it cannot: the mode is never changed silently."""
+        places, state_file = self.places, self.config.state_file
+        if self.config.screen:
+            short_id = hashlib.blake2b(os.fsencode(state_file), digest_size=2).hexdigest()
+            return ScreenRunner(places.attempts, state_file, self.environ, places.sessions, short_id, descriptors)
+        tidy(places.sessions, places.attempts)  # of a daemon before this one, which was in screen mode
+        errors = os.path.join(places.state_dir, "supervisor.err")
+        return DirectRunner(places.attempts, state_file, self.environ, errors, descriptors)
+
+    def _loop(self, daemon: Daemon, context: Context, epoll: select.epoll, wakeup: int, drain: bool) -> Ending:
+        interrupt = Interrupt(context, self.question)
+        while True:
+            while self.caught:
+                number = self.caught.popleft()
+                if number == signal.SIGTERM or interrupt.on_ctrl_c(daemon, epoll):
+                    self._end_by(number)
+            if self.stop_signal:
+                break
+            daemon.wait(epoll, wakeup)
+            _empty(wakeup)
+            daemon.tick()
+            if interrupt.look(daemon, epoll) or (daemon.closing and not daemon.state.live):
+                self._end_by(signal.SIGINT)
+            if drain and not daemon.outage.lasts and not self.stop_signal and not self.caught:
+                if daemon.idle():
+                    self._last_words(daemon)
+                    if not daemon.idle():
+                        continue
+                    context.say("nothing is left to do")
+                    return Ending(1 if daemon.messages.ended_badly else 0)
+                if daemon.stuck():
+                    self._last_words(daemon)
+                    if daemon.stuck():  # the last look may have started something
+                        return Ending(1, self._left(daemon, context))
+        self._last_words(daemon)
+        if self.stop_signal == signal.SIGTERM and self.config.save_list:
+            self._save_list(context)
+        left = len(daemon.state.live)
+        goes_on = f"; {left} running job{'s go' if left > 1 else ' goes'} on" if left else ""
+        how = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[signal.Signals(self.stop_signal)]
+        context.say(f"scheduler ended by {how}{goes_on}")
+        return Ending(130 if self.stop_signal == signal.SIGINT else 0)
+
+    def _end_by(self, number: int) -> None:
+        """End after this turn by signal ``number``. SIGTERM outweighs an earlier Ctrl-C."""
+        if self.stop_signal != signal.SIGTERM:
+            self.stop_signal = number
+
+    def _last_words(self, daemon: Daemon) -> None:
+        """Write down what may wait, and paint the last picture."""
+        try:
+            daemon.settle()
+        except StoreTrouble as error:
+            self.listener(LogMessage(str(error), 40))
+
+    def _save_list(self, context: Context) -> None:
+        connection = context.db.connection
+        jobs = [*rows.in_hand(connection), *sorted(rows.pending(connection), key=lambda job: job.turn)]
+        text = script_of(jobs, rows.last_ended(connection, MOST_LISTED)[::-1], time.time())
+        try:
+            replace_file(self.config.save_list, text.encode(errors="surrogateescape"))
+        except OSError as error:
+            context.say(f"{self.config.save_list}: the list cannot be saved: {error.strerror}", 30)
+        else:
+            context.say(f"{len(jobs)} unfinished jobs listed in {self.config.save_list}")
+
+    def _left(self, daemon: Daemon, context: Context) -> tuple[str, ...]:
+        reasons = daemon.state.class_reasons()
+        left = []
+        for job in rows.pending(context.db.connection):
+            why = job.reason or (reasons[class_of(job).key].sentence if class_of(job).key in reasons else "")
+            left.append(f"job {job.id} ({job.spec.shown_name}) cannot start: {why}")
+        return tuple(left)
+
+    def _again(self, folder: str) -> Callable[[], Settings]:
+        """What reads the settings anew, as `start` read them in ``folder``."""
+        settings = self.settings
+        return lambda: load(
+            self.flags, self.environ, settings.config_file or None, folder, dispatcher=settings.dispatcher
+        )
+
+    def _signals(self) -> tuple[select.epoll, int]:
+        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: self.caught.append(number))
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal does not end the scheduler
+        epoll = select.epoll()
+        epoll.register(read, select.EPOLLIN)
+        return epoll, read
+
+
+def _empty(fd: int) -> None:
+    try:
+        os.read(fd, 4096)
+    except BlockingIOError:
+        return

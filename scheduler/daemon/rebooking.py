@@ -1,0 +1,38 @@
+"""What waiting jobs need, computed again when the settings, the model table or the GPUs have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from scheduler.core.config import Config
+from scheduler.core.gpu import Gpu
+from scheduler.core.job import Job
+from scheduler.core.model_table import ModelTable, booking_memory, need_of
+
+
+def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
+    """Those of these jobs whose need is another by the settings now: commands of a file say nothing of it themselves."""
+    found = []
+    for job in waiting:
+        if job.spec.source != "commands" or job.attempt or job.spec.edited:
+            continue
+        wish = replace(job.spec, gpus="", vram_mib=None)
+        spec = booking_memory(wish, config.min_free_mem_mb, read=any(gpu.memory_mib for gpu in gpus))
+        if spec != job.spec:
+            job.spec, job.need = spec, need_of(spec, table, gpus)[0]
+            found.append(job)
+    return found
+
+
+def needs_anew(gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
+    """Those of these jobs whose need is another by the model table and the GPUs now, with it."""
+    found = []
+    for job in waiting:
+        if job.spec.gpus or job.oom_retries:
+            continue
+        need, _ = need_of(job.spec, table, gpus)
+        if need != job.need:
+            job.need = need
+            found.append(job)
+    return found

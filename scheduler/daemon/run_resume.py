@@ -1,0 +1,32 @@
+"""Which commands stand in the file of a run, and which of its lines are to be read as new though they were read before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from scheduler.core.errors import SchedulerError
+from scheduler.core.file_offsets import FileMark
+from scheduler.intake import commands_file
+from scheduler.recovery.ingest_recovery import look_through
+from scheduler.store import file_offsets as kept
+from scheduler.store.database import Database
+from scheduler.store.paths import Places
+
+
+def commands_in(path: str, trust_group: bool) -> list[str]:
+    """The identity of each command that stands there, in their order and each once. Raises SchedulerError."""
+    looked = look_through(path, commands_file.parse, None, "", trust_group)
+    if looked.trouble or looked.left_out:
+        raise SchedulerError(looked.trouble or looked.left_out)
+    return list(dict.fromkeys(identity for _, identity, _ in looked.lines if identity))
+
+
+def read_anew(places: Places, path: str, identities: Collection[str]) -> None:
+    """Have the lines of these commands, whose jobs were forgotten, taken for new ones. Raises SchedulerError."""
+    database = Database(places)
+    try:
+        with database.writing() as connection:
+            kept.uncount(connection, path, identities)
+            kept.save_mark(connection, FileMark(path, inode=1))  # as of another file: all of it is read, and counted
+    finally:
+        database.close()

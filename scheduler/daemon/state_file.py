@@ -1,0 +1,353 @@
+"""The state file on disk: swapped in whole, and read again as a wish when somebody saved it.
+
+A picture is put there by exchanging two names, so whatever came out is looked at once more: an edit that was saved
+between our last look and our picture is found in it. A program that still has the old file open for writing is waited
+for, as its save goes to a file that has no name any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.core.errors import nearest
+from scheduler.core.requests import StateEdited
+from scheduler.system.atomic_files import has_writer, left_aside, swap_file, write_all
+
+LARGEST = 1 << 20
+HALF_SAVED_S = 1.0  # a save in place may be seen half done
+OPEN_S = 10.0  # so long a program that keeps the file open is waited for
+GONE_S = 0.5  # an editor that moves the old file away puts a new one there
+OUT_S = 0.25  # a picture that came out is kept in sight for this long
+LOOK_S = 0.05
+WISHES = ("paused_gpus", "paused")
+KNOWN = frozenset({*WISHES, "revision", "gpu_status", "gpus", "jobs", "running", "updated_at"})
+
+
+@dataclass(slots=True)
+class _Out:
+    """A file that a picture of ours has replaced; somebody may still be writing it."""
+
+    fd: int
+    known: bytes  # what it holds as far as we know
+    since: float
+    name: str = ""  # that it still has: one who was killed while he painted left it
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A save by somebody else: what it wishes for, and what it was read from."""
+
+    request: StateEdited
+    at: float  # wall time of the save
+    data: bytes | None  # None: the file is gone
+    out: _Out | None = None  # None: it stands at the path
+
+
+class NoStateFile(ValueError):
+    """What stands there is not a state file."""
+
+
+@dataclass(slots=True)
+class StateFile:
+    """Paints the file and notices edits: whatever it holds that we did not paint is somebody's wish."""
+
+    path: str
+    revision: int = 0  # of the last picture
+    known: bytes | None = None  # what stands there as far as we know; None: no file of ours yet
+    broken_since: float | None = None
+    missing_since: float | None = None
+    said: list[str] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)  # UUID → number of the GPUs today
+    _outs: list[_Out] = field(default_factory=list)
+    _trouble: str = ""
+    _named: set[str] = field(default_factory=set)  # unknown keys already said
+
+    def begin(self, *, was_there: bool) -> None:
+        """Go on from the file as it is found. ``was_there``: an earlier picture stood here, so a missing one was deleted."""
+        with contextlib.suppress(OSError, NoStateFile):
+            data, _ = self._read()
+            self.revision = max(self.revision, self._wish(data).read or 0)
+        if was_there and not os.path.lexists(self.path):
+            self.known, self.missing_since = b"", -GONE_S
+        for name in left_aside(self.path):
+            self._take_up(name)
+
+    def _take_up(self, name: str) -> None:
+        """One who was killed while he painted may have left what came out: a picture of ours, or a save not yet seen."""
+        with contextlib.suppress(OSError):
+            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.getuid(), 0):
+                    raise NoStateFile
+                self._wish(os.pread(fd, LARGEST + 1, 0))
+            except NoStateFile:  # half written
+                os.close(fd)
+                os.unlink(name)  # not another's, in a folder where that cannot be
+            else:
+                self._outs.append(_Out(fd, b"", -OPEN_S, name))
+
+    # -- looking ------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> Edit | None:
+        """What somebody saved since the last look, oldest first; it comes again until it is accepted."""
+        edit = self._look_at_outs(now)
+        if edit is not None:
+            return edit
+        try:
+            data, status = self._read()
+        except FileNotFoundError:
+            return self._missing(now)
+        except OSError as error:
+            self._say_trouble(f"{self.path} cannot be read: {error.strerror}")
+            return None
+        self.missing_since = None
+        if status.st_uid not in (os.getuid(), 0):
+            self._say_trouble(f"{self.path} was put there by user {status.st_uid}: not obeyed, and painted over")
+            self.known = self.broken_since = None  # nor is it a wish when it is taken away again
+            return None
+        self._trouble = ""
+        if data == self.known:
+            self.broken_since = None
+            return None
+        try:
+            edit = Edit(self._wish(data), max(status.st_mtime, status.st_ctime), data)
+        except NoStateFile:
+            if self.broken_since is None:
+                self.broken_since = now
+            return None
+        self.broken_since = None
+        return edit
+
+    def accept(self, edit: Edit) -> None:
+        """The edit is written down in the store."""
+        if edit.out is not None:
+            edit.out.known = edit.data or b""
+        else:
+            self.known, self.missing_since = edit.data, None
+
+    def overdue(self, now: float) -> bool:
+        """Whether what stands there was no state file for so long that it has to be set aside."""
+        if self.broken_since is None:
+            return False
+        waited = now - self.broken_since
+        return waited >= HALF_SAVED_S and (waited >= OPEN_S or not self._written())
+
+    def next_look(self, now: float) -> float | None:
+        """When to look again though nothing is heard."""
+        if self._outs or self.broken_since is not None or self.missing_since is not None:
+            return now + LOOK_S
+        return None
+
+    def _missing(self, now: float) -> Edit | None:
+        """The file is gone: for good, unless it is an editor's next version that is on its way."""
+        if self.known is None:
+            return None
+        if self.missing_since is None:
+            self.missing_since = now
+        if now - self.missing_since < GONE_S:
+            return None
+        self.said.append("the state file was deleted: pauses are reset")
+        return Edit(StateEdited((), False), time.time(), None)
+
+    def _look_at_outs(self, now: float) -> Edit | None:
+        """Look once more at files that our pictures replaced."""
+        for out in list(self._outs):
+            try:
+                data = os.pread(out.fd, LARGEST + 1, 0)
+            except OSError as error:  # it may pass
+                if now - out.since >= OPEN_S:
+                    self.said.append(f"what was saved into {self.path} meanwhile cannot be read: {error.strerror}")
+                    self._drop(out)
+                continue
+            if data != out.known:
+                try:
+                    wish = self._wish(data)
+                except NoStateFile as error:
+                    age = now - out.since
+                    if age >= OPEN_S or (age >= HALF_SAVED_S and not has_writer(out.fd)):
+                        self._set_aside(data, str(error))
+                        self._drop(out)
+                    continue
+                return Edit(wish, os.fstat(out.fd).st_mtime, data, out)
+            age = now - out.since
+            if age >= OPEN_S or (age >= OUT_S and not has_writer(out.fd)):
+                self._drop(out)
+        return None
+
+    def _drop(self, out: _Out) -> None:
+        self._outs.remove(out)
+        os.close(out.fd)
+        if out.name:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(out.name)
+
+    def _read(self) -> tuple[bytes, os.stat_result]:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(self.path, flags)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OSError(errno.ELOOP, "it is a link, which is not followed; put a plain file there") from None
+            raise
+        with os.fdopen(fd, "rb") as stream:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a plain file")
+            return stream.read(LARGEST + 1), status
+
+    def _written(self) -> bool:
+        """Whether somebody has the file at the path open for writing."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            return has_writer(fd)
+        finally:
+            os.close(fd)
+
+    # -- understanding ------------------------------------------------------------------------------------
+
+    def _wish(self, data: bytes) -> StateEdited:
+        """What a saved file wishes for. Raises NoStateFile."""
+        if len(data) > LARGEST:
+            raise NoStateFile(f"it is larger than {LARGEST >> 20} MiB")
+        try:
+            document = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object, parse_constant=_constant)
+        except json.JSONDecodeError as error:
+            raise NoStateFile(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
+        except (ValueError, RecursionError) as error:
+            raise NoStateFile(str(error)) from None
+        if not isinstance(document, dict):
+            raise NoStateFile("it must be an object")
+        gpus, paused, read = document.get("paused_gpus"), document.get("paused"), document.get("revision")
+        if "paused_gpus" in document and not (
+            isinstance(gpus, list) and all(isinstance(gpu, int) and not isinstance(gpu, bool) for gpu in gpus)
+        ):
+            raise NoStateFile("paused_gpus must be a list of whole numbers")
+        if "paused" in document and not isinstance(paused, bool):
+            raise NoStateFile("paused must be true or false")
+        if isinstance(read, bool) or not isinstance(read, int):
+            read = None
+        self._name_unknown(document)
+        return StateEdited(None if gpus is None else tuple(self._today(document, gpus)), paused, read)
+
+    def _today(self, document: dict[str, Any], gpus: Iterable[int]) -> list[int]:
+        """Today's numbers: the file names the cards that had its numbers when it was painted."""
+        cards = document.get("gpus")
+        then: dict[int, object] = {}
+        for card in cards if isinstance(cards, list) else ():
+            if isinstance(card, dict) and isinstance(card.get("index"), int):
+                then[card["index"]] = card.get("uuid")
+        now = {index: self.numbers.get(str(uuid), index) for index, uuid in then.items()}
+        taken = {number for index, number in now.items() if number != index}
+        # A number without a card in the file, which another card has now, says nothing of that card.
+        return [now.get(gpu, gpu) for gpu in gpus if gpu in now or gpu not in taken]
+
+    def _name_unknown(self, document: dict[str, Any]) -> None:
+        for key in document:
+            if key not in KNOWN and key not in self._named:
+                self._named.add(key)
+                near = nearest(key, WISHES)
+                also = f"did you mean {near}?" if near else f"what can be edited: {', '.join(WISHES)}"
+                self.said.append(f"the state file has an unknown key {key!r}, which is painted over; {also}")
+
+    def _say_trouble(self, text: str) -> None:
+        if text != self._trouble:
+            self._trouble = text
+            self.said.append(text)
+
+    # -- painting -----------------------------------------------------------------------------------------
+
+    def paint(self, document: dict[str, Any], now: float) -> bool:
+        """Put a new picture there; whatever came out is looked at again by ``look``. Raises OSError.
+
+        False when somebody may be half through saving the file, or it is gone since a moment: look first.
+        """
+        if self.missing_since is not None or (self.broken_since is not None and not self.overdue(now)):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.lstat(self.path).st_mode
+            if stat.S_ISLNK(mode):
+                raise OSError(errno.ELOOP, "it is a link, which is not written through", self.path)
+            if not stat.S_ISREG(mode):
+                raise OSError(errno.EINVAL, "it is not a plain file", self.path)
+        document["revision"] = self.revision + 1
+        data = _laid_out(document).encode()
+        try:
+            came_out = swap_file(self.path, data, there=self.known is not None or os.path.exists(self.path))
+        except (FileNotFoundError, FileExistsError):
+            if not os.path.isdir(os.path.dirname(self.path)):
+                raise
+            return False  # deleted, or put there, since we looked
+        if came_out >= 0 and (owner := os.fstat(came_out).st_uid) not in (os.getuid(), 0):
+            self._say_trouble(f"{self.path} was put there by user {owner}: not obeyed, and painted over")
+            os.close(came_out)
+        elif came_out >= 0:
+            since = self.broken_since if self.broken_since is not None else now
+            self._outs.append(_Out(came_out, self.known or b"", since))
+        self.known, self.broken_since = data, None
+        self.revision += 1
+        return True
+
+    def _set_aside(self, data: bytes, why: str) -> None:
+        """Keep what somebody wrote, under another name."""
+        aside = f"{self.path}.bad-{time.strftime('%Y%m%d-%H%M%S')}"
+        number = 1
+        while True:
+            name = aside if number == 1 else f"{aside}-{number}"
+            try:
+                fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                break
+            except FileExistsError:
+                number += 1
+            except OSError as error:
+                self.said.append(f"{self.path}: not a state file ({why}), and cannot be set aside: {error.strerror}")
+                return
+        try:
+            os.fchmod(fd, 0o600)  # whatever the umask has left of it
+            write_all(fd, data)
+        except OSError as error:
+            self.said.append(f"{name}: cannot be written whole: {error.strerror}")
+        finally:
+            os.close(fd)
+        self.said.append(f"{self.path}: not a state file ({why}); set aside as {name}, pauses stay in force")
+
+    def close(self) -> None:
+        """Let go of what is still in sight."""
+        for out in list(self._outs):
+            self._drop(out)
+
+
+def _laid_out(document: dict[str, Any]) -> str:
+    """JSON with one line for each key, so that a line can be edited by hand or by sed; each GPU and job has its own."""
+    lines = []
+    for key, value in document.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n  " + ",\n  ".join(json.dumps(one) for one in value) + "\n ]"
+        else:
+            text = json.dumps(value)
+        lines.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} stands twice")
+        found[key] = value
+    return found
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,160 @@
+"""What is shown: the state file painted from the state, and the reasons of those that wait."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.core.gpu import WHOLE, ids_of
+from scheduler.core.job import JobState, Reason
+from scheduler.core.observations import Now
+from scheduler.core.scheduler_state import SchedulerState
+from scheduler.daemon.state_file import Edit, StateFile
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
+
+COUNT_S = 1.0  # between two counts of those that wait, by reason; each change of it is a transaction
+COUNTING_SHARE = 0.01  # of the time at most may go into them
+PAINT_S = 0.1  # at most ten pictures a second
+BUSY_PAINT_S = 0.5  # in the midst of a long paste counting all jobs would cost most
+AGAIN_S = 2.0  # after one that could not be written
+
+
+def picture(state: SchedulerState, counts: dict[str, int], now: float) -> dict[str, Any]:
+    """The document of docs/formats.md, section "state file"."""
+    fleet = state.fleet
+    on_gpu: dict[int, list[int]] = {}
+    for job in state.live.values():
+        for gpu in job.gpus:
+            on_gpu.setdefault(gpu, []).append(job.id)
+    gpus = []
+    for index in sorted(fleet.gpus):
+        allocated = (WHOLE - fleet.free[index]) / WHOLE
+        paused = bool(fleet.paused_mask >> index & 1)
+        card = fleet.admission.cards.get(index)
+        told = card.state if card is not None else ""
+        reason = card.reason if card is not None else ""
+        gpus.append(
+            {
+                "index": index,
+                "uuid": fleet.gpus[index].uuid,
+                "state": "PAUSED" if paused else told or ("BUSY" if allocated else "AVAILABLE"),
+                "allocated": allocated,
+                "jobs": sorted(on_gpu.get(index, [])),
+                "reason": (reason or None) if fleet.manages(index) else "no longer managed; its jobs go on",
+            }
+        )
+    return {
+        "gpu_status": [gpu["allocated"] for gpu in gpus],
+        "paused_gpus": list(ids_of(fleet.paused_mask)),
+        "paused": state.queue_paused,
+        "gpus": gpus,
+        "jobs": counts,
+        "running": [
+            {
+                "id": job.id,
+                "gpus": list(job.gpus),
+                "pid": job.process.pid if job.process else None,
+                "session": job.session_name,
+                "log": job.log,
+            }
+            for job in sorted(state.live.values(), key=lambda job: job.id)
+            if job.state is not JobState.STARTING
+        ],
+        "updated_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
+    }
+
+
+@dataclass(slots=True)
+class StateWriter:
+    """Keeps the state file true: painted at once after a quiet moment, else at most ten times a second."""
+
+    file: StateFile
+    db: Database
+    say: Callable[[str, int, str], None]  # text, level, kind
+    dirty: bool = True
+    painted_at: float = float("-inf")  # mono
+    not_before: float = 0.0
+    look_due: float = 0.0
+    told_reasons: dict[str, object] = field(default_factory=dict)
+    told_blocked: dict[str, int] = field(default_factory=dict)
+    count_due: float = 0.0
+    count_owed: bool = False  # it was put off
+    trouble: str = ""
+    noted: bool = False
+
+    def look(self, now: Now, interval: float, *, heard: bool) -> Edit | None:
+        """The next edit that nobody has taken in, if it is time to look (``heard``: something happened to the file)."""
+        if not (heard or now.mono >= self.look_due):
+            return None
+        edit = self.file.look(now.mono)
+        for text in self.file.said:
+            self.say(text, 30, "state")
+        self.dirty = self.dirty or bool(self.file.said) or self.file.overdue(now.mono)
+        self.file.said.clear()
+        soon = self.file.next_look(now.mono)
+        self.look_due = now.mono + interval if soon is None else soon
+        return edit
+
+    def took(self, edit: Edit) -> None:
+        """An edit is written down: the picture has to show what became of it, and there may be another."""
+        self.file.accept(edit)
+        self.dirty, self.look_due = True, 0.0
+
+    def due(self, *, busy: bool) -> float | None:
+        """The ``mono`` time at which to paint, None while the picture is true."""
+        if not self.dirty:
+            return self.count_due if self.count_owed else None
+        return max(self.not_before, self.painted_at + (BUSY_PAINT_S if busy else PAINT_S))
+
+    def paint(self, state: SchedulerState, now: Now) -> None:
+        """Paint the state file and write down the reasons. Raises sqlite3.Error, StoreTrouble."""
+        self.dirty, self.painted_at = False, now.mono
+        reasons = state.class_reasons()
+        blocked = self._blocked(state, reasons, now)
+        if reasons != self.told_reasons or blocked != self.told_blocked or not self.noted:
+            with self.db.writing(sync=False) as connection:
+                rows.save_class_reasons(connection, reasons)
+                rows.set_meta(connection, rows.BLOCKED, json.dumps(blocked))
+                rows.set_meta(connection, "painted", "1")  # from now on a missing file is a deleted one
+            self.told_reasons, self.told_blocked, self.noted = dict(reasons), blocked, True
+        try:
+            done = self.file.paint(picture(state, rows.counts(self.db.connection), now.wall), now.mono)
+        except OSError as error:
+            self._trouble(error, now)
+            return
+        state.pauses.revision = self.file.revision
+        self.look_due = 0.0  # what came out may hold an edit
+        self.dirty = not done
+        if done and self.trouble:
+            self.trouble = ""
+            self.say(f"{self.file.path} can be written again", 20, "state")
+
+    def _blocked(self, state: SchedulerState, reasons: Mapping[str, Reason], now: Now) -> dict[str, int]:
+        """How many wait for what; counted anew as often as its cost allows, and in the end."""
+        self.count_owed = now.mono < self.count_due
+        if self.count_owed:
+            return self.told_blocked
+        began = time.monotonic()
+        found = state.blocked(reasons)
+        self.count_due = now.mono + max(COUNT_S, (time.monotonic() - began) / COUNTING_SHARE)
+        return found
+
+    def _trouble(self, error: OSError, now: Now) -> None:
+        self.dirty, self.not_before = True, now.mono + AGAIN_S
+        text = f"{self.file.path} cannot be written: {error.strerror}; the store is up to date all the same"
+        if text != self.trouble:
+            self.trouble = text
+            self.say(text, 30, "state")
+
+
+def open_state_file(path: str, db: Database, state: SchedulerState, numbers: dict[str, int]) -> StateFile:
+    """The state file as it is found at a start: an edit made since the last picture, or a deletion, is still a wish."""
+    file = StateFile(path, numbers=numbers)
+    file.revision = max([state.pauses.revision, *(revision for revision, _, _ in state.pauses.changes)])
+    file.begin(was_there=bool(rows.meta(db.connection, "painted")))
+    state.pauses.revision = file.revision
+    return file

@@ -1,0 +1,165 @@
+"""The page beside a daemon that was started with `web`: kept alive, ended with it, and never waited for."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from scheduler.core.observations import Now
+from scheduler.daemon.parts import NEVER
+
+LIFE = "GPUJOB_WEB_CHILD"  # in its environment: the descriptor that is at its end when we are gone
+LIFE_FD = 3
+PORT_TAKEN = "!port "  # so begins the page's last line when somebody else has its port
+FIRST_BREAK_S, LONGEST_BREAK_S, LONGEST_FOR_A_PORT_S = 1.0, 600.0, 30.0
+LONG_LIFE_S = 60.0  # after which a death is a new one
+PIECE = 4096
+EVERY_S, MOST_LINES, MOST_BYTES = 10.0, 16, 1 << 16  # of what it says, in so long
+LONGEST_LINE = 500
+
+
+class WebChild:
+    """`gpujob web` as a child, in a session of its own. Each method takes as long as a system call or two.
+
+    ``tell`` takes a sentence and its level; ``epoll`` wakes the loop when the page says something or has died.
+    """
+
+    def __init__(
+        self,
+        state_file: str,
+        config_file: str,
+        port: int,
+        environ: Mapping[str, str],
+        epoll: select.epoll,
+        tell: Callable[[str, int], None],
+    ) -> None:
+        program = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__main__.py")
+        self._words = [sys.executable, program, "web", "--state-file", state_file, "--port", str(port)]
+        self._words += ["--config", config_file] if config_file else []
+        kept = {name: value for name, value in environ.items() if name != "GPUJOB_CRASH_AT"}
+        self._environ = {**kept, LIFE: str(LIFE_FD), "PYTHONUNBUFFERED": "1"}
+        self._epoll, self._tell = epoll, tell
+        self._pid = 0
+        self._life = self._said = -1  # our end of the pipe that says that we live, and of the one that it talks through
+        self._rest = b""
+        self._begun = self._due = 0.0
+        self._break_s = FIRST_BREAK_S
+        self._told: set[str] = set()  # of the deaths since it last lived long
+        self._window, self._lines, self._bytes, self._deaf = 0.0, 0, 0, False
+        self._port_taken = False
+
+    def sessions(self) -> set[int]:
+        """Its session: it belongs to no job."""
+        return {self._pid} if self._pid else set()
+
+    def due(self) -> float:
+        """When it has to be looked at though nothing happens (``mono``)."""
+        if self._pid:
+            return self._window + EVERY_S if self._deaf else NEVER
+        return self._due
+
+    def step(self, _now: Now) -> None:
+        """Start it when it is time, hear what it says, see that it died."""
+        now = time.monotonic()
+        if not self._pid:
+            if now >= self._due:
+                self._start(now)
+            return
+        if now - self._window >= EVERY_S:
+            self._window, self._lines, self._bytes = now, 0, 0
+            if self._deaf:
+                self._epoll.modify(self._said, select.EPOLLIN)
+                self._deaf = False
+        if not self._deaf:
+            self._listen(now)
+
+    def close(self) -> None:
+        """Let it end: it sees that we are gone, as it does when we are killed."""
+        self._forget()
+
+    def _start(self, now: float) -> None:
+        fds: list[int] = []
+        try:
+            fds += os.pipe2(os.O_CLOEXEC)
+            fds += os.pipe2(os.O_CLOEXEC)
+            fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            theirs, ours, said, talk, nothing = fds
+            os.set_blocking(said, False)
+            if theirs == LIFE_FD:
+                os.set_inheritable(theirs, True)
+            actions = [
+                (os.POSIX_SPAWN_DUP2, old, new) for old, new in ((nothing, 0), (talk, 1), (talk, 2), (theirs, LIFE_FD))
+            ]
+            self._pid = os.posix_spawn(sys.executable, self._words, self._environ, file_actions=actions, setsid=True)
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            self._rise(now, f"the page cannot be started: {error.strerror}")
+            return
+        for fd in (theirs, talk, nothing):
+            os.close(fd)
+        self._life, self._said, self._begun = ours, said, now
+        self._epoll.register(said, select.EPOLLIN)
+
+    def _listen(self, now: float) -> None:
+        try:
+            data = os.read(self._said, PIECE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._died(now)
+            return
+        self._bytes += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[:PIECE]
+        for line in lines:
+            self._hear(line)
+        if self._bytes > MOST_BYTES:  # it can say more than the loop should hear
+            self._epoll.modify(self._said, 0)
+            self._deaf = True
+
+    def _hear(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace").strip()[:LONGEST_LINE].removeprefix("gpujob: ")
+        self._port_taken = text.startswith(PORT_TAKEN)
+        bad = text.startswith((PORT_TAKEN, "! ", "web: "))
+        text = text.removeprefix(PORT_TAKEN).removeprefix("! ").removeprefix("web: ")
+        self._lines += 1
+        if not text or self._lines > MOST_LINES or text in self._told:
+            return
+        self._told.add(text)
+        self._tell(text, 30 if bad else 20)
+
+    def _died(self, now: float) -> None:
+        """There is none any more: another one in a while, at once only if it had lived long."""
+        if self._rest:
+            self._hear(self._rest)
+        lived = now - self._begun
+        self._forget()
+        if lived >= LONG_LIFE_S:
+            self._break_s = FIRST_BREAK_S
+            self._told.clear()
+        most = LONGEST_FOR_A_PORT_S if self._port_taken else LONGEST_BREAK_S
+        text = "the page ended; jobs are started all the same, and it is started again now and then"
+        self._rise(now, "" if self._port_taken else text, most)
+
+    def _rise(self, now: float, text: str, most: float = LONGEST_BREAK_S) -> None:
+        """Once more, later and later."""
+        self._break_s = min(self._break_s, most)
+        self._due = now + self._break_s
+        self._break_s = min(2 * self._break_s, most)
+        if text and text not in self._told:
+            self._told.add(text)
+            self._tell(text, 30)
+
+    def _forget(self) -> None:
+        if self._said >= 0:
+            if not self._epoll.closed:
+                self._epoll.unregister(self._said)
+            os.close(self._said)
+            os.close(self._life)
+        self._pid, self._life, self._said, self._rest, self._deaf = 0, -1, -1, b"", False

@@ -1,0 +1,149 @@
+"""What is right and wrong with the GPUs and what asks them: what was seen → findings, as `doctor/findings_machine.py` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from scheduler.core.admission import LEAST_BASELINE_MIB, MOST_BASELINE
+from scheduler.core.errors import word
+from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.gpu_snapshot import GpuSnapshot
+from scheduler.core.units import mib_text
+from scheduler.doctor.findings_machine import Finding, Mark, Who, good, not_told
+
+RELOAD = "sh -c 'modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia'"
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSeen:
+    """How the driver answered."""
+
+    way: str = ""  # what answered: nvml, smi; empty: nothing did
+    problem: str = ""  # what each way said instead
+    absent: bool = False  # there is no driver at all
+    late_s: float = 0.0  # no answer within this long
+    gpus: int = 0
+    unread: bool = False  # `gpu_interval: 0`: it is never asked
+    declared: bool = False  # the number of GPUs is said, so none has to be found
+    start: str = ""  # the command that starts the scheduler
+    python: str = "python3"
+    imports: tuple[str | None, str | None] = (None, None)  # what is wrong with pynvml, GPUtil; None: not known
+    smi: bool = True  # there is an nvidia-smi
+    unasked: bool = False  # what asks NVML could not be started
+    package: str = ""  # what asks NVML and cannot be imported
+
+
+def driver(seen: DriverSeen, who: Who) -> Finding:
+    """Whether the GPUs can be read."""
+    if seen.unread:
+        return good("NVML", "not asked (gpu_interval: 0): GPUs are given out by booking alone")
+    if seen.late_s:
+        wrong = (
+            "it hangs, or has to be woken up first (nvidia-persistenced keeps it awake); a hanging one takes a restart"
+        )
+        return Finding("NVML", Mark.BAD, f"no answer within {seen.late_s:g} s", wrong, who.root("reboot"))
+    if seen.way == "nvml":
+        if seen.gpus:
+            return good("NVML", f"answers, {seen.gpus} GPU{'s' if seen.gpus > 1 else ''}")
+        return Finding("NVML", Mark.WARN, "answers", "it shows no GPU", who.root("reboot"))
+    if seen.way == "smi":
+        wrong = "nvidia-smi is asked instead, which tells no processes, so less is known of what others use"
+        mend = _pip(seen, "nvidia-ml-py") if seen.imports[0] else who.install("libnvidia-ml1")
+        return Finding("NVML", Mark.WARN, seen.imports[0] or "does not answer", wrong, mend)
+    if seen.unasked:  # a limit of ours, which says nothing of the driver
+        return not_told("NVML", "whether it answers", seen.problem)
+    if seen.absent:
+        if seen.declared:
+            return good("NVML", "no NVIDIA driver here; the GPUs are declared, and given out by booking alone")
+        wrong = "start finds no GPU, and ends with 4 unless it is told a number of them"
+        return Finding("NVML", Mark.WARN, "no NVIDIA driver here", wrong, seen.start and f"{seen.start} --gpus 1")
+    return Finding("NVML", Mark.BAD, "the driver cannot be asked", seen.problem, _mend(seen, who))
+
+
+def _mend(seen: DriverSeen, who: Who) -> str:
+    said = seen.problem.lower()
+    if "version mismatch" in said:
+        return who.root(RELOAD)
+    if "not loaded" in said:
+        return who.root("modprobe nvidia")
+    if "permission" in said:
+        return who.root(f"usermod -aG video {word(who.name)}")
+    if seen.package:
+        return _pip(seen, seen.package)
+    return who.root("reboot")
+
+
+def _pip(seen: DriverSeen, packages: str) -> str:
+    return f"{word(seen.python)} -m pip install {packages}"
+
+
+def gputil(seen: DriverSeen) -> Finding:
+    """Whether nvidia-smi could be asked if NVML failed."""
+    trouble = seen.imports[1]
+    if not seen.smi:
+        return good("GPUtil", "not looked at: there is no nvidia-smi, which it would ask")
+    if trouble is None:
+        return not_told("GPUtil", "whether it can be imported")
+    if not trouble:
+        return good("GPUtil", "can be imported; asks nvidia-smi where NVML does not answer")
+    wrong = "nvidia-smi cannot be asked when NVML does not answer"
+    return Finding("GPUtil", Mark.WARN, trouble, wrong, _pip(seen, "gputil setuptools"))  # it needs distutils
+
+
+def gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Who) -> list[Finding]:
+    """The GPUs, those without trouble in one line. ``dead``: pids on them that are nobody's; None: that cannot be told."""
+    found = [(reading, _gpu(reading, dead, who)) for reading in readings]
+    fine = [reading for reading, finding in found if finding is None]
+    out = [finding for _, finding in found if finding is not None]
+    if fine:
+        names = ", ".join(sorted({reading.name for reading in fine} - {""}))
+        ids = gpu_ids_text(reading.ordinal for reading in fine)
+        out.insert(
+            0,
+            good(
+                "GPU", f"{ids}: {names}, no memory without an owner" if names else f"{ids}: no memory without an owner"
+            ),
+        )
+    return out
+
+
+def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: Who) -> Finding | None:
+    """What is wrong with one; None: nothing."""
+    number = reading.ordinal
+    check, reset = f"GPU {number}", who.root(f"nvidia-smi --gpu-reset -i {number}")
+    if reading.lost:
+        return Finding(check, Mark.BAD, "lost", reading.problem or "the driver cannot talk to it", who.root("reboot"))
+    if reading.problem.startswith("MIG"):
+        mend = who.root(f"nvidia-smi -i {number} -mig 0")
+        return Finding(check, Mark.WARN, reading.name, reading.problem, mend)
+    if reading.errors or reading.problem:
+        return Finding(check, Mark.BAD, reading.name, reading.problem or reading.errors, reset)
+    return ghost(reading, dead, check, reset)
+
+
+def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -> Finding | None:
+    """Memory that is taken while nobody who lives owns it; what an empty card holds (driver, display) is none."""
+    used, total = reading.memory_used_mib, reading.memory_total_mib
+    if used is None or not total:
+        return not_told(check, "how much of its memory is in use")
+    spare = min(total // 4, max(LEAST_BASELINE_MIB, int(MOST_BASELINE * total)))
+    told = f"{mib_text(used)} of {mib_text(total)} in use"
+    if used <= spare:
+        return None
+    if reading.processes is None:
+        return not_told(check, f"whose its memory is ({told})", "no processes are told for it")
+    gone = [process.pid for process in reading.processes if dead is not None and process.pid in dead]
+    if gone:
+        names = ", ".join(map(str, gone))
+        wrong = f"the driver still counts memory of pid {names}, which no longer lives"
+        return Finding(check, Mark.BAD, told, wrong, reset)
+    if any(process.memory_mib is None for process in reading.processes):
+        return not_told(check, f"whose its memory is ({told})", "the driver does not tell how much each process has")
+    rest = used - sum(process.memory_mib or 0 for process in reading.processes)
+    if rest <= spare:
+        return None
+    if dead is None:
+        why = "processes outside of this container are not shown"
+        return not_told(check, f"whose {mib_text(rest)} of its memory are ({told})", why)
+    return Finding(check, Mark.BAD, told, f"no process owns {mib_text(rest)} of it", reset)

@@ -1,1 +1,0 @@
-"""What runs by itself: the loop, recovery, the daemon's life."""

@@ -1,0 +1,336 @@
+"""The door of every command: the verbs people call in loops are found first and import little."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FLAG = "flag"
+OFF = "off"
+ONE = "one"
+MANY = "many"
+
+ZERO_BYTES = "source code string cannot contain null bytes"  # Python's words
+COMPLETION = "_GPUJOB_COMPLETE"  # set by a shell that wants to know what may come next
+COMMON = {"--state-file": ("state_file", ONE), "--config": ("config", ONE)}
+SETTINGS = (
+    "gpus", "gpu_ids", "jobs_file", "commands_file", "llm_config", "log_dir", "log_file", "journal", "without_gpus", "cpu_slots", "mem_threshold", "load_threshold",
+    "whole_gpu_tolerance", "gpu_interval", "settle", "release", "hold_on_errors", "poll_interval", "min_free_mem_mb", "monitor_interval", "state_interval",
+    "max_assign_attempts", "assign_retry_wait", "oom_retries", "kill_grace", "cuda_ids", "python", "conda_mode", "activation_limit",
+    "order", "aging", "max_overtakes", "keep_logs", "keep_finished", "history", "trust_group", "save_list", "watch", "web_port",
+)  # fmt: skip
+# verb → its options, and how many words it takes beside them: none, one, some, or the rest of the line as it stands.
+# The same as `cli/app.py` declares (tests/cli compares the two); whatever is not found here goes there.
+HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
+    "add": (
+        {
+            "--conda": ("conda", ONE), "--args": ("args", ONE), "--priority": ("priority", ONE), "--gpus": ("gpus", ONE), "--allowed": ("gpus", ONE),
+            "--set": ("wishes", MANY), "--output-file": ("output_file", ONE),
+        },
+        "one",
+    ),
+    "submit": (
+        {
+            "--gpus": ("gpus", ONE), "--allowed": ("allowed", ONE), "--priority": ("priority", ONE),
+            "--label": ("label", ONE), "--after": ("after", ONE), "--after-ok": ("after_ok", ONE), "--vram": ("vram", ONE),
+            "--time": ("time_limit", ONE), "--retries": ("retries", ONE), "--cwd": ("cwd", ONE), "--env": ("env", MANY),
+            "--conda": ("conda", ONE), "--cuda": ("cuda", ONE), "--launch": ("launch", ONE),
+            "--cpu": ("cpu", FLAG), "--slots": ("slots", ONE), "--on": ("on", ONE), "--no-output": ("no_output", FLAG),
+            "--stderr-apart": ("stderr_apart", FLAG), "--gzip": ("gzip", FLAG), "--log-dir": ("log_dir", ONE), "--log-name": ("log_name", ONE),
+            "--on-finish": ("on_finish", ONE), "--mail": ("mail", ONE), "--info": ("info", ONE), "--info-command": ("info_command", ONE),
+            "-f": ("foreground", FLAG), "--foreground": ("foreground", FLAG), "--wait": ("wait", FLAG),
+        },
+        "rest",
+    ),
+    "status": ({"--json": ("json", FLAG)}, "none"),
+    "jobs": (
+        {"--state": ("state", ONE), "-n": ("last", ONE), "--last": ("last", ONE), "--json": ("json", FLAG)},
+        "none",
+    ),
+    "why": ({"--json": ("json", FLAG)}, "one"),
+    "cancel": ({}, "some"),
+    "retry": ({}, "some"),
+    "hold": ({}, "some"),
+    "release": ({}, "some"),
+    "first": ({}, "some"),
+    "swap": ({}, "some"),
+    "pause": ({}, "some"),
+    "resume": ({"--force": ("force", FLAG)}, "some"),
+    "wait": ({"--timeout": ("timeout", ONE)}, "any"),
+    "start": (
+        {
+            **{f"--{name.replace('_', '-')}": (name, ONE) for name in SETTINGS},
+            "--screen": ("screen", FLAG), "--no-screen": ("screen", OFF), "--web": ("web", FLAG), "--no-web": ("web", OFF), "--drain": ("drain", FLAG), "--detach": ("detach", FLAG),
+        },
+        "none",
+    ),
+}  # fmt: skip
+
+
+def bare(words: list[str]) -> tuple[str, list[str], dict[str, Any]] | None:
+    """`gpujob` alone, with no more than the options that stand before a verb: the status."""
+    values: dict[str, Any] = {}
+    end = _options(words, 0, {**COMMON, "--json": ("json", FLAG)}, values, stop_at_word=True)
+    return ("status", [], values) if end == len(words) else None
+
+
+def parse(words: list[str]) -> tuple[str, list[str], dict[str, Any]] | None:
+    """Verb, its words and its options; None when this is for the whole command line (help, a mistake, another verb)."""
+    values: dict[str, Any] = {}
+    position = _options(words, 0, COMMON, values, stop_at_word=True)
+    if position is None or position >= len(words) or words[position] not in HOT:
+        return None
+    verb = words[position]
+    options, takes = HOT[verb]
+    table = {**COMMON, **options}
+    rest: list[str] = []
+    position += 1
+    while position < len(words):
+        word = words[position]
+        if word == "--":
+            rest += words[position + 1 :]
+            break
+        if word.startswith("-") and len(word) > 1:
+            after = _options(words, position, table, values, stop_at_word=True)
+            if after is None or after == position:
+                return None
+            position = after
+            continue
+        if takes == "rest":
+            rest += words[position:]
+            break
+        rest.append(word)
+        position += 1
+    enough = {"none": not rest, "one": len(rest) == 1, "some": bool(rest), "rest": bool(rest), "any": True}[takes]
+    return (verb, rest, values) if enough else None
+
+
+def _options(
+    words: list[str], position: int, table: dict[str, tuple[str, str]], values: dict[str, Any], stop_at_word: bool
+) -> int | None:
+    """Read options from ``position`` on; where they end, or None for one that is not in the table."""
+    while position < len(words) and words[position].startswith("-") and words[position] not in ("-", "--"):
+        name, equals, value = words[position].partition("=")
+        if name not in table:
+            return None
+        target, kind = table[name]
+        if kind in (FLAG, OFF):
+            if equals:
+                return None
+            values[target] = kind == FLAG
+            position += 1
+            continue
+        if not equals:
+            if position + 1 >= len(words):
+                return None
+            value = words[position + 1]
+            position += 1
+        position += 1
+        if kind == MANY:
+            values[target] = (*values.get(target, ()), value)
+        else:
+            values[target] = value
+    return position
+
+
+def _hot(verb: str) -> Callable[..., int]:
+    if verb in ("add", "submit"):
+        from scheduler.cli import add as module
+    elif verb in ("status", "jobs", "why"):
+        from scheduler.cli import show as module  # type: ignore[no-redef]
+    elif verb == "start":
+        from scheduler.cli import serve as module  # type: ignore[no-redef]
+    else:
+        from scheduler.cli import control as module  # type: ignore[no-redef]
+    found: Callable[..., int] = getattr(module, verb)
+    return found
+
+
+def _ts(words: list[str]) -> int:
+    from scheduler.ts.main import run
+
+    return run(words)
+
+
+def _track(words: list[str]) -> int:
+    from scheduler.track.cli import run
+
+    return run(words)
+
+
+def _web(**options: Any) -> int:
+    from scheduler.web.command import web
+
+    return web(**options)
+
+
+# User interfaces that do not know each other; each is imported when it is called.
+INTERFACES: dict[str, Callable[..., int]] = {"ts": _ts, "track": _track, "web": _web}
+
+
+def _run(words: list[str]) -> int:
+    if COMPLETION in os.environ:
+        from scheduler.cli.shell_completion import answer
+
+        return answer(words)
+    if words[:1] in (["ts"], ["track"]):
+        return INTERFACES[words[0]](words[1:])
+    hot = bare(words) or parse(words)
+    if hot is None:
+        from scheduler.cli.app import run
+
+        return run(words, INTERFACES)
+    verb, rest, values = hot
+    takes = HOT[verb][1]
+    if takes == "none":
+        return _hot(verb)(**values)
+    return _hot(verb)(rest[0] if takes == "one" else rest, **values)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run a command line and return its exit code; every error is one line on stderr."""
+    _fill_standard_streams()
+    words = sys.argv[1:] if words is None else words
+    try:
+        from scheduler.core.errors import SchedulerError
+        from scheduler.system.terminal_text import prepare
+    except Exception as error:
+        text = _not_loaded(error)
+        if not text:
+            raise
+        return _fail([text], 1)
+    for stream in (sys.stdout, sys.stderr):
+        prepare(stream)
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except SchedulerError as error:
+        return _fail(error.lines, error.exit_code)
+    except BrokenPipeError:
+        return _enough()
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):  # which the declared door makes an exit code 1 of
+            raise
+        return _enough()
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        do = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return _fail([_nowhere(error) or f"{error.strerror or error}{where}{do}"], 1)
+    except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # while a class was being made (Python before 3.12)
+            return 130
+        text = _not_loaded(error)
+        if text:
+            return _fail([text], 1)
+        from scheduler.cli.app import usage_text
+
+        mistake = usage_text(error)
+        if mistake is not None:
+            return _fail([mistake], 2)
+        if type(error).__name__ == "Abort":
+            return 130
+        raise
+
+
+def _not_loaded(error: Exception) -> str:
+    """What is to be said when a file of the program is missing or no whole one: half of an upgrade; else empty."""
+    what = str(error)
+    if ZERO_BYTES in what:  # said without a name
+        what = f"{_with_zero_bytes() or 'one of its files'} holds zero bytes"
+    elif isinstance(error, SyntaxError):
+        what = f"{error.filename}: {error.msg}"
+    elif isinstance(error, AttributeError):
+        module = error.obj
+        if not isinstance(module, ModuleType) or any(not name.startswith("__") for name in vars(module)):
+            return ""  # a defect of ours
+        what = f"{module.__file__} is empty"
+    elif not isinstance(error, ImportError) and not _while_loading(error):
+        return ""
+    do = "install it again"
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as trouble:  # what is there could not be looked at
+        do = f"{trouble.strerror}: raise the limit (ulimit -n)"
+    return f"a part of the program cannot be loaded: {what}; {do}"
+
+
+def _with_zero_bytes() -> str:
+    """The first file of the program that a power cut or a full disk filled up with nothing."""
+    for folder, _, names in os.walk(os.path.dirname(__file__)):
+        for path in (os.path.join(folder, name) for name in names if name.endswith(".py")):
+            with contextlib.suppress(OSError), open(path, "rb") as stream:
+                if b"\0" in stream.read():
+                    return path
+    return ""
+
+
+def _while_loading(error: Exception) -> bool:
+    """Whether Python itself failed to read a module, as a compiled one that was cut short."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith("<frozen importlib")
+
+
+def _nowhere(error: OSError) -> str:
+    """What is to be said when the folder one is in was removed, which the kernel tells without naming it; else empty."""
+    if error.errno != errno.ENOENT or os.path.isabs(error.filename or ""):
+        return ""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        folder = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+        do = "cd into the one that is there now" if os.path.isdir(folder) else "cd to another one"
+        return f"the folder you are in was removed: {folder}; {do}"
+    return ""
+
+
+def _enough() -> int:
+    """Whoever read our output has enough; keep the interpreter from complaining about it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
+
+
+def _fill_standard_streams() -> None:
+    """Give a closed 0, 1 or 2 a place to go: else the next file we open, the store perhaps, would become our output."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, so this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  for good
+
+
+def _fail(lines: Sequence[str], code: int) -> int:
+    try:
+        from scheduler.system.terminal_text import safe
+    except Exception:  # noqa: BLE001  it may be the part that cannot be loaded
+
+        def safe(text: object) -> str:
+            return ascii(str(text))[1:-1]
+
+    with contextlib.suppress(OSError):  # nobody can be told; the code still says it
+        for line in lines:
+            print(f"gpujob: {safe(line)}", file=sys.stderr)
+    return code
+
+
+def entry() -> None:
+    """What the installed command calls; called by the name `ts` or `tsp` it is GPU Task Spooler, as `gpu-tracker` `track`."""
+    verb = {"ts": "ts", "tsp": "ts", "gpu-tracker": "track"}.get(os.path.basename(sys.argv[0]))
+    if verb is not None:
+        sys.argv[1:1] = [verb]
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Finds conda and virtual environments, interpreters and programs, and how a job enters them."""

@@ -1,0 +1,127 @@
+"""What can be said of a program or script before it runs: its version, and why the kernel would not start it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+from scheduler.core.errors import said
+from scheduler.environments.discovery import Remembered
+from scheduler.intake.tail import read_plain
+
+_CFG_VERSION = re.compile(r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", re.M)
+_META = re.compile(r"python-(3\.\d+\.\d+)-[^-]+\.json")
+_FILE = re.compile(r"python(\d+\.\d+)$")
+_FOLDER = re.compile(r"[/-](\d+\.\d+\.\d+)(?=[/-])")
+AGAIN = "looked again when"
+
+
+def described(program: str, files: Remembered) -> str:
+    """An interpreter and its version as far as files tell, without running it: ``/opt/x/bin/python (3.11.7)``."""
+    version = files.of(program, lambda path: version_of(path, files), "")  # by the file that it leads to now
+    return f"{program} ({version})" if version else program
+
+
+def version_of(program: str, files: Remembered) -> str:
+    """Version of a Python interpreter, or empty. What the path leads to now counts, not what it once led to."""
+    real = os.path.realpath(program)
+    named = _FILE.search(real)
+    short = named[1] if named else ""
+    for path in dict.fromkeys((program, real)):
+        folder, inner = os.path.split(os.path.dirname(path))
+        if inner != "bin":
+            continue
+        for version in (
+            files.of(os.path.join(folder, "pyvenv.cfg"), _cfg_version, ""),
+            files.of(os.path.join(folder, "conda-meta"), _meta_version, ""),
+        ):
+            # A venv whose bin/python was led elsewhere still has its old version written down.
+            if version and (not short or version == short or version.startswith(f"{short}.")):
+                return version
+    for version in _FOLDER.findall(real):  # …/versions/3.11.7/bin, …/cpython-3.11.7-linux/bin
+        if short and version.startswith(f"{short}."):
+            return str(version)
+    return short
+
+
+def _cfg_version(path: str) -> str:
+    try:
+        found = _CFG_VERSION.search(read_plain(path, 64 * 1024).decode("utf-8", "replace"))
+    except OSError:
+        return ""  # only shown
+    return found[1] if found else ""
+
+
+def _meta_version(folder: str) -> str:
+    try:
+        versions = [found[1] for name in os.listdir(folder) if (found := _META.fullmatch(name))]
+    except OSError:
+        return ""  # only shown
+    return versions[0] if len(versions) == 1 else ""
+
+
+def script_trouble(script: str) -> str:
+    """Why a script cannot be run now, as a reason to wait; empty if it is there."""
+    try:
+        mode = os.stat(script).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return f"no such file {script}; {AGAIN} it appears"
+    except OSError as error:
+        return f"{script} cannot be reached ({error.strerror}); {AGAIN} it can"
+    if stat.S_ISDIR(mode):
+        return f"{script} is a folder, not a script; {AGAIN} it is a file"
+    return "" if stat.S_ISREG(mode) else f"{script} is no plain file, so no script; {AGAIN} it is one"
+
+
+def folder_trouble(folder: str) -> str:
+    """Why a job cannot work in a folder now, as a reason to wait; empty if it can."""
+    try:
+        mode = os.stat(folder).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return f"no such folder {folder} to work in; {AGAIN} it appears"
+    except OSError as error:
+        return f"the folder {folder} to work in cannot be reached ({error.strerror}); {AGAIN} it can"
+    if not stat.S_ISDIR(mode):
+        return f"{folder} to work in is a file, not a folder; {AGAIN} it is one"
+    if not os.access(folder, os.X_OK):
+        return f"the folder {folder} to work in cannot be entered: chmod u+x it; {AGAIN} it can"
+    return ""
+
+
+def why_not_started(program: str) -> str:
+    """What is wrong with a program that the kernel refused, so that somebody can mend it; empty if nothing is seen."""
+    if "/" not in program:
+        return f"there is no program {said(program)} in PATH"
+    try:
+        mode = os.stat(program).st_mode
+    except FileNotFoundError:
+        return f"there is no {program}"
+    except OSError as error:
+        return f"{program} cannot be reached: {error.strerror}"
+    if stat.S_ISDIR(mode):
+        return f"{program} is a folder, not a program"
+    if not os.access(program, os.X_OK):
+        return f"{program} is not executable: chmod +x it"
+    try:
+        first = read_plain(program, 4096).split(b"\n", 1)[0]
+    except OSError:
+        return ""  # it may be executed, but not read
+    if not first.startswith(b"#!"):
+        if b"\0" in first or first.startswith(b"\x7fELF"):
+            return ""  # a binary: the kernel's own words must do
+        return f"{program} has no first line such as #!/bin/sh, so nothing tells what runs it"
+    words = first[2:].decode("utf-8", "replace").strip(" \t").split(None, 1)
+    interpreter = words[0] if words else ""
+    if first.endswith(b"\r"):
+        return (
+            f"the first line of {program} ends in a carriage return (a file from Windows), so {interpreter} with it is "
+            f"looked for: sed -i 's/\\r$//' {program}"
+        )
+    if not interpreter:
+        return f"the first line of {program} names no interpreter"
+    if not os.path.isfile(interpreter):
+        return f"the first line of {program} names {interpreter}, which is not there"
+    if not os.access(interpreter, os.X_OK):
+        return f"the first line of {program} names {interpreter}, which is not executable"
+    return ""

@@ -1,0 +1,148 @@
+"""Finds what a job would run with: script, interpreter, program, conda environment, working folder, without running any."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+from scheduler.core.errors import word
+from scheduler.core.job import Job
+from scheduler.core.launch import Found
+from scheduler.environments.discovery import Missing, Prefix, Prefixes, Remembered, program_in
+from scheduler.environments.programs import described, folder_trouble, script_trouble
+from scheduler.intake.tail import read_plain
+
+__all__ = ["ACTIVATION", "Environments", "Missing", "names_devices", "stored_environment"]
+
+ACTIVATION = "GPUJOB_ACTIVATION"  # tells `environments/activate.py` what to do; never seen by the command
+LARGEST = 8 << 20  # of a stored environment: the kernel takes no more than 6 MiB with the words of a command
+
+
+class Environments:
+    """Answers what a job would run with. ``environ`` is the daemon's at its start; ``python`` the config's.
+
+    ``launcher``: the words that start `environments/activate.py`. ``mode`` and ``limit_s`` (`conda_mode` and
+    `activation_limit` of the config) may be set anew at any time.
+    """
+
+    def __init__(self, environ: Mapping[str, str], python: str = "", launcher: Sequence[str] = ()) -> None:
+        self.environ = environ
+        self.python = python
+        self.launcher = tuple(launcher)
+        self.mode = "auto"
+        self.limit_s = 60.0
+        self.home = environ.get("HOME") or os.path.expanduser("~")
+        self._files = Remembered()
+        self._prefixes = Prefixes({**environ, "HOME": self.home}, self._files)
+
+    def find(self, job: Job) -> Found | Missing:
+        """What a job would be run with, or what is missing. Looks at the disk each time: things come and go."""
+        spec = job.spec
+        trouble = folder_trouble(spec.cwd) if spec.cwd else ""
+        if not trouble and spec.is_script:
+            trouble = script_trouble(spec.script)
+        if trouble:
+            return Missing(trouble)
+        if not spec.conda_env:
+            return self._found(job, None, (), {}, self.environ if not spec.env_file else self._own(job))
+        environ = self._own(job)
+        prefix = self._prefixes.find(spec.conda_env, environ)
+        if isinstance(prefix, Missing):
+            return prefix
+        way = self._way(prefix, environ)
+        return way if isinstance(way, Missing) else self._found(job, prefix, *way, environ)
+
+    def _own(self, job: Job) -> Mapping[str, str]:
+        """The environment that a job starts from: its submitter's, else the daemon's."""
+        if not job.spec.env_file:
+            return self.environ
+        return self._files.of(job.spec.env_file, stored_environment, None) or self.environ
+
+    def _way(
+        self, prefix: Prefix, environ: Mapping[str, str]
+    ) -> tuple[tuple[str, ...], Mapping[str, str | None]] | Missing:
+        """By what words and variables a job gets into an environment, by ``mode``."""
+        settings = self._prefixes.settings_of(prefix, environ.get("PATH") or os.defpath)
+        activate = self.mode == "activate" or (self.mode == "auto" and self._prefixes.has_scripts(prefix))
+        if prefix.virtual or (self.mode != "run" and not activate):
+            return (), settings
+        plain: dict[str, str | None] = {"PYTHONHOME": None, "VIRTUAL_ENV": None}
+        if activate:
+            told = {
+                "name": prefix.name,
+                "prefix": prefix.path,
+                "conda_sh": self._prefixes.activation_of(prefix, environ),
+                "settings": settings,
+                "limit": self.limit_s,
+            }
+            # In a variable, not in words: everybody can read words, and an environment's variables may hold a secret.
+            return self.launcher, {**plain, ACTIVATION: json.dumps(told)}
+        words = self._prefixes.runner_of(prefix, environ)
+        if not words:
+            return Missing(
+                "conda_mode is run, but neither conda nor mamba nor micromamba is found: install one, name it in "
+                "CONDA_EXE, or set conda_mode: direct; looked again when there is one"
+            )
+        return words, plain
+
+    def _found(
+        self,
+        job: Job,
+        prefix: Prefix | None,
+        wrapper: tuple[str, ...],
+        settings: Mapping[str, str | None],
+        environ: Mapping[str, str],
+    ) -> Found | Missing:
+        spec, folder = job.spec, prefix.path if prefix else ""
+        if not spec.is_script:
+            program = self._command(job, wrapper, settings.get("PATH") or environ.get("PATH") or os.defpath)
+            is_python = "/" in program and os.path.basename(program).startswith("python")
+            interpreter = described(program, self._files) if is_python else ""
+            return Found(program, prefix=folder, environment=settings, wrapper=wrapper, interpreter=interpreter)
+        if not spec.script.endswith(".py"):
+            return Found(spec.script, runs_by_itself=True, prefix=folder, environment=settings, wrapper=wrapper)
+        program = prefix.python if prefix else self._python()
+        if not program or not os.access(program, os.X_OK):
+            if prefix:
+                how = "" if prefix.virtual else f": conda install -p {word(folder)} python"
+                return Missing(f"no python in {folder}{how}; looked again when it appears")
+            where = f"({self.python})" if self.python else "in PATH"
+            return Missing(f"no python {where}; looked again when it appears")
+        interpreter = described(program, self._files)
+        return Found(program, prefix=folder, environment=settings, wrapper=wrapper, interpreter=interpreter)
+
+    def _command(self, job: Job, wrapper: tuple[str, ...], path: str) -> str:
+        """A command's program, by the PATH that it will have; a missing one fails when started, as in a shell."""
+        word = job.spec.arguments[0]
+        if "/" in word:
+            return word if os.path.isabs(word) else os.path.join(job.spec.cwd or os.getcwd(), word)
+        if wrapper:
+            return word  # what activation makes of PATH is known only then
+        return program_in(path, word) or word
+
+    def _python(self) -> str:
+        """The interpreter of scripts without an environment: looked for each time, as links may lead elsewhere now."""
+        path = self.environ.get("PATH", os.defpath)
+        if self.python:
+            named = os.path.expanduser(self.python)
+            return named if "/" in named else program_in(path, named)
+        return program_in(path, "python", "python3")
+
+
+def names_devices(script: str) -> bool:
+    """Whether the script's text holds CUDA_VISIBLE_DEVICES (what ``cuda_ids: auto`` goes by)."""
+    try:
+        return b"CUDA_VISIBLE_DEVICES" in read_plain(script, 1 << 20)
+    except OSError:
+        return False  # only the mode "auto" asks; an unreadable script fails by itself when it runs
+
+
+def stored_environment(env_file: str) -> dict[str, str] | None:
+    """The variables in a file of ours, None if it cannot be read."""
+    try:
+        items = read_plain(env_file, LARGEST).split(b"\0")
+    except OSError:
+        return None  # the supervisor reports a lost environment file when it starts the job
+    pairs = (os.fsdecode(item).partition("=") for item in items)
+    return {name: value for name, equals, value in pairs if equals}

@@ -1,1 +1,0 @@
-"""How it looks to people and programs."""

@@ -1,0 +1,1 @@
+"""Reads the GPUs of this machine."""

@@ -1,0 +1,361 @@
+"""The GPUs of a daemon: which it manages, what they say, whose processes are on them."""
+
+from __future__ import annotations
+
+import math
+import os
+import pwd
+import re
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from scheduler.core.config import Config
+from scheduler.core.errors import NoGpuData, Refused
+from scheduler.core.gpu import Gpu, gpu_ids_text
+from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
+from scheduler.core.job import Job
+from scheduler.core.observations import Readings
+from scheduler.core.protocols import Probe
+from scheduler.gpus.declared import declared
+from scheduler.gpus.nvidia import NvidiaProbe
+from scheduler.system.processes import environment_of, seen
+
+UNREAD = "unread:"  # in place of the UUID of a GPU that the driver has not spoken of yet
+DECLARED = "declared:"
+MOST_PARENTS = 64
+LONGEST_BACKOFF_S = 30.0
+
+
+@dataclass(slots=True)
+class Managed:
+    """The GPUs to manage, what reads them (None: declared, given out by booking alone), and what is to be said of it."""
+
+    gpus: list[Gpu]
+    probe: Probe | None = None
+    notes: list[str] = field(default_factory=list)
+    first: Readings | None = None
+    shown: list[Gpu] = field(default_factory=list)  # all that the driver shows, managed or not
+
+
+def managed_gpus(
+    config: Config,
+    environ: Mapping[str, str],
+    stored: Sequence[Gpu] = (),
+    say: Callable[[str], None] = lambda text: None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Managed:
+    """The GPUs to manage by the settings and the driver; ``stored``: those that the last daemon managed here.
+
+    ``meanwhile``: called while it waits for the driver; what it raises ends that.
+
+    A driver that is there but cannot be asked is not taken for none: the GPUs stand, and wait until it answers.
+    Raises NoGpuData, Refused.
+    """
+    wanted = _wanted(config)
+    if wanted == ():
+        return Managed([], None, ["no GPU is managed (gpus: 0): only jobs that need none can start"])
+    if not config.gpu_interval:
+        if wanted is None:
+            raise NoGpuData("GPUs are not read (gpu_interval: 0), so their number is not known", do="say it: --gpus N")
+        text = f"GPUs are not read (gpu_interval: 0): GPU {gpu_ids_text(wanted)} declared, given out by booking alone"
+        return Managed(declared(wanted), None, [text])
+    probe: Probe = NvidiaProbe(environ)
+    try:
+        first = probe.first(lambda: say("waiting for the GPU driver to answer …"), meanwhile)
+    except NoGpuData as error:
+        try:
+            return _without_answer(probe, wanted, stored, error)
+        except NoGpuData:
+            if not config.without_gpus:
+                raise
+            return Managed([], None, [f"no GPU is managed: {error.what}; only jobs that need none can start"])
+    except BaseException:
+        probe.close()
+        raise
+    notes: list[str] = []
+    found = _numbered(first, stored, notes)
+    if wanted is None:
+        wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), found, notes)
+    beyond = [gpu for gpu in wanted if gpu not in found]
+    if beyond and config.without_gpus:
+        notes.append(f"there is no GPU {gpu_ids_text(beyond)}: the driver shows {gpu_ids_text(found)}")
+        wanted = tuple(gpu for gpu in wanted if gpu in found)
+    elif beyond:
+        probe.close()
+        raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {gpu_ids_text(found)}")
+    return Managed([found[gpu] for gpu in wanted], probe, notes, first, list(found.values()))
+
+
+def _wanted(config: Config) -> tuple[int, ...] | None:
+    """The GPUs that the settings name; None: all that are seen."""
+    if config.gpu_ids is not None:
+        return config.gpu_ids
+    return None if config.gpus is None else tuple(range(config.gpus))
+
+
+def managed_anew(config: Config, now: Sequence[Gpu], shown: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
+    """The GPUs to manage by settings that changed while the daemon runs. ``now``: those it manages; ``shown``: all of its driver.
+
+    Raises Refused where only a restart can tell.
+    """
+    wanted = _wanted(config)
+    known = {gpu.index: gpu for gpu in shown}
+    if now and all(gpu.uuid.startswith(DECLARED) for gpu in now) and wanted is not None:
+        return declared(wanted)
+    if not known:
+        raise Refused("which GPUs there are is looked up at the start", do="start it anew: its jobs go on")
+    if wanted is None:
+        wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), known, [])
+    beyond = [gpu for gpu in wanted if gpu not in known]
+    if beyond and not config.without_gpus:
+        raise Refused(f"there is no GPU {gpu_ids_text(beyond)}", do=f"the driver shows {gpu_ids_text(known)}")
+    return [known[gpu] for gpu in wanted if gpu in known]
+
+
+def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[int, Gpu]:
+    """The GPUs by number. The driver's numbers count, unless a GPU of the last start has vanished: then each keeps the
+    number that jobs and pauses know it by, and the vanished one stays, as gone.
+    """
+    before = {gpu.uuid: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
+    by_ordinal = {gpu.index: gpu for gpu in before.values()}
+    shown: list[Gpu] = []
+    for reading in first.gpus:
+        uuid, name = reading.uuid, reading.name
+        if not uuid:  # lost: the driver counts it, and no more
+            known = by_ordinal.get(reading.ordinal)
+            uuid, name = (known.uuid, known.name) if known else (f"{UNREAD}{reading.ordinal}", "lost")
+        shown.append(Gpu(reading.ordinal, uuid, name, 0, reading.memory_total_mib))
+    vanished = [gpu for uuid, gpu in before.items() if uuid not in {gpu.uuid for gpu in shown}]
+    if not vanished:
+        return {gpu.index: gpu for gpu in shown}
+    numbered = {gpu.index: gpu for gpu in vanished}
+    for gpu in shown:
+        if gpu.uuid in before:
+            numbered[before[gpu.uuid].index] = replace(gpu, index=before[gpu.uuid].index)
+    for gpu in shown:
+        if gpu.uuid not in before:
+            free = gpu.index
+            while free in numbered:
+                free += 1
+            numbered[free] = replace(gpu, index=free)
+    lost = gpu_ids_text(gpu.index for gpu in vanished)
+    notes.append(
+        f"GPU {lost} of the last start ({', '.join(gpu.uuid for gpu in vanished)}) is not shown by the driver any more; the "
+        "others keep their numbers here"
+    )
+    return numbered
+
+
+def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequence[Gpu], error: NoGpuData) -> Managed:
+    """No reading at the start. Only where there is no driver at all may GPUs be declared."""
+    real = {gpu.index: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
+    if probe.absent and not real:
+        probe.close()
+        if wanted is None:
+            raise error
+        text = f"no NVIDIA driver here: GPU {gpu_ids_text(wanted)} declared, given out by booking alone"
+        return Managed(declared(wanted), None, [text])
+    if wanted is None and not real:  # no number of GPUs to wait with
+        probe.close()
+        raise NoGpuData(error.what, do="mend the driver, or give GPUs out unread: --gpus N --gpu-interval 0")
+    gpus = [real.get(index) or Gpu(index, f"{UNREAD}{index}", "not read yet") for index in wanted or sorted(real)]
+    without = "; to give them out unread: --gpus N --gpu-interval 0"
+    return Managed(gpus, probe, [f"{error.what}: nothing is started until the driver answers{without}"])
+
+
+def _visible(text: str | None, found: Mapping[int, Gpu], notes: list[str]) -> tuple[int, ...]:
+    """All GPUs, or those that CUDA_VISIBLE_DEVICES in the daemon's own environment leaves it."""
+    everything = tuple(sorted(found))
+    if text is None:
+        return everything
+    chosen: list[int] = []
+    for word in filter(None, (piece.strip() for piece in text.split(","))):
+        match = [i for i, gpu in found.items() if word == str(i) or (len(word) > 4 and gpu.uuid.startswith(word))]
+        if len(match) != 1:
+            break  # CUDA itself stops at the first entry that it does not know
+        chosen.append(match[0])
+    if not chosen:
+        notes.append(f"CUDA_VISIBLE_DEVICES={text!r} names no GPU here and is not regarded; all are managed")
+        return everything
+    notes.append(
+        f"CUDA_VISIBLE_DEVICES={text} in the scheduler's environment: only GPU {gpu_ids_text(chosen)} managed "
+        f"(--gpus or --gpu-ids say otherwise)"
+    )
+    return tuple(sorted(set(chosen)))
+
+
+def moved_gpus(before: Iterable[Gpu], after: Iterable[Gpu]) -> dict[int, int]:
+    """Old index → new index of the GPUs (by UUID) that the driver numbers otherwise than it did."""
+    new = {gpu.uuid: gpu.index for gpu in after}
+    return {gpu.index: new[gpu.uuid] for gpu in before if gpu.uuid in new and new[gpu.uuid] != gpu.index}
+
+
+class GpuMonitor:
+    """Reads the GPUs at intervals and tells whose each process is. Never blocks.
+
+    ``state_file`` marks the processes of this scheduler's jobs; ``jobs`` gives the live ones.
+    """
+
+    def __init__(self, probe: Probe, state_file: str, jobs: Callable[[], Iterable[Job]]) -> None:
+        import psutil  # here: a start with declared GPUs has no use for it, and it costs 30 ms
+
+        self._process, self._gone = psutil.Process, psutil.Error
+        self.probe, self._jobs = probe, jobs
+        self._mark = b"GPUJOB_STATE_FILE=" + os.fsencode(state_file)
+        self._known: dict[tuple[int, int], GpuProcess] = {}
+        self._read_at = -math.inf
+        self._failures = 0
+        self._under_way = False
+        self._asked_at = 0.0
+        self._once_more = False
+        self._me = os.getuid()
+
+    def read(self, since: float) -> None:
+        """Have the GPUs read; a reading that was asked for at ``since`` (``mono``) or later will do."""
+        if not self._under_way:
+            self._under_way, self._asked_at = True, time.monotonic()
+            self.probe.ask()
+        elif self._asked_at < since:
+            self._once_more = True  # the one under way may have looked before what we want to know of
+
+    def look(self, now_mono: float, interval_s: float) -> Readings | None:
+        """What was read, or that it failed; asks when it is time."""
+        found = self.probe.look()
+        if found is not None:
+            self._under_way = False
+            self._read_at = now_mono
+            self._failures = self._failures + 1 if found.problem else 0
+            found = replace(found, gpus=tuple(map(self._identified, found.gpus)))
+        if self._once_more and not self._under_way:
+            self._once_more = False
+            self.read(now_mono)
+        elif not self._under_way and now_mono >= self._due(interval_s):
+            self.read(now_mono)
+        return found
+
+    def identified(self, readings: Readings) -> Readings:
+        """The same, with what /proc tells of each process."""
+        return replace(readings, gpus=tuple(map(self._identified, readings.gpus)))
+
+    def next_look(self, interval_s: float) -> float:
+        """A ``mono`` time at which to look again."""
+        due = self.probe.next_look()
+        return self._due(interval_s) if due is None else due
+
+    def _due(self, interval_s: float) -> float:
+        """When to read again: the longer the driver fails, the more seldom (each try starts two processes)."""
+        if self._failures:
+            interval_s = max(interval_s, min(LONGEST_BACKOFF_S, interval_s * 2 ** (self._failures - 1)))
+        return self._read_at + interval_s
+
+    def _identified(self, reading: GpuSnapshot) -> GpuSnapshot:
+        if reading.processes is None:
+            return reading
+        leaders = {job.process.pid: job.attempt_key for job in self._jobs() if job.process is not None}
+        return replace(reading, processes=tuple(self._who(process, leaders) for process in reading.processes))
+
+    def _who(self, process: GpuProcess, leaders: Mapping[int, str]) -> GpuProcess:
+        found = seen(process.pid)
+        if found is None:
+            return replace(process, visible=False)
+        known = self._known.get((found.pid, found.ticks))
+        if known is None or not known.owner:
+            try:
+                about = self._process(process.pid)
+                known = GpuProcess(
+                    pid=process.pid,
+                    user=about.username(),
+                    ours=about.uids().real == self._me,
+                    owner=self._owner(process.pid, leaders),
+                    started_at=about.create_time(),
+                )
+            except self._gone:
+                return replace(process, visible=False)
+            if len(self._known) > 4096:
+                self._known.clear()
+            self._known[found.pid, found.ticks] = known
+        return replace(known, memory_mib=process.memory_mib, compute=process.compute, load=process.load)
+
+    def _owner(self, pid: int, leaders: Mapping[int, str]) -> str:
+        """The attempt that a process belongs to: by its mark, its session, or what it descends from."""
+        for _ in range(MOST_PARENTS):
+            if pid in leaders:
+                return leaders[pid]
+            entries = environment_of(pid)
+            if self._mark in entries:
+                marks = dict(entry.partition(b"=")[::2] for entry in entries)
+                job, attempt = marks.get(b"GPUJOB_ID", b""), marks.get(b"GPUJOB_ATTEMPT", b"")
+                return f"{os.fsdecode(job)}.{os.fsdecode(attempt)}"
+            found = seen(pid)
+            if found is None:
+                return ""
+            if found.session in leaders:
+                return leaders[found.session]
+            if found.parent <= 1:
+                return ""
+            pid = found.parent
+        return ""
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+# -- other schedulers of this machine ---------------------------------------------------------------------
+
+
+class Flag:
+    """Lets other schedulers of this machine know of us: a name that every user can read, behind which nobody listens."""
+
+    def __init__(self, gpus: Iterable[Gpu]) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        ids = gpu_ids_text(gpu.index for gpu in gpus) or "none"
+        try:
+            self._socket.bind(f"\0gpujob/{os.getuid()}/{os.getpid()}/{ids}"[:100])
+        except OSError:
+            self.close()  # a name taken by another network namespace's twin: only the warning is lost
+
+    def close(self) -> None:
+        """Take the name away."""
+        self._socket.close()
+
+
+def _belongs(pid: int, uid: int) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid == uid
+    except OSError:
+        return False
+
+
+def schedulers_here() -> list[tuple[str, int, str]]:
+    """Pid (as it says it), uid and GPUs of each scheduler of this machine that gives out any, of whatever user; without ourselves."""
+    try:
+        with open("/proc/net/unix", encoding="utf-8", errors="replace") as stream:
+            names = [line.rstrip("\n").partition("@gpujob/")[2] for line in stream if "@gpujob/" in line]
+    except OSError:
+        return []  # no such file in this container: only the warning is lost
+    found = []
+    for name in sorted(set(names)):
+        found_name = re.fullmatch(r"(\d{1,10})/(\d{1,10})/([\d,-]+|none)", name, re.ASCII)
+        if found_name is None:
+            continue  # anybody may take such a name; only one of our shape is believed, and only of its own user
+        uid, pid, ids = found_name.groups()
+        if ids == "none":
+            continue  # it gives out no GPU
+        if int(pid) != os.getpid() and _belongs(int(pid), int(uid)):
+            found.append((pid, int(uid), ids))
+    return found
+
+
+def other_schedulers() -> list[str]:
+    """A sentence for each other scheduler that runs on this machine, of whatever user."""
+    return [
+        f"another gpujob runs on this machine: pid {pid} of user {_user(uid)}, GPUs {ids}; they do not know "
+        "of each other's bookings, so give each its own GPUs (--gpu-ids)"
+        for pid, uid, ids in schedulers_here()
+    ]

@@ -1,0 +1,359 @@
+"""NVIDIA GPUs by NVML, else by nvidia-smi: asked in another process, never waited for by the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.core.errors import NoGpuData
+from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
+from scheduler.core.observations import Readings
+from scheduler.gpus import reader_process
+
+DEADLINE_S = 5.0  # for one answer; then the reader is killed (how old a reading may be: core/admission.py)
+FIRST_DEADLINE_S = 15.0  # a driver that nobody holds open needs seconds to wake up
+PATIENCE_S = (
+    3.0  # after which a killed reader that is not dead counts as stuck in the driver: on a busy machine it takes time
+)
+LOOK_AGAIN_S = 0.05  # meanwhile, and each time twice as late: a look may have to go through all processes
+MEANWHILE_S = 0.2  # how often the start asks whether it is to end, while it waits for the driver
+CLOSE_S = 0.2  # that the end waits for its reader to be dead
+SLOW_S = 2.0
+READER = "GPUJOB_READER"
+LONGEST_WITHOUT_NVML_S = 3600.0
+NVML_AGAIN_S = 60.0  # while nvidia-smi serves, try the better way now and then
+LONGEST_ANSWER = 4 << 20
+WAYS = {"nvml": "NVML", "smi": "nvidia-smi"}
+
+
+@dataclass(slots=True)
+class _Reader:
+    """The process that asks."""
+
+    way: str
+    pid: int
+    pidfd: int
+    into: int
+    out: int
+    token: str  # in the environment of all that it starts
+    answered: bool = False
+    text: bytes = b""
+
+
+class NvidiaProbe:
+    """Readings of all GPUs that the driver shows; see `core.ports.Probe`.
+
+    A reader that does not answer in time is killed. Should it not even die (it sleeps in the driver), no other is
+    started until it has: at most one is outstanding.
+    """
+
+    def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> None:
+        self.environ = {name: value for name, value in environ.items() if not name.startswith("GPUJOB_")}
+        self.deadline_s = deadline_s
+        self.absent = False  # the last reading failed because there is no driver at all
+        self.unasked = False  # at the last reading, what asks NVML could not be started
+        self.package = ""  # the package for NVML, if it could not be imported
+        self.way = ""  # how the last reading was got: nvml, smi
+        self._epoll = select.epoll()
+        self._again_s = LOOK_AGAIN_S
+        self._stuck_at = 0.0  # when those that were killed count as stuck (monotonic)
+        self._reader: _Reader | None = None
+        self._stuck: list[_Reader] = []
+        self._asked_at: float | None = None
+        self._due = 0.0
+        self._ways: list[str] = []
+        self._failed: list[tuple[str, str, bool]] = []
+        self._no_nvml = False  # not there at all, or without an answer, by the last try
+        self._nvml_wait = NVML_AGAIN_S
+        self._nvml_at = 0.0
+        self._spawned = 0
+        self._answered = False  # somebody answered once: the driver is awake
+        self._hidden: set[int] = set()  # readers that may still live
+
+    # -- asking -------------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Begin a reading, unless one is under way."""
+        if self._asked_at is not None:
+            return
+        now = time.monotonic()
+        self._asked_at = now
+        self._failed = []
+        self.unasked, self.package = False, ""
+        if self._no_nvml and now - self._nvml_at < self._nvml_wait:
+            self._ways = ["smi", "nvml"]
+        else:
+            self._ways = ["nvml", "smi"]
+        self._next_way(now)
+
+    def _next_way(self, now: float) -> None:
+        """Ask in the next way that is left, once the reader that was killed is dead."""
+        while True:
+            current = self._reader
+            if current is not None and (current.way not in self._ways[:1] or _ended(current.pidfd)):
+                self._end(current)
+            self._bury()
+            if self._dying(now):
+                self._due = min(now + self._again_s, self._stuck_at)
+                self._again_s *= 2
+                return
+            if not self._ways:
+                return
+            way = self._ways.pop(0)
+            if self._stuck:
+                self._failed.append(
+                    (way, f"its reader, pid {self._stuck[0].pid}, hangs in the driver and cannot be ended", False)
+                )
+                continue
+            if way == "nvml":
+                self._nvml_at = now
+            elif shutil.which("nvidia-smi", path=self.environ.get("PATH", os.defpath)) is None:
+                self._failed.append((way, reader_process.NO_SMI, True))  # no reader for it: GPUtil takes long to load
+                continue
+            try:
+                if self._reader is None:
+                    self._reader = self._spawn(way)
+                os.write(self._reader.into, b"read\n")
+            except OSError as error:
+                if self._reader is not None:
+                    self._end(self._reader)
+                self.unasked = self.unasked or way == "nvml"
+                self._failed.append((way, f"its reader cannot be started ({error.strerror or error})", False))
+                continue
+            self._due = now + self._limit(self._reader)
+            return
+
+    def _dying(self, now: float) -> bool:
+        """Whether a reader that was killed may still be about to end."""
+        return bool(self._stuck) and now < self._stuck_at
+
+    def _spawn(self, way: str) -> _Reader:
+        self._spawned += 1
+        token = f"{os.getpid()}-{self._spawned}"
+        theirs_in, into = os.pipe2(os.O_CLOEXEC)
+        out, theirs_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, reader_process.__file__, way],
+                {**self.environ, READER: token},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, theirs_in, 0),
+                    (os.POSIX_SPAWN_DUP2, theirs_out, 1),
+                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                ],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=[n for n in range(1, 32) if n not in (signal.SIGKILL, signal.SIGSTOP)],
+            )
+        except OSError:
+            os.close(into)
+            os.close(out)
+            raise
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        self._hidden.add(pid)
+        made = _Reader(way, pid, os.pidfd_open(pid), into, out, token)
+        self._epoll.register(out, select.EPOLLIN)
+        return made
+
+    def _end(self, gone: _Reader) -> None:
+        """Kill a reader with whatever it started; it is buried when it is really dead."""
+        self._epoll.unregister(gone.out)
+        os.close(gone.into)
+        os.close(gone.out)
+        if not _ended(gone.pidfd):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(gone.pid, signal.SIGKILL)  # it leads its group, and is not reaped yet
+        self._stuck.append(gone)
+        self._stuck_at, self._again_s = time.monotonic() + PATIENCE_S, LOOK_AGAIN_S
+        if self._reader is gone:
+            self._reader = None
+
+    def _bury(self) -> None:
+        for gone in list(self._stuck):
+            if _ended(gone.pidfd) and not (gone.way == "smi" and _started_by(gone.token)):
+                os.close(gone.pidfd)
+                self._stuck.remove(gone)
+                self._hidden.discard(gone.pid)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(gone.pid, os.WNOHANG)
+
+    # -- hearing ------------------------------------------------------------------------------------------
+
+    def descriptors(self) -> list[int]:
+        """One descriptor that stands for all."""
+        return [self._epoll.fileno()]
+
+    def next_look(self) -> float | None:
+        """When to look again without a readable descriptor."""
+        return self._due if self._asked_at is not None else None
+
+    def sessions(self) -> set[int]:
+        """Sessions of our readers: what lives in them belongs to no job."""
+        return self._hidden
+
+    def look(self) -> Readings | None:
+        """The reading that was asked for, once it is there or has failed in every way."""
+        if self._asked_at is None:
+            if self._reader is not None and _ended(self._reader.pidfd):
+                self._end(self._reader)  # ended unasked: its closed pipe would keep awake whoever waits for us
+                self._bury()
+            return None
+        now = time.monotonic()
+        current = self._reader
+        if current is None and now < self._due:
+            return None  # the one that was killed is not dead yet
+        if current is not None:
+            answer = self._hear(current)
+            if answer is None and now < self._due:
+                return None
+            if answer is not None and "gpus" in answer:
+                return self._heard(current, answer)
+            if answer is None:
+                waited = now - self._due + self._limit(current)
+                self._failed.append((current.way, f"no answer within {waited:.0f} s", False))
+                if current.way == "nvml":  # each try costs the whole deadline: seldom
+                    self._nvml_wait = min(
+                        LONGEST_WITHOUT_NVML_S, self._nvml_wait * 2 if self._no_nvml else NVML_AGAIN_S
+                    )
+                    self._no_nvml = True
+            else:
+                absent = bool(answer.get("absent"))
+                self._failed.append((current.way, str(answer.get("trouble", "an unreadable answer")), absent))
+                if current.way == "nvml":
+                    self._no_nvml, self.package = absent, str(answer.get("package", ""))
+            self._end(current)
+        self._next_way(now)
+        if self._reader is not None or self._ways or self._dying(now):
+            return None
+        asked, self._asked_at = self._asked_at, None
+        self.way = ""
+        self.absent = all(absent for _, _, absent in self._failed)
+        # Where one way is simply not there, what the other said is the cause.
+        told = [f for f in self._failed if not f[2]] or self._failed
+        return Readings(asked, problem="; ".join(f"{WAYS[way]}: {text}" for way, text, _ in told))
+
+    def _limit(self, current: _Reader) -> float:
+        return self.deadline_s if current.answered or self._answered else max(self.deadline_s, FIRST_DEADLINE_S)
+
+    def _hear(self, current: _Reader) -> dict[str, Any] | None:
+        """The answer, or None while it is not whole; an ended reader answers with trouble."""
+        while True:
+            try:
+                data = os.read(current.out, 1 << 16)
+            except BlockingIOError:
+                return None
+            current.text += data
+            if b"\n" in current.text:
+                line, _, current.text = current.text.partition(b"\n")
+                try:
+                    answer = json.loads(line)
+                except ValueError:
+                    return {"trouble": "an answer that cannot be read"}
+                return answer if isinstance(answer, dict) else {"trouble": "an answer of another shape"}
+            if not data:
+                return {"trouble": "its reader ended without an answer"}
+            if len(current.text) > LONGEST_ANSWER:
+                return {"trouble": "an answer without end"}
+
+    def _heard(self, current: _Reader, answer: dict[str, Any]) -> Readings:
+        asked, self._asked_at = self._asked_at or 0.0, None
+        current.answered, self.way = True, current.way
+        self.absent, self._answered = False, True
+        if current.way == "nvml":
+            self._no_nvml, self._nvml_wait = False, NVML_AGAIN_S
+        return Readings(asked, tuple(_reading(gpu) for gpu in answer["gpus"]))
+
+    # -- at the start -------------------------------------------------------------------------------------
+
+    def first(self, slow: Callable[[], None] | None = None, meanwhile: Callable[[], None] | None = None) -> Readings:
+        """The first reading, waited for. Raises NoGpuData with what each way of asking said."""
+        self.ask()
+        tell_at = time.monotonic() + SLOW_S
+        told = False
+        while True:
+            found = self.look()
+            if meanwhile is not None:
+                meanwhile()
+            if found is not None:
+                break
+            now = time.monotonic()
+            if slow is not None and not told and now >= tell_at:
+                told = True
+                slow()
+            due = self.next_look() or 0.0
+            until = min(due, tell_at) if slow is not None and not told else due
+            self._epoll.poll(max(0.001, min(until - now, MEANWHILE_S)))
+        if found.problem:
+            raise NoGpuData(f"no GPU is seen ({found.problem})", do="declare some with --gpus N, or mend the driver")
+        return found
+
+    def close(self) -> None:
+        """End the reader."""
+        if self._reader is not None:
+            self._end(self._reader)
+        limit = time.monotonic() + CLOSE_S
+        while self._stuck and time.monotonic() < limit:
+            select.select([self._stuck[0].pidfd], [], [], CLOSE_S)
+            self._bury()
+        for gone in self._stuck:
+            os.close(gone.pidfd)
+        self._epoll.close()
+
+
+def _started_by(token: str) -> bool:
+    """Whether something that a reader started still lives: an nvidia-smi that sleeps in the driver cannot be killed."""
+    mark = f"{READER}={token}".encode()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as stream:
+                    if mark in stream.read().split(b"\0"):
+                        return True
+            except OSError:
+                continue  # gone meanwhile, or another user's
+    return False
+
+
+def _ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+def _reading(gpu: dict[str, Any]) -> GpuSnapshot:
+    processes = gpu["processes"]
+    return GpuSnapshot(
+        uuid=gpu["uuid"],
+        ordinal=gpu["ordinal"],
+        name=gpu["name"],
+        memory_total_mib=_whole(gpu["total"]),
+        memory_used_mib=_whole(gpu["used"]),
+        load=None if gpu["load"] is None else min(1.0, max(0.0, gpu["load"] / 100)),
+        temperature_c=_whole(gpu["temperature"]),
+        reserved_mib=_whole(gpu["reserved"]),
+        power_w=gpu["power"],
+        energy_j=gpu["energy"],
+        processes=None
+        if processes is None
+        else tuple(
+            GpuProcess(pid, memory, computes, None if load is None else load / 100)
+            for pid, memory, computes, load in processes
+        ),
+        lost=gpu["lost"],
+        problem=gpu["problem"],
+        errors=gpu["errors"],
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,326 @@
+"""Asks NVIDIA's library, or nvidia-smi through GPUtil, in a process of its own that may be killed at any moment.
+
+Run as ``python reader_process.py nvml|smi`` (or ``imports``, which only says what of Python is missing for them). For each line on stdin it writes one line of JSON on stdout::
+
+    {"gpus": [{"ordinal", "uuid", "name", "total", "used", "reserved", "load", "temperature", "power", "energy",
+               "processes", "lost", "problem", "errors"}], "driver": "550.54"}
+    {"trouble": "why it cannot be asked", "absent": true when there simply is no driver}
+
+Memory in MiB, load in percent, power in watts, energy in joules since the driver was loaded, null where it would not say; ``processes`` is null or a list of
+[pid, MiB, computes, percent]. ``errors`` are uncorrected memory errors and fatal XIDs. After trouble it ends: a library
+that was replaced under a running process can only be loaded by a new one. Stands alone.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+MIB = 1 << 20
+NO_SMI = "no nvidia-smi, or it shows no GPU"
+FATAL_XIDS = {48: "double-bit memory error", 63: "memory page to retire", 64: "memory page not retired",
+              79: "fell off the bus", 94: "contained memory error", 95: "uncontained memory error"}  # fmt: skip
+
+
+class Trouble(Exception):
+    """The driver cannot be asked at all. ``absent``: there is none. ``package``: what would ask it cannot be imported."""
+
+    def __init__(self, text, absent=False, package=""):
+        super().__init__(text)
+        self.absent, self.package = absent, package
+
+
+class Nvml:
+    """NVIDIA's management library. Each question about a GPU may fail by itself; the others are answered."""
+
+    def __init__(self):
+        if not _library():  # as nvidia-ml-py would say, which takes longer to load than Python itself
+            raise Trouble("NVML Shared Library Not Found", absent=True)
+        try:
+            import pynvml
+        except ImportError as error:
+            raise Trouble(f"nvidia-ml-py cannot be imported: {error}", package="nvidia-ml-py") from None
+        self.n = pynvml
+        # Not a kind of NVMLError, though it is raised for a function that the driver is too old for.
+        self.failures = (pynvml.NVMLError, getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError))
+        try:
+            pynvml.nvmlInit()
+        except self.failures as error:
+            absent = getattr(error, "value", None) in (
+                pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+                pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            )
+            raise Trouble(_words(error), absent) from None
+        self.last_seen = {}
+        self.errors = {}
+        self.events = None
+        self.registered = set()
+        self.uuids = {}  # by number: a lost GPU does not even tell its name any more
+
+    def read(self):
+        n = self.n
+        try:
+            count = n.nvmlDeviceGetCount()
+        except self.failures as error:
+            raise Trouble(_words(error)) from None
+        if not count:
+            raise Trouble("the driver shows no GPU", absent=True)
+        gpus = [self._gpu(ordinal) for ordinal in range(count)]
+        self._hear_events(gpus)
+        return {"gpus": gpus, "driver": self._or_none(lambda: _text(n.nvmlSystemGetDriverVersion()))}
+
+    def _or_none(self, ask):
+        try:
+            return ask()
+        except self.failures:
+            return None
+
+    def _gpu(self, ordinal):
+        n = self.n
+        gpu = {"ordinal": ordinal, "uuid": "", "name": "", "total": None, "used": None, "reserved": None, "load": None,
+               "temperature": None, "power": None, "energy": None, "processes": None, "lost": False, "problem": "", "errors": ""}  # fmt: skip
+        try:
+            handle = n.nvmlDeviceGetHandleByIndex(ordinal)
+            gpu["uuid"] = self.uuids[ordinal] = _text(n.nvmlDeviceGetUUID(handle))
+        except self.failures as error:
+            gpu.update(lost=True, problem=_words(error), uuid=self.uuids.get(ordinal, ""))
+            return gpu
+        gpu["name"] = _text(self._or_none(lambda: n.nvmlDeviceGetName(handle)) or "")
+        mig = self._or_none(lambda: n.nvmlDeviceGetMigMode(handle)[0])
+        if mig:
+            gpu["problem"] = "MIG mode is on; gpujob gives out whole cards and shares of them, not MIG devices"
+        try:
+            gpu["total"], gpu["used"], gpu["reserved"] = self._memory(handle)
+            gpu["load"] = self._load(handle)
+        except self.failures as error:
+            if getattr(error, "value", None) == n.NVML_ERROR_GPU_IS_LOST:
+                gpu.update(lost=True, problem=_words(error))
+                return gpu
+            gpu["problem"] = gpu["problem"] or _words(error)
+        gpu["temperature"] = self._or_none(lambda: n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU))
+        gpu["power"] = _thousandth(self._or_none(lambda: n.nvmlDeviceGetPowerUsage(handle)))
+        gpu["energy"] = _thousandth(self._or_none(lambda: n.nvmlDeviceGetTotalEnergyConsumption(handle)))
+        gpu["processes"] = self._processes(handle, gpu["uuid"])
+        ecc = self._or_none(
+            lambda: n.nvmlDeviceGetTotalEccErrors(handle, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_VOLATILE_ECC)
+        )
+        if ecc:
+            gpu["errors"] = f"{ecc} uncorrected memory errors"
+        self._register(handle, gpu["uuid"])
+        return gpu
+
+    def _memory(self, handle):
+        """Total, used without what the driver keeps for itself where it tells that apart, and that (else None)."""
+        n = self.n
+        try:
+            found = n.nvmlDeviceGetMemoryInfo(handle, version=n.nvmlMemory_v2)
+        except self.failures as error:
+            if getattr(error, "value", None) == n.NVML_ERROR_GPU_IS_LOST:
+                raise
+            try:
+                found = n.nvmlDeviceGetMemoryInfo(handle)
+            except self.failures as again:
+                if getattr(again, "value", None) != n.NVML_ERROR_NOT_SUPPORTED:
+                    raise
+                return (*_system_memory(), None)  # the GPU has none of its own (GB10, Jetson)
+        reserved = getattr(found, "reserved", None)
+        return found.total // MIB, found.used // MIB, None if reserved is None else reserved // MIB
+
+    def _load(self, handle):
+        try:
+            return self.n.nvmlDeviceGetUtilizationRates(handle).gpu
+        except self.failures as error:
+            if getattr(error, "value", None) == self.n.NVML_ERROR_NOT_SUPPORTED:
+                return None
+            raise
+
+    def _processes(self, handle, uuid):
+        computing = self._listed(
+            handle, ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
+        )
+        if computing is None:
+            return None
+        drawing = self._listed(
+            handle, ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2")
+        )
+        loads = self._loads(handle, uuid)
+        found = {}
+        for processes, computes in ((drawing or [], False), (computing, True)):
+            for process in processes:
+                memory = process.usedGpuMemory
+                found[process.pid] = [
+                    process.pid,
+                    None if memory is None else memory // MIB,
+                    computes,
+                    loads.get(process.pid),
+                ]
+        return list(found.values())
+
+    def _listed(self, handle, names):
+        """Processes by the first of these functions that the driver has; None when it would not say."""
+        for name in names:
+            ask = getattr(self.n, name, None)
+            if ask is None:
+                continue
+            try:
+                return ask(handle)
+            except self.failures:
+                continue
+        return None
+
+    def _loads(self, handle, uuid):
+        """Load of each process since the last look, in percent, as far as the driver keeps count."""
+        try:
+            samples = self.n.nvmlDeviceGetProcessUtilization(handle, self.last_seen.get(uuid, 0))
+        except self.failures:
+            return {}  # no sample since then, or a driver without this counter
+        loads = {}
+        for sample in samples:
+            self.last_seen[uuid] = max(self.last_seen.get(uuid, 0), sample.timeStamp)
+            if sample.pid and sample.smUtil <= 100:
+                loads[sample.pid] = max(loads.get(sample.pid, 0), sample.smUtil)
+        return loads
+
+    def _register(self, handle, uuid):
+        if uuid in self.registered:
+            return
+        self.registered.add(uuid)
+        n = self.n
+        with contextlib.suppress(*self.failures):  # no such events here: then only the counters tell
+            if self.events is None:
+                self.events = n.nvmlEventSetCreate()
+            n.nvmlDeviceRegisterEvents(handle, n.nvmlEventTypeXidCriticalError, self.events)
+
+    def _hear_events(self, gpus):
+        n = self.n
+        for _ in range(64):
+            if self.events is None:
+                break
+            try:
+                event = n.nvmlEventSetWait_v2(self.events, 0)
+            except (*self.failures, AttributeError):
+                break  # nothing happened: the library tells it as an error
+            if event.eventData in FATAL_XIDS:
+                uuid = self._or_none(lambda device=event.device: _text(n.nvmlDeviceGetUUID(device)))
+                self.errors[uuid] = f"XID {event.eventData}: {FATAL_XIDS[event.eventData]}"
+        for gpu in gpus:
+            gpu["errors"] = self.errors.get(gpu["uuid"]) or gpu["errors"]
+
+
+class Smi:
+    """nvidia-smi as GPUtil asks it: no processes, and one broken GPU hides the others."""
+
+    def __init__(self):
+        try:
+            import GPUtil
+        except ImportError as error:
+            raise Trouble(f"GPUtil cannot be imported: {error}") from None
+        self.ask = GPUtil.getGPUs
+
+    def read(self):
+        try:
+            found = self.ask()
+        except Exception as error:  # noqa: BLE001  GPUtil takes whatever nvidia-smi says for numbers
+            import re
+
+            said = re.search(r"with base 10: ['\"](.*)['\"]", str(error), re.DOTALL)
+            text = " ".join((said[1] if said else str(error)).replace("\\n", " ").split())[:200]
+            raise Trouble(f"no readable answer ({text})") from None
+        if not found:
+            raise Trouble(NO_SMI, absent=True)
+        return {"gpus": [_smi_gpu(gpu) for gpu in found], "driver": found[0].driver}
+
+
+def _smi_gpu(gpu):
+    total, used, load = _number(gpu.memoryTotal), _number(gpu.memoryUsed), _number(gpu.load)
+    problem = "" if used is not None and total else "nvidia-smi does not tell its memory"
+    if not problem and (used > total or (load or 0) > 1):
+        problem = "the answer of nvidia-smi makes no sense"
+    return {"ordinal": gpu.id, "uuid": gpu.uuid, "name": gpu.name, "total": total, "used": used, "reserved": None,
+            "load": None if load is None else round(100 * load), "temperature": _number(gpu.temperature),
+            "power": None, "energy": None, "processes": None, "lost": False, "problem": problem, "errors": ""}  # fmt: skip
+
+
+def _library():
+    """Whether NVIDIA's library is there, whoever may use it."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+        return True
+    except OSError:
+        return False
+
+
+def _number(value):
+    """None for what is no number (GPUtil says NaN for [N/A])."""
+    return None if value is None or value != value else value
+
+
+def _thousandth(value):
+    return None if value is None else value / 1000
+
+
+def _system_memory():
+    found = {}
+    with open("/proc/meminfo", encoding="ascii") as stream:
+        for line in stream:
+            name, _, rest = line.partition(":")
+            found[name] = int(rest.split()[0]) // 1024
+    return found["MemTotal"], found["MemTotal"] - found["MemAvailable"]
+
+
+def _words(error):
+    if getattr(error, "value", None) == 18:  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
+        return "driver/library version mismatch: the driver was updated; load its new kernel module, or start the machine anew"
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+
+
+def _text(value):
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def imports():
+    """Writes what is wrong with the modules that the two ways need, as {"pynvml": "", "GPUtil": "No module named …"}."""
+    found = {}
+    for name in ("pynvml", "GPUtil"):
+        try:
+            importlib.import_module(name)
+            found[name] = ""
+        except Exception as error:  # noqa: BLE001  a module that is broken in whatever way cannot be used
+            found[name] = f"{name} cannot be imported: {' '.join(str(error).split())[:200]}"
+    print(json.dumps(found))
+    return 0
+
+
+def main():
+    if sys.argv[1] == "imports":
+        return imports()
+    parent = os.getppid()
+    number = signal.SIGKILL
+    if sys.argv[1] == "smi":  # an nvidia-smi that hangs has to go as well; the library is in this very process
+        signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+        number = signal.SIGTERM
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:
+        return 0
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
+    way = None
+    for _ in sys.stdin:
+        try:
+            way = way or (Nvml() if sys.argv[1] == "nvml" else Smi())
+            answer = way.read()
+        except Trouble as trouble:
+            answer = {"trouble": str(trouble), "absent": trouble.absent, "package": trouble.package}
+        out.write(json.dumps(answer) + "\n")
+        out.flush()
+        if "trouble" in answer:
+            return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""A plain commands file: one shell command a line, `#` comments."""
+
+from __future__ import annotations
+
+import os
+
+from scheduler.core.command_limits import LONGEST_WORD
+from scheduler.core.errors import UsageError
+from scheduler.core.job import JobSpec
+from scheduler.intake.jobs_file import Door, Parsed
+
+
+def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
+    """One line → a job that runs it with `sh -c`; None for an empty line or a comment. Raises UsageError."""
+    text = line.strip()
+    if not text or text.startswith("#"):
+        return None
+    if len(os.fsencode(text)) > LONGEST_WORD:
+        raise UsageError(f"the command has {len(text)} characters", do=f"a command may have {LONGEST_WORD} bytes")
+    if "\0" in text:
+        raise UsageError("the command holds a NUL byte", do="remove it")
+    return Parsed(JobSpec(source="commands", arguments=("sh", "-c", text), origin=origin))

@@ -1,0 +1,524 @@
+"""The jobs file's format: one line of text → one JobSpec, or a refusal with the spelling that would be right."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.core.command_limits import check_words
+from scheduler.core.errors import BACKWARDS, Refused, SchedulerError, UsageError, nearest
+from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
+from scheduler.core.job import JobSpec
+from scheduler.core.launch import CUDA_MODES, LAUNCHERS
+from scheduler.core.log_names import check_log_name, is_packed
+from scheduler.core.units import mib_of, seconds_of
+
+LONGEST_LINE = 1 << 20
+LONGEST_SHOWN = 1000  # characters of a spelling that would be right
+PRIORITIES = range(-(10**9), 10**9 + 1)
+FORMAT = "priority,script_path,conda_env,arguments,allowed_gpus"
+
+_OPTION_AHEAD = re.compile(r";\s*([A-Za-z_][A-Za-z0-9_]*)\s*=")
+_BARE_LIST = re.compile(r"\s*\d+\s*(,\s*\d+\s*)+")
+_QUOTING = re.compile(r"""['"\\]""")
+_LITERAL = re.compile(r"[$`*]")
+_SPECIAL = re.compile(r"""["\\;]""")
+_BLANKS = re.compile(r"[ \t\r\n]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A line that is a job, and what is to be said about it once."""
+
+    spec: JobSpec
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What the parser must know of the scheduler: where paths are relative to, and which GPUs are managed."""
+
+    folder: str
+    home: str = ""
+    managed: Collection[int] | None = None  # None: not known, any id passes
+
+
+def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
+    """Read one line (without its newline); None for an empty line or a comment.
+
+    Raises UsageError or Refused, whose ``do`` is the spelling that would be right.
+    """
+    text = line.strip(" \t\r\n")
+    if not text or text.startswith("#"):
+        return None
+    if len(text) > LONGEST_LINE:
+        raise UsageError(f"the line has {len(text)} characters", do=f"a line may have {LONGEST_LINE}")
+    if "\0" in text:
+        raise UsageError("the line holds a NUL byte", do="remove it")
+    fields, rest, options = _split(text)
+    if len(fields) < 2:
+        raise UsageError("a job needs at least a priority and a script", do=f"write {FORMAT}")
+    for at, early in enumerate(fields[:3]):
+        ahead = _OPTION_AHEAD.search(early.text)
+        if ahead and ahead.group(1).lower() in OPTION_KEYS and not early.quoted:
+            head, tail = [field.text for field in fields], early.text[ahead.start() :]
+            head[at] = early.text[: ahead.start()].strip()
+            right = ",".join([*head, "", "", ""][:4]) + tail
+            raise UsageError(f"options such as {tail} stand after the fourth field", do=f"write {right}")
+    priority = _priority(fields[0].text)
+    script = _script(fields[1].text, door)
+    env = fields[2].text if len(fields) > 2 else ""
+    arguments_field = fields[3] if len(fields) > 3 else _Field("")
+    notes: list[str] = []
+    try:
+        allowed = parse_gpu_ids(rest.text) if rest is not None else None
+    except Refused:
+        raise
+    except UsageError as error:
+        if error.code == BACKWARDS:
+            raise  # a list with a slip in it, not arguments with a comma
+        quoted = _quoted_spelling(fields, rest)
+        right = f"quote arguments that hold a comma: {quoted}"
+        if len(quoted) > LONGEST_SHOWN:  # half a spelling would be a wrong one
+            right = "put double quotes around the whole of the arguments"
+        raise UsageError(f"the fifth part is not a GPU list ({error.what})", do=right) from None
+    if rest is not None and _BARE_LIST.fullmatch(rest.text) and re.search(r"(^|\s)\d+$", arguments_field.text):
+        if not arguments_field.quoted:
+            notes.append(
+                f"read as GPUs {gpu_ids_text(allowed or ())}, arguments ending in "
+                f"{arguments_field.text.split()[-1]}; quote the arguments if the list belongs to them"
+            )
+    try:
+        _check_managed(allowed, door.managed)
+    except Refused as error:
+        if notes and rest is not None:  # more likely an argument with commas than GPUs that are not there
+            raise Refused(
+                error.what, do=f"{error.do}; or, if it is an argument: {_quoted_spelling(fields, rest)}"
+            ) from None
+        raise
+    words = _words(arguments_field.text)
+    notes += _literals(words)
+    values = _options(options, door)
+    allowed = named_gpus(values, allowed)
+    _check_managed(values.get("on"), door.managed)
+    if env:
+        env = _environment_name(env, door)
+    spec = JobSpec(
+        script=script,
+        arguments=words,
+        conda_env=env,
+        priority=priority,
+        allowed=allowed,
+        origin=origin,
+        **values,
+    )
+    _check_width(spec)
+    check_launch(spec)
+    return Parsed(spec, tuple(notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    text: str
+    quoted: bool = False
+
+
+def _split(text: str) -> tuple[list[_Field], _Field | None, list[tuple[str, str]]]:
+    """The first four fields, the GPU list (None when there is no fifth part), the ``;key=value`` pairs."""
+    fields: list[_Field] = []
+    options: list[tuple[str, str]] = []
+    if not _SPECIAL.search(text):  # most lines: nothing to weigh, four commas
+        pieces = [piece.strip() for piece in text.split(",", 4)]
+        rest = _Field(pieces[4]) if len(pieces) == 5 else None
+        return [_Field(piece) for piece in pieces[:4]], rest, options
+    position = 0
+    while len(fields) < 4:
+        with_options = len(fields) == 3
+        found, position = _take_field(text, position, with_options)
+        fields.append(found)
+        if with_options:
+            position = _take_options(text, position, options, stop_at_comma=True)
+        if position >= len(text):
+            return fields, None, options
+        position += 1  # the comma
+    if options and re.search(r"\d$", options[-1][1]) and options[-1][0] in ("after", "after_ok", "on", "env"):
+        tail = text[position:].split(";", 1)[0]
+        if re.fullmatch(r"\s*\d[\d,\s-]*", tail) and text[position - 2] != '"':
+            key, value = options[-1]
+            more = {"on": "more GPUs", "env": "more of the value"}.get(key, "more jobs")
+            raise UsageError(
+                f";{key}={value},{tail} can be read as {more} or as a GPU list",
+                do=f'write ;{key}="{value},{tail.strip()}" for {more}, or put the GPU list before ;{key}=',
+            )
+    if position < len(text) and text[position:].lstrip().startswith('"'):
+        found, end = _take_field(text, position, True)
+        if end < len(text) and text[end] == ",":
+            return fields, _Field(text[position:]), options
+        _take_options(text, end, options, stop_at_comma=False)
+        return fields, found, options
+    ahead = _OPTION_AHEAD.search(text, position)
+    end = ahead.start() if ahead else len(text)
+    if ahead:
+        _take_options(text, end, options, stop_at_comma=False)
+    return fields, _Field(text[position:end].strip()), options
+
+
+def _take_field(text: str, position: int, options_follow: bool) -> tuple[_Field, int]:
+    """One field from ``position`` on and where it ends (at a comma, an option, or the end of the line)."""
+    start = position
+    while position < len(text) and text[position] in " \t":
+        position += 1
+    if position < len(text) and text[position] == '"':
+        taken = _take_csv_quoted(text, position, options_follow)
+        if taken is not None:
+            return taken
+    in_quotes = False
+    while position < len(text):
+        char = text[position]
+        if char == "\\" and position + 1 < len(text):
+            position += 2
+            continue
+        if char == '"':
+            in_quotes = not in_quotes
+        elif not in_quotes:
+            if char == ",":
+                break
+            if char == ";" and options_follow and _OPTION_AHEAD.match(text, position):
+                break
+        position += 1
+    if in_quotes:
+        raise UsageError("a double quote is not closed", do='close it, or write \\" for a literal one')
+    return _Field(text[start : min(position, len(text))].strip()), min(position, len(text))
+
+
+def _take_csv_quoted(text: str, position: int, options_follow: bool) -> tuple[_Field, int] | None:
+    """A field quoted as in CSV (``""`` is a quote); None when the quote is only part of the field."""
+    out: list[str] = []
+    position += 1
+    while True:
+        end = text.find('"', position)
+        if end < 0:
+            return None
+        out.append(text[position:end])
+        if text[end + 1 : end + 2] == '"':
+            out.append('"')
+            position = end + 2
+            continue
+        position = end + 1
+        break
+    while position < len(text) and text[position] in " \t":
+        position += 1
+    if position < len(text) and text[position] != ",":
+        if not (options_follow and _OPTION_AHEAD.match(text, position)):
+            return None
+    return _Field("".join(out), quoted=True), position
+
+
+def _take_options(text: str, position: int, options: list[tuple[str, str]], *, stop_at_comma: bool) -> int:
+    """Read ``;key=value`` pairs; returns where they end."""
+    while position < len(text):
+        ahead = _OPTION_AHEAD.match(text, position)
+        if not ahead:
+            if text[position : position + 1] == "," and stop_at_comma:
+                return position
+            raise UsageError(f"cannot read {text[position:].strip()!r}", do="write ;key=value")
+        position = ahead.end()
+        if text[position : position + 1] == '"':
+            end = text.find('"', position + 1)
+            if end < 0:
+                raise UsageError("a double quote is not closed", do="close it")
+            value, position = text[position + 1 : end], end + 1
+            while position < len(text) and text[position] in " \t":
+                position += 1
+        else:
+            stops = [m.start() for m in (_OPTION_AHEAD.search(text, position),) if m]
+            if stop_at_comma and "," in text[position:]:
+                stops.append(text.index(",", position))
+            end = min(stops, default=len(text))
+            value, position = text[position:end].strip(), end
+        options.append((ahead.group(1).lower(), value))
+    return position
+
+
+def _priority(text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
+        raise UsageError(f"the priority must be a whole number, not {text!r}", do=f"write {FORMAT}")
+    value = int(text)
+    if value not in PRIORITIES:
+        raise UsageError(f"the priority {text} is out of range", do="write a number from -1000000000 to 1000000000")
+    return value
+
+
+def _script(text: str, door: Door) -> str:
+    if not text:
+        raise UsageError("the script is missing", do=f"write {FORMAT}")
+    if text.startswith("-"):
+        raise UsageError(f"the script {text!r} looks like an option", do=f"write ./{text} if that is its name")
+    return _path(text, door)
+
+
+def _path(text: str, door: Door) -> str:
+    if text == "~" or text.startswith("~/"):
+        text = os.path.join(door.home or os.path.expanduser("~"), text[2:])
+    return os.path.normpath(os.path.join(door.folder, text))
+
+
+def _environment_name(text: str, door: Door) -> str:
+    if text.startswith("-") or any(char in text for char in "\n\r"):
+        raise UsageError(f"{text!r} is not the name of an environment", do="write its name or its folder")
+    return _path(text, door) if "/" in text else text
+
+
+def _words(text: str) -> tuple[str, ...]:
+    if not _QUOTING.search(text):  # what shlex does with such a text, twenty times faster
+        words = tuple(word for word in _BLANKS.split(text) if word)
+        check_words(words)
+        return words
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        reason = "a quote is not closed" if "quotation" in str(error) else str(error).lower()
+        raise UsageError(
+            f"the arguments cannot be split: {reason}", do="quote as in a shell, or write \\' for a literal '"
+        ) from None
+    check_words(words)
+    return words
+
+
+def _literals(words: Collection[str]) -> list[str]:
+    """What looks as if a shell would expand it, but nothing here does."""
+    if not _LITERAL.search(" ".join(words)):
+        return []
+    for word in words:
+        if re.search(r"\$[A-Za-z_{(]|`", word):
+            return [f"{word} is passed as it stands: no shell expands it"]
+        if "*" in word:
+            return [f"{word} is passed as it stands: nothing expands the *"]
+    return []
+
+
+def _quoted_spelling(fields: list[_Field], rest: _Field | None) -> str:
+    head = [field.text for field in fields]
+    whole = f"{head[3]},{rest.text if rest else ''}"
+    return ",".join([*head[:3], quoted(whole)])
+
+
+def quoted(text: str) -> str:
+    """A field as it must stand in a line to be read back the same."""
+    if text and not re.search(r'[",;\\]', text) and text == text.strip():
+        return text
+    return '"' + text.replace('"', '""') + '"' if text else ""
+
+
+def _check_managed(allowed: tuple[int, ...] | None, managed: Collection[int] | None) -> None:
+    if allowed is None or managed is None:
+        return
+    unknown = [gpu for gpu in allowed if gpu not in managed]
+    if unknown:
+        known = gpu_ids_text(managed) or "none"
+        raise Refused(f"GPU {gpu_ids_text(unknown)} is not managed here", do=f"managed: {known}")
+
+
+def _check_width(spec: JobSpec) -> None:
+    if spec.gpus and spec.allowed is not None:
+        need = ResourceRequest.parse(spec.gpus)
+        if need.count > len(spec.allowed):
+            raise Refused(
+                f"needs {need.in_words()}, but only {gpu_ids_text(spec.allowed)} are allowed",
+                do="allow more, or ask for less",
+            )
+
+
+def check_launch(spec: JobSpec) -> None:
+    """Raise Refused when the script cannot be run the way that is asked for."""
+    if spec.launch != "python" and not spec.script.endswith(".py"):
+        name = spec.script.rsplit("/", 1)[-1]
+        raise Refused(
+            f"{spec.launch} runs Python scripts, and {name} does not end in .py",
+            do="name the .py file, or leave launch out",
+        )
+
+
+def job_ids(text: str) -> tuple[int, ...]:
+    """Job numbers separated by commas, plus signs or spaces. Raises UsageError."""
+    pieces = [piece for piece in re.split(r"[,+\s]+", text) if piece]
+    if not pieces or not all(re.fullmatch(r"[0-9]{1,15}", piece) for piece in pieces):
+        raise UsageError(f"{text!r} is not a list of job numbers", do="write 12 or 12,13")
+    return tuple(dict.fromkeys(int(piece) for piece in pieces))
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        raise UsageError(f"{text!r} is not a whole number", do="write 0, 1, 2…")
+    return int(text)
+
+
+def _need_text(text: str) -> str:
+    ResourceRequest.parse(text)
+    return text.strip()
+
+
+def _cuda_mode(text: str) -> str:
+    if text not in CUDA_MODES:
+        raise UsageError(f"cuda={text!r} is not known", do=f"known: {', '.join(CUDA_MODES)}")
+    return text
+
+
+def _launcher(text: str) -> str:
+    if text not in LAUNCHERS:
+        raise UsageError(f"launch={text!r} is not known", do=f"known: {', '.join(LAUNCHERS)}")
+    return text
+
+
+def _label(text: str) -> str:
+    if not text or _CONTROL.search(text) or len(text) > 200:
+        raise UsageError("a label is 1 to 200 characters without control characters")
+    return text
+
+
+def _slots(text: str) -> int:
+    slots = _count(text)
+    if not slots:
+        raise UsageError("a job takes at least one slot", do="write 1, 2…")
+    return slots
+
+
+def _named_gpus(text: str) -> tuple[int, ...]:
+    ids = parse_gpu_ids(text.replace("+", ","))
+    if ids is None:
+        raise UsageError("no GPU is named", do="write 0 or 0,3")
+    return ids
+
+
+def _choice(*choices: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise UsageError(f"{text[:40]!r} is not known", do=f"known: {', '.join(choices)}")
+        return text
+
+    return read
+
+
+def _yes(text: str) -> bool:
+    return _choice("yes", "no")(text) == "yes"
+
+
+def _apart(text: str) -> bool:
+    return _choice("apart", "log")(text) == "apart"
+
+
+def _log_name(text: str) -> str:
+    check_log_name(text)
+    if is_packed(text):
+        raise UsageError("a log whose name ends so is taken for a packed one", do="leave out .gz; gzip=yes adds it")
+    return text
+
+
+def _one_line(text: str) -> str:
+    if not text or _CONTROL.search(text):
+        raise UsageError("a text without control characters is needed", do="write one line of text")
+    return text
+
+
+def _variables(text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError:
+        raise UsageError("a quote is not closed", do="quote as in a shell: A=1 B='two words'") from None
+    for item in words:
+        if not re.match(r"[^=\0]+=", item):
+            raise UsageError(f"{item.partition('=')[0][:40]!r} is not NAME=VALUE", do="write A=1 B='two words'")
+    return words
+
+
+# key on the line (and option of submit) → (field of JobSpec, how its text is read)
+OPTION_KEYS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "label": ("label", _label),
+    "after": ("after", job_ids),
+    "after_ok": ("after_ok", job_ids),
+    "vram": ("vram_mib", mib_of),
+    "time": ("time_limit_s", seconds_of),
+    "retries": ("retries", _count),
+    "cwd": ("cwd", str),
+    "gpus": ("gpus", _need_text),
+    "cuda": ("cuda", _cuda_mode),
+    "launch": ("launch", _launcher),
+    "on": ("on", _named_gpus),
+    "slots": ("slots", _slots),
+    "env": ("variables", _variables),
+    "output": ("output", _choice("log", "none")),
+    "stderr": ("stderr_apart", _apart),
+    "gzip": ("gzip", _yes),
+    "log_dir": ("log_dir", str),
+    "log_name": ("log_name", _log_name),
+    "on_finish": ("on_finish", _one_line),
+    "mail": ("mail_to", _one_line),
+    "info": ("info", str),
+}
+
+
+def _as_written(key: str) -> str:
+    return f";{key}="
+
+
+def read_options(pairs: Collection[tuple[str, str]], named: Callable[[str], str] = _as_written) -> dict[str, Any]:
+    """JobSpec fields from ``key, value`` texts. ``named``: gives the name of a key as the user wrote it, for messages.
+
+    Raises UsageError naming an unknown key's nearest known name.
+    """
+    values: dict[str, Any] = {}
+    for key, text in pairs:
+        if key not in OPTION_KEYS:
+            near = nearest(key, OPTION_KEYS)
+            do = f"did you mean {named(near)}?" if near else f"known: {', '.join(OPTION_KEYS)}"
+            quote = " (quote the field if it belongs to the arguments)" if named is _as_written else ""
+            raise UsageError(f"unknown option {named(key)}", do=f"{do}{quote}")
+        name, read = OPTION_KEYS[key]
+        if name in values:
+            raise UsageError(f"{named(key)} stands twice", do="write it once")
+        try:
+            values[name] = read(text)
+        except SchedulerError as error:
+            raise type(error)(f"{named(key)}: {error.what}", do=error.do) from None
+    return values
+
+
+def named_gpus(values: Mapping[str, Any], allowed: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The allowed GPUs of a job: those that it names itself, if it does. Raises Refused when the two differ."""
+    on: tuple[int, ...] | None = values.get("on")
+    if on is None:
+        return allowed
+    if values.get("gpus"):
+        raise Refused("on= names the GPUs, gpus= says how much of one is needed", do="leave one of them out")
+    if allowed not in (None, on):
+        raise Refused(
+            f"on= names GPU {gpu_ids_text(on)}, but GPU {gpu_ids_text(allowed or ())} is allowed",
+            do="leave one of them out",
+        )
+    return on
+
+
+def _options(pairs: Collection[tuple[str, str]], door: Door) -> dict[str, Any]:
+    values = read_options(pairs)
+    for name in ("cwd", "log_dir"):
+        if values.get(name):
+            values[name] = _path(str(values[name]), door)
+    return values
+
+
+def write_line(
+    script: str, *, priority: int = 0, conda: str = "", arguments: str = "", gpus: str = "", options: str = ""
+) -> str:
+    """A line that ``parse`` reads back as exactly these values, quoted where needed (no newline at its end)."""
+    for name, text in (("script", script), ("environment", conda), ("arguments", arguments), ("GPU list", gpus)):
+        if "\n" in text or "\r" in text or "\0" in text:
+            raise UsageError(f"the {name} holds a line break", do="a job is one line")
+    if not script.strip():
+        raise UsageError("the script is missing", do=f"write {FORMAT}")
+    fields = [str(priority), quoted(script), quoted(conda), quoted(arguments), gpus.strip()]
+    return ",".join(fields) + options

@@ -1,0 +1,11 @@
+"""The parsers of files that jobs are read from, by the setting that names the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduler.intake import commands_file, jobs_file
+from scheduler.intake.jobs_file import Door, Parsed
+
+Parser = Callable[[str, Door, str], Parsed | None]
+PARSERS: dict[str, Parser] = {"jobs_file": jobs_file.parse, "commands_file": commands_file.parse}

@@ -1,0 +1,469 @@
+"""Whole new lines of a file that people append to, edit, replace, rotate or delete."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import stat
+import time
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from scheduler.core.errors import DENIED, LINK, NO_PLAIN_FILE, OWNER, WRITERS, Exposure, FileTrouble, UsageError, word
+from scheduler.core.file_offsets import Batch, FileMark, LineRead
+from scheduler.system.safe_open import plain_or_link
+
+MOST_LINES = 512
+CHUNK = 64 * 1024
+LONGEST_LINE = 1 << 20
+CHECKED_WHOLE = 64 * 1024  # a prefix up to this size is compared at every look
+TAIL = 4096
+OPEN_LINE_S = 2.0  # a last line without newline counts when it has stood this long
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # how such a file begins; its line ends and digits hold NUL bytes
+BOM = b"\xef\xbb\xbf"
+CLOCK_TICK_NS = 50_000_000  # two writes within a tick of the kernel's clock leave the same time on a file
+TRUSTED = " (or set trust_group: true)"
+MOST_LINKS = 40  # as many as the kernel follows
+SETTLE_S = 1.0  # a file that shrank or was replaced is read when it has stood this long
+APPENDED_S = 2.0  # or when lines were only added to it for so long: others may append without end
+
+
+def read_plain(path: str, most: int) -> bytes:
+    """At most ``most`` bytes of a plain file. Raises OSError; a FIFO or device never holds us up."""
+    with open(path, "rb", opener=plain_or_link) as stream:
+        return stream.read(most) or b""
+
+
+def read_private(path: str, most: int, trust_group: bool = False) -> bytes:
+    """The same of a file that nobody else could write: looked at as it was opened. Its folders are not asked.
+
+    Raises OSError, FileTrouble.
+    """
+    with open(path, "rb", opener=plain_or_link) as stream:
+        exposed = who_else_may_write(os.fstat(stream.fileno()), path, trust_group, stream.fileno())
+        if exposed:
+            raise not_read(exposed, path)
+        return stream.read(most) or b""
+
+
+def cannot_be_read(error: OSError, where: str) -> UsageError:
+    """The error for a file that the system does not give."""
+    code = {errno.EACCES: DENIED, errno.EINVAL: NO_PLAIN_FILE}.get(
+        error.errno or 0, ""
+    )  # EINVAL: see `system/safe_open.py`
+    return UsageError(f"cannot be read: {error.strerror}", where=where, code=code)
+
+
+def not_read(exposed: Exposure, path: str) -> FileTrouble:
+    """The error for a file that others could write."""
+    return FileTrouble(f"not read: {exposed}", where=path, exposure=exposed)
+
+
+def who_else_may_write(status: os.stat_result, path: str, trust_group: bool = False, fd: int = -1) -> Exposure | None:
+    """Who besides us could write the file (or folder) of this status, and what mends it; None if nobody.
+
+    ``fd``: the open file; an access list, which hides behind the bits of the group, is then looked for on it.
+    """
+    me, owner = os.getuid(), status.st_uid
+    if owner not in (me, 0):
+        return Exposure(OWNER, f"it belongs to user {owner}", path, owner, f"chown it to yourself: {word(path)}")
+    sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    if status.st_mode & stat.S_IWOTH and not sticky:
+        return Exposure(WRITERS, "everybody may write it", path, owner, f"chmod o-w {word(path)}")
+    if status.st_mode & stat.S_IWGRP and not sticky and not trust_group:
+        if _group_has_others(status.st_gid, me):
+            return Exposure(WRITERS, "its group may write it", path, owner, f"chmod g-w {word(path)}", TRUSTED)
+        if _has_access_list(fd if fd >= 0 else path):
+            said = "its access list may let others write it"
+            return Exposure(WRITERS, said, path, owner, f"setfacl -b {word(path)}", TRUSTED)
+    return None
+
+
+def _has_access_list(at: int | str) -> bool:
+    try:
+        return bool(os.getxattr(at, "system.posix_acl_access"))
+    except OSError:
+        return False  # none, or a file system without
+
+
+def _group_has_others(gid: int, me: int) -> bool:
+    try:
+        members = set(grp.getgrgid(gid).gr_mem)
+    except KeyError:
+        members = set()
+    try:
+        mine = pwd.getpwuid(me).pw_name
+    except KeyError:
+        mine = ""
+    primary = {entry.pw_name for entry in pwd.getpwall() if entry.pw_gid == gid}
+    return bool((members | primary) - {mine, "root"})
+
+
+def check_private(path: str, status: os.stat_result, trust_group: bool = False) -> None:
+    """Raise FileTrouble when somebody else could write the file, or put another in its place. Raises OSError."""
+    exposed = who_else_may_write(status, path, trust_group)
+    if exposed:
+        raise not_read(exposed, path)
+    check_places(path, places_of(path), trust_group)
+
+
+def check_owner(path: str, status: os.stat_result) -> None:
+    """Raise FileTrouble when the file that was opened is neither ours nor root's."""
+    if status.st_uid not in (os.getuid(), 0):
+        raise FileTrouble(f"not written: it belongs to user {status.st_uid}", where=path)
+
+
+def places_of(path: str) -> tuple[str, ...]:
+    """``path`` and, when it is a link, every place on the way to the file."""
+    places = [os.path.abspath(path)]
+    while os.path.islink(places[-1]) and len(places) <= MOST_LINKS:
+        folder = os.path.realpath(os.path.dirname(places[-1]))
+        places.append(os.path.normpath(os.path.join(folder, os.readlink(places[-1]))))
+    return tuple(places)
+
+
+def check_places(path: str, places: Sequence[str], trust_group: bool) -> None:
+    """Raise FileTrouble when somebody else could put another file, or link, in one of these places."""
+    for place in places:
+        folder = os.path.dirname(place)
+        exposed = who_else_may_write(os.stat(folder), folder, trust_group)
+        if exposed:
+            raise not_read(replace(exposed, said=f"of its folder, {exposed.said}"), path)
+    for link in places[:-1]:
+        owner = os.lstat(link).st_uid
+        if owner not in (os.getuid(), 0):  # in a sticky folder anybody may have put it there
+            raise not_read(Exposure(LINK, f"the link {link} belongs to user {owner}", link, owner), path)
+
+
+class Follower:
+    """Reads one file line by line. ``mark`` is how far it was read and recorded; nothing else is remembered.
+
+    ``look`` gives the next Batch; the caller records it and then calls ``accept``. Without ``accept`` the same
+    lines are given again.
+    """
+
+    def __init__(self, path: str, mark: FileMark | None = None, trust_group: bool = False) -> None:
+        self.path = path
+        self.mark = mark if mark is not None else FileMark(path)
+        self.trust_group = trust_group
+        self._fd = -1
+        self._exposed = False  # others could write the open file when it was last looked at
+        self._places: tuple[str, ...] = ()
+        self._seen: tuple[int, int] = (0, 0)  # size, mtime_ns at the last look
+        self._changed_at = float("-inf")  # monotonic
+        self._unsettled = False
+        self._grows: tuple[int, int, float] | None = None  # size, sum and time of what only grew since, while unsettled
+        self._checked_ctime = self._whole_ctime = -1
+        self._tail = b""
+        self._tail_for = -1
+        self.look_again_at: float | None = None
+
+    def close(self) -> None:
+        """Let go of the open file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd, self._exposed = -1, False
+
+    def accept(self, batch: Batch) -> None:
+        """The batch is recorded: go on behind it."""
+        self.mark = batch.mark
+
+    def look(self, now: float) -> Batch | None:
+        """The next lines, or None when there are none yet (``look_again_at`` says when to look, if by time).
+
+        Raises FileTrouble when the file is missing, unreadable, no plain file, or others may write it.
+        """
+        self.look_again_at = None
+        try:
+            fresh = os.stat(self.path)
+        except FileNotFoundError:
+            rest = self._rest_of_old(now)
+            if rest is not None:
+                return rest
+            raise FileTrouble("no such file; it is read when it appears", where=self.path) from None
+        except OSError as error:
+            raise FileTrouble(f"cannot be read: {error.strerror}", where=self.path) from None
+        if not stat.S_ISREG(fresh.st_mode):
+            raise FileTrouble("not a plain file; nothing is read from it", where=self.path)
+        if self._fd < 0:
+            self._open(fresh)
+        held = os.fstat(self._fd)
+        if (fresh.st_dev, fresh.st_ino) != (held.st_dev, held.st_ino):
+            rest = self._rest_of_old(now)
+            if rest is not None:
+                return rest
+            self.close()
+            self._open(fresh)
+            held = os.fstat(self._fd)
+        exposed = who_else_may_write(held, self.path, self.trust_group, self._fd)
+        self._exposed = exposed is not None
+        if exposed:
+            raise not_read(exposed, self.path)
+        check_places(self.path, self._places, self.trust_group)
+        return self._look_at(held, now)
+
+    def _open(self, fresh: os.stat_result) -> None:
+        """Open the file at the path; before that, an older one of ours that was renamed in the same folder."""
+        self._places = places_of(self.path)
+        if self.mark.inode and (fresh.st_dev, fresh.st_ino) != (self.mark.device, self.mark.inode):
+            renamed = self._renamed()
+            if renamed:
+                self._fd = self._open_plain(renamed)
+                return
+        self._fd = self._open_plain(self.path)
+
+    def _open_plain(self, path: str) -> int:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise FileTrouble(f"cannot be read: {error.strerror}", where=path) from None
+
+    def _renamed(self) -> str:
+        folder = os.path.dirname(os.path.realpath(self.path))
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.inode() == self.mark.inode and entry.is_file(follow_symlinks=False):
+                        status = entry.stat(follow_symlinks=False)
+                        if status.st_dev == self.mark.device and status.st_size > self.mark.offset:
+                            return entry.path
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EACCES):
+                raise FileTrouble(f"cannot be read: {error.strerror}", where=folder) from None
+        return ""
+
+    def _rest_of_old(self, now: float) -> Batch | None:
+        """Lines still to be read from a file that was renamed away or deleted while we had it open.
+
+        When others could write it, none of them: the mark then forgets that file, for good. Raises FileTrouble.
+        """
+        if self._fd < 0:
+            return None
+        held = os.fstat(self._fd)
+        mark = self.mark
+        if (held.st_dev, held.st_ino) != (mark.device, mark.inode) or held.st_size <= mark.offset:
+            return None
+        left_out = self._left_out(held)
+        if left_out:
+            return Batch(replace(mark, device=0, inode=0), more=True, left_out=left_out)
+        check_places(self.path, (self.path,), self.trust_group)
+        if not self._prefix_stands(held, whole=True):
+            return None
+        try:
+            batch = self._take(mark, held.st_size, last=True)
+        except FileTrouble:
+            return None  # it never was a file of ours to read
+        return replace(batch, more=True) if batch.mark != mark else None  # and then the new file
+
+    def _left_out(self, held: os.stat_result) -> str:
+        """Empty, or why the rest of an old file is not taken: its owner may have moved it away for what others wrote.
+
+        A mode that is mended after the move changes nothing: only a file that was seen private at its place counts as such.
+        """
+        name = os.readlink(f"/proc/self/fd/{self._fd}") if held.st_nlink else ""
+        exposed = who_else_may_write(held, name or self.path, self.trust_group, self._fd)
+        if not (exposed or self._exposed):
+            return ""
+        if not name:
+            return f"{self.path}: the old file, which is deleted, had lines not read yet; none is taken: others could write it"
+        return (
+            f"{name}: what was not read of it yet is not taken: {exposed.said if exposed else 'others could write it'}; "
+            f"{f'{exposed.mend}{exposed.also}, then ' if exposed else ''}paste the lines you want into {self.path}"
+        )
+
+    def _look_at(self, held: os.stat_result, now: float) -> Batch | None:
+        seen = (held.st_size, held.st_mtime_ns)
+        if seen != self._seen:
+            self._seen, self._changed_at = seen, now
+        mark = self.mark
+        same = (held.st_dev, held.st_ino) == (mark.device, mark.inode)
+        if mark.inode == 0 and not mark.offset:
+            mark = replace(mark, device=held.st_dev, inode=held.st_ino)
+        elif not (same and held.st_size >= mark.offset and self._prefix_stands(held)):
+            self._unsettled = True
+        settles = self._changed_at + SETTLE_S
+        if self._unsettled:
+            if now < settles and not self._only_grows(held, now, settles):
+                return None
+            self._unsettled, self._grows = False, None
+            if not (same and held.st_size >= mark.offset and self._prefix_stands(held, whole=True)):
+                self._tail_for = -1
+                return self._replay(held)
+        if held.st_size == mark.offset:
+            if not mark.replaying:
+                return Batch(mark) if mark != self.mark else None
+            if now >= settles:
+                return Batch(replace(mark, replaying=False), settled=True)
+            self.look_again_at = settles  # it may still be being rewritten: what is missing yet must not count as new
+            return None
+        stood = now - self._changed_at >= OPEN_LINE_S
+        batch = self._take(mark, held.st_size, last=stood)
+        if batch.mark.offset < held.st_size and not (batch.more or stood):
+            self.look_again_at = self._changed_at + OPEN_LINE_S
+        if batch.mark == mark:
+            # What stands and is not taken is blank: nothing more comes of this file.
+            return Batch(replace(mark, replaying=False), settled=True) if mark.replaying and stood else None
+        return batch
+
+    def _only_grows(self, held: os.stat_result, now: float, settles: float) -> bool:
+        """Whether, for long enough, nothing happened to a file but that lines were added."""
+        if self._grows is not None:
+            size, crc, since = self._grows
+            if now < since + APPENDED_S:
+                self.look_again_at = min(settles, since + APPENDED_S)
+                return False
+            if held.st_size >= size and self._crc(size) == crc:
+                return True
+        self._grows = (held.st_size, self._crc(held.st_size), now)
+        self.look_again_at = min(settles, now + APPENDED_S)
+        return False
+
+    def _crc(self, end: int) -> int:
+        crc = 0
+        for piece in self._pieces(0, end):
+            crc = zlib.crc32(piece, crc)
+        return crc
+
+    def _replay(self, held: os.stat_result) -> Batch:
+        mark = FileMark(self.path, held.st_dev, held.st_ino, replaying=True)
+        batch = self._take(mark, held.st_size, last=False)
+        return replace(batch, restart=True, more=True)
+
+    def _prefix_stands(self, held: os.stat_result, whole: bool = False) -> bool:
+        """Whether the bytes already read are still those that were read."""
+        mark = self.mark
+        if not mark.offset:
+            return True
+        if held.st_ctime_ns == self._checked_ctime and self._tail_for == mark.offset:
+            return True
+        if whole or mark.offset <= CHECKED_WHOLE or self._tail_for != mark.offset:
+            if self._crc(mark.offset) != mark.crc:
+                return False
+            start = max(0, mark.offset - TAIL)
+            self._tail, self._tail_for = os.pread(self._fd, mark.offset - start, start), mark.offset
+            if time.time_ns() - held.st_ctime_ns > CLOCK_TICK_NS:
+                self._checked_ctime = self._whole_ctime = held.st_ctime_ns
+            return True
+        return os.pread(self._fd, len(self._tail), mark.offset - len(self._tail)) == self._tail
+
+    def check_whole(self) -> None:
+        """At the slow interval: have the next look compare the whole prefix, if anything was written since."""
+        if self._fd >= 0 and os.fstat(self._fd).st_ctime_ns != self._whole_ctime:
+            self._checked_ctime = self._tail_for = -1
+
+    def lines_again(self, numbers: Collection[int]) -> list[LineRead] | None:
+        """Lines that were read before, by their numbers; None when that cannot be told now (no file, or trouble with it).
+
+        None of them when the file is another one or was rewritten: then it is read anew as a whole.
+        """
+        if self._fd < 0:
+            return None
+        held, mark = os.fstat(self._fd), self.mark
+        if who_else_may_write(held, self.path, self.trust_group, self._fd):
+            return None  # a sum of what was read does not tell one text from another that was made to have it
+        if (held.st_dev, held.st_ino) != (mark.device, mark.inode) or held.st_size < mark.offset:
+            return []
+        if not self._prefix_stands(held, whole=True):
+            return []
+        found, last, rest = [], max(numbers, default=0), b""
+        number = 0
+        for piece in self._pieces(0, mark.offset):
+            *lines, rest = (rest + piece).split(b"\n")
+            for raw in lines:
+                number += 1
+                if number in numbers and len(raw) <= LONGEST_LINE:
+                    found.append(_decoded(raw, number, first=number == 1))
+            if number >= last:
+                return found
+            if len(rest) > LONGEST_LINE:
+                rest = rest[: LONGEST_LINE + 1]  # too long to be a job: only its end matters
+        if rest and number + 1 in numbers and len(rest) <= LONGEST_LINE:
+            found.append(_decoded(rest, number + 1, first=number == 0))
+        return found
+
+    def _pieces(self, start: int, end: int) -> Iterator[bytes]:
+        while start < end:
+            piece = os.pread(self._fd, min(1 << 20, end - start), start)
+            if not piece:
+                return
+            yield piece
+            start += len(piece)
+
+    def _take(self, mark: FileMark, size: int, last: bool) -> Batch:
+        """Whole lines behind ``mark``; ``last``: what stands behind the last newline counts as a line too."""
+        data = os.pread(self._fd, CHUNK, mark.offset)
+        if mark.offset == 0 and data[:2] in UTF_16 and (b"\0" in data or len(data) == 2):
+            raise FileTrouble("not UTF-8 but UTF-16; save it as UTF-8: nothing is read from it", where=self.path)
+        while b"\n" not in data and len(data) <= LONGEST_LINE and len(data) < size - mark.offset:
+            more = os.pread(self._fd, CHUNK, mark.offset + len(data))
+            if not more:
+                break
+            data += more
+        lines: list[LineRead] = []
+        position, number = 0, mark.lines
+        open_line, skipping = mark.open_line, mark.skipping
+        while len(lines) < MOST_LINES:
+            end = data.find(b"\n", position)
+            if end < 0:
+                break
+            raw, position = data[position:end], end + 1
+            number += 0 if open_line or skipping else 1
+            if open_line and raw.strip():
+                lines.append(
+                    LineRead(number, _shown(raw), "changed after it was taken; start a new line for a new job")
+                )
+            elif not open_line and not skipping:
+                lines.append(_decoded(raw, number, first=mark.offset == 0 and number == 1))
+            open_line = skipping = False
+        rest = data[position:]
+        whole_rest = mark.offset + len(data) >= size
+        if len(lines) < MOST_LINES and rest:
+            if skipping:
+                position = len(data)
+            elif open_line and not rest.strip():
+                position = len(data)  # blanks behind a line that was taken: nothing changed
+            elif len(rest) > LONGEST_LINE:
+                number += 0 if open_line else 1
+                open_line = False
+                lines.append(LineRead(number, _shown(rest[:80]), f"longer than {LONGEST_LINE} bytes"))
+                position, skipping = len(data), True
+            elif (
+                last and whole_rest and not open_line and rest.removeprefix(BOM).strip()
+            ):  # blanks may be the start of a line
+                number += 1
+                lines.append(_decoded(rest, number, first=mark.offset == 0 and number == 1))
+                position, open_line = len(data), True
+            elif last and whole_rest and open_line and rest.strip():
+                lines.append(
+                    LineRead(number, _shown(rest), "changed after it was taken; start a new line for a new job")
+                )
+                position = len(data)
+        if not position:
+            return Batch(mark)
+        after = replace(
+            mark,
+            offset=mark.offset + position,
+            lines=number,
+            crc=zlib.crc32(data[:position], mark.crc),
+            open_line=open_line,
+            skipping=skipping,
+        )
+        start = max(0, after.offset - TAIL)
+        self._tail, self._tail_for = os.pread(self._fd, after.offset - start, start), after.offset
+        return Batch(after, tuple(lines), more=len(lines) >= MOST_LINES or mark.offset + len(data) < size)
+
+
+def _decoded(raw: bytes, number: int, first: bool) -> LineRead:
+    if first:
+        raw = raw.removeprefix(BOM)
+    try:
+        return LineRead(number, raw.decode("utf-8").rstrip("\r"))
+    except UnicodeDecodeError as error:
+        return LineRead(number, _shown(raw), f"not UTF-8 at byte {error.start + 1}; save the file as UTF-8")
+
+
+def _shown(raw: bytes) -> str:
+    return raw[:200].decode("utf-8", "replace")

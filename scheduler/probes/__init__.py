@@ -1,1 +1,0 @@
-"""What each GPU says right now."""

@@ -1,0 +1,1 @@
+"""Rebuilds a damaged store from what the other files say."""

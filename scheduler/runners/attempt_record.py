@@ -1,0 +1,193 @@
+"""The record of an attempt: one private file, claimed by its exclusive creation, its fields written in place.
+
+Layout (bytes; every field is reserved by real bytes before the command runs, so that a full disk cannot lose
+the ending)::
+
+    0     HEAD    "gpujob record 1\\n"                                    16
+    16    PID     "pid P ticks T at NS supervisor K boot B\\n", blank until known   160
+    176   END     "exit C at NS sum S\\n" or "signal N …", "hangup N …", "never N …"   96
+    272   SPEC    one line of JSON: what was asked, enough to rebuild the store
+
+"hangup N": the terminal was taken away first; N is the exit code, or 1000 + the signal. "never N": it could not
+be started; N is 1000 * stage + errno, the stage an index of STAGES; 0: not begun at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.core.job import Job, Process
+from scheduler.core.recovery import Record
+from scheduler.system.safe_open import plain
+
+HEAD = b"gpujob record 1\n"
+PID_AT, PID_SIZE = 16, 160
+END_AT, END_SIZE = 176, 96
+SPEC_AT = 272
+STAGES = ("program", "record", "log", "environment", "folder", "caller", "gzip")
+A_STAGE = 1000
+BY_SIGNAL = 1000
+LONGEST_SPEC = 64 << 20
+
+_PID = re.compile(rb"pid (\d+) ticks (\d+) at (\d+) (?:supervisor|keeper) (\d+) boot (\S+)")
+_END = re.compile(rb"(exit|signal|hangup|never) (\d+) at (\d+) sum (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """What a record says. ``code`` goes with ``how``, as the layout above tells."""
+
+    kind: Record
+    process: Process | None = None
+    boot: str = ""
+    started_at: float | None = None
+    how: str = ""  # exit, signal, hangup, never
+    code: int = 0
+    ended_at: float | None = None
+
+
+def blank(job: Job, boot: str) -> bytes:
+    """The bytes of a record before its command runs."""
+    spec = {
+        "id": job.id,
+        "attempt": job.attempt,
+        "boot": boot,
+        "gpus": list(job.gpus),
+        "need": [job.need.count, job.need.parts],
+        "priority": job.priority,
+        "allowed": None if job.allowed is None else list(job.allowed),
+        "identity": job.identity,
+        "submitted_at": job.submitted_at,
+        "log": job.log,
+        "spec": job.spec.as_dict(),
+    }
+    text = json.dumps(spec, ensure_ascii=True).encode()
+    return HEAD + b" " * (PID_SIZE - 1) + b"\n" + b" " * (END_SIZE - 1) + b"\n" + text + b"\n"
+
+
+def checksum(text: bytes) -> int:
+    """A sum that tells a whole ending from a torn one; the same in `supervisor.py`, which imports nothing."""
+    total = 7
+    for byte in text:
+        total = (total * 31 + byte) % 1000003
+    return total
+
+
+def end_line(how: str, code: int, at_ns: int) -> bytes:
+    """The END field."""
+    body = f"{how} {code} at {at_ns}".encode()
+    return (body + b" sum %d" % checksum(body)).ljust(END_SIZE - 1) + b"\n"
+
+
+def ending_words(exited: bool, number: int, hangup: bool = False) -> tuple[str, int]:
+    """``how`` and ``code`` of the END field. ``number``: exit code or signal; ``hangup``: its terminal was gone before."""
+    if hangup:
+        return "hangup", number if exited else BY_SIGNAL + number
+    return "exit" if exited else "signal", number
+
+
+def meaning(how: str, code: int) -> tuple[int | None, int | None, str]:
+    """Exit code, signal, and what is to be said of it, by what stands in the END field."""
+    note = ""
+    if how == "hangup":
+        note = "its screen session was ended from outside"
+        how, code = ("exit", code) if code < BY_SIGNAL else ("signal", code - BY_SIGNAL)
+        if (how, code) == ("exit", 0):  # it took the end of its terminal well: that is no success all the same
+            note += "; the command then ended with exit code 0"
+            how, code = "signal", int(signal.SIGHUP)
+    return (code, None, note) if how == "exit" else (None, code, note)
+
+
+def read(path: str) -> AttemptRecord:
+    """What the record at ``path`` says; Record.NONE if there is none, Record.BROKEN if it cannot be understood.
+
+    Raises OSError when we have no descriptor left to read it with.
+    """
+    try:
+        with open(path, "rb", opener=plain) as stream:
+            data = stream.read(SPEC_AT)
+    except FileNotFoundError:
+        return AttemptRecord(Record.NONE)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise  # it was not read, which says nothing about it
+        return AttemptRecord(Record.BROKEN)
+    if len(data) < SPEC_AT:
+        return AttemptRecord(Record.CLAIMED)
+    if not data.startswith(HEAD):
+        return AttemptRecord(Record.BROKEN)
+    pid = _PID.match(data, PID_AT)
+    process, boot, started = None, "", None
+    if pid:
+        process, boot = Process(int(pid[1]), int(pid[2])), pid[5].decode()
+        started = int(pid[3]) / 1e9
+    end = _END.match(data, END_AT)
+    if end:
+        body = data[END_AT : end.end()].rsplit(b" sum ", 1)[0]
+        if checksum(body) == int(end[4]):
+            how = end[1].decode()
+            kind = Record.NEVER_RAN if how == "never" else Record.ENDED
+            return AttemptRecord(kind, process, boot, started, how, int(end[2]), int(end[3]) / 1e9)
+    return AttemptRecord(Record.RUNNING if process else Record.CLAIMED, process, boot, started)
+
+
+def spec_of(path: str) -> dict[str, Any]:
+    """What was asked, as the record keeps it. Raises OSError or ValueError."""
+    with open(path, "rb", opener=plain) as stream:
+        stream.seek(SPEC_AT)
+        data: dict[str, Any] = json.loads(stream.read(LONGEST_SPEC))
+    return data
+
+
+def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
+    """Take an unclaimed attempt so that nobody can start it any more; False if somebody claimed it first.
+
+    Raises OSError when it cannot be written; then it is not taken.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(path, flags, 0o600)
+    except FileExistsError:
+        return False
+    except FileNotFoundError:  # its folder was removed
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        fd = os.open(path, flags, 0o600)
+    with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as stream:
+        data = blank(job, boot)
+        data = data[:END_AT] + end_line("never", 0, at_ns) + data[SPEC_AT:]
+        try:
+            os.fchmod(stream.fileno(), 0o600)  # whatever the umask has left of it
+            if stream.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            os.unlink(path)
+            raise OSError(error.errno, error.strerror, path) from error
+    return True
+
+
+def write_end(path: str, how: str, code: int, at_ns: int, *, sync: bool) -> None:
+    """Write the END field over its reserved bytes. Raises OSError."""
+    fd = plain(path, os.O_WRONLY)
+    try:
+        os.pwrite(fd, end_line(how, code, at_ns), END_AT)
+        if sync:
+            os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_pid(path: str, process: Process, boot: str, at_ns: int, supervisor: int) -> None:
+    """Write the PID field over its reserved bytes. Raises OSError."""
+    fd = plain(path, os.O_WRONLY)
+    try:
+        line = f"pid {process.pid} ticks {process.ticks} at {at_ns} supervisor {supervisor} boot {boot}".encode()
+        os.pwrite(fd, line.ljust(PID_SIZE - 1) + b"\n", PID_AT)
+    finally:
+        os.close(fd)

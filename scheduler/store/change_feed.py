@@ -1,0 +1,139 @@
+"""What has changed in the store since the last look, without asking again for what stays as it is.
+
+A look costs what is in hand and what has changed, not how many jobs wait or have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from scheduler.core.job import JobState
+from scheduler.store import jobs as rows
+from scheduler.store.database import NothingYet, open_for_reading
+from scheduler.store.integrity import check_begun
+from scheduler.store.paths import Places
+
+MOST_AT_ONCE = 500  # new jobs that one look takes; the next takes the next
+MOST_WAITING = 200  # waiting jobs that are watched: those that come first
+OVERLAP_S = 10.0  # an ending may be written down so much later than it was
+MOST_COST = 0.05  # part of the time that is spent on finding out who comes first in a long queue
+
+Raw = tuple[Any, ...]  # a row as `store/jobs.py: job_of` takes it
+
+
+class Changes:
+    """A reading connection that stays open, for one thread. Raises StoreTrouble and sqlite3.Error."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self.first: tuple[Raw, ...] = ()  # the waiting jobs that come first, as they were at the last look
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, ...] = ()
+        self._version = -1
+        self._again = False  # something was left over, or put off
+        self._seen: dict[
+            int, Raw
+        ] = {}  # what was told of the jobs in hand, of those that come first, and of the last ended
+        self._last_id: int | None = None
+        self._ended_at = 0.0
+        self._first_due = 0.0
+
+    def close(self) -> None:
+        """Close the connection; what was told stays told."""
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+        self._connection, self._version = None, -1
+
+    @contextlib.contextmanager
+    def moment(self, force: bool = False) -> Iterator[sqlite3.Connection | None]:
+        """A transaction to ask in, or None where nothing has changed since the last one, or there is no store yet."""
+        connection = self._open()
+        if connection is None:
+            yield None
+            return
+        version = int(connection.execute("PRAGMA data_version").fetchone()[0])
+        if version == self._version and not force and not self._again:
+            yield None
+            return
+        connection.execute("BEGIN")
+        try:
+            yield connection
+            self._version = version
+        finally:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+
+    def _open(self) -> sqlite3.Connection | None:
+        """The connection, opened anew when the files are others: who closed the store last took its log away."""
+        there = _files(self.places.store)
+        if self._connection is not None and there == self._file:
+            return self._connection
+        self.close()
+        if not self.places.exist():
+            check_begun(self.places)
+            return None
+        try:
+            self._connection = open_for_reading(self.places)
+        except NothingYet:
+            return None
+        self._file = _files(self.places.store)
+        return self._connection
+
+    def jobs(self, connection: sqlite3.Connection) -> list[Raw]:
+        """The jobs that have changed, by id; at the first call none."""
+        begun = self._last_id is not None
+        if not begun:
+            self._last_id = rows.last_id(connection)
+            self._ended_at = rows.ended_last(connection)
+        assert self._last_id is not None
+        found = {row[0]: row for row in rows.raw_ended_since(connection, self._ended_at - OVERLAP_S, MOST_AT_ONCE)}
+        new = rows.raw_new(connection, self._last_id, MOST_AT_ONCE)
+        self._again = len(new) == MOST_AT_ONCE
+        found.update((row[0], row) for row in new)
+        in_hand = rows.raw_in_hand(connection)
+        found.update((row[0], row) for row in in_hand)
+        self._look_at_first(connection, found)
+        found.update((row[0], row) for row in self.first)
+        gone = [number for number in self._seen if number not in found]
+        found.update((row[0], row) for row in rows.raw_of(connection, gone))
+        changed = [row for number, row in sorted(found.items()) if self._seen.get(number) != row]
+        if new:
+            self._last_id = new[-1][0]
+        self._ended_at = max([self._ended_at, *(row[rows.FINISHED_AT] or 0.0 for row in found.values())])
+        self._seen = {row[0]: row for row in (*in_hand, *self.first)}
+        recent = self._ended_at - OVERLAP_S
+        self._seen.update((n, row) for n, row in found.items() if (row[rows.FINISHED_AT] or 0.0) >= recent)
+        return changed if begun else []
+
+    def _look_at_first(self, connection: sqlite3.Connection, found: dict[int, Raw]) -> None:
+        """Who comes first among the waiting: in a long queue not at each look, for all of it has to be sorted."""
+        now = time.monotonic()
+        if now >= self._first_due:
+            self.first = tuple(rows.raw_first_pending(connection, MOST_WAITING))
+            took = time.monotonic() - now
+            self._first_due = now + took / MOST_COST
+        else:
+            known = [row[0] for row in self.first]
+            there = {row[0]: row for row in rows.raw_of(connection, known)}
+            first = (found.get(number) or there.get(number) for number in known)
+            self.first = tuple(row for row in first if row is not None and row[rows.STATE] == JobState.PENDING.value)
+            self._again = True
+
+
+def _files(store: str) -> tuple[int, ...]:
+    """Which files the store is now."""
+    found: list[int] = []
+    for path in (store, f"{store}-wal"):
+        try:
+            status = os.stat(path)
+        except OSError:
+            found += (0, 0)
+        else:
+            found += (status.st_dev, status.st_ino)
+    return tuple(found)

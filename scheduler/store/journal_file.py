@@ -1,0 +1,289 @@
+"""The file of the journal: appended to line by line, now and then written anew with one line a job."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from scheduler.core.journal import Who, read_line, who_is
+from scheduler.system.atomic_files import left_aside, sync_folder, write_all
+from scheduler.system.safe_open import plain
+
+SLACK = 64 << 10
+SHORTEST = len('{"id": 1')
+LONGEST = 16 << 20  # of a line; what is longer is none of a journal
+A_STEP = 100  # lines
+PIECE = 1 << 20
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})  # disks without them
+PLAIN_WORDS = {
+    errno.ELOOP: "it is a link, which is not followed",
+    errno.EINVAL: "it is not a plain file",
+    errno.ENXIO: "it is not a plain file",
+}
+
+Span = tuple[int, int]  # of the file: where, and how many bytes
+
+
+def holds_records(path: str) -> bool:
+    """Whether a file may be a journal: it is empty, not there, cannot be read, or a line in its beginning could be a record."""
+    try:
+        with open(path, "rb", opener=plain) as stream:
+            beginning = stream.read(SLACK)
+    except OSError:
+        return True  # that is said when it is to be written
+    lines = beginning.split(b"\n")
+    return not beginning.strip(b" \r\n\t\0") or any(line.startswith(b"{") for line in lines)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What of the lines of the old file is to stay."""
+
+    kept: dict[object, Span] = field(default_factory=dict)  # of a job that we do not know only the last line
+    damaged: list[Span] = field(default_factory=list)
+    repaired: int = 0
+    end: int = 0
+
+
+class JournalFile:
+    """One scheduler's journal. What others have written into it stays; what is no JSON is set aside.
+
+    ``is_ours``: whether the store has this job, so that its line is made from there; ``is_torn``: whether bytes that
+    are no JSON are what was cut off of a line of ours.
+    """
+
+    def __init__(self, path: str, is_ours: Callable[[Who], bool], is_torn: Callable[[bytes], bool]) -> None:
+        self.path, self.is_ours, self.is_torn = path, is_ours, is_torn
+        self.told: list[tuple[str, int]] = []  # what is to be said, and its level
+        self.appended = False  # since it was written anew
+        self._fd, self._size, self._inode, self._compact = -1, 0, (0, 0), 0
+
+    @property
+    def grown(self) -> bool:
+        """Whether most of it is lines that later ones have replaced."""
+        return self._fd >= 0 and self._size > 2 * self._compact + SLACK
+
+    def append(self, data: bytes, first: int = 0) -> bool:
+        """Add whole lines with one write. False when the file is not there as we left it: it has to be written anew.
+
+        ``first``: so many bytes of them are of jobs that had no line yet. Raises OSError; nothing of ``data`` stands
+        there then.
+        """
+        if self._fd < 0:
+            return False
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        size = there.st_size
+        if (there.st_dev, there.st_ino) != self._inode or size < self._size:
+            return False
+        if size > self._size and os.pread(self._fd, 1, size - 1) != b"\n":
+            data = b"\n" + data  # somebody else has written here, and has not ended the line
+        written = os.write(self._fd, data)
+        if written < len(data):
+            if os.fstat(self._fd).st_size == size + written:
+                os.ftruncate(self._fd, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+        self._size, self.appended = size + written, True
+        self._compact += first
+        return True
+
+    def write_anew(self, pages: Iterable[bytes], last: Callable[[], bytes] = bytes) -> Generator[None, None, None]:
+        """Write it whole, in steps: the lines of others, then these, and in the last step it takes the place of the old one.
+
+        Until then the old one can be appended to as before; ``last`` gives what has changed since its page was made.
+        Raises OSError; the old file stays then.
+        """
+        old = self._open_old()
+        folder, name = os.path.split(self.path)
+        aside = os.path.join(folder, f".{name}.new-{os.getpid()}")
+        new = -1
+        try:
+            for left in left_aside(self.path):
+                os.unlink(left)
+            new = os.open(aside, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            os.fchmod(new, 0o600)  # whatever the umask has left of it
+            self._lock(new)  # before it can be found by its name
+            found = _Found()
+            yield from self._look_through(old, found)
+            yield from _copy(old, found.kept.values(), new)
+            not_synced = 0
+            for page in pages:
+                write_all(new, page)
+                not_synced += len(page)
+                if not_synced >= PIECE:
+                    os.fdatasync(new)  # a piece each time: all of it at the end could take long
+                    not_synced = 0
+                yield
+            write_all(new, last())
+            self._end(old, new, found)
+            os.rename(aside, self.path)
+        except BaseException as error:
+            if new >= 0:
+                os.close(new)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(aside)
+            if isinstance(error, OSError) and error.errno and error.filename != self.path:
+                raise OSError(error.errno, error.strerror, self.path) from error
+            raise
+        finally:
+            if old >= 0:
+                os.close(old)
+        self._use(new)
+        sync_folder(folder)
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    # -- the old file -------------------------------------------------------------------------------------
+
+    def _open_old(self) -> int:
+        """A descriptor of what stands there, -1 where nothing does. Raises OSError for what is not to be replaced."""
+        try:
+            fd = plain(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            return -1
+        except OSError as error:
+            raise OSError(error.errno, PLAIN_WORDS.get(error.errno or 0, error.strerror), self.path) from None
+        try:
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid():
+                raise OSError(errno.EPERM, "it belongs to somebody else", self.path)
+            if (status.st_dev, status.st_ino) != self._inode:
+                self._lock(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _lock(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(errno.EBUSY, "another scheduler keeps its journal there", self.path) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+
+    def _look_through(self, old: int, found: _Found) -> Iterator[None]:
+        """Tell which lines stay, from ``found.end`` to the end of the file."""
+        if old < 0:
+            return
+        with open(os.dup(old), "rb") as stream:
+            stream.seek(found.end)
+            number = 0
+            while line := stream.readline(LONGEST):
+                start = found.end
+                found.end += len(line)
+                if len(line) == LONGEST:
+                    while not line.endswith(b"\n") and (line := stream.readline(LONGEST)):
+                        found.end += len(line)
+                    found.damaged.append((start, found.end - start))
+                else:
+                    self._judge(line, (start, len(line)), found)
+                number += 1
+                if number % A_STEP == 0:
+                    yield
+
+    def _judge(self, line: bytes, span: Span, found: _Found) -> None:
+        if not line.strip():
+            return
+        try:
+            value = read_line(line)
+        except ValueError:
+            # So little of a line may be the beginning of anything, if more follows.
+            alone = line.endswith(b"\n") and len(line) <= SHORTEST
+            if not alone and self.is_torn(line.rstrip(b"\n")):
+                found.repaired += 1
+            else:
+                found.damaged.append(span)
+            return
+        job = who_is(value)
+        if job is None:
+            found.kept[span] = span
+        elif not self.is_ours(job):
+            found.kept.pop(job, None)
+            found.kept[job] = span
+
+    # -- the new file -------------------------------------------------------------------------------------
+
+    def _end(self, old: int, new: int, found: _Found) -> None:
+        """What was written into the old file meanwhile, and what is to be set aside of it."""
+        before = dict(found.kept)
+        for _ in self._look_through(old, found):
+            continue
+        added = [span for key, span in found.kept.items() if before.get(key) != span]
+        for _ in _copy(old, added, new):
+            continue
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            there = None
+        seen = os.fstat(old) if old >= 0 else None
+        if there is not None and (seen is None or (there.st_dev, there.st_ino) != (seen.st_dev, seen.st_ino)):
+            raise OSError(errno.EBUSY, "somebody has put another file there meanwhile", self.path)
+        os.fsync(new)
+        if found.damaged:
+            aside = self._set_aside(old, found.damaged)
+            lines = f"{len(found.damaged)} lines that are" if len(found.damaged) > 1 else "a line that is"
+            self.told.append((f"{self.path}: {lines} no JSON, set aside as {aside}", 30))
+        if found.repaired:
+            self.told.append((f"{self.path}: a line that was cut off is written anew", 20))
+
+    def _set_aside(self, old: int, spans: list[Span]) -> str:
+        """Keep damaged lines under another name."""
+        first = f"{self.path}.torn-{time.strftime('%Y%m%d-%H%M%S')}"
+        number = 1
+        while True:
+            name = first if number == 1 else f"{first}-{number}"
+            try:
+                fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                break
+            except FileExistsError:
+                number += 1
+        try:
+            os.fchmod(fd, 0o600)
+            for _ in _copy(old, spans, fd):
+                continue
+            os.fsync(fd)
+        except BaseException:
+            os.unlink(name)  # it will be tried again
+            raise
+        finally:
+            os.close(fd)
+        return name
+
+    def _use(self, fd: int) -> None:
+        status = os.fstat(fd)
+        self.close()
+        self._fd, self._size, self._inode = fd, status.st_size, (status.st_dev, status.st_ino)
+        self._compact, self.appended = status.st_size, False
+
+
+def _copy(old: int, spans: Iterable[Span], new: int) -> Iterator[None]:
+    """Copy these lines, each with an end."""
+    pieces: list[bytes] = []
+    size = 0
+    for start, length in spans:
+        end = start + length
+        last = b""
+        while start < end and (last := os.pread(old, min(PIECE, end - start), start)):
+            pieces.append(last)
+            start += len(last)
+            size += len(last)
+            if size >= PIECE:
+                write_all(new, b"".join(pieces))
+                pieces, size = [], 0
+                yield
+        if not last.endswith(b"\n"):
+            pieces.append(b"\n")
+    write_all(new, b"".join(pieces))

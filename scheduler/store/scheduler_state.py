@@ -1,0 +1,77 @@
+"""The scheduler's state, built from the rows of the store: for the daemon, a dry run and requests without a daemon."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from scheduler.core.config import Config
+from scheduler.core.gpu import Gpu, mask_of
+from scheduler.core.job import Holding, Job
+from scheduler.core.observations import Now
+from scheduler.core.pauses import Pauses
+from scheduler.core.placement import Fleet
+from scheduler.core.policy import policy_of
+from scheduler.core.scheduler_state import SchedulerState, never_missing
+from scheduler.store import jobs as rows
+
+LEARNED_FROM = 300  # ended jobs, for the estimates of run times
+
+
+def cpu_slots_of(config: Config) -> int:
+    """How many jobs without GPUs may run at once."""
+    return config.cpu_slots if config.cpu_slots is not None else os.cpu_count() or 1
+
+
+def read_state(
+    connection: sqlite3.Connection,
+    config: Config,
+    gpus: Sequence[Gpu],
+    *,
+    fetch: Callable[[int], Job | None] | None = None,
+    missing: Callable[[Job], str] = never_missing,
+    may_start: bool = True,
+) -> SchedulerState:
+    """The state without its jobs: GPUs, pauses, order of the queue, estimates. ``fetch``: a job by its id, if not from its row.
+
+    A GPU that is no longer managed stays in the fleet while jobs or their processes use it. Raises sqlite3.Error.
+    """
+    in_use = {gpu for job in rows.in_hand(connection) for gpu in job.gpus}
+    in_use |= {gpu for holding, _ in rows.holdings(connection) for gpu in holding.gpus}
+    fleet = Fleet(gpus, cpu_slots_of(config), in_use - {gpu.index for gpu in gpus})
+    state = SchedulerState(
+        fleet,
+        fetch or (lambda job: rows.get(connection, job)),
+        policy_of(config),
+        missing,
+        lambda identity: rows.blocker_of(connection, identity),
+        may_start=may_start,
+    )
+    fleet.paused_mask = mask_of(rows.paused_gpus(connection))
+    state.queue_paused = bool(rows.meta(connection, "queue_paused"))
+    state.pauses = Pauses(0, rows.pause_changes(connection))
+    state.front = rows.lowest_place(connection)
+    for job in rows.last_ended(connection, LEARNED_FROM)[::-1]:
+        if job.succeeded and job.started_at and job.finished_at:
+            state.estimates.learn(job.spec, job.need, job.finished_at - job.started_at)
+    return state
+
+
+def book_in_hand(
+    connection: sqlite3.Connection, state: SchedulerState, boot: str, now: Now
+) -> tuple[list[Job], list[Holding], list[str]]:
+    """Book the GPUs of the jobs in hand, and of processes that outlived their job. Raises sqlite3.Error.
+
+    Gives these jobs, these holdings, and the keys of the holdings of another boot, which hold nothing.
+    """
+    in_hand, held, stale = list(rows.in_hand(connection)), [], []
+    for holding, its_boot in rows.holdings(connection):
+        if its_boot == boot:
+            state.hold(holding)
+            held.append(holding)
+        else:
+            stale.append(holding.key)
+    for job in in_hand:
+        state.adopt(job, now)
+    return in_hand, held, stale

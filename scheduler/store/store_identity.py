@@ -1,0 +1,87 @@
+"""Where a store belongs: its machine and its folder, so that a copy is told from the one that is in use."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from scheduler.core.errors import SchedulerError
+from scheduler.store import jobs as rows
+from scheduler.store.daemon_lock import daemon_alive, holder
+from scheduler.store.database import Database
+from scheduler.store.paths import DEFAULT_STEM, Places
+
+
+def this_machine() -> str:
+    """A name for this machine that a copied folder does not carry along."""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            with open(path, encoding="ascii") as stream:
+                text = stream.read().strip()
+        except OSError:
+            continue
+        if text:
+            return text
+    return socket.gethostname()
+
+
+def home_of(places: Places) -> str:
+    """Machine, device and inode of the state folder, which a copy has not; and its path, by which files and jobs are known."""
+    status = os.stat(places.state_dir)
+    return f"{this_machine()}:{status.st_dev}:{status.st_ino}:{os.path.realpath(places.state_dir)}"
+
+
+def belongs(made: str, here: str) -> bool:
+    """Whether a store that was made at ``made`` is at home ``here``; older ones do not know their path."""
+    return not made or made == here or here.startswith(made + ":")
+
+
+def moved_from(made: str, here: str) -> str:
+    """The folder in which this state folder lay before it was moved; empty if it was not."""
+    old, new = made.split(":", 3), here.split(":", 3)
+    return os.path.dirname(old[3]) if len(old) == 4 and old[:3] == new[:3] and old[3] != new[3] else ""
+
+
+def check_original(made: str, here: str) -> None:
+    """Refuse to take over a copy while a scheduler runs on its original: both would have the same processes. Raises SchedulerError."""
+    old = made.split(":", 3)
+    if len(old) < 4 or old[0] != this_machine() or belongs(made, here) or moved_from(made, here):
+        return
+    try:
+        status = os.stat(old[3])
+    except OSError:
+        return  # it is gone: what is here is all there is
+    folder, name = os.path.split(old[3])
+    original = Places(os.path.join(folder, f"{name.removeprefix('.gpujob').removeprefix('-') or DEFAULT_STEM}.json"))
+    if old[1:3] == [str(status.st_dev), str(status.st_ino)] and daemon_alive(original):
+        pid = holder(original).get("pid", "unknown")
+        raise SchedulerError(
+            f"this is a copy, and a scheduler runs on its original (pid {pid})",
+            where=old[3],
+            do=f"end that one first, jobs go on: kill {pid}",
+        )
+
+
+def check_home(db: Database, places: Places) -> None:
+    """Refuse a store that was made elsewhere: its running jobs are not ours to adopt. Raises SchedulerError."""
+    here, made = home_of(places), rows.meta(db.connection, "home")
+    host = rows.meta(db.connection, "host")
+    before = moved_from(made, here)
+    if before:
+        raise SchedulerError(
+            f"this folder was {before} when its jobs were taken in: here the lines of its files would run again",
+            where=places.state_dir,
+            do="move it back (a link may lead to it); if they are to run again, say so: gpujob recover",
+        )
+    if not belongs(made, here):
+        elsewhere = made.partition(":")[0] != here.partition(":")[0]
+        which = f"machine{f' ({host})' if host else ''}" if elsewhere else "place (a copy?)"
+        raise SchedulerError(
+            f"this store was made at another {which}: its jobs are adopted by nobody yet",
+            where=places.state_dir,
+            do="if the original is out of use, say so: gpujob recover",
+        )
+    if made != here or host != socket.gethostname():
+        with db.writing() as connection:
+            rows.set_meta(connection, "home", here)
+            rows.set_meta(connection, "host", socket.gethostname())

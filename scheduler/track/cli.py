@@ -1,0 +1,384 @@
+"""`gpujob track …`: commands of a session, run one after another; what became of them survives whatever happens (docs/track.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from scheduler.core.errors import NotFound, SchedulerError, UsageError
+from scheduler.core.secrets import without_secrets
+from scheduler.core.units import span_text
+from scheduler.system.safe_open import plain
+from scheduler.system.terminal_text import charset, safe
+from scheduler.track.cli_words import HELP, Typed, read
+from scheduler.track.plan import (
+    DONE,
+    INTERRUPTED,
+    PENDING,
+    RUNNING,
+    SKIPPED,
+    SYMBOLS,
+    Command,
+    Session,
+    Tally,
+    report,
+)
+from scheduler.track.run import GONE, Foreground, Gives
+from scheduler.track.session import Tracker, left_alone
+from scheduler.views import terminal
+from scheduler.views.terminal_replay import last_lines
+
+WAIT_S = 0.1
+PIECE = 1 << 18
+LAST_WORD_S = 0.5  # so long a reader that takes nothing is waited for when we are to end
+BY_SIGNAL = 128
+
+
+def run(words: Sequence[str]) -> int:
+    """Do what was typed; the exit code. Raises SchedulerError."""
+    typed = read(words)
+    if typed.verb == "help":
+        print(HELP, end="")
+        return 0
+    if typed.verb == "init":
+        return init(typed)
+    tracker = Tracker.here(os.getcwd(), typed.id if typed.verb == "delete" else typed.session, last_lines)
+    return {
+        "add": add,
+        "run": run_one,
+        "run-all": run_all,
+        "next": next_one,
+        "status": status,
+        "log": log,
+        "remaining": remaining,
+        "retry": retry,
+        "skip": skip,
+        "list": list_all,
+        "delete": delete,
+    }[typed.verb](tracker, typed)
+
+
+def init(typed: Typed) -> int:
+    """A new session in this very folder."""
+    tracker = Tracker.begin(os.getcwd(), typed.text, last_lines)
+    print(f"Session {tracker.name} ({safe(typed.text)}) in {safe(tracker.files.sessions_dir)}")
+    return 0
+
+
+def add(tracker: Tracker, typed: Typed) -> int:
+    """Plan a command."""
+    command = tracker.add(typed.text, os.getcwd())
+    print(f"Added [{command.id}]: {shown(command)}")
+    return 0
+
+
+# -- running -------------------------------------------------------------------------------------------------
+
+
+def run_one(tracker: Tracker, typed: Typed) -> int:
+    """Plan a command and run it at once: in one step, so that nobody else takes it."""
+    folder = os.getcwd()
+    with Work(tracker, typed) as work:
+        return work.one(lambda session: tracker.planned(session, typed.text, folder))
+
+
+def next_one(tracker: Tracker, typed: Typed) -> int:
+    """Show the next that waits, or run it."""
+    if typed.run:
+        with Work(tracker, typed) as work:
+            return work.one(lambda session: session.first(PENDING), "No pending commands.")
+    command = tracker.session().first(PENDING)
+    print("No pending commands." if command is None else f"Next [{command.id}]: {shown(command)}")
+    return 0
+
+
+def retry(tracker: Tracker, typed: Typed) -> int:
+    """Run the first that was interrupted again."""
+    with Work(tracker, typed) as work:
+        return work.one(lambda session: session.first(INTERRUPTED), "No interrupted commands.")
+
+
+def run_all(tracker: Tracker, typed: Typed) -> int:
+    """Run all that wait, one after another."""
+    with Work(tracker, typed) as work, tracker.files.running_all(tracker.name) as turn:
+        said = False
+        while not turn.come():
+            if not said:
+                print(f"gpujob: run-all of pid {turn.whose()} is at it: waiting for its end", file=sys.stderr)
+            said = True
+            time.sleep(WAIT_S)
+            if work.at.told_to_end:
+                return BY_SIGNAL + work.at.told_to_end
+        return work.all()
+
+
+class Work:
+    """Commands in the foreground: what they write is shown as it is, what becomes of them in a line each."""
+
+    def __init__(self, tracker: Tracker, typed: Typed) -> None:
+        self.tracker, self.typed = tracker, typed
+        self.out = Out()
+        self.at = Foreground(tracker, keep=typed.keep, show=self.out.raw, begun=self._begun, gives=self._gives)
+        self.out.told_to_end = lambda: self.at.told_to_end
+
+    def __enter__(self) -> Work:
+        self.at.__enter__()
+        if not self.typed.keep:
+            self.out.gone_too = self.at.signals.hang_up
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.at.__exit__()
+
+    def _begun(self, command: Command) -> None:
+        self.out.line(f"Running [{command.id}]: {shown(command)}")
+
+    def _gives(self, folder: str) -> Gives | None:
+        nothing = os.stat(os.devnull).st_rdev
+        if os.fstat(0).st_rdev == nothing or _in_background():
+            return None
+        from scheduler.client.foreground_caller import Caller
+
+        try:
+            return Caller(folder, output=False)
+        except (SchedulerError, OSError) as error:
+            print(safe(f"gpujob: the command can read nothing from here: {error}"), file=sys.stderr)
+            return None
+
+    def _ended(self, command: Command) -> None:
+        self.out.line(f"{command.symbol} [{command.id}] {command.told}")
+        if command.status == INTERRUPTED and command.job.reason:
+            self.out.aside(f"[{command.id}] {command.job.reason}")
+
+    def _code(self, failed: bool) -> int:
+        number = self.at.told_to_end
+        return BY_SIGNAL + number if number else int(failed)
+
+    def one(self, pick: Callable[[Session], Command | None], none: str = "") -> int:
+        """Run one; ``none``: what is said when there is none to run."""
+        self._tell_others()
+        command = self.at.run(pick)
+        if command is None:
+            self.out.line(none)
+            return 0
+        self._ended(command)
+        return self._code(command.status != DONE)
+
+    def _tell_others(self) -> None:
+        """Another one that runs may have the GPU that this one wants."""
+        for command in self.tracker.session().having(RUNNING):
+            who = f"pid {command.job.process.pid}" if command.job.process is not None else "being started"
+            self.out.aside(f"[{command.id}] still runs ({who}); nothing waits for it but run-all")
+
+    def all(self) -> int:
+        """Run all that wait, after what still runs of a run that was killed."""
+        skip, tally = self.typed.skip_errors, Tally()
+        left = [command.id for command in self.tracker.session().commands if left_alone(command)]
+        before = [command.id for command in self.tracker.session().having(INTERRUPTED)]
+        while not self.at.told_to_end:
+            if left:
+                command = self.at.adopt(left.pop(0), skip_errors=skip)
+                if command is None:
+                    continue
+            else:
+                command = self.at.run(lambda session: session.first(PENDING), skip_errors=skip)
+                if command is None:
+                    break
+            self._ended(command)
+            tally.count(command)
+            if command.status == INTERRUPTED:
+                break
+        if not tally.ran and not self.at.told_to_end:
+            self.out.line("No pending commands.")
+        self.out.line(tally.told)
+        if tally.failed and not self.at.told_to_end:
+            wait = len(self.tracker.session().having(PENDING))
+            self.out.aside(
+                f"stopped there, {wait} wait: gpujob track retry runs it again, skip passes it over, run-all goes on"
+            )
+        if before and not self.at.told_to_end:
+            which = ", ".join(f"[{number}]" for number in before)
+            self.out.aside(f"not run, for they were interrupted before: {which} (gpujob track retry, or skip)")
+        return self._code(tally.failed > 0)
+
+
+def _in_background() -> bool:
+    """Whether what is typed on the terminal is not for us: then it is not for the command either, which nothing would stop."""
+    try:
+        return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
+    except OSError:
+        return True  # it is no terminal of ours
+
+
+class Out:
+    """Our stdout, shared with what commands write; one that nobody reads any more is no error."""
+
+    def __init__(self) -> None:
+        self.gone = False
+        self.gone_too: Callable[[], object] = bool  # told of it
+        self.told_to_end: Callable[[], int] = int
+        self._fresh = True
+
+    def raw(self, data: bytes) -> None:
+        """What a command wrote. Raises OSError when nobody takes it."""
+        if self.gone:
+            return
+        self._fresh = data.endswith(b"\n")
+        view = memoryview(data)
+        try:
+            while view:
+                try:
+                    view = view[os.write(1, view) :]
+                except BlockingIOError:  # whoever gave it to us wants it so
+                    select.select((), (1,), ())
+        except OSError:
+            self.gone = True
+            raise
+
+    def line(self, text: str) -> None:
+        """A line of ours, on a line of its own."""
+        if self.told_to_end() and not select.select((), (1,), (), LAST_WORD_S)[1]:
+            self.gone = True  # whoever reads this does not, and we are to end
+        whole = f"{'' if self._fresh else chr(10)}{text}\n"
+        try:
+            self.raw(whole.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))
+        except OSError as error:
+            if error.errno in GONE:
+                self.gone_too()
+
+    def aside(self, text: str) -> None:
+        """What is said on stderr."""
+        try:
+            print(f"gpujob: {safe(text)}", file=sys.stderr, flush=True)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+# -- looking -------------------------------------------------------------------------------------------------
+
+
+def shown(command: Command) -> str:
+    """Its text in one line, without passwords and tokens."""
+    return safe(without_secrets(command.text))
+
+
+def status(tracker: Tracker, typed: Typed) -> int:
+    """Everything, as it is now."""
+    session = tracker.session()
+    if typed.json:
+        values = report(session, tracker.files.root, time.time())
+        for command in values["commands"]:
+            command["cmd"] = without_secrets(command["cmd"])
+        print(json.dumps(values, indent=2, ensure_ascii=charset() == "ascii"))
+        return 0
+    print(f"{safe(session.name)}  (session {session.id}, {safe(tracker.files.root)})")
+    told = max((len(command.told) for command in session.commands), default=0)
+    number = max((len(str(command.id)) for command in session.commands), default=0) + 2
+    for command in session.commands:
+        print("\n".join(_lines(tracker, command, number, told)))
+    print(_counts(session) if session.commands else 'Nothing planned; plan something: gpujob track add "COMMAND"')
+    return 0
+
+
+def _lines(tracker: Tracker, command: Command, number: int, told: int) -> list[str]:
+    duration = command.duration(time.time())
+    ran = "-" if duration is None else span_text(duration)
+    line = f"{command.symbol} {f'[{command.id}]':<{number}} {command.told:<{told}}  {ran:>10}  {shown(command)}"
+    lines = [terminal.cut(line, terminal.width()).replace(command.status, terminal.painted(command.status), 1)]
+    beside = " " * (number + 3)
+    if command.status == RUNNING:
+        who = f"pid {command.job.process.pid}" if command.job.process is not None else "it is being started"
+        if left_alone(command):
+            who += "; its tracker was killed: it goes on alone"
+        lines.append(f"{beside}{who}")
+    elif command.status in (INTERRUPTED, SKIPPED) and command.job.attempt:
+        if command.job.reason:
+            lines.append(beside + safe(command.job.reason))
+        last = command.last_output.rpartition("\n")[2]
+        if last:
+            lines.append(terminal.cut(f"{beside}last line: {safe(last)}", terminal.width()))
+        if command.job.log:
+            lines.append(f"{beside}log: {safe(_near(tracker.log(command)))}")
+    return lines
+
+
+def _near(path: str) -> str:
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(path) else path
+
+
+def _counts(session: Session) -> str:
+    found = ((word, len(session.having(word))) for word in (DONE, RUNNING, INTERRUPTED, SKIPPED, PENDING))
+    return ", ".join(f"{number} {word}" for word, number in found if number)
+
+
+def log(tracker: Tracker, typed: Typed) -> int:
+    """All that a command wrote in its last run; without a number that of the one that ran last."""
+    session = tracker.session()
+    if typed.id:
+        command = next((one for one in session.commands if str(one.id) == typed.id), None)
+    else:
+        command = max(session.commands, key=lambda one: one.job.started_at or 0.0, default=None)
+    if command is None or not command.job.log:
+        which = f"command {typed.id} has" if typed.id else "no command has"
+        raise NotFound(f"{which} no log", where=f"session {session.id}", do="see gpujob track status")
+    out, path = Out(), tracker.log(command)
+    try:
+        with open(path, "rb", opener=plain) as stream:
+            while data := stream.read(PIECE):
+                out.raw(data)
+    except OSError as error:
+        if not out.gone:
+            raise SchedulerError(f"the log cannot be read: {error.strerror}", where=path) from None
+    return 0
+
+
+def remaining(tracker: Tracker, _: Typed) -> int:
+    """What is not done or skipped."""
+    found = tracker.session().having(RUNNING, INTERRUPTED, PENDING)
+    for command in found:
+        print(f"{command.symbol} [{command.id}] {command.told}: {shown(command)}")
+    if not found:
+        print("Nothing remains.")
+    return 0
+
+
+def skip(tracker: Tracker, _: Typed) -> int:
+    """Go on without those that were interrupted."""
+    found = tracker.skip()
+    for command in found:
+        print(f"{SYMBOLS[SKIPPED]} [{command.id}] {command.told}: {shown(command)}")
+    print(f"Skipped {len(found)} command{'s' if len(found) != 1 else ''}." if found else "No interrupted commands.")
+    return 0
+
+
+def list_all(tracker: Tracker, _: Typed) -> int:
+    """All sessions of the folder; one that cannot be read costs only itself."""
+    names = tracker.files.names()
+    damaged: list[SchedulerError] = []
+    for name in names:
+        try:
+            session = Tracker(tracker.files, name, last_lines).session()
+        except SchedulerError as error:
+            damaged.append(error)
+            continue
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created_at))
+        mark = "*" if name == names[-1] else " "
+        print(f"{mark} {name:<15}  {made}  {safe(session.name)}: {_counts(session) or 'nothing planned'}")
+    sys.stdout.flush()
+    for one in damaged:
+        print(safe(f"gpujob: {one}"), file=sys.stderr)
+    return int(bool(damaged))
+
+
+def delete(tracker: Tracker, typed: Typed) -> int:
+    """Forget a session."""
+    if not typed.id:
+        raise UsageError("no session is named", do="gpujob track delete ID; gpujob track list tells them")
+    tracker.delete()
+    print(f"Deleted session {typed.id}.")
+    return 0

@@ -1,0 +1,442 @@
+"""A tracked session: commands in their order, what became of each, and which of them is run, tried again or passed over next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, TypeGuard
+
+from scheduler.core.endings import CANCELLED, NEVER_AGAIN, Meaning, after_loss, after_no_start, after_run
+from scheduler.core.errors import SchedulerError, UsageError, said
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import ENDED, HOLDING, Job, JobSpec, JobState, Process
+from scheduler.core.observations import Ended, Lost, NeverRan, Observation, Started, Unclaimed
+from scheduler.core.states import Move, move
+
+SCHEMA = 1
+LINES_KEPT = 20  # of a command's output
+# Not those of a job: a tracked command may run inside one, and what it submits goes to that job's scheduler.
+MARK_NAMES = ("GPUJOB_TRACK_ID", "GPUJOB_TRACK_ATTEMPT", "GPUJOB_TRACK_SESSION")
+
+PENDING, RUNNING, DONE, INTERRUPTED, SKIPPED = "pending", "running", "done", "interrupted", "skipped"
+SYMBOLS = {PENDING: "○", RUNNING: "►", DONE: "✓", INTERRUPTED: "✗", SKIPPED: "⊘"}
+WORDS: dict[JobState, str] = {
+    JobState.PENDING: PENDING,
+    JobState.STARTING: RUNNING,
+    JobState.RUNNING: RUNNING,
+    JobState.STOPPING: RUNNING,
+    JobState.DONE: DONE,
+    JobState.FAILED: INTERRUPTED,
+    JobState.CANCELLED: INTERRUPTED,
+    JobState.SKIPPED: SKIPPED,
+}
+_ID = re.compile(r"\d{8}-\d{6}(?:-[1-9]\d{0,5})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerProcess:
+    """The tracker that runs a command: its process, in this boot."""
+
+    process: Process
+    boot: str
+
+
+@dataclass(slots=True)
+class Command:
+    """One command. ``job`` is what the engine makes of it; its folder and its log are relative to the session's."""
+
+    job: Job
+    text: str  # as it was typed
+    last_output: str = ""
+    tracker: TrackerProcess | None = None
+
+    @property
+    def id(self) -> int:
+        """Its number in the session."""
+        return self.job.id
+
+    @property
+    def status(self) -> str:
+        """The tracker's word for its state."""
+        return WORDS[self.job.state]
+
+    @property
+    def symbol(self) -> str:
+        """The sign that stands for it."""
+        return SYMBOLS[self.status]
+
+    @property
+    def in_hand(self) -> bool:
+        """True from the moment a tracker took it until its ending is known."""
+        return self.job.state in HOLDING
+
+    @property
+    def told(self) -> str:
+        """``done (exit=0)``, ``interrupted (signal=9)``; the word alone where nothing is known of a code."""
+        code = f" (exit={self.job.exit_code})" if self.job.exit_code is not None else ""
+        if self.job.signal is not None:
+            code = f" (signal={self.job.signal})"
+        return f"{self.status}{code}"
+
+    def duration(self, now: float) -> float | None:
+        """Seconds that it ran, or has run."""
+        if self.job.started_at is None:
+            return None
+        end = self.job.finished_at if self.job.state in ENDED else now
+        return None if end is None else max(0.0, round(end - self.job.started_at, 3))
+
+
+@dataclass(slots=True)
+class Session:
+    """What is to be run, in its order."""
+
+    id: str
+    name: str
+    created_at: float
+    commands: list[Command] = field(default_factory=list)
+
+    def command(self, number: int) -> Command:
+        """The command with this number. Raises SchedulerError."""
+        for command in self.commands:
+            if command.id == number:
+                return command
+        raise SchedulerError(f"there is no command {number} any more", where=f"session {self.id}")
+
+    def having(self, *words: str) -> list[Command]:
+        """Those of these statuses, in their order."""
+        return [command for command in self.commands if command.status in words]
+
+    def first(self, word: str) -> Command | None:
+        """The first of this status."""
+        return next(iter(self.having(word)), None)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run of all commands came to. ``ran``: also those that failed or were skipped."""
+
+    ran: int = 0
+    skipped: int = 0
+    failed: int = 0
+
+    def count(self, command: Command) -> None:
+        """One more that was run."""
+        self.ran += 1
+        self.skipped += command.status == SKIPPED
+        self.failed += command.status == INTERRUPTED
+
+    @property
+    def told(self) -> str:
+        """The last line."""
+        return f"Finished: {self.ran} ran, {self.skipped} skipped, {self.failed} failed"
+
+
+# -- what happens to a command ---------------------------------------------------------------------------------
+
+
+def added(session: Session, text: str, folder: str, now: float) -> Command:
+    """A new command at the end; ``folder``: where it runs, relative to the session's. Raises UsageError."""
+    if not text.strip():
+        raise UsageError("there is no command", do='write it in quotes: gpujob track add "python train.py"')
+    number = max((command.id for command in session.commands), default=0) + 1
+    command = Command(_job(number, text, folder, now), text)
+    session.commands.append(command)
+    return command
+
+
+def _job(number: int, text: str, folder: str, now: float) -> Job:
+    spec = JobSpec(source="track", arguments=("sh", "-c", text), cwd=folder)
+    return Job(id=number, spec=spec, need=ResourceRequest(0, 0), submitted_at=now)
+
+
+def claim(command: Command, tracker: TrackerProcess, attempt: int, now: float) -> None:
+    """A tracker takes a command, which waits or is to be tried again, to run it. Raises InvalidMove."""
+    job = command.job
+    if job.state is not JobState.PENDING:
+        move(job, Move.REQUEUED, now)
+    move(job, Move.PLACED, now)
+    job.attempt, job.boot = attempt, tracker.boot
+    job.log = f"{job.attempt_key}.log"
+    job.started_at = now
+    job.reason = job.stop_why = command.last_output = ""
+    command.tracker = tracker
+
+
+def stop_asked(command: Command, why: str, now: float) -> None:
+    """It is being ended, and will count as interrupted whatever it makes of that."""
+    if command.job.state in (JobState.STARTING, JobState.RUNNING):
+        move(command.job, Move.STOP_ASKED, now)
+        command.job.stop_why, command.job.stop_at = why, now
+
+
+def take(command: Command, observation: Observation, *, skip_errors: bool = False) -> None:
+    """What a runner tells of a command, or what is found of it after a crash; of another attempt it says nothing.
+
+    ``skip_errors``: one that fails by itself is passed over at once.
+    """
+    job = command.job
+    if not is_of(observation, job):
+        return
+    _in_hand_again(job)
+    if isinstance(observation, Started):
+        job.process, job.started_at = observation.process, observation.at
+        if job.state is JobState.STARTING:
+            move(job, Move.STARTED, observation.at)
+    elif isinstance(observation, Ended):
+        if job.state is JobState.STARTING:
+            move(job, Move.STARTED, observation.at)
+        job.exit_code, job.signal, job.finished_at = observation.exit_code, observation.signal, observation.at
+        _settle(command, after_run(job, NEVER_AGAIN), observation.at, observation.note, skip_errors)
+    elif isinstance(observation, NeverRan):
+        job.started_at = None
+        why = f"it could not be started: {observation.why}"
+        _settle(
+            command,
+            after_no_start(job, observation.why, observation.lasting, NEVER_AGAIN),
+            observation.at,
+            why,
+            skip_errors,
+        )
+    elif isinstance(observation, Lost):
+        job.finished_at = observation.at
+        _settle(command, after_loss(job), observation.at, observation.why, skip_errors)
+    elif job.state is JobState.STOPPING:  # and had not begun
+        at = job.stop_at or job.submitted_at
+        job.started_at = None
+        _settle(command, CANCELLED, at)
+    else:
+        move(job, Move.RETRY_SCHEDULED, job.submitted_at)
+        command.tracker = None
+
+
+def is_of(observation: Observation, job: Job) -> TypeGuard[Started | Ended | NeverRan | Unclaimed | Lost]:
+    """Whether an observation tells something of this very attempt."""
+    if not isinstance(observation, (Started, Ended, NeverRan, Unclaimed, Lost)):
+        return False
+    return (observation.job, observation.attempt) == (job.id, job.attempt)
+
+
+def _in_hand_again(job: Job) -> None:
+    """Whoever tells of an attempt has it in hand; somebody who could not see its processes may have taken it for lost."""
+    started, process = job.started_at, job.process
+    if job.state in ENDED:
+        move(job, Move.REQUEUED, job.submitted_at)
+    if job.state is JobState.PENDING:
+        move(job, Move.PLACED, job.submitted_at)
+        job.started_at, job.process = started, process
+
+
+def _settle(command: Command, ending: Meaning, at: float, why: str = "", skip: bool = False) -> None:
+    """``why`` and ``skip``: of one that failed by itself; of one that was stopped there is who asked for that."""
+    why = {Move.STOPPED: command.job.stop_why, Move.SUCCEEDED: ""}.get(ending.how, why)
+    move(command.job, ending.how, at)
+    if skip and ending.how is Move.FAILED:
+        move(command.job, Move.SKIPPED, at)
+    command.job.reason = why  # which a move takes away
+    command.tracker = None
+
+
+def passed_over(session: Session) -> list[Command]:
+    """Skip every interrupted command; those that were."""
+    found = session.having(INTERRUPTED)
+    for command in found:
+        why = command.job.reason
+        move(command.job, Move.SKIPPED, command.job.finished_at or 0.0)
+        command.job.reason = why
+    return found
+
+
+# -- as JSON ---------------------------------------------------------------------------------------------------
+
+
+def utc(seconds: float | None) -> str | None:
+    """ISO 8601 in UTC with milliseconds, which reads back the same; or None."""
+    if seconds is None:
+        return None
+    whole, thousandths = divmod(round(seconds * 1000), 1000)
+    text = datetime.fromtimestamp(whole, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}.{thousandths:03d}Z"
+
+
+def report(session: Session, folder: str, now: float) -> dict[str, Any]:
+    """What `track status --json` prints."""
+    return {
+        "id": session.id,
+        "name": session.name,
+        "created_at": utc(session.created_at),
+        "cwd": folder,
+        "commands": [_reported(command, now) for command in session.commands],
+    }
+
+
+def _reported(command: Command, now: float) -> dict[str, Any]:
+    job = command.job
+    return {
+        "id": job.id,
+        "cmd": command.text,
+        "status": command.status,
+        "exit_code": job.exit_code,
+        "started_at": utc(job.started_at),
+        "finished_at": utc(job.finished_at) if job.state in ENDED else None,
+        "duration_seconds": command.duration(now),
+        "last_output": command.last_output.split("\n") if command.last_output else [],
+    }
+
+
+def stored(session: Session, folder: str, now: float) -> dict[str, Any]:
+    """What stands in the session's file: the report, and what only we need."""
+    values = report(session, folder, now)
+    commands = [{**shown, **_own(command)} for shown, command in zip(values["commands"], session.commands, strict=True)]
+    return {"schema": SCHEMA, **values, "commands": commands}
+
+
+def _own(command: Command) -> dict[str, Any]:
+    job, tracker = command.job, command.tracker
+    return {
+        "state": job.state.value,
+        "signal": job.signal,
+        "reason": job.stop_why if job.state is JobState.STOPPING else job.reason,
+        "added_at": utc(job.submitted_at),
+        "cwd": job.spec.cwd,
+        "log": job.log,
+        "attempt": job.attempt,
+        "process": _process(job.process),
+        "boot": job.boot,
+        "tracker": None if tracker is None else {**(_process(tracker.process) or {}), "boot": tracker.boot},
+    }
+
+
+def _process(process: Process | None) -> dict[str, Any] | None:
+    return None if process is None else {"pid": process.pid, "ticks": process.ticks}
+
+
+def session_of(values: object, name: str) -> Session:
+    """The session that a file holds; ``name``: the id in the file's name. Raises UsageError that says what is wrong with it."""
+    whole = _Reader(values, "the session")
+    schema = whole.number("schema", SCHEMA)
+    if schema is not None and schema > SCHEMA:
+        raise UsageError(f"it was written by a later gpujob (schema {schema}; this one knows {SCHEMA})")
+    if whole.text("id", name) != name:
+        raise UsageError(f"it says that it is session {said(whole.text('id', name))}")
+    session = Session(name, whole.text("name"), whole.time("created_at") or 0.0)
+    commands = whole.values.get("commands")
+    if not isinstance(commands, list):
+        raise UsageError("its commands are no list")
+    known: set[int] = set()
+    for one in commands:
+        command = _command(_Reader(one, f"command {len(known) + 1}"))
+        if command.id in known or command.id < 1:
+            raise UsageError(f"two commands have the number {command.id}" if command.id > 0 else "a number below 1")
+        known.add(command.id)
+        session.commands.append(command)
+    return session
+
+
+def _command(read: _Reader) -> Command:
+    number, text = read.number("id"), read.text("cmd")
+    if number is None:
+        raise UsageError(f"{read.what} has no number")
+    job = _job(number, text, read.text("cwd", "."), read.time("added_at") or 0.0)
+    job.state = read.state()
+    job.exit_code, job.signal = read.number("exit_code", None), read.number("signal", None)
+    job.started_at, job.finished_at = read.time("started_at"), read.time("finished_at")
+    job.reason, job.log, job.boot = read.text("reason", ""), read.text("log", ""), read.text("boot", "")
+    if job.state is JobState.STOPPING:
+        job.stop_why, job.reason = job.reason, ""
+    job.attempt = read.number("attempt", 0) or 0
+    if "/" in job.log or job.log.startswith("."):
+        raise UsageError(f"the log of {read.what} is no name in its folder: {said(job.log)}")
+    job.process = read.process("process")
+    process = read.process("tracker")
+    tracker = None
+    if process is not None:
+        tracker = TrackerProcess(process, _Reader(read.values["tracker"], read.what).text("boot", ""))
+    return Command(job, text, "\n".join(read.lines("last_output")), tracker)
+
+
+_ANY: Any = object()  # the mark of a key that has to be there
+
+
+class _Reader:
+    """The keys of a mapping, each of its kind."""
+
+    def __init__(self, values: object, what: str) -> None:
+        if not isinstance(values, Mapping):
+            raise UsageError(f"{what} is no mapping")
+        self.values: Mapping[str, Any] = values
+        self.what = what
+
+    def _get(self, key: str, default: Any, kinds: tuple[type, ...], kind: str) -> Any:
+        value = self.values.get(key, default)
+        if value is _ANY:
+            raise UsageError(f"{self.what} has no {key!r}")
+        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+            raise UsageError(f"{key!r} of {self.what} is {said(value)}, which is no {kind}")
+        return default if value is None and default is not _ANY else value
+
+    def text(self, key: str, default: str = _ANY) -> str:
+        found = self._get(key, default, (str,), "text")
+        if not isinstance(found, str):
+            raise UsageError(f"{self.what} has no {key!r}")
+        return found
+
+    def lines(self, key: str) -> list[str]:
+        found = self._get(key, [], (list, str), "list of lines")
+        lines = found.split("\n") if isinstance(found, str) else found
+        if not all(isinstance(line, str) for line in lines):
+            raise UsageError(f"{key!r} of {self.what} holds something else than lines")
+        return list(lines)
+
+    def number(self, key: str, default: int | None = _ANY) -> int | None:
+        found: int | None = self._get(key, default, (int,), "number")
+        return found
+
+    def time(self, key: str) -> float | None:
+        text = self._get(key, None, (str,), "time")
+        if text is None:
+            return None
+        try:
+            at = datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith("Z") else text)
+            return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
+        except (ValueError, OverflowError):
+            raise UsageError(f"{key!r} of {self.what} is {said(text)}, which is no time") from None
+
+    def state(self) -> JobState:
+        word = self.text("state", "") or self.text("status")  # one that we did not write knows the five words alone
+        try:
+            return JobState.FAILED if word == INTERRUPTED else JobState(word)
+        except ValueError:
+            raise UsageError(f"'status' of {self.what} is {said(word)}, which is none") from None
+
+    def process(self, key: str) -> Process | None:
+        values = self.values.get(key)
+        if values is None:
+            return None
+        inner = _Reader(values, f"{key!r} of {self.what}")
+        pid, ticks = inner.number("pid"), inner.number("ticks")
+        if pid is None or ticks is None or pid < 1:
+            raise UsageError(f"{inner.what} names no process")
+        return Process(pid, ticks)
+
+
+# -- ids of sessions -------------------------------------------------------------------------------------------
+
+
+def is_session_id(text: str) -> bool:
+    """Whether this is how a session is called: ``20261122-091500``, or with ``-2``."""
+    return _ID.fullmatch(text) is not None
+
+
+def age(name: str) -> tuple[str, int]:
+    """Sorts the ids of sessions from the oldest to the newest."""
+    return name[:15], int(name[16:] or 1)
+
+
+def next_id(stamp: str, taken: Iterable[str]) -> str:
+    """The id of a new session, made at ``stamp``: later than all that are taken, also when the clock was set back."""
+    newest = max(map(age, taken), default=("", 1))
+    if stamp > newest[0]:
+        return stamp
+    return f"{newest[0]}-{newest[1] + 1}"

@@ -1,0 +1,1 @@
+"""The task spooler's command line, `ts`."""

@@ -1,0 +1,296 @@
+"""What `ts` does with jobs that are there, and with its server: one method for each action."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from scheduler.core.errors import SchedulerError
+from scheduler.core.job import Job, JobState
+from scheduler.core.secrets import without_secrets
+from scheduler.system.terminal_text import safe
+from scheduler.ts import job_list
+from scheduler.ts.spooler import NO_JOBS, RequestError, number_of
+from scheduler.ts.words import Mistake
+
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from scheduler.ts.spooler import Spooler
+
+TAIL = 10
+APPLIED_S = 10.0
+NOT_RUN = "Job {} not finished or not running."
+
+NAMES = {
+    "l": "list", "M": "serialize", "C": "clear", "T": "kill_all", "R": "running", "q": "last", "g": "on_gpus",
+    "S": "slots", "t": "tail", "c": "cat", "p": "pid", "o": "output", "i": "information", "s": "state", "r": "remove",
+    "w": "wait", "k": "kill", "u": "urgent", "U": "swap", "a": "label", "F": "command", "getenv": "getenv",
+    "setenv": "setenv", "unsetenv": "unsetenv", "set_gpu_free_perc": "set_free", "get_gpu_free_perc": "get_free",
+    "get_logdir": "get_logdir", "set_logdir": "set_logdir",
+}  # fmt: skip
+
+
+class Actions:
+    """Each method takes the action's value, prints what is to be printed, and gives the exit code."""
+
+    def __init__(self, spooler: Spooler) -> None:
+        self.spooler, self.server = spooler, spooler.server
+
+    # -- looking ------------------------------------------------------------------------------------------
+
+    def list(self, _value: str | None) -> int:
+        """All jobs, with a header."""
+        live, ended = self.spooler.jobs()
+        gpus, width = self.spooler.has_gpus(), job_list.terminal_width()
+        print(job_list.header(_busy(live), self.server.slots(), gpus))
+        for job in (*live, *ended):
+            print(job_list.row(job, gpus, width))
+        return 0
+
+    def serialize(self, value: str | None) -> int:
+        """The list in another form."""
+        if value in (None, "default"):
+            return self.list(None)
+        live, ended = self.spooler.jobs()
+        gpus = self.spooler.has_gpus()
+        if value == "json":
+            print(job_list.as_json([*live, *ended], gpus))
+        elif value == "tab":
+            for line in job_list.as_tabs([*live, *ended], gpus):
+                print(line)
+        else:
+            raise Mistake(f"Invalid argument for option M: {value}.")
+        return 0
+
+    def running(self, _value: str | None) -> int:
+        """How many jobs run."""
+        live, _ = self.spooler.jobs()
+        print(sum(job.state is not JobState.PENDING for job in live))
+        return 0
+
+    def last(self, _value: str | None) -> int:
+        """The number of the job that was added last."""
+        print(self.spooler.client.last_id())
+        return 0
+
+    def on_gpus(self, _value: str | None) -> int:
+        """Running jobs that have GPUs, and which."""
+        live, _ = self.spooler.jobs()
+        print(f"{'ID':<4} GPU-IDs")
+        for job in live:
+            if job.state is not JobState.PENDING and job.gpus:
+                print(f"{job.id:<4} {' '.join(map(str, job.gpus))}")
+        return 0
+
+    def pid(self, value: str | None) -> int:
+        """The pid of a job that has been started."""
+        job = self._run(value)
+        if job.process is None:
+            raise RequestError(NOT_RUN.format(job.id))
+        print(job.process.pid)
+        return 0
+
+    def output(self, value: str | None) -> int:
+        """The output file of a job."""
+        job = self._run(value)
+        print(safe(self._log(job)))
+        return 0
+
+    def information(self, value: str | None) -> int:
+        """All about a job."""
+        job = self.spooler.run_last(value, NO_JOBS, NOT_RUN)
+        for line in job_list.details(job, self.spooler.has_gpus(), time.time()):
+            print(line)
+        return 0
+
+    def state(self, value: str | None) -> int:
+        """The state of a job."""
+        print(job_list.state_of(self._added(value, "stated")))
+        return 0
+
+    def label(self, value: str | None) -> int:
+        """The label of a job."""
+        job = self.spooler.added_last(value, NO_JOBS, "The job {} is not in the queue.")
+        print(safe(without_secrets(job.spec.label)))
+        return 0
+
+    def command(self, value: str | None) -> int:
+        """The whole command of a job."""
+        job = self.spooler.added_last(value, NO_JOBS, "The job {} is not in the queue.")
+        print(safe(job_list.command_of(job)))
+        return 0
+
+    def _run(self, value: str | None) -> Job:
+        """The one meant; one that is being started this moment as it is when it has its pid and its output file."""
+        job = self.spooler.run_last(value, "The last job has not finished or is not running.", NOT_RUN)
+        return (self.spooler.client.begun(job.id) or job) if job.state is JobState.STARTING else job
+
+    def _added(self, value: str | None, done: str) -> Job:
+        return self.spooler.added_last(value, f"The last job cannot be {done}.", f"The job {{}} cannot be {done}.")
+
+    def _log(self, job: Job) -> str:
+        if job.state is JobState.SKIPPED:
+            raise RequestError(f"Job {job.id} was skipped due to a dependency.")
+        if job.spec.output == "none":
+            raise RequestError("The output is not stored.")
+        if not job.log or job.state is JobState.PENDING:
+            raise RequestError(NOT_RUN.format(job.id))
+        return job.log
+
+    # -- waiting ------------------------------------------------------------------------------------------
+
+    def wait(self, value: str | None) -> int:
+        """Wait for a job's end."""
+        return self.spooler.wait(self._added(value, "waited").id)
+
+    def tail(self, value: str | None) -> int:
+        """The last lines of the output, and what comes."""
+        return self._follow(self._run(value), TAIL)
+
+    def cat(self, value: str | None) -> int:
+        """All of the output, and what comes."""
+        return self._follow(self._run(value), None)
+
+    def _follow(self, job: Job, most: int | None) -> int:
+        from scheduler.ts.job_output import follow
+
+        self._log(job)
+        return follow(self.spooler, job, most)
+
+    # -- changing jobs ------------------------------------------------------------------------------------
+
+    def clear(self, _value: str | None) -> int:
+        """Forget what has finished."""
+        _, ended = self.spooler.jobs()
+        if ended:
+            self.spooler.client.forget([job.id for job in ended])
+        return 0
+
+    def remove(self, value: str | None) -> int:
+        """Take a job out of the queue, or forget a finished one."""
+        job = self._added(value, "removed")
+        if job.state is JobState.PENDING:
+            self.spooler.ask("cancel", job.id)
+            now = self.spooler.client.known([job.id]).get(job.id)
+            if now is not None and not now.state.ended:  # it was started in that very moment, and is being ended now
+                return 0
+        elif not job.state.ended:
+            raise RequestError(f"The job {job.id} cannot be removed: it is running (-k ends it).")
+        self.spooler.client.forget([job.id])
+        return 0
+
+    def kill(self, value: str | None) -> int:
+        """SIGTERM to all processes of a running job."""
+        job = self._run(value)
+        if job.state is JobState.PENDING:
+            raise RequestError(f"The job {job.id} cannot be killed: it is not running.")
+        if job.state.ended:
+            return 0  # whoever ends it when it has just ended by itself has what he wanted
+        self.spooler.ask("cancel", job.id)
+        return 0
+
+    def kill_all(self, _value: str | None) -> int:
+        """SIGTERM to all running jobs."""
+        live, _ = self.spooler.jobs()
+        running = tuple(job.id for job in live if job.state is not JobState.PENDING)
+        if running:
+            self.spooler.ask("cancel", *running)
+        return 0
+
+    def urgent(self, value: str | None) -> int:
+        """Put a waiting job before the others."""
+        job = self._added(value, "urged")
+        if job.state is not JobState.PENDING:
+            raise RequestError(f"The job {job.id} cannot be urged: it is {job_list.state_of(job)}.")
+        self.spooler.ask("first", job.id)
+        return 0
+
+    def swap(self, value: str | None) -> int:
+        """Exchange two waiting jobs."""
+        first, dash, second = (value or "").partition("-")
+        if not dash:
+            raise Mistake("Wrong <id-id> for -U.")
+        pair = number_of(first), number_of(second)
+        for number in pair:
+            job = self.spooler.find(number)
+            if job is None or job.state is not JobState.PENDING:
+                raise RequestError(f"The jobs {pair[0]} and {pair[1]} cannot be swapped: job {number} is not waiting.")
+        self.spooler.ask("swap", *pair)
+        return 0
+
+    # -- the server ---------------------------------------------------------------------------------------
+
+    def slots(self, value: str | None) -> int:
+        """How many jobs without GPUs run at once."""
+        if value is None:
+            print(self.server.slots())
+            return 0
+        number = int(value) if value.isascii() and value.isdigit() and len(value) <= 9 else 0
+        if number < 1:
+            raise Mistake("You should set at minimum 1 slot.")
+        self.server.set(cpu_slots=number)
+        self._applied("cpu_slots", number)
+        return 0
+
+    def set_free(self, value: str | None) -> int:
+        """How much of a GPU's memory has to be free for -G."""
+        text = (value or "").strip()
+        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 100):
+            raise RequestError(f"The percentage must be a whole number from 1 to 100, not {value!r}.")
+        self.server.set_free_percent(int(text))
+        self._applied("whole_gpu_tolerance", round(1 - int(text) / 100, 4))
+        return 0
+
+    def get_free(self, _value: str | None) -> int:
+        """The same, printed."""
+        print(self.server.free_percent())
+        return 0
+
+    def _applied(self, name: str, value: float) -> None:
+        """Wait until the scheduler goes by a new setting."""
+        self.server.ready()
+        end = time.monotonic() + APPLIED_S
+        while time.monotonic() < end:
+            noted = self.spooler.client.settings().get(name)
+            if noted is not None and noted[0] == value:
+                return
+            time.sleep(0.003)
+        raise SchedulerError(f"the server has not taken over {name} within {APPLIED_S:g} s", where=self.server.home)
+
+    def get_logdir(self, _value: str | None) -> int:
+        """Where the output of new jobs is kept."""
+        print(safe(self.spooler.log_folder()))
+        return 0
+
+    def set_logdir(self, value: str | None) -> int:
+        """Keep it elsewhere from now on."""
+        if not value:
+            raise RequestError("--set_logdir takes a folder.")
+        path = os.path.abspath(os.path.expanduser(value))
+        if not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
+            raise RequestError(f"{path}: no such folder, or none that can be written.")
+        self.spooler.client.note("ts_logdir", path)
+        return 0
+
+    def getenv(self, value: str | None) -> int:
+        """A variable of the server; an empty line if it is not set."""
+        print(safe(self.server.server_environment().get(value or "", "")))
+        return 0
+
+    def setenv(self, value: str | None) -> int:
+        """Set a variable of the server: NAME=VALUE, or NAME alone, which empties it."""
+        name, _, text = (value or "").partition("=")
+        if not name or "\0" in text:
+            raise RequestError(f"{value!r} is not NAME=VALUE.")
+        self.server.change_environment(name, text)
+        return 0
+
+    def unsetenv(self, value: str | None) -> int:
+        """Remove a variable of the server."""
+        self.server.change_environment(value or "", None)
+        return 0
+
+
+def _busy(live: list[Job]) -> int:
+    return sum(max(1, job.need.slots) for job in live if job.state is not JobState.PENDING)

@@ -1,0 +1,1 @@
+"""How jobs, GPUs, logs and errors look as text and as JSON."""

@@ -1,0 +1,337 @@
+"""Jobs and tables as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from scheduler.client.client import SCHEMA
+from scheduler.client.overview import GpuView, Overview, words_run
+from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.job import ENDED, Job, JobState, Reason
+from scheduler.core.job_text import how_it_ended, state_text
+from scheduler.core.secrets import without_secrets, words_without_secrets
+from scheduler.core.units import mib_text, span_text
+from scheduler.system.terminal_text import safe as safe
+from scheduler.system.terminal_text import shown
+from scheduler.views import terminal
+
+MOST_WAITING = 20
+MOST_ENDED = 10
+SHORTEST_NAME = 24  # columns, on a terminal that is too narrow for whole ones
+WIDEST_COMMAND = 60  # columns up to which commands are padded
+LABEL = 11  # columns of the words before the lines of `status`
+
+
+def utc(seconds: float | None) -> str | None:
+    """ISO 8601 in UTC, or None."""
+    if seconds is None:
+        return None
+    whole = int(seconds)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{int((seconds - whole) * 1000):03d}Z"
+
+
+def job_json(job: Job, reason: Reason | None = None) -> dict[str, Any]:
+    """A job as the formats in docs/formats.md give it."""
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        "outcome": job.outcome.value if job.outcome else None,
+        "exit_code": job.exit_code if job.state.ended else None,
+        "signal": job.signal if job.state.ended else None,
+        "priority": job.priority,
+        "command": list(words_without_secrets(words_run(job))),
+        "script": without_secrets(job.spec.script) or None,
+        "arguments": list(words_without_secrets(job.spec.arguments)),
+        "conda_env": without_secrets(job.spec.conda_env) or None,
+        "allowed_gpus": None if job.allowed is None else list(job.allowed),
+        "need": job.need.total / 1000,
+        "gpus": list(job.gpus),
+        "pid": job.process.pid if job.process else None,
+        "session": job.session_name,
+        "interpreter": job.interpreter or None,
+        "attempt": job.attempt,
+        "label": without_secrets(job.spec.label) or None,
+        "reason": reason.sentence if reason else None,
+        "reason_code": reason.code if reason else None,
+        "failure": None
+        if job.failure is None
+        else {"class": job.failure.kind, "line": without_secrets(job.failure.line), "hint": job.failure.hint,
+              "peak_memory": _bytes(job.failure.peak_mib), "asked_memory": _bytes(job.failure.asked_mib)},
+        "notes": [without_secrets(note) for note in job.notes],
+        "submitted_at": utc(job.submitted_at),
+        "started_at": utc(job.started_at),
+        "finished_at": utc(job.finished_at) if job.state.ended else None,
+        "log": job.log or None,
+    }  # fmt: skip
+
+
+def _bytes(mib: int | None) -> int | None:
+    return None if mib is None else mib << 20
+
+
+def gpu_json(gpu: GpuView) -> dict[str, Any]:
+    """A GPU as `status --json` gives it."""
+    return {
+        "index": gpu.gpu.index,
+        "uuid": gpu.gpu.uuid,
+        "name": gpu.gpu.name,
+        "state": gpu.state,
+        "paused": gpu.paused,
+        "allocated": gpu.allocated,
+        "memory_used": _bytes(gpu.reading.memory_used_mib if gpu.reading else None),
+        "memory_total": _bytes(gpu.gpu.memory_mib),
+        "memory_own": _bytes(gpu.reading.own_mib if gpu.reading else None),
+        "load": gpu.reading.load if gpu.reading else None,
+        "temperature": gpu.reading.temperature_c if gpu.reading else None,
+        "reason": gpu.reading.reason or None if gpu.reading else None,
+        "jobs": list(gpu.jobs),
+    }
+
+
+def status_json(view: Overview) -> dict[str, Any]:
+    """`status --json`."""
+    return {
+        "schema": SCHEMA,
+        "daemon": {
+            "alive": view.alive,
+            "pid": view.pid,
+            "started_at": utc(view.started_at),
+            "runner": view.runner or None,
+        },
+        "paused": view.queue_paused,
+        "counts": dict(view.counts),
+        "gpus": [gpu_json(gpu) for gpu in view.gpus],
+        "jobs": [job_json(job, view.reasons.get(job.id)) for job in view.jobs],
+        "refused": [
+            {
+                "file": line.path,
+                "line": line.number,
+                "text": without_secrets(line.text),
+                "reason": without_secrets(line.reason),
+            }
+            for line in view.refused
+        ],
+        "repeated_lines": view.repeated,
+        "trouble": list(view.trouble),
+    }
+
+
+def in_pieces(value: Mapping[str, Any]) -> bytes:
+    """The JSON of an object that may hold a long list, made so that other threads get their turn meanwhile."""
+    parts = []
+    for key, inner in value.items():
+        text = f"[{', '.join(map(json.dumps, inner))}]" if isinstance(inner, list) else json.dumps(inner)
+        parts.append(f"{json.dumps(key)}: {text}")
+    return f"{{{', '.join(parts)}}}".encode()
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on stdout."""
+    print(json.dumps(value, indent=1))
+
+
+def run_time(job: Job, now: float) -> str:
+    """How long the job ran, or has run."""
+    if job.started_at is None:
+        return "-"
+    end = job.finished_at if job.state.ended and job.finished_at is not None else now
+    return span_text(end - job.started_at)
+
+
+def near(path: str) -> str:
+    """A path as it is reached from here, if that is shorter."""
+    if not path:
+        return path
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(path) and not relative.startswith("../..") else path
+
+
+def gpus_text(job: Job) -> str:
+    """The GPUs a job has or had."""
+    return gpu_ids_text(job.gpus) or "-"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Aligned columns. On a terminal they are made to fit: names give way first, then the line is cut from the right;
+    states are coloured. Piped, neither."""
+    body = [[safe(cell) for cell in row] for row in rows]
+    widths = [max(map(terminal.cells, column)) for column in zip(head, *body, strict=True)]
+    most = terminal.width()
+    too_much = sum(widths) + 2 * len(widths) - 2 - (most or 1 << 30)
+    if too_much > 0 and "NAME" in head:
+        name = head.index("NAME")
+        widths[name] = max(min(SHORTEST_NAME, widths[name]), widths[name] - too_much)
+        for row in body:
+            row[name] = terminal.shortened(row[name], widths[name])
+    state = head.index("STATE") if "STATE" in head and terminal.colours() else None
+    lines = []
+    for row in [list(head), *body]:
+        padded = [cell + " " * (width - terminal.cells(cell)) for cell, width in zip(row, widths, strict=True)]
+        line = terminal.cut("  ".join(padded).rstrip(), most)
+        if state is not None:
+            start = sum(map(len, padded[:state])) + 2 * state
+            if line.startswith(row[state], start):
+                line = line[:start] + terminal.painted(row[state]) + line[start + len(row[state]) :]
+        lines.append(line)
+    return lines
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """``3 pending, 2 running, 40 done`` without the zeros."""
+    return ", ".join(f"{number} {state}" for state, number in counts.items() if number) or "none"
+
+
+def command_lines(jobs: Sequence[Job], reasons: Mapping[int, Reason], alive: bool = True) -> list[str]:
+    """A line a job, as the dispatcher's status has it: ``[→] python train.py → GPU 0 → Running (PID 4711)  job 1``."""
+    rows = []
+    for job in jobs:
+        mark, words = "[!]", state_text(job).capitalize()
+        if job.state is JobState.PENDING:
+            mark, words = "[ ]", f"Pending{_short_reason(reasons.get(job.id), alive)}"
+        elif job.state.holds_gpus:
+            mark, words = "[→]", f"Running (PID {job.process.pid})" if job.process else "Starting"
+        elif job.succeeded:
+            mark, words = "[✓]", "Completed"
+        gpu = f"GPU {gpu_ids_text(job.gpus) or 'N/A'}"
+        rows.append((mark, job.spec.written_text, gpu, words, job.id))
+    wide = max((terminal.cells(safe(text)) for _, text, *_ in rows), default=0)
+    pad = min(wide, WIDEST_COMMAND)
+    return [
+        f"{mark} {safe(text)}{' ' * max(0, pad - terminal.cells(safe(text)))} → {gpu} → {safe(words)}  job {number}"
+        for mark, text, gpu, words, number in rows
+    ]
+
+
+def _short_reason(reason: Reason | None, alive: bool) -> str:
+    """Why a job waits, in brackets: whole for the first of its kind only."""
+    if not alive:
+        return " (no scheduler runs)"
+    if reason is None:
+        return ""
+    return f" ({reason.sentence.partition(';')[0] if reason.code == 'behind' else reason.sentence})"
+
+
+def status_lines(
+    view: Overview,
+    state_file: str,
+    now: float,
+    commands: tuple[Sequence[Job], Mapping[int, Reason]] | None = None,
+) -> list[str]:
+    """`status` for people. ``commands``: all jobs and why they wait, of a scheduler that `gpujob run` has begun."""
+    lines = terminal.folded(f"scheduler  {_daemon(view, now)}  ({safe(state_file)})", LABEL)
+    lines += terminal.folded(f"jobs       {counts_text(view.counts)}", LABEL)
+    if view.set_aside:
+        name = safe(os.path.basename(view.set_aside))
+        text = (
+            f"state file a save that was not one is set aside as {name}, pauses stayed; remove it when you have seen it"
+        )
+        lines += terminal.folded(text, LABEL)
+    for text in view.trouble:
+        lines += terminal.folded(f"trouble    {safe(text)}", LABEL)
+    if view.queue_paused:
+        lines.append(f"queue      {terminal.painted('PAUSED')}")
+    if view.gpus:
+        rows = []
+        for gpu in view.gpus:
+            share = f" ({gpu.allocated:.0%})" if gpu.state == "BUSY" else ""
+            rows.append(
+                (gpu.gpu.index, gpu.state + share, f"{gpu.allocated:g}", _memory(gpu), _load(gpu), _ids(gpu.jobs),
+                 gpu.gpu.name, _note(gpu, view.held))
+            )  # fmt: skip
+        lines += ["", *table(("GPU", "STATE", "ALLOCATED", "MEMORY", "LOAD", "JOBS", "NAME", ""), rows)]
+    if commands is not None:
+        lines += ["", *command_lines(*commands, alive=view.alive)] if commands[0] else []
+        return [*lines, *_refused_lines(view)]
+    running = [job for job in view.jobs if job.state.holds_gpus]
+    if running:
+        on_gpus = [
+            (job.id, job.state.value, job.spec.shown_words(), gpus_text(job), job.process.pid if job.process else "-",
+             run_time(job, now), near(job.log), without_secrets(job.notes[-1]) if job.notes else "") for job in running
+        ]  # fmt: skip
+        lines += ["", *table(("RUNNING", "STATE", "NAME", "GPU", "PID", "TIME", "LOG", ""), on_gpus)]
+    waiting = [job for job in view.jobs if job.state is JobState.PENDING]
+    if waiting:
+        waiting.sort(key=lambda job: job.turn)
+        waiting_rows = [
+            (job.id, job.priority, job.spec.shown_words(), job.need, _allowed(job), _why(view.reasons.get(job.id)))
+            for job in waiting
+        ]
+        lines += ["", *table(("WAITING", "PRIORITY", "NAME", "NEED", "ALLOWED", "REASON"), waiting_rows)]
+        if view.counts["pending"] > len(waiting):
+            more = f"… and {view.counts['pending'] - len(waiting)} more: gpujob jobs --state pending"
+            lines += terminal.folded(shown(more), 2)
+    ended = [job for job in view.jobs if job.state.ended][:MOST_ENDED]
+    if ended:
+        rows_ = [
+            (
+                job.id,
+                job.state.value,
+                how_it_ended(job),
+                job.spec.shown_words(),
+                gpus_text(job),
+                run_time(job, now),
+                near(job.log),
+            )
+            for job in ended
+        ]
+        lines += ["", *table(("ENDED", "STATE", "HOW", "NAME", "GPU", "TIME", "LOG"), rows_)]
+        older = sum(view.counts.get(state.value, 0) for state in ENDED) - len(ended)
+        if older > 0:
+            lines += terminal.folded(shown(f"… and {older} more: gpujob jobs"), 2)
+    return [*lines, *_refused_lines(view)]
+
+
+def _refused_lines(view: Overview) -> list[str]:
+    lines: list[str] = []
+    if view.refused:
+        lines += ["", "refused lines"]
+        for line in view.refused:
+            lines += terminal.folded(
+                f"  {safe(os.path.basename(line.path))}:{line.number}: {safe(without_secrets(line.reason))}", 4
+            )
+    if view.repeated:
+        lines += ["", *terminal.folded(f"{view.repeated} line(s) repeat another and are not run again", 2)]
+    return lines
+
+
+def _daemon(view: Overview, now: float) -> str:
+    """Whether a scheduler runs, since when, and how it runs jobs."""
+    if not view.alive:
+        return "not running"
+    since = "" if view.started_at is None else f" for {span_text(now - view.started_at)}"
+    how = ", jobs in screen sessions" if view.runner == "screen" else ""
+    return f"running{since}, pid {view.pid}{how}"
+
+
+def _memory(gpu: GpuView) -> str:
+    """Memory in use of all there is; a dash for what nobody reads."""
+    if gpu.reading is None or gpu.reading.memory_used_mib is None:
+        return "-" if gpu.gpu.memory_mib is None else f"? of {mib_text(gpu.gpu.memory_mib)}"
+    return f"{mib_text(gpu.reading.memory_used_mib)} of {mib_text(gpu.reading.memory_total_mib or 0)}"
+
+
+def _load(gpu: GpuView) -> str:
+    return "-" if gpu.reading is None or gpu.reading.load is None else f"{gpu.reading.load:.0%}"
+
+
+def _note(gpu: GpuView, held: Mapping[int, str]) -> str:
+    notes = [f"held by {held[gpu.gpu.index]}"] if gpu.gpu.index in held else []
+    if gpu.reading is not None and gpu.reading.reason:
+        notes.append(gpu.reading.reason)
+    return "; ".join(notes)
+
+
+def _ids(jobs: Sequence[int]) -> str:
+    return ",".join(map(str, jobs)) or "-"
+
+
+def _allowed(job: Job) -> str:
+    return "any" if job.allowed is None else gpu_ids_text(job.allowed)
+
+
+def _why(reason: Reason | None) -> str:
+    return f"{reason.code}: {reason.sentence}" if reason else ""

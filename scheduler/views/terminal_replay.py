@@ -1,0 +1,338 @@
+"""A job's output as the lines that a terminal would end up showing, with nothing in them that could play one."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import os
+import re
+import unicodedata
+from functools import lru_cache
+
+from scheduler.system.safe_open import plain_or_link
+from scheduler.views.packed_log import Unpacker
+
+LONGEST = 1 << 20  # characters of a line that are shown
+STEP_BACK = 8 << 20  # the last lines are looked for no further back than this within one line
+CHUNK = 1 << 18
+LARGEST_UNPACKED = 256 << 20  # for a glance at its last lines a packed log is unpacked from its beginning: a second
+RESET = "\x1b[0m"
+MOST_COLOURS = 16  # in force at once: a job that never takes one back must not make every line longer
+
+_SILENT = bytes([*range(7), 8, 11, 12, *range(14, 27), *range(28, 32), 127])  # all but BEL, tab, line ends and ESC
+_SGR = re.compile(r"\x1b\[[0-9;:]*m")
+_HALF_SGR = re.compile(r"\x1b[^m]*\Z")
+_CSI = r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}"
+_STRING = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n\r]{0,4096}"
+# A whole sequence; of one that never ends only its first character goes, so that it hides nothing.
+_ESCAPE = re.compile(rf"{_CSI}[@-~]|{_STRING}(?:\x07|\x1b\\|\x9c)|\x1b[ -/]{{0,4}}[0-OQ-WYZ\\`-~]|[\x07\x1b\x80-\x9f]")
+_UNFINISHED = re.compile(rf"(?:{_CSI}|{_STRING}\x1b?|\x1b[ -/]{{0,4}})\Z")
+_LONGEST_ESCAPE = 4200
+_C1 = re.compile("[\x80-\x9f]")
+_ERASE_REST, _ERASE_LINE, _ERASE_BEFORE = "\x1c", "\x1d", "\x1e"  # these three stand for themselves after cleaning
+_ERASERS = {"": _ERASE_REST, "0": _ERASE_REST, "1": _ERASE_BEFORE, "2": _ERASE_LINE}
+_ERASING = re.compile("([\x1c-\x1e])")
+# Characters beyond ASCII of which it is known at once that each takes one column; what bars are drawn with is here.
+_ODD = re.compile("[^\x00-\x7e\xa0-\xac\xae-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u2319\u2500-\u25fc\ufffd]")
+
+
+@lru_cache(4096)
+def _width(char: str) -> int:
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def columns(text: str) -> int:
+    """How many columns a text takes; colours take none."""
+    if "\x1b" in text:
+        text = _SGR.sub("", text)
+    return sum(map(_width, text)) if _ODD.search(text) else len(text)
+
+
+def without_colours(text: str) -> str:
+    """The text alone."""
+    return _SGR.sub("", text) if "\x1b" in text else text
+
+
+def clipped(text: str, most: int) -> str:
+    """As much of a text as fits into so many columns; its colours are all kept."""
+    if columns(text) <= most:
+        return text
+    out, left = [], most
+    for piece in re.split(rf"({_SGR.pattern})", text):
+        if piece.startswith("\x1b"):
+            out.append(piece)
+            continue
+        for char in piece:
+            left -= _width(char)
+            if left < 0:
+                break
+            out.append(char)
+    return "".join(out)
+
+
+def _in_force(text: str) -> str:
+    """The colours that are still in force behind a text."""
+    found: list[str] = _SGR.findall(text)
+    for number in range(len(found) - 1, -1, -1):
+        if found[number] in ("\x1b[m", RESET):
+            found = found[number + 1 :]
+            break
+        if found[number].startswith("\x1b[0;"):
+            found = found[number:]
+            break
+    return "".join(found[-MOST_COLOURS:])
+
+
+def _from_column(text: str, column: int) -> str:
+    """What a text shows from this column on, in its colours; half of a wide character is a blank."""
+    if "\x1b" not in text and not _ODD.search(text):
+        return text[column:]
+    at, colours, position = 0, "", 0
+    while position < len(text) and at < column:
+        found = _SGR.match(text, position)
+        if found:
+            colours += found.group()
+            position = found.end()
+            continue
+        at += _width(text[position])
+        position += 1
+    while position < len(text) and text[position] != "\x1b" and _width(text[position]) == 0:
+        position += 1  # belongs to the character before it, which is overwritten
+    return _in_force(colours) + " " * (at - column) + text[position:]
+
+
+class Folder:
+    """Takes bytes as they come and gives whole lines; where the bytes are cut makes no difference.
+
+    A carriage return goes back to the start of the line, and what follows overwrites what stood there. ``colours``:
+    keep them; each line then carries its own and ends without any. Every other escape sequence and control character
+    but the tab is left out, bytes that are not UTF-8 become U+FFFD. Memory is bounded by ``longest``: of a longer line
+    the first part is kept, with a mark.
+    """
+
+    def __init__(self, colours: bool = False, longest: int = LONGEST) -> None:
+        self.colours, self.longest = colours, longest
+        self.cut_any = False
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._held = ""  # an escape sequence that is not whole yet
+        self._erases = False
+        self._over = ""  # what was written since the line began, or since its last carriage return
+        self._under = ""  # what stood there before, and shows behind it
+        self._over_lost = self._under_lost = 0
+        self._entered = self._entered_over = False  # the line began before our first byte; and goes on from its start
+
+    def enter(self) -> None:
+        """Say that the first bytes are from within a line."""
+        self._entered = True
+
+    def feed(self, data: bytes, last: bool = False) -> list[str]:
+        """The lines that are whole with these bytes; ``last``: what remains is a line too, unless it is empty."""
+        text = self._held + self._decode(data.translate(None, _SILENT), last)
+        self._held, self._erases = "", False
+        if "\x1b" in text or "\x07" in text or (not text.isascii() and _C1.search(text)):
+            unfinished = None if last else _UNFINISHED.search(text, max(0, len(text) - _LONGEST_ESCAPE))
+            if unfinished:
+                self._held, text = unfinished.group(), text[: unfinished.start()]
+            text = _ESCAPE.sub(self._kept, text)
+            self._erases = bool(_ERASING.search(text))
+        *whole, rest = text.split("\n")
+        lines = []
+        for part in whole:
+            begun = self._over or self._under or self._entered or self._erases
+            if not begun and len(part) <= self.longest and "\r" not in part and "\x1b" not in part:
+                lines.append(part)  # most lines are nothing but themselves
+                continue
+            self._write(part)
+            lines.append(self._line())
+        self._write(rest)
+        if last and without_colours(self._over + self._under):
+            lines.append(self._line())
+        return lines
+
+    def unfinished(self) -> str:
+        """What stands on the line that has no end yet."""
+        shown = self._shown()
+        return shown if without_colours(shown) else ""
+
+    def _kept(self, found: re.Match[str]) -> str:
+        escape = found.group().replace("\x9b", "\x1b[", 1)
+        if escape.startswith("\x1b["):
+            if escape.endswith("m"):
+                return escape if self.colours and _SGR.fullmatch(escape) else ""
+            if escape.endswith("K"):
+                return _ERASERS.get(escape[2:-1], "")
+            if escape in ("\x1b[G", "\x1b[0G", "\x1b[1G"):
+                return "\r"  # to the first column: the same in other words
+        return ""
+
+    def _write(self, part: str) -> None:
+        first, *rest = part.split("\r")
+        self._put(first)
+        if not rest:
+            return
+        self._return()
+        if len(rest) > 2 and self._plain(part):
+            if any(rest):
+                self._forget_entered()
+            pieces = [self._under, *rest[:-1]]
+            under, whole = "", max(map(len, pieces))
+            while len(under) < whole:  # the last ones hide the earlier ones, as far as they reach
+                under += pieces.pop()[len(under) :]
+            self._under = under[: self.longest]
+            self._under_lost = max(self._under_lost, len(under) - self.longest)
+            rest = rest[-1:]
+        for piece in rest[:-1]:
+            self._put(piece)
+            self._return()
+        self._put(rest[-1])
+
+    def _plain(self, part: str) -> bool:
+        """Whether each character takes one column: then many updates of a line are folded in one go."""
+        text = self._over + self._under
+        if self._erases or "\x1b" in part or "\x1b" in text:
+            return False
+        return (part.isascii() and text.isascii()) or not (_ODD.search(part) or _ODD.search(text))
+
+    def _put(self, text: str) -> None:
+        if not text:
+            return
+        if not (self._erases and _ERASING.search(text)):
+            self._add(text)
+            return
+        for piece in _ERASING.split(text):
+            if piece not in (_ERASE_REST, _ERASE_LINE, _ERASE_BEFORE):
+                self._add(piece)
+                continue
+            if piece != _ERASE_BEFORE:
+                self._under, self._under_lost = "", 0
+            if piece != _ERASE_REST:
+                self._over = " " * columns(self._over) + _in_force(self._over)
+                self._over_lost = 0
+
+    def _add(self, text: str) -> None:
+        room = self.longest - len(self._over)
+        if len(text) > room:
+            self._over_lost += len(text) - room
+            text = text[:room]
+        if text:
+            self._forget_entered()
+            self._over += text
+
+    def _forget_entered(self) -> None:
+        """What stood on a line of which we did not see the beginning stood further to the right."""
+        if self._entered_over:
+            self._under, self._under_lost = "", 0
+            self._entered = self._entered_over = False
+
+    def _return(self) -> None:
+        self._entered_over = self._entered
+        if not self._over:
+            return
+        under = self._shown()
+        self._under_lost = max(self._under_lost, self._over_lost)
+        if len(under) > self.longest:
+            self._under_lost = max(self._under_lost, len(under) - self.longest)
+            under = _HALF_SGR.sub("", under[: self.longest])
+        self._under = under
+        self._over, self._over_lost = _in_force(self._over), 0
+
+    def _shown(self) -> str:
+        over, under = self._over, self._under
+        if self._over_lost and "\x1b" in over:
+            over = _HALF_SGR.sub("", over)
+        if not under:
+            return over
+        width = columns(over)
+        if columns(under) <= width:
+            return over
+        return over + (RESET if "\x1b" in over else "") + _from_column(under, width)
+
+    def _line(self) -> str:
+        line = self._shown()
+        lost = max(self._over_lost, self._under_lost)
+        if lost:
+            self.cut_any = True
+            line += f" … (cut here: {lost} more characters)"
+        if self._entered:
+            line = f"… {line}"
+            self.cut_any = True
+            self._entered = self._entered_over = False
+        if "\x1b" in line:
+            line = line + RESET if without_colours(line) else ""
+        self._over, self._under = _in_force(self._over) if self.colours else "", ""
+        self._over_lost = self._under_lost = 0
+        return line
+
+
+def seek_last_lines(fd: int, most: int, step_back: int = STEP_BACK) -> bool:
+    """Put ``fd`` where its last ``most`` lines begin; True: that is within a line, which is too long to be read whole.
+
+    Looks from the end: a log of many gigabytes costs no more than its last lines.
+    """
+    end = position = newest = os.lseek(fd, 0, os.SEEK_END)
+    found = 0
+    while position > 0 and most:
+        step = min(CHUNK, position)
+        position -= step
+        data = os.pread(fd, step, position)
+        at = len(data)
+        if position + step == end and data.endswith(b"\n"):
+            at -= 1
+        while (at := data.rfind(b"\n", 0, at)) >= 0:
+            found, newest = found + 1, position + at
+            if found >= most:
+                os.lseek(fd, position + at + 1, os.SEEK_SET)
+                return False
+        if newest - position >= step_back:
+            os.lseek(fd, position, os.SEEK_SET)
+            return True
+    os.lseek(fd, 0 if most else end, os.SEEK_SET)
+    return False
+
+
+def last_lines(path: str, most: int, within: int = 64 * 1024, packed: bool = False) -> list[str]:
+    """The last lines of a log, without colours and not too long, for a glance. Raises OSError.
+
+    A packed one of more than `LARGEST_UNPACKED` bytes is too large for that.
+    """
+    folder = Folder(longest=2000)
+    fd = plain_or_link(path, os.O_RDONLY)
+    try:
+        if packed:
+            end, entered = _unpacked_end(fd, within, path)
+            if entered:
+                folder.enter()
+            return folder.feed(end, last=True)[-most:] if most else []
+        if seek_last_lines(fd, most, within):
+            folder.enter()
+        lines: list[str] = []
+        left = os.fstat(fd).st_size - os.lseek(fd, 0, os.SEEK_CUR)  # as it is now: it may grow faster than it is read
+        while left > 0 and (data := os.read(fd, min(CHUNK, left))):
+            left -= len(data)
+            lines += folder.feed(data)
+            del lines[:-most]
+        return (lines + folder.feed(b"", last=True))[-most:]
+    finally:
+        os.close(fd)
+
+
+def _unpacked_end(fd: int, within: int, path: str) -> tuple[bytes, bool]:
+    """The last bytes of a packed log, and whether they begin within a line. Raises OSError."""
+    unpack, end, size = Unpacker(), bytearray(), 0
+    left = os.fstat(fd).st_size
+    while left > 0 and (data := os.read(fd, min(CHUNK, left))):
+        left -= len(data)
+        for piece in unpack.feed(data):
+            size += len(piece)
+            if size > LARGEST_UNPACKED:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+            end += piece
+            if len(end) > 16 * within:
+                del end[:-within]
+    del end[:-within]
+    begins = end.find(b"\n") + 1
+    if size > len(end) and 0 < begins < len(end):
+        return bytes(end[begins:]), False
+    return bytes(end), size > len(end)

@@ -1,0 +1,48 @@
+"""`web`: the page and the HTTP API of a scheduler, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from scheduler.client.locate import state_file_for
+from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.daemon.web_child import LIFE, PORT_TAKEN
+
+
+def web(
+    *,
+    port: str = "4004",
+    host: str = "127.0.0.1",
+    tls_cert: str = "",
+    tls_key: str = "",
+    behind_proxy: bool = False,
+    names: Sequence[str] = (),
+    state_file: str | None = None,
+    config: str | None = None,
+) -> int:
+    """Serve until Ctrl-C (130) or SIGTERM (0). Raises SchedulerError when a library is missing or the port is taken."""
+    if not port.isascii() or not port.isdigit() or len(port) > 5:
+        raise UsageError(
+            f"must be a port, not {port[:40]!r}", where="--port", do="write 4004, or 0 for any that is free"
+        )
+    path = state_file_for(state_file, config)
+    try:
+        from scheduler.web.server import PortTaken, Way, serve
+    except ImportError as error:
+        name = (error.name or "").partition(".")[0]
+        if not name or name == "scheduler":
+            raise
+        raise SchedulerError(
+            f"the page needs libraries that are not installed ({name})", where="web", do="pip install 'gpujob[web]'"
+        ) from None
+    until = os.environ.pop(LIFE, "")
+    way = Way(host, int(port), tls_cert, tls_key, behind_proxy, tuple(names), int(until) if until.isdigit() else -1)
+    try:
+        return serve(path, way, config=config)
+    except PortTaken as error:
+        if way.until < 0:
+            raise
+        print(f"{PORT_TAKEN}{error}", file=sys.stderr, flush=True)  # for the scheduler that has started it
+        return error.exit_code

@@ -1,0 +1,389 @@
+"""What changes something: jobs submitted, cancelled, run again, held; GPUs and the queue paused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from scheduler.client.client import SCHEMA
+from scheduler.client.dry_run import Preview, preview
+from scheduler.client.submission import Wish, level_of, settings_of, spec_of, table_for
+from scheduler.core.command_limits import check_words
+from scheduler.core.errors import NotFound, Refused, UsageError, did_you_mean
+from scheduler.core.job import Job, JobSpec, JobState, Outcome
+from scheduler.core.requests import (
+    Cancel,
+    Edit,
+    First,
+    Hold,
+    Pause,
+    PauseQueue,
+    Release,
+    Request,
+    Requeue,
+    Resume,
+)
+from scheduler.core.secrets import without_secrets
+from scheduler.environments.discovery import program_in
+from scheduler.web.routes import Ask, Conflict, as_json
+
+NOT_POSSIBLE, NOT_READ, REFUSED, LATER, NOT_THERE = 1, 2, 3, 5, 6  # exit codes of answers (docs/formats.md)
+MOST_NAMED = 5  # jobs in a sentence
+_FOR_TERMINALS = re.compile(r"; gpujob [a-z]+ \d+$")
+SAID = "X-Gpujob-Said"
+HEADERS = {
+    SAID: "What was done, or is put off until a scheduler starts, as a sentence for people; percent-encoded UTF-8."
+}
+LONGEST_SAID = 1000
+OURS = "GPUJOB_"  # variables of the page itself: no job's business
+
+# Key of the body → (how its value becomes the option's text, JSON Schema, what it means).
+Reader = Callable[[str, Any], str]
+
+
+def _text(key: str, value: Any) -> str:
+    """Text, or a number in its place."""
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else value
+    elif not isinstance(value, (str, int)) or isinstance(value, bool):
+        raise UsageError("a text or a number is needed", where=key)
+    return _clean(key, str(value))
+
+
+def _ids(key: str, value: Any) -> str:
+    """A list of numbers, or its text."""
+    if not isinstance(value, list):
+        return _text(key, value)
+    if any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in value):
+        raise UsageError("a list of whole numbers is needed", where=key)
+    return ",".join(map(str, value))
+
+
+def _gpus(key: str, value: Any) -> str:
+    if value == []:
+        raise UsageError("no GPU is named", where=key, do="leave it out for any")
+    return _ids(key, value)
+
+
+def _yes(key: str, value: Any) -> str:
+    if not isinstance(value, bool):
+        raise UsageError("true or false is needed", where=key)
+    return "yes" if value else ""
+
+
+def _path(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError("a text is needed", where=key)
+    return _clean(key, value)
+
+
+def _clean(key: str, text: str) -> str:
+    """The text, if the kernel and the store can take it. Raises UsageError."""
+    if "\0" in text:
+        raise UsageError("it holds a NUL character", where=key)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError("not UTF-8", where=key) from None
+    return text
+
+
+_TEXT: dict[str, Any] = {"type": ["string", "number"]}
+_NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_LIST = {"anyOf": [_TEXT, _NUMBERS]}
+_GPUS = {"anyOf": [_TEXT, {**_NUMBERS, "minItems": 1}]}
+_BOOL = {"type": "boolean"}
+OPTIONS: dict[str, tuple[Reader, Mapping[str, Any], str]] = {
+    "gpus": (_text, _TEXT, "Share of a GPU, or how many: 0.5, 1, 2. Without it the model table says."),
+    "cpu": (_yes, _BOOL, "It needs no GPU."),
+    "priority": (_text, _TEXT, "Lower starts first; 0 without it."),
+    "label": (_text, _TEXT, "A name of your own."),
+    "allowed": (_gpus, _GPUS, "GPUs it may run on: [0, 1] or 0-1. Any without it."),
+    "on": (_gpus, _GPUS, "Just these GPUs, whoever else is on them."),
+    "after": (_ids, _LIST, "Jobs that have to end first."),
+    "after_ok": (_ids, _LIST, "Jobs that have to end well first."),
+    "vram": (_text, _TEXT, "GPU memory that has to be free: 18G."),
+    "time": (_text, _TEXT, "It is ended after this long: 90, 30m, 4h."),
+    "retries": (_text, _TEXT, "How often it is run again when it fails."),
+    "slots": (_text, _TEXT, "Slots it takes, of those for jobs without a GPU."),
+    "cwd": (_path, {"type": "string"}, "Folder it works in; without it the folder of the jobs file."),
+    "env": (_text, {"type": "object", "additionalProperties": _TEXT}, "Variables over the page's own environment."),
+    "conda": (_path, {"type": "string"}, "Conda or virtual environment: name or folder."),
+    "cuda": (_text, _TEXT, "What --cuda gets: physical, local, unset, auto, none."),
+    "launch": (_text, _TEXT, "How a Python script is run: python or torchrun."),
+    "no_output": (_yes, _BOOL, "What it prints is kept nowhere."),
+    "stderr_apart": (_yes, _BOOL, "stderr goes into a file of its own."),
+    "gzip": (_yes, _BOOL, "The log is packed."),
+    "log_dir": (_path, {"type": "string"}, "Folder of its log."),
+    "log_name": (_text, _TEXT, "Name of its log."),
+    "on_finish": (_text, _TEXT, "Program called at its end with id, error level, log and command."),
+    "mail": (_text, _TEXT, "Who gets its output by mail at its end."),
+    "info": (_text, _TEXT, "A text remembered with it."),
+}  # fmt: skip
+_APART = {"no_output": ("output", "none"), "stderr_apart": ("stderr", "apart")}
+_NO_TEXT_OF_A_LINE = frozenset({"cpu", "priority", "allowed", "cwd", "conda", "env", *_APART})
+SUBMITTED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "command": {
+            "type": "array",
+            "items": {"type": "string"},
+            "minItems": 1,
+            "description": 'Words; shell text as ["sh", "-c", TEXT].',
+        },
+        **{key: {**schema, "description": about} for key, (_, schema, about) in OPTIONS.items()},
+    },
+    "required": ["command"],
+    "additionalProperties": False,
+}
+
+
+def _shell(text: str) -> str:
+    return json.dumps({"command": ["sh", "-c", text]}, ensure_ascii=False)
+
+
+def check_keys(body: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise UsageError naming a key that is not known."""
+    names = list(known)
+    for key in body:
+        if key not in names:
+            do = f"known: {', '.join(names)}" if names else "send {}"
+            raise UsageError(f"unknown key {key[:40]!r}{did_you_mean(key, names)}", do=do)
+
+
+def wish_of(ask: Ask) -> Wish:
+    """What the body asks to submit. Raises UsageError naming the key."""
+    body = ask.body()
+    check_keys(body, SUBMITTED["properties"])
+    command = body.get("command")
+    if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        raise UsageError('a list of words is needed, say ["python", "train.py"]', where="command")
+    for word in command:
+        _clean("command", word)
+    variables = body.pop("env", {})
+    if not isinstance(variables, dict):
+        raise UsageError('an object is needed, say {"SEED": "1"}', where="env")
+    env = []
+    for name, value in variables.items():
+        if not name or "=" in name:
+            raise UsageError(f"{name[:40]!r} is no name of a variable", where="env")
+        env.append(f"{_clean('env', name)}={_text('env', value)}")
+    texts = {key: OPTIONS[key][0](key, value) for key, value in body.items() if key != "command"}
+    if texts.get("cpu") and texts.get("gpus"):
+        raise UsageError("cpu and gpus exclude each other", do="leave one of them out")
+    options = {key: text for key, text in texts.items() if key not in _NO_TEXT_OF_A_LINE}
+    options |= {name: text for key, (name, text) in _APART.items() if texts.get(key)}
+    if texts.get("cpu"):
+        options["gpus"] = "0"
+    client = ask.source.client
+    folder = os.path.dirname(client.remembered("jobs_file") or client.places.state_file)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    return Wish(
+        command=command, folder=folder, environ=environ, options=options, priority=texts.get("priority") or "0",
+        allowed=texts.get("allowed", ""), cwd=texts.get("cwd", ""), conda=texts.get("conda", ""), env=env,
+    )  # fmt: skip
+
+
+def submit(ask: Ask) -> Response:
+    """Queue a job."""
+    source = ask.source
+    spec, environment = spec_of(wish_of(ask), str, _shell)
+    try:
+        job = source.client.submit(spec, environment, table_for(spec, source.client, source.config))
+    except NotFound as error:  # a job that it is to wait for: what is wrong is the body
+        raise UsageError(error.what, do=error.do) from None
+    finally:
+        source.changed()
+    return as_json({"id": job.id}, 201, {"Location": f"/api/jobs/{job.id}"})
+
+
+def would(ask: Ask) -> Response:
+    """What would happen if this were submitted now."""
+    source = ask.source
+    spec, environment = spec_of(wish_of(ask), str, _shell)  # a wrong value is no answer, but an error
+    try:
+        check_words(spec.arguments)
+        doubt = _doubt(spec, environment)
+        found = preview(
+            source.client.places,
+            settings_of(source.client, source.config),
+            spec,
+            environment,
+            table_for(spec, source.client, source.config),
+            alive=source.client.alive(),
+        )
+    except Refused as error:
+        found, doubt = Preview("never", reason_code="never", reason=str(error)), ""
+    except NotFound as error:
+        raise UsageError(error.what, do=error.do) from None
+    return as_json(
+        {
+            "schema": SCHEMA,
+            "would": found.would,
+            "gpus": list(found.gpus),
+            "reason": found.reason or None,
+            "reason_code": found.reason_code or None,
+            "need": found.need,
+            "command": list(found.command),
+            "notes": [*found.notes, *([doubt] if doubt else ())],
+        }
+    )
+
+
+def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
+    """Why the command would fail at once, as far as can be seen from here; else empty."""
+    if spec.is_script or spec.conda_env or not spec.arguments:
+        return ""
+    name = spec.arguments[0]
+    if "/" not in name:
+        found = program_in(environment.get("PATH", os.defpath), name)
+        return "" if found else f"there is no program {name} in PATH: it would fail at once"
+    path = os.path.join(spec.cwd, name)
+    if os.path.isfile(path) and os.access(path, os.X_OK):
+        return ""
+    what = "is no program that may be run" if os.path.exists(path) else "is not there"
+    return f"{name} {what}: it would fail at once"
+
+
+def _carry_out(ask: Ask, request: Request) -> str:
+    """What was asked, done; says what was. Raises NotFound, Conflict, UsageError as the answer says it.
+
+    ``LATER``: no scheduler runs; it is done when one starts, and until then what is so stays so.
+    """
+    answer = ask.source.do(request)
+    text = "; ".join(answer.lines)
+    if answer.code == NOT_THERE:
+        raise NotFound(text)
+    if answer.code == NOT_READ:
+        raise UsageError(text)
+    if answer.code not in (0, LATER):
+        raise Conflict(text)
+    return _FOR_TERMINALS.sub("", text)
+
+
+def _done(value: Mapping[str, Any], said: str) -> Response:
+    """What is so now; and what was done, as a sentence, in a header: the body's keys are the contract's."""
+    return as_json(value, headers={SAID: quote(without_secrets(said)[:LONGEST_SAID])})
+
+
+def _acted(job: Job, said: str) -> Response:
+    return _done({"id": job.id, "state": job.state.value}, said)
+
+
+def _again(job: Job) -> Requeue:
+    return Requeue((job.id,), after=(job.attempt,))
+
+
+def _asking(kind: type[Any]) -> Callable[[Job], Request]:
+    def wish(job: Job) -> Request:
+        request: Request = kind((job.id,))
+        return request
+
+    return wish
+
+
+def _on_job(
+    verb: str, wish: Callable[[Job], Request], possible: Callable[[Job], bool], what: str = ""
+) -> Callable[[Ask], Response]:
+    """A route that asks something of one job, where its state allows it. ``what``: what is done, as a sentence ends."""
+    what = what or f"{verb} it"
+
+    def does(ask: Ask) -> Response:
+        check_keys(ask.body(), ())
+        job = ask.source.client.states([ask.numbers["id"]])[0]
+        if not possible(job):
+            raise Conflict(f"job {job.id} is {job.state.value}: that is no state to {what} in")
+        said = _carry_out(ask, wish(job))
+        job = ask.source.client.states([job.id])[0]
+        if verb == "cancel" and job.state.ended and job.outcome is not Outcome.CANCELLED:
+            raise Conflict(said)  # it ended meanwhile, by itself
+        return _acted(job, "; ".join([said, *_also(ask, verb, job)]))
+
+    return does
+
+
+def _also(ask: Ask, verb: str, job: Job) -> list[str]:
+    """What else one has to know who put a job back into the queue."""
+    if verb != "retry":
+        return []
+    if job.state is JobState.SKIPPED:
+        parents = ask.source.client.known(job.spec.after_ok).values()
+        bad = [one for one in parents if one.state.ended and not one.succeeded]
+        return [f"job {one.id} has ended as {one.state.value}: retry that first" for one in bad[:MOST_NAMED]]
+    return ["it is held still: release lets it start"] if job.held and job.state is JobState.PENDING else []
+
+
+def _waits(job: Job) -> bool:
+    return job.state is JobState.PENDING
+
+
+cancel = _on_job("cancel", _asking(Cancel), lambda job: not job.state.ended)
+retry = _on_job("retry", _again, lambda job: job.state.ended)
+hold = _on_job("hold", _asking(Hold), _waits)
+release = _on_job("release", _asking(Release), _waits)
+first = _on_job("first", _asking(First), _waits, "put it first")
+
+
+def priority(ask: Ask) -> Response:
+    """Give a waiting job another priority."""
+    body = ask.body()
+    check_keys(body, ("priority",))
+    if "priority" not in body:
+        raise UsageError("the priority is missing", do='send {"priority": 0}')
+    level = level_of(_text("priority", body["priority"]), str)
+    said = _carry_out(ask, Edit((ask.numbers["id"],), {"priority": level}))
+    job = ask.source.client.states([ask.numbers["id"]])[0]
+    return _acted(job, "; ".join(filter(None, (said, _place_of(ask, job)))))
+
+
+def _place_of(ask: Ask, job: Job) -> str:
+    """What a waiting job's priority does not change: those that were put first come before all others."""
+    if job.state is not JobState.PENDING:
+        return ""
+    if job.order < 0:
+        return "it was put first, which its priority does not change (cancel and retry give it its ordinary place)"
+    ahead = [one for one in ask.source.overview().jobs if one.state is JobState.PENDING and one.order < 0]
+    names = [str(one.id) for one in sorted(ahead, key=lambda one: one.turn)]
+    if not names:
+        return ""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    verb = "comes" if len(names) == 1 else "come"
+    return f"before it still {verb} {', '.join(names[:MOST_NAMED])}{more}, put first"
+
+
+def pause_gpu(ask: Ask) -> Response:
+    """No new job on this GPU."""
+    check_keys(ask.body(), ())
+    return _paused(ask, _carry_out(ask, Pause((ask.numbers["n"],))))
+
+
+def resume_gpu(ask: Ask) -> Response:
+    """Jobs on this GPU again."""
+    body = ask.body()
+    check_keys(body, ("force",))
+    force = bool(_yes("force", body.get("force", False)))
+    if force and not ask.source.client.alive():
+        raise Conflict("no scheduler is running: nobody sees what force would accept")
+    return _paused(ask, _carry_out(ask, Resume((ask.numbers["n"],), force)))
+
+
+def _paused(ask: Ask, said: str) -> Response:
+    return _done({"paused_gpus": list(ask.source.client.pauses()[1])}, said)
+
+
+def pause_queue(ask: Ask) -> Response:
+    """Start nothing at all."""
+    check_keys(ask.body(), ())
+    return _done({"paused": True}, _carry_out(ask, PauseQueue(True)))
+
+
+def resume_queue(ask: Ask) -> Response:
+    """Start jobs again."""
+    check_keys(ask.body(), ())
+    return _done({"paused": False}, _carry_out(ask, PauseQueue(False)))

@@ -1,0 +1,220 @@
+"""Server-sent events: what changes is told to every page that listens, by one watcher for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from scheduler.client.client import SchedulerClient
+from scheduler.client.overview import News
+from scheduler.core.errors import SchedulerError
+from scheduler.core.secrets import without_secrets
+from scheduler.system.terminal_text import safe
+from scheduler.views.render import gpu_json, job_json
+from scheduler.web.routes import Ask, NotNow
+
+EVERY_S = 0.2
+PING_S = 15
+MOST_STREAMS = 64
+MOST_QUEUED = 1000  # events that a slow listener may have before it
+AGAIN_MS = 2000  # so long a browser waits before it connects again
+FIRST_LOOK_S = 5.0
+SLOW_S = 30.0  # a listener that takes nothing for so long has gone
+
+Told = tuple[str, str]  # event, its data as one line of JSON
+
+
+class _Listener:
+    """What one stream still has to send. Told from any thread, read by one event loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told: deque[Told] = deque()
+        self._over = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+
+    def tell(self, told: Iterable[Told]) -> None:
+        """Something is to be sent; a stream that cannot keep up ends, and its page is told to begin anew."""
+        with self._lock:
+            if self._over:
+                return
+            self._told.extend(told)
+            if len(self._told) > MOST_QUEUED:
+                self._told.clear()
+                self._told.append(("again", "{}"))
+                self._over = True
+            self._rouse()
+
+    def end(self) -> None:
+        """Nothing more is to be sent."""
+        with self._lock:
+            self._over = True
+            self._rouse()
+
+    def _rouse(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has gone
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def next(self) -> Told | None:
+        """What is to be sent next, waited for; None at the end."""
+        while True:
+            with self._lock:
+                self._loop = asyncio.get_running_loop()
+                self._wake.clear()
+                if self._told:
+                    return self._told.popleft()
+                if self._over:
+                    return None
+            await self._wake.wait()
+
+
+class Hub:
+    """All streams of one page, and the watcher, which lives as long as somebody listens."""
+
+    def __init__(self, client: SchedulerClient) -> None:
+        self.client = client
+        self._lock = threading.Lock()
+        self._listeners: set[_Listener] = set()
+        self._standing: dict[str, str] = {}  # what a new listener is told first: the last of gpus, queue, scheduler
+        self._watcher: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._begun = threading.Event()  # set once the watcher has looked for the first time
+        self._closed = False
+
+    def close(self) -> None:
+        """End all streams, and begin none any more: the server ends."""
+        with self._lock:
+            self._closed = True
+        self.end_all()
+        self._wake.set()
+
+    def end_all(self) -> None:
+        """End all streams there are."""
+        with self._lock:
+            for one in self._listeners:
+                one.end()
+
+    def join(self) -> _Listener:
+        """One more stream: it is told what changes from this moment on. Raises NotNow. Blocks until the store was looked at."""
+        listener = _Listener()
+        with self._lock:
+            if self._closed or len(self._listeners) >= MOST_STREAMS:
+                raise NotNow(f"{MOST_STREAMS} streams are open, and no more may", do="close another page")
+            listener.tell(self._standing.items())
+            self._listeners.add(listener)
+            if self._watcher is None:
+                self._begun = threading.Event()
+                self._watcher = threading.Thread(target=self._watch, args=(self._begun,), name="watcher", daemon=True)
+                self._watcher.start()
+            begun = self._begun
+        begun.wait(FIRST_LOOK_S)
+        return listener
+
+    def leave(self, listener: _Listener) -> None:
+        """Tell it nothing more."""
+        with self._lock:
+            self._listeners.discard(listener)
+
+    def _watch(self, begun: threading.Event) -> None:
+        """Look until nobody listens any more."""
+        watch = self.client.changes()
+        trouble = ""
+        try:
+            while True:
+                try:
+                    told = _events_of(watch.look())
+                    trouble = ""
+                except (SchedulerError, OSError) as error:
+                    told = (
+                        []
+                        if str(error) == trouble
+                        else [("scheduler", _line({"alive": False, "trouble": _said(error)}))]
+                    )
+                    trouble = str(error)
+                with self._lock:
+                    self._standing.update((name, data) for name, data in told if name != "job")
+                    for one in self._listeners if told else ():
+                        one.tell(told)
+                    begun.set()
+                    if self._closed or not self._listeners:
+                        self._watcher, self._standing = None, {}
+                        return
+                self._wake.wait(EVERY_S)
+        except Exception:  # a defect of ours: the streams end, and the pages connect again
+            logging.getLogger(__name__).exception("the watcher ended")
+            with self._lock:
+                self._watcher, self._standing = None, {}
+                for one in self._listeners:
+                    one.end()
+        finally:
+            begun.set()
+            watch.close()
+
+
+def _said(error: Exception) -> str:
+    return safe(without_secrets(str(error)))
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value)  # ASCII, so without any character that ends a line
+
+
+def _events_of(news: News) -> list[Told]:
+    told: list[Told] = []
+    if news.alive is not None:
+        told.append(("scheduler", _line({"alive": news.alive})))
+    told += [("job", _line(job_json(job, reason))) for job, reason in news.jobs]
+    if news.gpus is not None:
+        told.append(("gpus", _line({"gpus": [gpu_json(gpu) for gpu in news.gpus]})))
+    if news.queue is not None:
+        paused, counts = news.queue
+        told.append(("queue", _line({"paused": paused, "counts": dict(counts)})))
+    return told
+
+
+class _Events(EventSourceResponse):
+    """A stream that leaves the hub however it ends."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub, self._listener = hub, hub.join()
+        super().__init__(
+            _stream(self._listener), ping=PING_S, sep="\n", send_timeout=SLOW_S, ping_message_factory=_ping
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._listener.end()
+            self._hub.leave(self._listener)
+
+
+def events(ask: Ask) -> Response:
+    """The stream of what changes. Raises NotNow."""
+    hub: Hub = ask.request.app.state.hub
+    return _Events(hub)
+
+
+def _ping() -> ServerSentEvent:
+    return ServerSentEvent(comment="ping", sep="\n")
+
+
+async def _stream(listener: _Listener) -> AsyncIterator[ServerSentEvent]:
+    numbers = itertools.count(1)  # they say nothing: a browser that connects again is told anew how things stand
+    yield ServerSentEvent(comment="gpujob", retry=AGAIN_MS, sep="\n")
+    while (told := await listener.next()) is not None:
+        event, data = told
+        yield ServerSentEvent(data, event=event, id=str(next(numbers)), sep="\n")

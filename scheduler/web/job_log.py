@@ -1,0 +1,302 @@
+"""A job's log as text: its last lines, what came since, or the lines that hold a word; never more than fits.
+
+The text is what a terminal would end up showing (`views/terminal_replay.py`): progress bars are one line. What is read is bounded,
+however large the log is and whatever stands in it; only files that the store names for that job are opened.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from starlette.responses import Response
+
+from scheduler.core.errors import NotFound, UsageError
+from scheduler.core.log_names import is_packed, logs_of
+from scheduler.system.safe_open import plain_or_link
+from scheduler.system.terminal_text import upright
+from scheduler.views.packed_log import Unpacker
+from scheduler.views.terminal_replay import Folder
+from scheduler.web.routes import Ask, NotNow
+
+DEFAULT_LINES, MOST_LINES = 200, 10_000
+MOST_BYTES = 1 << 20  # of an answer
+LONGEST_UNFINISHED = 64 << 10  # a longer line without an end is given in pieces
+LONGEST_LINE = 256 << 10
+SEARCHED = 64 << 20  # the last bytes of a log are looked through for a word
+SEARCHED_PACKED = 8 << 20
+UNPACKED = 256 << 20  # a packed log is unpacked from its beginning, and no further than this
+LONGEST_WORD = 200
+MOST_PLACES = 200  # told of found lines, the last ones: a header must not grow without end
+AT_ONCE = 2  # searches
+CHUNK = 1 << 18
+PATIENCE_S = 5.0
+SEARCH_S = 5.0  # one search; what was not looked through by then is not
+_LINE_END = re.compile(rb"\n")
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+
+SIZE, START, END, UNFINISHED, ATTEMPT, PLACES, RESTARTED, CUT = (
+    f"X-Gpujob-Log-{name}" for name in ("Size", "Start", "End", "Unfinished", "Attempt", "Places", "Restarted", "Cut")
+)
+HEADERS = {
+    SIZE: "Bytes in the log now (unpacked).",
+    START: "The byte where the text begins: what stands before it comes when it is sent as before.",
+    END: "Where the next answer goes on: send it as from.",
+    UNFINISHED: "Characters at the end of the text that belong to a line without an end; they come again with the next answer.",
+    ATTEMPT: "The attempt whose log it is: another one than before has a log of its own.",
+    PLACES: "With find: the byte where each of these lines begins, comma-joined.",
+    RESTARTED: "1: the log was cut or replaced since; the text is that of its last lines.",
+    CUT: "1: the log is longer than what was looked through.",
+}
+_searching = threading.BoundedSemaphore(AT_ONCE)
+
+
+@dataclass(slots=True)
+class Part:
+    """Some of a log, from the byte ``start`` on. ``end``: the byte where the next part begins; ``unfinished``: characters
+    at the end of ``text``; ``places``: the bytes where found lines begin.
+    """
+
+    text: str = ""
+    size: int = 0
+    end: int = 0
+    unfinished: int = 0
+    restarted: bool = False
+    cut: bool = False
+    start: int = 0
+    places: tuple[int, ...] = ()
+
+
+def log(ask: Ask) -> Response:
+    """The log of a job, or a part of it."""
+    lines = ask.whole("tail", DEFAULT_LINES, 0, MOST_LINES)
+    start = ask.whole("from", 0, 0, 1 << 62) if ask.query("from") is not None else None
+    before = ask.whole("before", 0, 0, 1 << 62) if ask.query("before") is not None else None
+    if before is not None and start is not None:
+        raise UsageError("either from or before", where="before")
+    wanted = ask.whole("attempt", 0, 1, 1 << 31) if ask.query("attempt") is not None else None
+    word = ask.query("find")
+    if word is not None and (start is not None or before is not None or not 0 < len(word) <= LONGEST_WORD):
+        raise UsageError(f"a word of 1 to {LONGEST_WORD} characters, without from or before", where="find")
+    job, _, events = ask.source.client.job(ask.numbers["id"])
+    known = logs_of(job, events)
+    attempt = job.attempt if wanted is None else wanted
+    if wanted is not None and wanted not in known:
+        has = f"it has {', '.join(map(str, sorted(known)))}" if known else f"it is {job.state.value}"
+        raise NotFound(f"job {job.id} has no log of attempt {wanted}: {has}")
+    path = known.get(attempt, "")
+    part = Part()
+    if path:
+        try:
+            with _opened(path, word is not None) as source:
+                part = _found(source, word, lines) if word is not None else _part(source, start, lines, before)
+        except FileNotFoundError:
+            if job.state.ended:
+                raise NotFound(
+                    "the log is not there any more", where=path, do="keep_logs or somebody removed it"
+                ) from None
+        except OSError as error:
+            raise NotFound(f"the log cannot be read: {error.strerror}", where=path) from None
+    headers = {SIZE: part.size, START: part.start, END: part.end, UNFINISHED: part.unfinished, ATTEMPT: attempt}
+    shown = {name: str(value) for name, value in headers.items()}
+    shown |= {PLACES: ",".join(map(str, part.places))} if part.places else {}
+    shown |= {RESTARTED: "1"} if part.restarted else {}
+    shown |= {CUT: "1"} if part.cut else {}
+    return Response(
+        upright(part.text).encode("utf-8", "replace"), headers=shown, media_type="text/plain; charset=utf-8"
+    )
+
+
+def _opened(path: str, searching: bool) -> _Log:
+    fd = plain_or_link(path, os.O_RDONLY)
+    try:
+        return _Packed(fd, SEARCHED_PACKED if searching else MOST_BYTES) if is_packed(path) else _Log(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+class _Log:
+    """An open log."""
+
+    cut = False
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.searched = fd, SEARCHED
+        self.size = os.fstat(fd).st_size  # a job that writes faster than we read must not keep us for ever
+
+    def read(self, at: int, most: int) -> bytes:
+        """Up to so many bytes from ``at`` on. Raises OSError."""
+        found = bytearray()
+        most = min(most, self.size - at)
+        while len(found) < most and (data := os.pread(self.fd, most - len(found), at + len(found))):
+            found += data
+        return bytes(found)
+
+    def __enter__(self) -> _Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+
+class _Packed(_Log):
+    """The same of a packed one: bytes are counted as they are unpacked."""
+
+    def __init__(self, fd: int, keep: int) -> None:
+        super().__init__(fd)
+        self._packed_size = self.size
+        self._last = bytearray()  # the last ``keep`` bytes at least
+        self.size = 0
+        for data in self._unpacked():
+            self.size += len(data)
+            self._last += data
+            if len(self._last) > 2 * keep:
+                del self._last[:-keep]
+            if self.size >= UNPACKED:
+                self.cut = True
+                break
+        self.searched, self._whole = len(self._last), self.size
+
+    def _unpacked(self) -> Iterator[bytes]:
+        unpack, at = Unpacker(), 0
+        while at < self._packed_size and (data := os.pread(self.fd, CHUNK, at)):
+            at += len(data)
+            yield from unpack.feed(data)
+
+    def read(self, at: int, most: int) -> bytes:
+        most = max(0, min(most, self.size - at))
+        known_from = self._whole - len(self._last)
+        if at >= known_from:
+            return bytes(self._last[at - known_from :][:most])
+        found, before = bytearray(), 0
+        for data in self._unpacked():
+            found += data[max(0, at - before) :]
+            before += len(data)
+            if len(found) >= most or before >= self.size:
+                break
+        return bytes(found[:most])
+
+
+def _part(log: _Log, start: int | None, lines: int, before: int | None = None) -> Part:
+    """What stands from ``start`` on, or the last lines: of all, or of what stands before a byte."""
+    size = log.size
+    if before is not None:
+        log.size = min(size, before)
+    restarted = start is not None and start > log.size
+    entered = False
+    if start is None or restarted:
+        start, entered = _last_lines(log, lines)
+    data = log.read(start, MOST_BYTES)
+    whole = data.rfind(b"\n") + 1
+    rest = data[whole:]
+    if len(rest) >= LONGEST_UNFINISHED or (len(data) == MOST_BYTES and not whole):
+        whole, rest = len(data) - _half_character(data), b""  # it has no end in sight: given as it comes
+    folder = Folder(longest=LONGEST_LINE)
+    if entered:
+        folder.enter()
+    text = "".join(f"{line}\n" for line in folder.feed(data[:whole]))
+    if not data[:whole].endswith(b"\n"):
+        text += folder.unfinished()
+    tail = ""
+    if rest:
+        folder = Folder(longest=LONGEST_LINE)
+        folder.feed(rest)
+        tail = folder.unfinished()
+    shown = upright(tail)
+    return Part(text + tail, size, start + whole, len(shown), restarted, log.cut, start)
+
+
+def _half_character(data: bytes) -> int:
+    """How many bytes at the end are the beginning of a character."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        wants = 2 if byte >> 5 == 6 else 3 if byte >> 4 == 14 else 4 if byte >> 3 == 30 else 1
+        return back if wants > back else 0
+    return 0
+
+
+def _last_lines(log: _Log, most: int) -> tuple[int, bool]:
+    """Where the last ``most`` lines begin, and whether that is within a line. One answer holds all that follows."""
+    if not most:
+        return log.size, False
+    first = max(0, log.size - MOST_BYTES)
+    data = log.read(first, MOST_BYTES)
+    at = len(data) - data.endswith(b"\n")
+    found = 0
+    while (at := data.rfind(b"\n", 0, at)) >= 0:
+        found += 1
+        if found == most:
+            return first + at + 1, False
+    if not first:
+        return 0, False
+    begins = data.find(b"\n") + 1
+    if 0 < begins < len(data):
+        return first + begins, False
+    return max(first, log.size - LONGEST_UNFINISHED), True  # one line, of which only the end can be shown
+
+
+def _found(log: _Log, word: str, most: int) -> Part:
+    """The last lines that hold a word, whatever its case, each with its number; from the end where the beginning was not read.
+
+    Looks from the end, in blocks of whole lines as far as there are any; most blocks do not hold it, and cost little.
+    """
+    if not _searching.acquire(timeout=PATIENCE_S):
+        raise NotNow("others are searching logs", do="try again in a moment")
+    try:
+        return _found_in(log, word.casefold(), most)
+    finally:
+        _searching.release()
+
+
+def _without_escapes(data: bytes) -> str:
+    """As good as what a terminal shows, for a first look: to fold costs a second for half a MiB of them."""
+    return (_ESCAPES.sub(b"", data) if b"\x1b" in data else data).decode("utf-8", "replace").casefold()
+
+
+def _found_in(log: _Log, word: str, most: int) -> Part:
+    hits: deque[tuple[int, str, int]] = deque()  # lines behind it, itself counted; the line; and its place
+    first = max(0, log.size - log.searched)
+    end, behind, room = log.size, 0, MOST_BYTES
+    cut = bool(first) or log.cut
+    deadline = time.monotonic() + SEARCH_S
+    while end > first and len(hits) < most and room > 0:
+        start = max(first, end - CHUNK)
+        data = log.read(start, end - start)
+        begins = data.find(b"\n") + 1 if start > first else 0
+        if begins < len(data):
+            start, data = start + begins, data[begins:]
+        lines = data.count(b"\n") + (end == log.size and not data.endswith(b"\n"))
+        if time.monotonic() > deadline:
+            first, cut = end, True
+            break
+        if word in _without_escapes(data):
+            folded = Folder(longest=LONGEST_LINE).feed(data, last=True)
+            begun = [0, *(one.end() for one in _LINE_END.finditer(data))]
+            for number in range(len(folded) - 1, -1, -1):
+                line = folded[number]
+                if word in line.casefold() and len(hits) < most:
+                    room -= len(line) + 20
+                    if room < 0:
+                        cut = True
+                        break
+                    hits.appendleft((behind + len(folded) - number, line, start + begun[number]))
+        behind += lines
+        end = start
+    places = tuple(place for _, _, place in hits)[-MOST_PLACES:]
+    if first or log.cut:
+        text = "".join(f"-{number}:{line}\n" for number, line, _ in hits)
+    else:
+        while end > 0:  # how many lines stand before them
+            start = max(0, end - CHUNK)
+            behind += log.read(start, end - start).count(b"\n")
+            end = start
+        text = "".join(f"{behind - number + 1}:{line}\n" for number, line, _ in hits)
+    return Part(text, log.size, log.size, 0, False, cut, 0, places)

@@ -1,0 +1,186 @@
+"""The figures of a scheduler in Prometheus' text form: read from the store alone, so they come at once whatever hangs.
+
+No label names a job, a script, a command or a user: states, outcomes, reason codes, GPUs and parts of memory are all there
+are. See docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from scheduler import __version__
+from scheduler.core import counters as counts
+from scheduler.core.admission import LEAST_STALE_S, STALE_AFTER
+from scheduler.core.errors import SchedulerError
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from scheduler.client.client import SchedulerClient
+    from scheduler.client.overview import GpuView, Overview
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+NOT_HEALTHY = frozenset({"GONE", "UNHEALTHY"})
+GPU = ("gpu", "uuid")
+MIB = 1 << 20
+
+
+def metrics(client: SchedulerClient) -> bytes:
+    """All figures. Raises SchedulerError when prometheus-client is not there, or the store cannot be read."""
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+    except ImportError as error:
+        raise SchedulerError(f"metrics need prometheus-client: {error}", do="pip install 'gpujob[web]'") from None
+    view = client.overview(most_waiting=0)
+    tallied, blocked = client.tallies()
+    interval_s = float(client.settings().get("gpu_interval", (0.0, ""))[0])
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Figures(view, tallied, blocked, client.ticks(), interval_s, time.time()))
+    return generate_latest(registry)
+
+
+class _Figures:
+    """What there is at one moment, as prometheus-client wants to be given it."""
+
+    def __init__(
+        self,
+        view: Overview,
+        tallied: Mapping[str, Mapping[str, float]],
+        blocked: Mapping[str, int],
+        ticks: tuple[dict[str, float], float] | None,
+        interval_s: float,
+        now: float,
+    ) -> None:
+        self.view, self.tallied, self.blocked, self.ticks = view, tallied, blocked, ticks
+        self.stale_s, self.now = max(LEAST_STALE_S, STALE_AFTER * interval_s), now
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics; one of which nothing is known has a type and no value."""
+        yield from self._scheduler()
+        yield from self._jobs()
+        yield from self._gpus()
+
+    def _scheduler(self) -> Iterator[Metric]:
+        from prometheus_client.core import HistogramMetricFamily
+
+        view = self.view
+        yield _gauge("gpujob_up", "1 while the scheduler runs.", (), [((), float(view.alive))])
+        yield _gauge("gpujob_build_info", "Version of gpujob; always 1.", ("version",), [((__version__,), 1.0)])
+        yield _gauge("gpujob_queue_paused", "1 while the whole queue is paused.", (), [((), float(view.queue_paused))])
+        ticks = HistogramMetricFamily("gpujob_tick_seconds", "How long the turns of the scheduler's loop took.")
+        if self.ticks is not None:
+            found, total = self.ticks
+            ticks.add_metric([], counts.cumulative(counts.TICK_BUCKETS, found), total)
+        yield ticks
+
+    def _jobs(self) -> Iterator[Metric]:
+        view, tallied = self.view, self.tallied
+        states = [((state,), float(number)) for state, number in view.counts.items()]
+        yield _gauge("gpujob_jobs", "Jobs that are remembered, by state.", ("state",), states)
+        yield _counter(
+            "gpujob_jobs_finished_total", "Endings of jobs by outcome, also of jobs that are forgotten.", "outcome",
+            counts.OUTCOMES, tallied.get(counts.FINISHED, {}),
+        )  # fmt: skip
+        yield _counter(
+            "gpujob_jobs_ended_total", "Endings of jobs by the state they led to.", "state", counts.ENDINGS,
+            tallied.get(counts.ENDED, {}),
+        )  # fmt: skip
+        yield _counter(
+            "gpujob_retries_total", "Times a job was put back to wait for another try.", "reason", counts.RETRIES,
+            tallied.get(counts.RETRIED, {}),
+        )  # fmt: skip
+        yield _histogram(
+            "gpujob_job_wait_seconds", "From a job's submission to its first start.", counts.WAIT_BUCKETS,
+            tallied.get(counts.WAITED, {}),
+        )  # fmt: skip
+        yield _histogram(
+            "gpujob_job_run_seconds", "How long runs of jobs took, each try by itself.", counts.RUN_BUCKETS,
+            tallied.get(counts.RAN, {}),
+        )  # fmt: skip
+        blocked = [((code,), float(number)) for code, number in sorted(self.blocked.items())] if view.alive else []
+        yield _gauge("gpujob_queue_blocked", "Waiting jobs by why they wait.", ("reason",), blocked)
+
+    def _gpus(self) -> Iterator[Metric]:
+        """Nothing without a scheduler: what it saw last may be long ago."""
+        gpus = self.view.gpus if self.view.alive else ()
+        who = {gpu.gpu.index: (str(gpu.gpu.index), gpu.gpu.uuid) for gpu in gpus}
+
+        def each(value: Mapping[int, float | None]) -> list[tuple[tuple[str, ...], float]]:
+            return [(who[index], number) for index, number in value.items() if number is not None]
+
+        memory = [((*who[gpu.gpu.index], part), mib * MIB) for gpu in gpus for part, mib in _parts(gpu)]
+        read = {gpu.gpu.index: gpu.reading for gpu in gpus if gpu.reading is not None}
+        yield _gauge("gpujob_gpu_memory_bytes", "Memory of a GPU: of our jobs, of others, reserved (driver, display), free.",
+                     (*GPU, "part"), memory)  # fmt: skip
+        yield _gauge("gpujob_gpu_utilization_ratio", "Share of the time in which the GPU worked.", GPU,
+                     each({i: r.load for i, r in read.items()}))  # fmt: skip
+        yield _gauge("gpujob_gpu_allocated_ratio", "Share of the GPU that is booked by jobs.", GPU,
+                     each({gpu.gpu.index: gpu.allocated for gpu in gpus}))  # fmt: skip
+        yield _gauge("gpujob_gpu_paused", "1 while the GPU is given no new job because somebody paused it.", GPU,
+                     each({gpu.gpu.index: float(gpu.paused) for gpu in gpus}))  # fmt: skip
+        ages = {i: None if r.read_at is None else max(0.0, self.now - r.read_at) for i, r in read.items()}
+        stale = {i: r.state == "STALE" or (ages[i] or 0.0) > self.stale_s for i, r in read.items()}
+        bad = {i for i, r in read.items() if stale[i] or r.state in NOT_HEALTHY}
+        healthy = {gpu.gpu.index: float(gpu.gpu.index not in bad) for gpu in gpus}
+        yield _gauge("gpujob_gpu_healthy", "0 while the readings say that the GPU is gone, not to be used, or silent.", GPU,
+                     each(healthy))  # fmt: skip
+        yield _gauge("gpujob_gpu_stale", "1 while nothing is heard of the GPU: its other figures are of the past.", GPU,
+                     each({i: float(silent) for i, silent in stale.items()}))  # fmt: skip
+        yield _gauge("gpujob_gpu_reading_age_seconds", "How long ago the GPU answered last.", GPU, each(ages))
+        yield _gauge(
+            "gpujob_gpu_power_watts", "Power that the GPU draws.", GPU, each({i: r.power_w for i, r in read.items()})
+        )
+        energy = each({i: r.energy_j for i, r in read.items()})
+        yield _labelled_counter("gpujob_gpu_energy_joules_total", "Energy since the driver was loaded.", GPU, energy)
+        yield _gauge("gpujob_gpu_temperature_celsius", "Temperature of the GPU.", GPU,
+                     each({i: r.temperature_c for i, r in read.items()}))  # fmt: skip
+
+
+def _parts(gpu: GpuView) -> list[tuple[str, int]]:
+    """The parts of a GPU's memory in MiB; together they are all of it."""
+    read = gpu.reading
+    if read is None or read.foreign_mib is None or read.reserved_mib is None or not read.memory_total_mib:
+        return []
+    taken = read.own_mib + read.foreign_mib + read.reserved_mib
+    return [
+        ("ours", read.own_mib),
+        ("foreign", read.foreign_mib),
+        ("reserved", read.reserved_mib),
+        ("free", max(0, read.memory_total_mib - taken)),
+    ]
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for words, number in values:
+        family.add_metric(words, number)
+    return family
+
+
+def _labelled_counter(
+    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[tuple[str, ...], float]]
+) -> Metric:
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(name, text, labels=labels)
+    for words, number in values:
+        family.add_metric(words, number)
+    return family
+
+
+def _counter(name: str, text: str, label: str, known: Sequence[str], tallied: Mapping[str, float]) -> Metric:
+    """A counter with each label that there can be, from 0 on: else its first increase would be seen by no `rate`."""
+    names = (*known, *sorted(tallied.keys() - set(known)))
+    return _labelled_counter(name, text, (label,), [((one,), tallied.get(one, 0.0)) for one in names])
+
+
+def _histogram(name: str, text: str, bounds: Sequence[float], tallied: Mapping[str, float]) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(name, text)
+    family.add_metric([], counts.cumulative(bounds, tallied), tallied.get(counts.SUM, 0.0))
+    return family

@@ -1,0 +1,472 @@
+"""The pages for people: whole without scripts, and kept up to date by one that fetches them again."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from starlette.responses import HTMLResponse, Response
+
+from scheduler.client.client import STATES
+from scheduler.client.overview import Overview
+from scheduler.core.errors import NotFound, UsageError, did_you_mean
+from scheduler.core.gpu import WHOLE
+from scheduler.core.job import ENDED, Job, JobState
+from scheduler.core.log_names import is_packed
+from scheduler.core.usage_report import Report, attempts_of
+from scheduler.views.terminal_replay import last_lines, without_colours
+from scheduler.web import svg_curves, timeline, view_models
+from scheduler.web.rendering import STATIC, number, render, static_file
+from scheduler.web.routes import Ask, Call
+from scheduler.web.source import MOST_WAITING
+
+MOST_ENDED = 20
+MOST_LISTED = 200
+MOST_LINES = 200
+MOST_REPORTED = 500
+HOUR_S, DAY_S = 3600.0, 86400.0
+ZOOMS = (("1 h", 1.0), ("6 h", 6.0), ("24 h", 24.0), ("7 d", 168.0), ("30 d", 720.0))
+LEAST_H, MOST_H = 1 / 60, 24 * 366.0
+HEAT_RANGES = (("24 h", 24), ("7 d", 168), ("30 d", 720))
+MEASURES = {"load": "load", "booked": "share booked", "memory": "memory in use"}
+SPANS = (("today", "24 h", DAY_S), ("week", "7 d", 7 * DAY_S), ("month", "30 d", 30 * DAY_S), ("all", "all", None))
+CURVE_S = 30.0  # between the points of a curve of the last hour
+BAND_PX, HEAD_PX, STRIP_PX, GAP_PX, AXIS_PX, LANE_PX, MOST_LANES_PX, PAUSE_PX = 46, 17, 7, 8, 22, 15, 180, 7
+THIN = 1.2  # per cent of the width: a bar up to this wide is drawn some pixels wide at least
+
+
+def _page(ask: Ask, template: str, status: int = 200, **names: Any) -> Response:
+    """A whole page; ``here`` tells its place in the navigation."""
+    places = ask.source.client.places
+    values = {"now": time.time(), "nonce": ask.nonce, "folder": os.path.dirname(places.state_file) or "/", **names}
+    values.setdefault("machine", os.uname().nodename)
+    return HTMLResponse(render(template, **values).encode("utf-8", "replace"), status)
+
+
+# -- Now --------------------------------------------------------------------------------------------------
+
+
+def _now(ask: Ask) -> Response:
+    now = time.time()
+    view = ask.source.overview()
+    waiting = sorted((job for job in view.jobs if job.state is JobState.PENDING), key=lambda job: job.turn)
+    ended = [job for job in view.jobs if job.state.ended]
+    need = view_models.in_need(view)
+    return _page(
+        ask,
+        "now.html",
+        here="now",
+        view=view,
+        cards=view_models.gpu_cards(view),
+        hours=_last_hour(ask, view, now),
+        running=[view_models.row(job, None, need.get(job.id, ())) for job in view.jobs if job.state.holds_gpus],
+        waiting=[
+            view_models.row(job, view.reasons.get(job.id), need.get(job.id, ())) for job in waiting[:MOST_WAITING]
+        ],
+        more_waiting=max(0, view.counts.get("pending", 0) - min(len(waiting), MOST_WAITING)),
+        ended=[view_models.row(job) for job in ended[:MOST_ENDED]],
+        older=max(0, sum(view.counts.get(state.value, 0) for state in ENDED) - min(len(ended), MOST_ENDED)),
+        jobs_file=ask.source.client.remembered("jobs_file"),
+        now=now,
+    )
+
+
+def _last_hour(ask: Ask, view: Overview, now: float) -> dict[int, dict[str, str]]:
+    """GPU → the paths of its curves over the last hour, where there are readings of it."""
+    sizes = {gpu.gpu.index: gpu.gpu.memory_mib for gpu in view.gpus}
+    found: dict[int, dict[str, str]] = {}
+    for gpu, samples in ask.source.client.gpu_history(now - HOUR_S, now, CURVE_S).items():
+        load = [(one.at, one.load) for one in samples]
+        memory = [(one.at, one.used_mib) for one in samples]
+        top = sizes.get(gpu) or max([1.0, *(value or 0.0 for _, value in memory)])
+        line, area = svg_curves.paths(load, now - HOUR_S, now, 1.0, 4 * CURVE_S)
+        used, _ = svg_curves.paths(memory, now - HOUR_S, now, top, 4 * CURVE_S)
+        if line or used:
+            found[gpu] = {"load": line, "load_area": area, "memory": used}
+    return found
+
+
+# -- jobs by state ----------------------------------------------------------------------------------------
+
+
+def _jobs(ask: Ask) -> Response:
+    """The newest jobs in some states, with a label."""
+    query = ask.request.query_params
+    text, label = query.get("state", ""), query.get("label", "")
+    states = text.split(",") if text else []
+    for word in states:
+        if word not in STATES:
+            raise UsageError(f"no state {word[:40]!r}{did_you_mean(word, STATES)}", do=f"known: {', '.join(STATES)}")
+    view = ask.source.overview()
+    found, number = ask.source.client.newest_in(states, label, MOST_LISTED)
+    need = view_models.in_need(view)
+    return _page(
+        ask,
+        "jobs.html",
+        here="",
+        view=view,
+        rows=[view_models.row(job, view.reasons.get(job.id), need.get(job.id, ())) for job in found],
+        number=number,
+        text=text,
+        label=label,
+        choices=dict.fromkeys(["", text, *STATES, ",".join(state.value for state in JobState if state.ended)]),
+        labels=_labels(view),
+        now=time.time(),
+    )
+
+
+# -- a job ------------------------------------------------------------------------------------------------
+
+
+def _job(ask: Ask) -> Response:
+    now = time.time()
+    job, reason, events = ask.source.client.job(ask.numbers["id"])
+    view = ask.source.overview()
+    parents = ask.source.client.known(dict.fromkeys((*job.spec.after, *job.spec.after_ok)))
+    lines, trouble = _last_lines(job.log)
+    runs = attempts_of(job, events, now)
+    declared = frozenset(gpu.gpu.index for gpu in view.gpus if gpu.gpu.name == "declared")
+    return _page(
+        ask,
+        "job.html",
+        here="",
+        job=job,
+        row=view_models.row(job, reason, view_models.in_need(view).get(job.id, ())),
+        reason=reason,
+        facts=view_models.facts(job),
+        parents=[(number, parents.get(number), number in job.spec.after_ok) for number in
+                 dict.fromkeys((*job.spec.after, *job.spec.after_ok))],
+        children=view_models.related(job, view),
+        attempts=runs,
+        waited_s=max(0.0, runs[0].started_ms / 1000 - job.submitted_at) if runs else None,
+        never_ran=view_models.never_ran(job),
+        no_readings=view_models.why_no_readings(job, len(runs), declared),
+        commands=view_models.without_scripts(job),
+        story=view_models.story(job, events),
+        lines=lines,
+        log_trouble=trouble,
+        charts=_job_charts(ask, job.id),
+        alive=view.alive,
+        now=now,
+    )  # fmt: skip
+
+
+def _last_lines(path: str) -> tuple[list[str], str]:
+    """The end of a log for those without scripts, and why it cannot be shown."""
+    if not path:
+        return [], ""
+    try:
+        return [without_colours(line) for line in last_lines(path, MOST_LINES, packed=is_packed(path))], ""
+    except OSError as error:
+        return [], f"its log cannot be read: {error.strerror}: {path}"
+
+
+def _job_charts(ask: Ask, job_id: int) -> list[dict[str, Any]]:
+    """A chart for each attempt of which there are readings."""
+    charts = []
+    for attempt, samples in sorted(ask.source.client.job_history(job_id).items()):
+        if not samples:
+            continue
+        memory = [(one.at, one.memory_mib) for one in samples]
+        load = [(one.at, one.load) for one in samples]
+        start, end = samples[0].at, max(samples[-1].at, samples[0].at + 60)
+        top = max([1.0, *(value or 0.0 for _, value in memory)]) * 1.1
+        gap = svg_curves.gap_of(memory)
+        line, memory_area = svg_curves.paths(memory, start, end, top, gap)
+        load_line, load_area = svg_curves.paths(load, start, end, 1.0, gap)
+        charts.append(
+            {"attempt": attempt, "start": start, "end": end, "top": top, "memory": line, "memory_area": memory_area,
+             "load": load_line, "load_area": load_area, "peak": max((v for _, v in memory if v is not None), default=None),
+             "mean_load": _mean([v for _, v in load if v is not None])}
+        )  # fmt: skip
+    return charts
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+# -- Timeline ---------------------------------------------------------------------------------------------
+
+
+def _timeline(ask: Ask) -> Response:
+    now = time.time()
+    hours = _asked(ask, "hours", _first_zoom(ask, now), LEAST_H, MOST_H)
+    end = _asked(ask, "end", now, DAY_S, 4e9)
+    live = end >= now - 1
+    end = now if live else end
+    start = end - hours * HOUR_S
+    edge = end + timeline.LATER * (end - start)
+    view = ask.source.overview()
+    jobs, runs = _runs(ask, view, start, now)
+    gpus = [gpu.gpu.index for gpu in view.gpus]
+    bands = timeline.layout([run for run in runs if run.start < end], start, end, gpus)
+    names = {gpu.gpu.index: gpu.gpu.name for gpu in view.gpus}
+    drawn, height = _drawn(bands, start, edge, names, _pauses(ask, start, end))
+    seen = sorted({(bar.run.job, bar.run.attempt): bar.run for band in bands for bar in band.bars}.values(),
+                  key=lambda run: -run.start)  # fmt: skip
+    drawn_jobs = {run.job for run in seen}
+    return _page(
+        ask,
+        "timeline.html",
+        here="timeline",
+        bands=drawn,
+        height=height + AXIS_PX,
+        ticks=[(100 * (at - start) / (edge - start), text) for at, text in timeline.axis(start, edge)],
+        now_at=100 * (now - start) / (edge - start) if start <= now <= edge else None,
+        end_at=100 * (end - start) / (edge - start),
+        runs=seen[:MOST_REPORTED],
+        name_of={number: jobs[number].spec.shown_words(view_models.LONGEST_NAME) for number in drawn_jobs},
+        more=max(0, len(seen) - MOST_REPORTED),
+        merged=sum(part.number for band in bands for part in band.merged),
+        start=start,
+        end=end,
+        edge=edge,
+        live=live,
+        hours=hours,
+        zooms=ZOOMS,
+        link=lambda h, e=None: _timeline_link(h, e),
+        now=now,
+    )
+
+
+def _first_zoom(ask: Ask, now: float) -> float:
+    """The hours shown when none are asked for: what there is fits into an hour, or there may be more."""
+    first = ask.source.client.first_submitted()
+    return 1.0 if first is not None and now - first < HOUR_S else 6.0
+
+
+def _timeline_link(hours: float, end: float | None) -> str:
+    hours = min(MOST_H, max(LEAST_H, hours))
+    return f"/timeline?hours={number(hours, 4)}" + ("" if end is None else f"&end={end:.0f}")
+
+
+def _asked(ask: Ask, name: str, default: float, least: float, most: float) -> float:
+    """A number of the query. Raises UsageError."""
+    text = ask.request.query_params.get(name, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise UsageError(f"{name}={text[:40]!r} is no number between {number(least)} and {number(most)}")
+    return value
+
+
+def _runs(ask: Ask, view: Overview, start: float, now: float) -> tuple[dict[int, Job], list[timeline.Run]]:
+    """All attempts that had not ended before ``start``, and the jobs that they are of."""
+    memory = {gpu.gpu.index: gpu.gpu.memory_mib for gpu in view.gpus}
+    report = ask.source.client.report(now, start)
+    runs = [
+        view_models.run_of(line.job, attempt, len(line.attempts), now, memory)
+        for line in report.lines
+        for attempt in line.attempts
+    ]
+    return {line.job.id: line.job for line in report.lines}, runs
+
+
+def _pauses(ask: Ask, start: float, end: float) -> list[tuple[int | None, float, float]]:
+    """(GPU or None for the queue, from, to) of what was paused."""
+    spans = ask.source.client.pause_spans(start, end)
+    return [(one.gpu, max(start, one.start), min(end, end if one.end is None else one.end)) for one in spans]
+
+
+def _drawn(
+    bands: Iterable[timeline.Band],
+    start: float,
+    edge: float,
+    names: Mapping[int, str],
+    pauses: Iterable[tuple[int | None, float, float]],
+) -> tuple[list[dict[str, Any]], int]:
+    """The bands with places in per cent of the width and pixels of the height; and the height of all."""
+
+    def x(at: float) -> float:
+        return 100 * (at - start) / (edge - start)
+
+    out, top = [], 0
+    spans = list(pauses)
+    for band in bands:
+        cpu = band.gpu is None
+        paused = (
+            []
+            if cpu
+            else [(x(low), max(0.08, x(up) - x(low))) for gpu, low, up in spans if gpu is None or gpu == band.gpu]
+        )
+        strip = PAUSE_PX if paused else 0  # its hatching is seen also where a job stands before it
+        high = min(MOST_LANES_PX, max(LANE_PX, LANE_PX * band.rows)) if cpu else BAND_PX
+        inner = top + HEAD_PX
+        bars = [
+            {"run": bar.run, "x": x(bar.start), "w": max(0.08, x(bar.end) - x(bar.start)), "thin": x(bar.end) - x(bar.start) < THIN,
+             "pieces": [(inner + low * high, max(1.0, (up - low) * high - 1)) for low, up in bar.pieces]}
+            for bar in band.bars
+        ]  # fmt: skip
+        out.append(
+            {"gpu": band.gpu, "name": names.get(band.gpu, "") if band.gpu is not None else "", "top": top, "inner": inner,
+             "height": high, "bars": bars, "strip": inner + high + 1 + strip,
+             "merged": [{"x": x(m.start), "w": x(m.end) - x(m.start), "number": m.number} for m in band.merged],
+             "pauses": paused, "pause_strip": inner + high + 1, "pause_px": strip - 1}
+        )  # fmt: skip
+        top = inner + high + strip + (STRIP_PX if band.merged else 0) + GAP_PX
+    return out, top
+
+
+# -- heat map ---------------------------------------------------------------------------------------------
+
+
+def _heatmap(ask: Ask) -> Response:
+    now = time.time()
+    measure = ask.request.query_params.get("measure", "load")
+    if measure not in MEASURES:
+        raise UsageError(f"no measure {measure[:40]!r}", do=f"known: {', '.join(MEASURES)}")
+    hours = int(_asked(ask, "hours", 24, 1, 720))
+    first = (now // HOUR_S - hours + 1) * HOUR_S
+    view = ask.source.overview()
+    rows = _heat(ask, view, measure, first, hours, now)
+    names = {gpu.gpu.index: gpu.gpu.name for gpu in view.gpus}
+    starts = [first + hour * HOUR_S for hour in range(hours)]
+    ticks = [(100 * (at - first) / (hours * HOUR_S), text) for at, text in timeline.axis(first, first + hours * HOUR_S)]
+    return _page(
+        ask,
+        "heatmap.html",
+        here="heatmap",
+        rows=[{"gpu": gpu, "name": names.get(gpu, ""), "cells": [(at, value) for at, value in zip(starts, values, strict=True)]}
+              for gpu, values in rows.items()],
+        known=any(value is not None for values in rows.values() for value in values),
+        table=_heat_table(rows, starts),
+        measure=measure,
+        measures=MEASURES,
+        ranges=HEAT_RANGES,
+        hours=hours,
+        ticks=ticks,
+        now=now,
+    )  # fmt: skip
+
+
+def _heat(
+    ask: Ask, view: Overview, measure: str, first: float, hours: int, now: float
+) -> dict[int, list[float | None]]:
+    """GPU → a value of 0 to 1 for each hour; None where nothing is known."""
+    gpus = [gpu.gpu.index for gpu in view.gpus]
+    out: dict[int, list[float | None]] = {gpu: [None] * hours for gpu in gpus}
+    step = 60.0 if hours <= 24 else 300.0 if hours <= 168 else 1800.0
+    kept = ask.source.client.gpu_history(first, now, step)
+    for gpu, samples in kept.items():
+        if gpu not in out:
+            continue
+        if measure == "memory":
+            points = [(one.at, one.used_mib) for one in samples]
+            total = next((one.gpu.memory_mib for one in view.gpus if one.gpu.index == gpu), None)
+            points = [(at, None if value is None or not total else value / total) for at, value in points]
+        else:
+            points = [(one.at, one.load if measure == "load" else one.booked) for one in samples]
+        out[gpu] = svg_curves.by_hour(points, first, hours)
+    if measure == "booked":
+        _, runs = _runs(ask, view, first, now)
+        begun = min((run.start for run in runs), default=now)
+        for gpu in gpus:  # hours from before there was a history: the runs themselves tell it
+            mine = [(run.start, run.end, run.parts / WHOLE) for run in runs if gpu in run.gpus]
+            told = svg_curves.booked_by_hour(mine, first, hours, now)
+            out[gpu] = [
+                told[n] if value is None and first + (n + 1) * HOUR_S > begun else value
+                for n, value in enumerate(out[gpu])
+            ]
+    return out
+
+
+def _heat_table(rows: Mapping[int, list[float | None]], starts: list[float]) -> list[tuple[str, list[Any]]]:
+    """The same as words, the newest first: by the hour for a day, by the day for more; mean and highest of each GPU."""
+    form = "%a %H:%M" if len(starts) <= 24 else "%a %d %b"
+    spans: dict[str, list[int]] = {}
+    for place, at in enumerate(starts):
+        spans.setdefault(time.strftime(form, time.localtime(at)), []).append(place)
+    out = []
+    for words, places in reversed(spans.items()):
+        cells = [[v for v in (values[place] for place in places) if v is not None] for values in rows.values()]
+        out.append((words, [(_mean(found), max(found, default=None)) for found in cells]))
+    return out
+
+
+# -- submit, report ---------------------------------------------------------------------------------------
+
+
+def _submit(ask: Ask) -> Response:
+    view = ask.source.overview()
+    return _page(ask, "submit.html", here="submit", view=view, labels=_labels(view))
+
+
+def _labels(view: Overview) -> list[str]:
+    return sorted({job.spec.label for job in view.jobs if job.spec.label})[:50]
+
+
+def _report(ask: Ask) -> Response:
+    now = time.time()
+    query = ask.request.query_params
+    span, label = query.get("since", "week"), query.get("label", "")
+    known = {name: seconds for name, _, seconds in SPANS}
+    if span not in known:
+        raise UsageError(f"no time {span[:40]!r}", do=f"known: {', '.join(known)}")
+    seconds = known[span]
+    problem, found = "", None
+    try:
+        found = ask.source.client.report(now, None if seconds is None else now - seconds, label)
+    except NotFound:
+        problem = "There is no job with this label."
+    lines = [] if found is None else sorted(found.lines, key=lambda line: -line.job.id)
+    return _page(
+        ask,
+        "report.html",
+        404 if problem else 200,
+        here="report",
+        report=found,
+        problem=problem,
+        lines=[(view_models.row(line.job), line) for line in lines[:MOST_REPORTED]],
+        more=max(0, len(lines) - MOST_REPORTED),
+        spans=SPANS,
+        span=span,
+        label=label,
+        labels=_labels(ask.source.overview()),
+        hours=_hours,
+        busiest=_busiest(found),
+        now=now,
+    )
+
+
+def _hours(gpu_ms: int) -> str:
+    hours = gpu_ms / WHOLE / 1000 / HOUR_S
+    return f"{hours:.4f}" if 0 < hours < 0.1 else f"{hours:.2f}"
+
+
+def _busiest(report: Report | None) -> float:
+    return max([1.0, *(float(total.gpu_ms) for total in (report.labels.values() if report else ()))])
+
+
+# -- files, errors ----------------------------------------------------------------------------------------
+
+
+def trouble(ask: Ask, code: int, text: str) -> Response:
+    """What went wrong, as a page."""
+    return _page(ask, "trouble.html", code, here="", code=code, text=text)
+
+
+def _static(name: str) -> Call:
+    def give(_ask: Ask) -> Response:
+        return Response(static_file(name), media_type=STATIC[name])
+
+    return Call("GET", f"/static/{name}", give, f"A file of the pages: {name}.", page=True)
+
+
+CALLS = (
+    Call("GET", "/", _now, "What there is now.", page=True),
+    Call("GET", "/jobs", _jobs, "The newest jobs, by state and label.", page=True),
+    Call("GET", "/jobs/{id}", _job, "All of a job.", page=True),
+    Call("GET", "/timeline", _timeline, "What ran where, over time.", page=True),
+    Call("GET", "/heatmap", _heatmap, "How busy the GPUs were, by the hour.", page=True),
+    Call("GET", "/submit", _submit, "A form for a new job.", page=True),
+    Call("GET", "/report", _report, "What jobs waited, ran and used.", page=True),
+    *map(_static, STATIC),
+)

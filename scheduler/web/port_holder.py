@@ -1,0 +1,53 @@
+"""Who listens on a port, as far as /proc tells: the user always, the process where it is ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from scheduler.store.paths import name_of
+
+_LISTENS = "0A"
+
+
+def holder_of(port: int) -> str:
+    """``user ann`` or ``pid 4711 (python -m scheduler web)``; empty where nobody is found."""
+    found = [entry for table in ("tcp", "tcp6") for entry in _listening(table, port)]
+    for _, inode in found:
+        pid = _process_with(f"socket:[{inode}]")
+        if pid:
+            return f"pid {pid} ({_command(pid)})"
+    return f"user {name_of(found[0][0])}" if found else ""
+
+
+def _listening(table: str, port: int) -> list[tuple[int, str]]:
+    """(uid, inode) of the sockets that listen on it."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/net/{table}", encoding="ascii") as stream:
+        for line in list(stream)[1:]:
+            words = line.split()
+            if words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port:
+                found.append((int(words[7]), words[9]))
+    return found
+
+
+def _process_with(link: str) -> int:
+    """A process of ours that has it open, or 0."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                for fd in os.listdir(f"/proc/{name}/fd"):
+                    with contextlib.suppress(OSError):
+                        if os.readlink(f"/proc/{name}/fd/{fd}") == link:
+                            return int(name)
+    return 0
+
+
+def _command(pid: int) -> str:
+    """The first words of its command, without what may be secret."""
+    from scheduler.core.secrets import words_without_secrets
+
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as stream:
+        words = stream.read(4096).decode("utf-8", "replace").split("\0")
+        return " ".join(words_without_secrets(words)).strip()[:80]
+    return "?"

@@ -1,0 +1,348 @@
+"""`gpujob web`: listens, tells how to get there, and serves until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import ipaddress
+import logging
+import os
+import resource
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import uvicorn
+
+from scheduler.client.client import SchedulerClient
+from scheduler.core.errors import SchedulerError, UsageError, word
+from scheduler.core.secrets import without_secrets
+from scheduler.store.paths import Places
+from scheduler.system.terminal_text import safe
+from scheduler.views.ssh_tunnel import LOOPBACK, tunnel
+from scheduler.web.app import make_app
+from scheduler.web.auth import Key, token_of
+from scheduler.web.connections import KEEP_ALIVE_S, Connection, Connections
+from scheduler.web.events import Hub
+from scheduler.web.middleware import MOST_HEAD, Entrance, Gate
+from scheduler.web.port_holder import holder_of
+from scheduler.web.source import Source
+
+PORT = 4004
+HIGHEST_PORT = 65535
+BACKLOG = 1024
+DESCRIPTORS = 4096
+HANDSHAKE_S = 10.0
+TOKEN_EVERY_S = 2.0  # between two looks at its file
+END_S = 1  # for what is being answered when it is told to end
+NICE = 5
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the page can be reached.
+
+    ``names``: further values of `Host`, as a proxy passes them on. ``until``: a descriptor that is at its end when
+    whoever started us is gone, or -1.
+    """
+
+    host: str = LOOPBACK
+    port: int = PORT
+    cert: str = ""
+    key: str = ""
+    behind_proxy: bool = False
+    names: Sequence[str] = ()
+    until: int = -1
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        address = _address(self.host)
+        return self.host == "localhost" or (address is not None and address.is_loopback)
+
+    @property
+    def any_address(self) -> bool:
+        """Whether it is on all addresses of this machine."""
+        address = _address(self.host)
+        return address is not None and address.is_unspecified
+
+    def check(self) -> None:
+        """Raise UsageError when it cannot be meant so, or would let the token be read on its way."""
+        if not 0 <= self.port <= HIGHEST_PORT:
+            raise UsageError(f"must be 0 to {HIGHEST_PORT}, not {self.port}", where="--port", do="0: any that is free")
+        if bool(self.cert) != bool(self.key):
+            missing = "--tls-key" if self.cert else "--tls-cert"
+            raise UsageError("certificate and key go together", where="web", do=f"name the other too: {missing} FILE")
+        if not self.loopback and not self.cert and not self.behind_proxy:
+            raise UsageError(
+                f"on {self.host} everybody on the way could read the token", where="--host",
+                do="name a certificate (--tls-cert, --tls-key), or say --behind-proxy if a proxy of yours with TLS is the only way "
+                f"here; from your laptop a tunnel is enough: {tunnel(self.port)}",
+            )  # fmt: skip
+
+
+def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
+    """Serve the page until SIGINT (130) or SIGTERM (0). Raises SchedulerError when it cannot be begun."""
+    way.check()
+    tls = _tls(way)
+    client = SchedulerClient(state_file)
+    token = token_of(client.places)
+    listening = _listen(way)
+    port = int(listening.getsockname()[1])
+    said = _Log(token)
+    entrance = Entrance(
+        key=Key(token, port),
+        port=port,
+        hosts=_hosts(way, port),
+        token_file=client.places.web_token if way.loopback and not way.behind_proxy else ".gpujob/web-token",
+        tell=said.tell,
+        any_address=way.any_address,
+        secure=bool(way.cert) or way.behind_proxy,
+    )
+    _be_modest()
+    if way.until >= 0:
+        # The end of the scheduler is seen on ``until``, but not by a stopped process: the kernel then lets it go on.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
+    app = make_app(Source(client, config))
+    hub: Hub = app.state.hub
+    token_file = _TokenFile(client.places, token, entrance.key, said, hub)
+    server = _Server(Gate(app, entrance), tls, way.until, hub, token_file)
+    for line in _words(way, port, client.places.web_token):
+        print(safe(line), flush=True)
+    server.run([listening])
+    sys.stdout.flush()
+    if threading.active_count() > 1:  # one may wait for an answer of the scheduler: nobody is there to be told it
+        os._exit(server.code)
+    return server.code
+
+
+class _TokenFile:
+    """The file of the token while the page serves: who removes it, or writes another token, turns everybody out."""
+
+    def __init__(self, places: Places, token: str, key: Key, log: _Log, hub: Hub) -> None:
+        self._places, self._token, self._key, self._log, self._hub = places, token, key, log, hub
+        self._trouble = ""
+
+    def look(self) -> None:
+        """Take what stands there now; one that is none to be trusted is said, and the last one holds."""
+        if not os.path.isdir(self._places.state_dir):
+            return  # with the whole scheduler; no folder is made for a token
+        trouble = ""
+        try:
+            found = token_of(self._places)
+        except SchedulerError as error:
+            found, trouble = self._token, f"{error.what}; the one before holds on; {error.do}"
+        if found != self._token:
+            self._token = self._log.token = found
+            self._key.renew(found)
+            self._hub.end_all()
+            self._log.tell(f"the token is another one now, everybody signs in anew: cat {word(self._places.web_token)}")
+        if trouble and trouble != self._trouble:
+            self._log.tell(trouble)
+        self._trouble = trouble
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with our own connections, and asleep while nothing happens."""
+
+    def __init__(self, app: Gate, tls: ssl.SSLContext | None, until: int, hub: Hub, token_file: _TokenFile) -> None:
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=END_S,
+            h11_max_incomplete_event_size=MOST_HEAD,
+        )
+        super().__init__(config)
+        self.code = 0
+        self._tls, self._until, self._hub, self._token_file = tls, until, hub, token_file
+        self._told = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to take connections."""
+        loop = asyncio.get_running_loop()
+        make = partial(Connection, self.config, self.server_state, {}, among=Connections())
+        handshake = HANDSHAKE_S if self._tls is not None else None
+        self.servers = [
+            await loop.create_server(make, sock=one, ssl=self._tls, backlog=BACKLOG, ssl_handshake_timeout=handshake)
+            for one in sockets or []
+        ]
+        for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
+            loop.add_signal_handler(number, self._stop, code)
+        if self._until >= 0:
+            loop.add_reader(self._until, self._stop, 0)
+        self.started = True
+
+    def _stop(self, code: int) -> None:
+        if self._until >= 0:
+            asyncio.get_running_loop().remove_reader(self._until)
+        self.code, self.should_exit = code, True
+        self._hub.close()
+        self._told.set()
+
+    async def main_loop(self) -> None:
+        """Until it is told to end; looks at the token's file meanwhile."""
+        while not self._told.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._told.wait(), TOKEN_EVERY_S)
+            self._token_file.look()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """They are taken in `startup`."""
+        yield
+
+
+class _Log(logging.Handler):
+    """What goes wrong while it serves, on stderr: a line each, no more than a few at a time, and never the token."""
+
+    MOST, EVERY_S, LONGEST = 10, 10.0, 2000
+
+    def __init__(self, token: str) -> None:
+        super().__init__(logging.WARNING)
+        self.token = token
+        self._left, self._since, self._lost = self.MOST, 0.0, 0
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # each connection can have it say something
+        logging.getLogger().handlers = [self]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A record of a library's."""
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += f" ({record.exc_info[1]!r})"
+        self.tell(" | ".join(text.split("\n")))
+
+    def tell(self, text: str) -> None:
+        """A sentence."""
+        now = time.monotonic()
+        if now - self._since >= self.EVERY_S:
+            self._since, self._left = now, self.MOST
+        if not self._left:
+            self._lost += 1
+            return
+        self._left -= 1
+        if self._lost:
+            text, self._lost = f"{text} ({self._lost} lines were left out before)", 0
+        shown = safe(without_secrets(text.replace(self.token, "***")))[: self.LONGEST]
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it
+            print(f"gpujob: ! {shown}", file=sys.stderr, flush=True)
+
+
+# -- before it serves -------------------------------------------------------------------------------------
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The host as an address, or None where it is a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+class PortTaken(SchedulerError):
+    """Somebody else listens on the port of the page."""
+
+
+def _listen(way: Way) -> socket.socket:
+    """A socket that is bound and listens. Raises SchedulerError with who has the port."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            way.host, way.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError):
+        raise UsageError(f"no such host: {way.host}", where="--host", do="name an address of this machine") from None
+    listening = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            who = holder_of(way.port)
+            raise PortTaken(
+                f"port {way.port} is taken{f' by {who}' if who else ''}", where="web",
+                do="open that page, or name another port: gpujob web --port 0 takes any that is free",
+            ) from None  # fmt: skip
+        do = "name a port above 1023" if error.errno == errno.EACCES else "name an address of this machine with --host"
+        raise SchedulerError(
+            f"cannot listen on {way.host} port {way.port}: {error.strerror}", where="web", do=do
+        ) from None
+    return listening
+
+
+def _tls(way: Way) -> ssl.SSLContext | None:
+    if not way.cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(way.cert, way.key, password=_no_password)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise UsageError(f"certificate or key cannot be used: {error}", where=f"{way.cert}, {way.key}",
+                         do="name PEM files that belong together, the key without a password") from None  # fmt: skip
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")
+
+
+def _hosts(way: Way, port: int) -> frozenset[str]:
+    """What a `Host` header may be."""
+    usual = 443 if way.cert else 80
+    names = [LOOPBACK, "[::1]", "localhost"]
+    if not way.any_address:
+        names.append(f"[{way.host}]" if ":" in way.host else way.host)
+    found = {f"{name}:{port}".lower() for name in names}
+    if port == usual:
+        found |= {name.lower() for name in names}
+    for name in way.names:
+        low = name.lower()
+        found |= {low} if low.rpartition(":")[2].isdigit() and not low.endswith("]") else {low, f"{low}:{port}"}
+    return frozenset(found)
+
+
+def _be_modest() -> None:
+    """The jobs and the scheduler come first; and many connections are no reason to fail."""
+    os.nice(NICE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _words(way: Way, port: int, token_file: str) -> list[str]:
+    """How to get there."""
+    scheme = "https" if way.cert else "http"
+    host = f"[{way.host}]" if ":" in way.host else way.host
+    lines = [f"gpujob: the page: {scheme}://{host}:{port}/", f"gpujob: its token: cat {word(token_file)}"]
+    if way.loopback and not way.behind_proxy:
+        target = host if way.host != "localhost" else LOOPBACK
+        lines.append(f"gpujob: from your laptop: {tunnel(port, target)}")
+        if way.host != LOOPBACK or way.cert:
+            lines[-1] += f"  # then {scheme}://{LOOPBACK}:{port}/"
+    elif not way.loopback:
+        lines.append("gpujob: ! others can reach this address: whoever has the token can run commands as you")
+    return lines

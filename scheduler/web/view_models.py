@@ -1,0 +1,272 @@
+"""What pages show of jobs and GPUs: rows, facts, and what can be done in which state; without secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduler.client.overview import GpuView, Overview, words_run
+from scheduler.core.gpu import WHOLE, gpu_ids_text
+from scheduler.core.job import Event, Job, JobState, Reason
+from scheduler.core.job_text import ending, how_it_ended, sentence
+from scheduler.core.log_names import errors_of
+from scheduler.core.secrets import without_secrets, words_without_secrets
+from scheduler.core.shell_quoting import joined
+from scheduler.core.units import mib_text, span_text
+from scheduler.core.usage_report import AttemptUse
+from scheduler.views.render import near
+from scheduler.web.timeline import Run
+
+MOST_NAMED = 5  # jobs in a question
+LONGEST_NAME = 120  # characters of a command in a table
+MEMORY_PARTS = ("ours", "foreign", "reserved", "free")
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """A button: what it is called, where it posts to, and what is asked before."""
+
+    verb: str
+    path: str
+    hint: str
+    ask: str = ""
+    kind: str = ""
+
+
+def acts(job: Job, skipped: Sequence[int] = ()) -> list[Act]:
+    """What can be done with a job in its state. ``skipped``: jobs that never run when this one is cancelled."""
+    at, name = f"/api/jobs/{job.id}", job.spec.shown_words(60)
+    if job.state is JobState.PENDING:
+        held = job.held
+        hold = Act("release", f"{at}/release", "let it start again when there is room") if held else (
+            Act("hold", f"{at}/hold", "keep it in the queue, but do not start it"))  # fmt: skip
+        return [
+            Act("first", f"{at}/first", "put it before all others"),
+            hold,
+            Act(
+                "cancel",
+                f"{at}/cancel",
+                "take it out of the queue",
+                f"Take job {job.id} ({name}) out of the queue? retry puts it back.{_then(skipped)}",
+                "bad",
+            ),
+        ]
+    if job.state.ended:
+        return [Act("retry", f"{at}/retry", "queue it again; its old output is kept")]
+    if job.state is JobState.STOPPING and job.stop_why == "cancelled":
+        return []
+    ask = f"Cancel job {job.id} ({name})? It is running: all its processes get SIGTERM, then SIGKILL.{_then(skipped)}"
+    return [Act("cancel", f"{at}/cancel", "end all its processes", ask, "bad")]
+
+
+def _then(skipped: Sequence[int]) -> str:
+    """What a cancel does to others, as the end of a question."""
+    if not skipped:
+        return ""
+    if len(skipped) == 1:
+        return f" Job {skipped[0]} waits for its good end and will be skipped."
+    more = f" and {len(skipped) - MOST_NAMED} more" if len(skipped) > MOST_NAMED else ""
+    names = ", ".join(map(str, skipped[:MOST_NAMED]))
+    return f" Jobs {names}{more} wait for its good end and will be skipped."
+
+
+def in_need(view: Overview) -> dict[int, list[int]]:
+    """Job → the waiting jobs at hand that are skipped when it does not end well, by id; also those that wait for these."""
+    needed: dict[int, set[int]] = {}
+    for job in view.jobs:
+        if job.state is JobState.PENDING:
+            for parent in job.spec.after_ok:
+                needed.setdefault(parent, set()).add(job.id)
+    found = {}
+    for parent in needed:
+        seen: set[int] = set()
+        ahead = [parent]
+        while ahead:
+            new = needed.get(ahead.pop(), set()) - seen
+            seen |= new
+            ahead += new
+        found[parent] = sorted(seen)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A job in a table."""
+
+    job: Job
+    name: str
+    how: str
+    reason: Reason | None
+    gpus: str
+    need: str
+    allowed: str
+    acts: list[Act]
+
+
+def row(job: Job, reason: Reason | None = None, skipped: Sequence[int] = ()) -> Row:
+    """A job as tables show it. ``skipped``: as `acts` has it."""
+    allowed = "any" if job.allowed is None else gpu_ids_text(job.allowed)
+    return Row(job, command_words(job), how_it_ended(job), reason, gpu_ids_text(job.gpus), need_words(job), allowed,
+               acts(job, skipped))  # fmt: skip
+
+
+def command_words(job: Job) -> str:
+    """Its command on one line, without its label, which stands beside it."""
+    label = without_secrets(job.spec.label)
+    text = job.spec.shown_words(LONGEST_NAME + len(label)).removeprefix(f"{label}: " if label else "")
+    return text.replace("\n", "⏎")
+
+
+def need_words(job: Job) -> str:
+    """What it asks for, shortly."""
+    booked = f" · {mib_text(job.spec.vram_mib)}" if job.spec.vram_mib else ""
+    if job.need.count == 0:
+        return "CPU" if job.need.slots == 1 else f"CPU ×{job.need.slots}"
+    if job.need.by_name or (job.spec.vram_mib and job.need.parts <= 1):
+        return f"{job.need.count} GPU{'s' * (job.need.count > 1)}{booked}"
+    return f"{job.need} GPU{'s' * (job.need.count > 1)}{booked}"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """A GPU on the page. ``memory``: MiB of each of `MEMORY_PARTS`, or None where nobody reads it."""
+
+    view: GpuView
+    memory: Mapping[str, float] | None
+    jobs: Sequence[tuple[int, Row | None]]  # None: one that has ended, whose processes have not
+    notes: Sequence[str]
+
+    @property
+    def spots(self) -> list[tuple[str, float, float]]:
+        """The parts of its memory as (name, from, width) in per cent of all."""
+        found, at = [], 0.0
+        total = sum((self.memory or {}).values())
+        for part, mib in (self.memory or {}).items():
+            wide = 100 * mib / total if total else 0.0
+            found.append((part, at, wide))
+            at += wide
+        return found
+
+
+def gpu_cards(view: Overview) -> list[GpuRow]:
+    """A card for each GPU."""
+    known = {job.id: row(job) for job in view.jobs if job.state.holds_gpus}
+    found = []
+    for gpu in view.gpus:
+        notes = [gpu.reading.reason] if gpu.reading and gpu.reading.reason else []
+        if gpu.gpu.index in view.held:
+            notes.insert(0, f"held by {view.held[gpu.gpu.index]}")
+        jobs = [(number, known.get(number)) for number in gpu.jobs]
+        found.append(GpuRow(gpu, memory_parts(gpu), jobs, notes))
+    return found
+
+
+def memory_parts(gpu: GpuView) -> dict[str, float] | None:
+    """Whose the memory is, in MiB. ``reserved``: the driver's own, a display's, what was accepted."""
+    read = gpu.reading
+    total = None if read is None else read.memory_total_mib or gpu.gpu.memory_mib
+    if read is None or total is None or read.memory_used_mib is None:
+        return None
+    ours = min(read.own_mib, total)
+    foreign = max(0, read.memory_used_mib - ours) if read.foreign_mib is None else read.foreign_mib
+    reserved = read.reserved_mib or 0
+    return {"ours": ours, "foreign": foreign, "reserved": reserved, "free": max(0, total - ours - foreign - reserved)}
+
+
+# -- one job ----------------------------------------------------------------------------------------------
+
+
+def facts(job: Job) -> list[tuple[str, str]]:
+    """What is known of a job, without times: (name, text)."""
+    spec = job.spec
+    written = joined(words_without_secrets(spec.arguments)) if not spec.is_script else ""
+    command = joined(words_without_secrets(words_run(job)))
+    slots = str(spec.slots) if not job.need.count and spec.slots != 1 else ""
+    live = job.state.holds_gpus
+    told = [
+        ("command", spec.shell_text or command),
+        ("as written", written if written != command and spec.shell_text is None else ""),
+        ("label", spec.label),
+        ("environment", spec.conda_env),
+        ("interpreter", job.interpreter),
+        ("folder", spec.cwd),
+        ("from", spec.origin or spec.source),
+        ("priority", str(job.priority)),
+        ("need", job.need.in_words() + (f", {mib_text(spec.vram_mib)} of memory" if spec.vram_mib else "")),
+        ("slots", slots),
+        ("allowed GPUs", "any" if job.allowed is None else gpu_ids_text(job.allowed)),
+        ("named GPUs", f"{gpu_ids_text(spec.on)} (whoever else is on them)" if spec.on else ""),
+        ("on GPU", gpu_ids_text(job.gpus)),
+        ("pid", str(job.process.pid) if job.process else ""),
+        ("terminal", f"{job.session_name} (gpujob attach {job.id})" if job.session and live else ""),
+        ("time limit", span_text(spec.time_limit_s) if spec.time_limit_s else ""),
+        ("retries", f"{job.runs_failed} of {spec.retries} used" if spec.retries else ""),
+        ("log", near(job.log)),
+        ("errors", near(errors_of(job.log)) if spec.stderr_apart and job.log and job.runner != "screen" else ""),
+        ("on finish", spec.on_finish),
+        ("mail to", spec.mail_to),
+        ("info", spec.info),
+        ("warning", f"its log says: {job.log_finding.line}" if job.succeeded and job.log_finding else ""),
+    ]
+    return [(name, without_secrets(text)) for name, text in told if text]
+
+
+def story(job: Job, events: Iterable[Event]) -> list[tuple[float, str]]:
+    """What happened to it, as sentences."""
+    told = [(job.submitted_at, without_secrets(f"accepted from {job.spec.origin or job.spec.source}"))]
+    for event in events:
+        text, _ = sentence(event, job)
+        short = text.removeprefix(f"job {job.id} ({job.spec.shown_name})").lstrip(": ")
+        if event.kind == "failed":  # its hint stands above
+            short = f"failed: {ending(event.detail)}"
+        told.append((event.at, without_secrets(short or event.kind)))
+    return told
+
+
+def why_no_readings(job: Job, runs: int, declared: frozenset[int]) -> str:
+    """Why there is no curve of a job that ran so often. ``declared``: the GPUs that nobody can read."""
+    if not job.need.count:
+        return "No readings: it uses no GPU."
+    blind = [gpu for gpu in job.gpus if gpu in declared]
+    if runs and blind and len(blind) == len(job.gpus):
+        many = len(blind) > 1
+        return f"No readings: GPU {gpu_ids_text(blind)} {'are' if many else 'is'} declared, nobody reads {'them' if many else 'it'}."
+    if job.state.ended:
+        return "No readings are kept of it." if runs else f"No readings: {never_ran(job)}."
+    return "No readings yet." if runs else "No readings yet: it waits."
+
+
+def never_ran(job: Job) -> str:
+    """What is said of a job without a run."""
+    return (
+        "it could not start"
+        if job.state is JobState.FAILED
+        else "it never ran"
+        if job.state.ended
+        else "it has not run yet"
+    )
+
+
+def without_scripts(job: Job) -> list[str]:
+    """What its buttons would do, as commands."""
+    return [f"gpujob {act.verb} {job.id}" for act in acts(job)]
+
+
+def related(job: Job, view: Overview) -> list[Job]:
+    """The jobs at hand that wait for this one."""
+    return [other for other in view.jobs if job.id in other.spec.after or job.id in other.spec.after_ok]
+
+
+def run_of(job: Job, attempt: AttemptUse, number: int, now: float, memory: Mapping[int, int | None]) -> Run:
+    """An attempt as the Timeline draws it. ``memory``: MiB of each GPU, for jobs that book memory."""
+    last = attempt.number == job.attempt and job.started_at is not None
+    start = attempt.started_ms / 1000
+    end = start + attempt.run_ms / 1000
+    if last and job.state.holds_gpus:
+        end = max(end, now)
+    parts = attempt.parts
+    total = next((memory[gpu] for gpu in attempt.gpus if memory.get(gpu)), None)
+    if parts <= 1 and job.spec.vram_mib and total:
+        parts = min(WHOLE, WHOLE * job.spec.vram_mib // total)
+    state = job.state.value if last else "failed"
+    return Run(job.id, attempt.number, start, end, attempt.gpus, parts, state, number, attempt.lost)

@@ -1,0 +1,637 @@
+"""What readings forbid: unknown is never free, thresholds are for what is not ours, and nothing flaps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from scheduler.core.admission import NOTHING_FORBIDDEN, Admission, GpuAdmission, Tenant, Thresholds, Verdict
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
+from scheduler.core.observations import Now, Readings
+from scheduler.core.placement import Fleet
+from tests.builders import M0, T0, a_gpu, a_kind
+
+TOTAL = 80_000
+INTERVAL = 5.0
+DRIVER = 800  # MiB in use on an empty card
+
+
+def a_process(pid: int = 4711, mib: int | None = None, **changes: Any) -> GpuProcess:
+    """A process of somebody else that computes; ``owner``: an attempt of ours."""
+    changes.setdefault("user", "ours" if changes.get("owner") else "x")
+    changes.setdefault("ours", bool(changes.get("owner")))
+    return replace(GpuProcess(pid, mib), **changes)
+
+
+def a_tenant(job: int = 1, parts: int = 500, vram_mib: int = 0, started_at: float | None = 0.0) -> Tenant:
+    return Tenant(f"{job}.1", job, parts, vram_mib, started_at)
+
+
+class Bench:
+    """GPU 0 (and more) on a table, with a clock."""
+
+    def __init__(self, gpus: int = 1, **limits: Any) -> None:
+        self.wall, self.mono = T0, M0
+        self.on: list[Tenant] = []
+        limits.setdefault("interval_s", INTERVAL)
+        self.admission = Admission.of([a_gpu(i) for i in range(gpus)], Thresholds(**limits), self.now)
+        self.admission.tenants = lambda gpu: self.on if gpu == 0 else []
+        self.admission.judge(self.now)
+
+    @property
+    def now(self) -> Now:
+        return Now(self.wall, self.mono)
+
+    @property
+    def card(self) -> GpuAdmission:
+        return self.admission.cards[0]
+
+    def wait(self, seconds: float) -> None:
+        self.wall += seconds
+        self.mono += seconds
+        self.admission.judge(self.now)
+
+    def read(
+        self, used: int | None = DRIVER, *processes: GpuProcess, after: float = INTERVAL, **changes: Any
+    ) -> Verdict:
+        """A reading of GPU 0 (others idle); ``load`` in percent."""
+        self.wait(after)
+        load = changes.pop("load", 0)
+        told = GpuSnapshot(
+            "declared:0", 0, "a card", TOTAL, used, None if load is None else load / 100, processes=tuple(processes)
+        )
+        others = [
+            GpuSnapshot(f"declared:{i}", i, "a card", TOTAL, DRIVER, 0.0, processes=())
+            for i in self.admission.cards
+            if i
+        ]
+        self.admission.take(Readings(self.mono, (replace(told, **changes), *others)), self.now)
+        return self.card.verdict
+
+    def trouble(self, text: str = "no answer within 5 s") -> Verdict:
+        self.wait(INTERVAL)
+        self.admission.take(Readings(self.mono, problem=text), self.now)
+        return self.card.verdict
+
+    def forbids(self, need: str = "0.5", free: int | None = None) -> str:
+        """The code with which a job of this need is kept away; empty when it may come."""
+        promised = sum(tenant.parts for tenant in self.on)
+        return self.admission.forbids(
+            0, ResourceRequest.parse(need).parts, 1000 - promised if free is None else free
+        ).code
+
+    def usable(self) -> bool:
+        return not self.admission.blocked_mask & 1
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """GPU 0, read once while it was empty."""
+    made = Bench()
+    assert made.read(after=0.0) == NOTHING_FORBIDDEN
+    return made
+
+
+# -- unknown is never free --------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_was_never_read_is_not_given_out() -> None:
+    made = Bench()
+    assert made.card.verdict.code == "stale" and "not been read" in made.card.verdict.sentence
+    assert not made.usable() and made.forbids("0.001") == "stale"
+
+
+def test_trouble_forbids_at_once_with_its_cause_and_a_good_reading_ends_it(bench: Bench) -> None:
+    verdict = bench.trouble("NVML: driver/library version mismatch")
+    assert verdict.code == "stale" and "version mismatch" in verdict.sentence and not bench.usable()
+    assert bench.card.state == "STALE"
+    assert bench.read() == NOTHING_FORBIDDEN and bench.usable()
+
+
+def test_a_reading_is_good_for_three_intervals(bench: Bench) -> None:
+    bench.wait(3 * INTERVAL)
+    assert bench.usable()
+    due = bench.admission.next_look
+    assert due is not None and bench.mono < due < bench.mono + 0.1, "nobody would look when it becomes stale"
+    bench.wait(0.1)
+    assert not bench.usable() and bench.card.verdict == Verdict("stale", "no telemetry from GPU 0 for 15 s")
+    assert bench.admission.next_look is None
+    bench.wait(80)
+    assert bench.card.verdict.sentence == "no telemetry from GPU 0 for 95 s"
+
+
+UNKNOWN = [
+    ({"lost": True, "problem": "GPU is lost"}, "gone"),
+    ({"problem": "MIG mode is on; gpujob gives out whole cards"}, "unhealthy"),
+    ({"memory_used_mib": None}, "unhealthy"),
+    ({"memory_total_mib": None}, "unhealthy"),
+    ({"memory_total_mib": 0}, "unhealthy"),
+    ({"uuid": "GPU-of-somebody-else"}, "gone"),
+]
+
+
+@pytest.mark.parametrize(("changes", "code"), UNKNOWN)
+@pytest.mark.parametrize("before", [True, False], ids=["read-before", "first"])
+def test_what_the_driver_does_not_tell_is_not_free(changes: dict[str, Any], code: str, before: bool) -> None:
+    bench = Bench(gpus=2)
+    if before:
+        bench.read(after=0.0)
+    verdict = bench.read(**changes)
+    assert verdict.code == code and "GPU 0" in verdict.sentence
+    assert not bench.usable() and bench.forbids("0.001") == code
+    assert bench.admission.blocked_mask == 0b01, "the other one is not to blame"
+    assert bench.read() == NOTHING_FORBIDDEN and bench.usable()
+
+
+def test_a_gpu_that_is_no_longer_listed_is_gone_and_the_others_are_not() -> None:
+    bench = Bench(gpus=3)
+    bench.read(after=0.0)
+    bench.wait(INTERVAL)
+    left = (GpuSnapshot("declared:0", 0, "", TOTAL, 0, 0.0), GpuSnapshot("declared:2", 1, "", TOTAL, 0, 0.0))
+    bench.admission.take(Readings(bench.mono, left), bench.now)
+    assert bench.admission.blocked_mask == 0b010
+    gone = bench.admission.cards[1]
+    assert gone.state == "GONE" and "declared:1" in gone.verdict.sentence
+
+
+def test_memory_errors_forbid_only_where_that_is_wanted(bench: Bench) -> None:
+    """I09"""
+    assert bench.read(errors="XID 79: fell off the bus") == NOTHING_FORBIDDEN
+    bench.admission.thresholds = replace(bench.admission.thresholds, hold_on_errors=True)
+    verdict = bench.read(errors="2 uncorrected memory errors")
+    assert verdict == Verdict("unhealthy", "GPU 0 reported 2 uncorrected memory errors")
+    assert bench.read() == NOTHING_FORBIDDEN
+
+
+def test_an_unknown_load_does_not_forbid_what_memory_allows(bench: Bench) -> None:
+    assert bench.read(load=None) == NOTHING_FORBIDDEN
+    first, second = (bench.read(int(0.9 * TOTAL), load=None) for _ in range(2))
+    assert first.code == second.code == "foreign", (
+        "memory alone decides: held at the first sample, blocked at the second"
+    )
+    assert "looked at again" in first.sentence and "looked at again" not in second.sentence
+
+
+@pytest.mark.parametrize("unread", ["lost", "stale", "trouble", "unlisted"])
+def test_the_first_sample_after_a_blind_time_decides_at_once(bench: Bench, unread: str) -> None:
+    if unread == "lost":
+        bench.read(lost=True)
+    elif unread == "unlisted":
+        bench.read(uuid="another")
+    elif unread == "trouble":
+        for _ in range(4):
+            bench.trouble()
+    else:
+        bench.wait(60)
+    assert bench.read(72_800, a_process(mib=72_000)).code == "foreign"
+
+
+# -- own and foreign --------------------------------------------------------------------------------------
+
+
+def test_two_half_tenants_at_full_load_and_memory_do_not_block_each_other(bench: Bench) -> None:
+    """S3.14, S3.16"""
+    bench.on = [a_tenant(1)]
+    busy = a_process(11, 38_000, owner="1.1", load=0.95)
+    for _ in range(10):
+        assert bench.read(DRIVER + 38_000, busy, load=95) == NOTHING_FORBIDDEN
+        assert bench.forbids("0.5") == "" and bench.card.foreign_mib == 0 and bench.card.own_mib == 38_000
+    bench.on.append(a_tenant(2))
+    other = a_process(12, 38_000, owner="2.1", load=0.94)
+    for _ in range(10):
+        assert bench.read(DRIVER + 76_000, busy, other, load=100) == NOTHING_FORBIDDEN
+        assert bench.card.overcommit == 0 and bench.admission.tight_mask == 0
+
+
+@pytest.mark.parametrize(
+    ("mib", "load", "own", "code"),
+    [
+        (68_000, 0, 0, "foreign"),  # 85 % of memory
+        (1_000, 85, 0, "foreign"),
+        (63_000, 0, 0, ""),  # 79 %
+        (1_000, 79, 0, ""),
+        (1_000, 85, 10, "foreign"),  # beside ours
+        (1_000, 79, 95, ""),  # the card is 95 % busy, but not with that
+    ],
+)
+def test_thresholds_are_held_against_the_foreign_part(bench: Bench, mib: int, load: int, own: int, code: str) -> None:
+    """S3.16"""
+    bench.on = [a_tenant()] if own else []
+    there = [a_process(4711, mib, load=load / 100)]
+    there += [a_process(11, 10_000, owner="1.1", load=own / 100)] if own else []
+    used = DRIVER + mib + 10_000 * bool(own)
+    for _ in range(2):
+        verdict = bench.read(used, *there, load=min(100, max(load + own, own)))
+    assert verdict.code == code
+    if code:
+        assert "(pid 4711, user x)" in verdict.sentence and "not ours" in verdict.sentence
+
+
+def test_a_busy_card_without_jobs_of_ours_is_blocked_though_no_process_is_seen(bench: Bench) -> None:
+    """S3.16: also when the scheduler itself has nothing on it."""
+    bench.read(load=90)
+    assert bench.read(load=90).sentence == "GPU 0 is 90 % busy with work that is not ours; limit 80 %"
+
+
+def test_a_foreign_process_that_only_draws_does_not_make_our_load_foreign(bench: Bench) -> None:
+    bench.on = [a_tenant()]
+    there = a_process(900, 300, compute=False), a_process(11, 10_000, owner="1.1", load=0.95)
+    for _ in range(3):
+        assert bench.read(DRIVER + 10_300, *there, load=95) == NOTHING_FORBIDDEN
+
+
+def test_an_idle_foreign_process_does_not_make_our_load_foreign(bench: Bench) -> None:
+    """The driver counts only who is busy: the idle one has no sample."""
+    bench.on = [a_tenant()]
+    there = a_process(4711, 500), a_process(11, 10_000, owner="1.1", load=0.95)
+    for _ in range(3):
+        assert bench.read(DRIVER + 10_500, *there, load=95) == NOTHING_FORBIDDEN
+    there = a_process(4711, 500), a_process(11, 10_000, owner="1.1", load=0.10)
+    bench.read(DRIVER + 10_500, *there, load=95)
+    assert bench.read(DRIVER + 10_500, *there, load=95).code == "foreign", "nobody of ours makes that load"
+
+
+def test_without_samples_the_whole_load_counts_as_soon_as_somebody_else_computes(bench: Bench) -> None:
+    bench.on = [a_tenant()]
+    there = a_process(4711, 500), a_process(11, 10_000, owner="1.1")
+    bench.read(DRIVER + 10_500, *there, load=95)
+    assert bench.read(DRIVER + 10_500, *there, load=95).code == "foreign"
+
+
+def test_the_baseline_is_learned_from_an_empty_card(bench: Bench) -> None:
+    assert bench.card.baseline_mib == DRIVER and bench.card.foreign_mib == 0
+    bench.read(DRIVER + 30_000, a_process(mib=30_000))
+    assert bench.card.baseline_mib == DRIVER and bench.card.foreign_mib == 30_000
+    bench.read(500)
+    assert bench.card.baseline_mib == 500, "the least that was seen"
+
+
+def test_a_card_that_is_full_when_first_seen_teaches_no_baseline() -> None:
+    bench = Bench()
+    bench.read(DRIVER + 60_000, after=0.0)
+    assert bench.card.baseline_mib is None and bench.card.foreign_mib == DRIVER + 60_000
+    bench.read(DRIVER + 60_000, a_process(mib=60_000))
+    assert bench.card.baseline_mib == DRIVER and bench.card.foreign_mib == 60_000
+
+
+def test_memory_that_others_use_leaves_less_to_give(bench: Bench) -> None:
+    """Below the threshold nothing is blocked, but what is used cannot be promised."""
+    assert bench.read(DRIVER + 48_000, a_process(mib=48_000)) == NOTHING_FORBIDDEN
+    assert bench.forbids("0.5") == "foreign" and bench.forbids("0.3") == ""
+    assert bench.admission.tight_mask == 1 and bench.usable()
+    assert "46.9 GiB in use by processes that are not ours (pid 4711, user x)" in bench.card.why_overcommit.sentence
+
+
+# -- whole cards ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("process", "code"),
+    [
+        (a_process(mib=1_500), ""),
+        (a_process(mib=1_700), "foreign"),
+        (a_process(mib=None), "foreign"),
+        (a_process(mib=3_000, compute=False), "foreign"),  # a display's memory cannot be promised either
+        (a_process(mib=1_500, compute=False), ""),
+    ],
+)
+def test_a_whole_card_tolerates_two_percent_of_others(bench: Bench, process: GpuProcess, code: str) -> None:
+    bench.read(DRIVER + (process.memory_mib or 0), process)
+    assert bench.forbids("1") == code and bench.forbids("0.5") == ""
+
+
+def test_a_display_server_does_not_make_a_card_computed_on() -> None:
+    bench = Bench()
+    shown = a_process(900, 3_000, compute=False)
+    for _ in range(3):
+        bench.read(DRIVER + 3_000, shown, load=5)
+    assert not bench.card.whole_blocked and bench.card.baseline_mib == DRIVER + 3_000
+    assert bench.forbids("1") == ""
+
+
+def test_a_whole_card_is_free_again_after_three_clean_samples(bench: Bench) -> None:
+    bench.read(DRIVER + 4_000, a_process(mib=4_000))
+    assert bench.admission.whole_blocked_mask == 1 and "3.9 GiB" in bench.card.whole.sentence
+    for left in (2, 1, 0):
+        assert bench.forbids("1") == "foreign"
+        bench.read()
+        assert bool(bench.admission.whole_blocked_mask) == bool(left)
+    assert bench.forbids("1") == ""
+
+
+# -- outgrown shares, starting jobs -----------------------------------------------------------------------
+
+
+def test_a_job_over_its_share_is_counted_as_it_is_and_named(bench: Bench) -> None:
+    bench.on = [a_tenant(12, 250)]
+    promised = (TOTAL - DRIVER) // 4
+    bench.read(DRIVER + int(1.09 * promised), a_process(11, int(1.09 * promised), owner="12.1"))
+    assert bench.card.overcommit == 0 and bench.forbids("0.75") == "", "a tenth is forgiven"
+    bench.read(DRIVER + 31_744, a_process(11, 31_744, owner="12.1"))
+    assert bench.card.overcommit_mib == 31_744 - promised
+    assert bench.forbids("0.75") == "over-share" and bench.forbids("0.5") == ""
+    assert bench.card.why_overcommit.sentence == "job 12 uses 31 GiB of its 19.3 GiB share on GPU 0"
+    assert bench.card.verdict == NOTHING_FORBIDDEN, "it blocks by what it uses, not the whole card"
+
+
+def test_declared_memory_is_a_share_too(bench: Bench) -> None:
+    bench.on = [a_tenant(12, 100, vram_mib=40_000)]
+    bench.read(DRIVER + 41_000, a_process(11, 41_000, owner="12.1"))
+    assert bench.card.overcommit == 0
+
+
+def test_a_job_that_has_not_taken_its_memory_yet_counts_by_booking(bench: Bench) -> None:
+    """I12"""
+    bench.on = [a_tenant(1, 600, started_at=None)]
+    bench.read()
+    assert bench.card.overcommit == 0
+    fleet = Fleet([a_gpu(0)])
+    fleet.admission = bench.admission
+    fleet.take(ResourceRequest.parse("0.6"), (0,))
+    assert fleet.find(a_kind("0.5")) is None and fleet.why_not(a_kind("0.5")).code == "no-room"
+    assert fleet.find(a_kind("0.4")) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ours"),
+    [
+        ({}, True),
+        ({"ours": False}, False),
+        ({"started_at": T0 - 10}, False),  # it was there before
+        ({"visible": False}, False),
+    ],
+)
+def test_who_appears_beside_a_fresh_job_is_taken_for_its_own(bench: Bench, changes: dict[str, Any], ours: bool) -> None:
+    bench.on = [a_tenant(1, 1000, started_at=bench.wall)]
+    process = replace(a_process(77, 20_000, ours=True, started_at=bench.wall + 3), **changes)
+    bench.read(DRIVER + 20_000, a_process(70, 10, owner="1.1"), process)
+    assert (bench.card.foreign_mib == 0) == ours
+    assert bench.card.whole_blocked == (not ours)
+
+
+def test_after_the_settle_time_an_unknown_process_is_foreign(bench: Bench) -> None:
+    bench.on = [a_tenant(1, 500, started_at=bench.wall)]
+    process = a_process(77, 20_000, ours=True, started_at=bench.wall + 3)
+    bench.read(DRIVER + 20_000, process, after=119)
+    assert bench.card.foreign_mib == 0
+    bench.read(DRIVER + 20_000, process, after=2)
+    assert bench.card.foreign_mib == 20_000
+
+
+def test_of_two_fresh_jobs_the_younger_gets_the_unknown_process(bench: Bench) -> None:
+    bench.on = [a_tenant(1, 250, started_at=bench.wall), a_tenant(2, 250, started_at=bench.wall + 2)]
+    bench.read(DRIVER + 30_000, a_process(77, 30_000, ours=True, started_at=bench.wall + 3))
+    assert bench.card.why_overcommit.sentence.startswith("job 2 uses 29.3 GiB")
+
+
+# -- where the driver says little -------------------------------------------------------------------------
+
+
+def test_without_a_process_list_our_jobs_count_with_what_they_were_promised(bench: Bench) -> None:
+    """nvidia-smi by GPUtil names no process."""
+    bench.on = [a_tenant(1, 500)]
+    bench.read(DRIVER + 38_000, processes=None, load=95)
+    assert bench.card.foreign_mib == 0 and bench.card.own_mib > 37_000
+    assert bench.read(DRIVER + 38_000, processes=None, load=95) == NOTHING_FORBIDDEN
+    bench.read(DRIVER + 70_000, processes=None)
+    assert 29_000 < bench.card.foreign_mib < 32_000 and bench.forbids("0.5") == "foreign"
+
+
+def test_without_a_process_list_a_full_card_of_nobody_is_blocked() -> None:
+    bench = Bench()
+    assert bench.read(70_000, processes=None, after=0.0).code == "foreign"
+
+
+def test_numbers_of_another_container_may_be_our_own_jobs(bench: Bench) -> None:
+    bench.on = [a_tenant(1, 500)]
+    hidden = a_process(5, 38_000, visible=False, user="")
+    bench.read(DRIVER + 38_000, hidden, load=95)
+    assert bench.card.foreign_mib == 0 and bench.card.own_mib == 38_000
+    bench.read(DRIVER + 68_000, hidden, a_process(6, 30_000, visible=False, user=""))
+    assert bench.card.foreign_mib >= 28_000, "more than was promised is somebody's"
+    bench.on = []
+    bench.read(DRIVER + 68_000, hidden, a_process(6, 30_000, visible=False, user=""))
+    assert bench.card.foreign_mib == 68_000
+
+
+def test_an_empty_list_beside_memory_in_use_is_no_list(bench: Bench) -> None:
+    bench.on = [a_tenant(1, 500)]
+    bench.read(DRIVER + 38_000)
+    assert bench.card.foreign_mib == 0 and bench.card.own_mib > 37_000
+
+
+def test_processes_without_figures_count_with_their_promise(bench: Bench) -> None:
+    bench.on = [a_tenant(1, 500)]
+    bench.read(DRIVER + 30_000, a_process(11, None, owner="1.1"))
+    assert bench.card.foreign_mib == 0 and bench.card.overcommit == 0
+    bench.read(DRIVER + 70_000, a_process(11, None, owner="1.1"), a_process(4711, None))
+    assert bench.card.foreign_mib > 29_000 and bench.card.whole_blocked
+
+
+# -- after an end -----------------------------------------------------------------------------------------
+
+
+def test_after_an_end_a_gpu_is_read_before_it_is_given_out(bench: Bench) -> None:
+    bench.on = [a_tenant(1, 1000)]
+    bench.read(DRIVER + 70_000, a_process(11, 70_000, owner="1.1"))
+    bench.on = []
+    assert bench.admission.left([0, 9], bench.now) and not bench.admission.left([9], bench.now)
+    assert bench.card.verdict.code == "releasing" and bench.card.state == "DRAINING" and not bench.usable()
+    assert bench.read(after=0.05) == NOTHING_FORBIDDEN and bench.forbids("1") == ""
+
+
+def test_a_reading_that_was_asked_for_before_the_end_tells_nothing_of_what_is_left(bench: Bench) -> None:
+    """It still shows the job's process, which by now belongs to nobody."""
+    bench.on = [a_tenant(1, 1000)]
+    process = a_process(11, 70_000, owner="1.1")
+    bench.read(DRIVER + 70_000, process)
+    bench.wait(INTERVAL)
+    asked = bench.mono
+    bench.wait(0.1)
+    bench.on = []
+    bench.admission.left([0], bench.now)
+    late = GpuSnapshot("declared:0", 0, "", TOTAL, DRIVER + 70_000, 1.0, processes=(process,))
+    bench.admission.take(Readings(asked, (late,)), bench.now)
+    assert bench.card.verdict.code == "releasing"
+    assert bench.read(after=0.1) == NOTHING_FORBIDDEN and bench.forbids("1") == "", "the next job waits for nothing"
+
+
+def test_memory_that_stays_after_an_end_is_waited_for_and_then_is_foreign(bench: Bench) -> None:
+    """I11"""
+    bench.on = [a_tenant(1, 1000)]
+    process = a_process(11, 70_000, owner="1.1")
+    bench.read(DRIVER + 70_000, process)
+    bench.on = []
+    bench.admission.left([0], bench.now)
+    left = replace(process, visible=False, owner="", user="", ours=False)
+    verdict = bench.read(DRIVER + 70_000, left)
+    assert verdict == Verdict("releasing", "GPU 0: 68.4 GiB not yet released after a job's end (pid 11)")
+    for _ in range(4):
+        assert bench.read(DRIVER + 70_000, left).code == "releasing"
+    verdict = bench.read(DRIVER + 70_000, left)
+    assert verdict.code == "foreign" and "(pid 11)" in verdict.sentence and bench.card.state == "FOREIGN"
+    for _ in range(3):
+        verdict = bench.read()
+    assert verdict == NOTHING_FORBIDDEN and bench.card.freed_at is None
+
+
+def test_memory_that_is_released_in_time_was_never_foreign(bench: Bench) -> None:
+    """I11"""
+    bench.on = [a_tenant(1, 1000)]
+    process = a_process(11, 70_000, owner="1.1")
+    bench.read(DRIVER + 70_000, process)
+    bench.on = []
+    bench.admission.left([0], bench.now)
+    left = replace(process, visible=False, owner="", user="", ours=False)
+    for _ in range(5):
+        assert bench.read(DRIVER + 70_000, left).code == "releasing"
+    assert bench.read() == NOTHING_FORBIDDEN and bench.forbids("1") == ""
+
+
+def test_two_that_leave_one_after_the_other_are_both_waited_for(bench: Bench) -> None:
+    """I11"""
+    bench.on = [a_tenant(1), a_tenant(2)]
+    one, other = a_process(11, 38_000, owner="1.1"), a_process(12, 38_000, owner="2.1")
+    bench.read(DRIVER + 76_000, one, other)
+    bench.on = [a_tenant(2)]
+    bench.admission.left([0], bench.now)
+    left = [replace(each, visible=False, owner="", user="", ours=False) for each in (one, other)]
+    assert bench.read(DRIVER + 76_000, left[0], other, after=1).code == "releasing"
+    bench.on = []
+    bench.admission.left([0], bench.now)
+    for _ in range(4):
+        assert bench.read(DRIVER + 38_000, left[0]).code == "releasing", "the first one's, though the other's is free"
+    assert bench.read() == NOTHING_FORBIDDEN and bench.forbids("1") == ""
+
+
+def test_the_patience_ends_with_a_reading_and_leaves_no_gap(bench: Bench) -> None:
+    """I11"""
+    bench.on = [a_tenant(1, 1000)]
+    process = a_process(11, 70_000, owner="1.1")
+    bench.read(DRIVER + 70_000, process)
+    bench.on = []
+    bench.admission.left([0], bench.now)
+    for _ in range(5):
+        bench.read(DRIVER + 70_000, replace(process, visible=False, owner="", ours=False))
+    bench.wait(10)
+    assert not bench.usable(), "nobody has looked since"
+    assert bench.read(DRIVER + 70_000, replace(process, visible=False, owner="", ours=False)).code == "foreign"
+
+
+def test_while_a_gpu_is_watched_a_little_longer_that_is_what_is_said(bench: Bench) -> None:
+    for _ in range(2):
+        bench.read(DRIVER + 70_000, a_process(mib=70_000))
+    for _ in range(2):
+        assert bench.read().sentence == "GPU 0 was in use by others a moment ago; it is watched a little longer"
+    assert bench.read() == NOTHING_FORBIDDEN
+
+
+def test_the_load_right_after_an_end_is_still_the_jobs(bench: Bench) -> None:
+    bench.on = [a_tenant(1, 1000)]
+    bench.read(DRIVER + 70_000, a_process(11, 70_000, owner="1.1"), load=100)
+    bench.on = []
+    bench.admission.left([0], bench.now)
+    for _ in range(4):
+        assert bench.read(after=0.2, load=100) == NOTHING_FORBIDDEN
+    bench.read(after=2, load=100)
+    assert bench.read(load=100).code == "foreign"
+
+
+# -- resume --force ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "there",
+    [(), (a_process(11, 70_000, visible=False, user=""),), (a_process(4711, 70_000, load=0.9),), (a_process(4711),)],
+    ids=["nobody", "hidden", "busy", "no-figure"],
+)
+def test_what_somebody_accepts_blocks_nobody_any_more(bench: Bench, there: tuple[GpuProcess, ...]) -> None:
+    """I11"""
+    load = 90 if there and there[0].load else 0
+    for _ in range(2):
+        bench.read(DRIVER + 70_000, *there, load=load)
+    assert bench.card.state == "FOREIGN" and bench.forbids("1") == "foreign"
+    bench.admission.accept([0, 9], bench.now)
+    assert bench.usable() and bench.forbids("1") == ""
+    for _ in range(5):
+        assert bench.read(DRIVER + 70_000, *there, load=load) == NOTHING_FORBIDDEN
+        assert bench.forbids("1") == "" and bench.card.foreign_mib == 0
+
+
+def test_only_what_was_there_is_accepted(bench: Bench) -> None:
+    there = a_process(4711, 70_000)
+    for _ in range(2):
+        bench.read(DRIVER + 70_000, there)
+    bench.admission.accept([0], bench.now)
+    bench.read(DRIVER + 75_000, there, a_process(4712, 5_000))
+    assert bench.forbids("1") == "foreign" and "4712" in bench.card.whole.sentence
+    bench.read(DRIVER + 75_000, replace(there, memory_mib=75_000))
+    assert bench.card.foreign_mib == 5_000, "what it takes beyond"
+    for _ in range(3):
+        bench.read()
+    assert bench.card.baseline_mib == DRIVER
+    for _ in range(2):
+        verdict = bench.read(DRIVER + 70_000, replace(there, started_at=T0 + 100))
+    assert verdict.code == "foreign", "another process of the same number"
+
+
+def test_accepting_ends_the_wait_for_memory_after_an_end(bench: Bench) -> None:
+    """I11"""
+    bench.on = [a_tenant(1, 1000)]
+    bench.read(DRIVER + 70_000, a_process(11, 70_000, owner="1.1"))
+    bench.on = []
+    bench.admission.left([0], bench.now)
+    left = a_process(11, 70_000, visible=False, user="")
+    assert bench.read(DRIVER + 70_000, left).code == "releasing"
+    bench.admission.accept([0], bench.now)
+    for _ in range(3):
+        assert bench.read(DRIVER + 70_000, left) == NOTHING_FORBIDDEN
+
+
+def test_what_cannot_be_used_is_not_mended_by_accepting(bench: Bench) -> None:
+    bench.read(lost=True)
+    bench.admission.accept([0], bench.now)
+    assert bench.forbids() == "gone"
+    bench.trouble()
+    bench.admission.accept([0], bench.now)
+    assert bench.forbids() == "stale"
+
+
+# -- no flapping ------------------------------------------------------------------------------------------
+
+
+def foreign(bench: Bench, percent: float, load: bool = False) -> bool:
+    """A sample at this share of memory (or load) that is not ours; whether the GPU is blocked."""
+    if load:
+        bench.read(DRIVER + 100, a_process(mib=100), load=percent)
+    else:
+        bench.read(DRIVER + int(percent * TOTAL / 100), a_process(mib=int(percent * TOTAL / 100)))
+    return bench.card.blocked
+
+
+@pytest.mark.parametrize("load", [False, True], ids=["memory", "load"])
+def test_it_blocks_after_two_samples_above_and_unblocks_after_three_below(bench: Bench, load: bool) -> None:
+    """I13"""
+    assert [foreign(bench, each, load) for each in (85, 70, 85, 85)] == [False, False, False, True]
+    assert [foreign(bench, each, load) for each in (74, 74, 76, 74, 74, 79, 70, 70, 70)] == [True] * 8 + [False]
+
+
+def test_the_very_first_sample_decides_at_once() -> None:
+    for percent, blocked in ((85, True), (79, False), (81, True)):
+        assert foreign(Bench(), percent) is blocked
+
+
+@pytest.mark.parametrize("load", [False, True], ids=["memory", "load"])
+@pytest.mark.parametrize("first", [79, 81])
+def test_a_reading_that_flickers_changes_minds_at_most_once(first: int, load: bool) -> None:
+    """I13: no start storm."""
+    bench = Bench()
+    minds = [foreign(bench, first if i % 2 == 0 else 160 - first, load) for i in range(1000)]
+    assert sum(one != other for one, other in pairwise(minds)) <= 1
+    bench.on = [a_tenant()]
+    minds = [foreign(bench, first if i % 2 == 0 else 160 - first, load) for i in range(1000)]
+    assert sum(one != other for one, other in pairwise(minds)) <= 1

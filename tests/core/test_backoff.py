@@ -1,0 +1,29 @@
+"""Waits between tries double, spread by a tenth, and end at ten minutes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.backoff import LONGEST_WAIT_S, backoff_s
+
+
+@pytest.mark.parametrize(
+    ("attempt", "wait"), [(1, 5), (2, 10), (3, 20), (4, 40), (5, 80), (7, 320), (8, 600), (60, 600), (10**9, 600)]
+)
+def test_the_wait_doubles_with_each_try_up_to_ten_minutes(attempt: int, wait: float) -> None:
+    assert backoff_s(attempt, 5.0, 0.5) == wait
+
+
+@given(st.integers(1, 5000), st.floats(0, 1e6), st.floats(0, 1, exclude_max=True))
+def test_the_spread_is_a_tenth_and_the_limit_holds(attempt: int, base: float, jitter: float) -> None:
+    wait, middle = backoff_s(attempt, base, jitter), base * 2.0 ** min(attempt - 1, 40)
+    assert 0 <= wait <= LONGEST_WAIT_S
+    if middle * 1.1 < LONGEST_WAIT_S:
+        assert middle * 0.899 <= wait <= middle * 1.101
+    assert wait <= backoff_s(attempt + 1, base, jitter)
+
+
+def test_no_base_means_no_wait() -> None:
+    assert backoff_s(9, 0.0, 0.9) == 0

@@ -1,0 +1,194 @@
+"""The need of a job: its own wish, else the model's of the table, else the default, else one GPU."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from scheduler.core.errors import UsageError
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import JobSpec
+from scheduler.core.model_table import ModelTable, model_in, need_of, table_from
+from tests.builders import a_gpu, a_spec
+
+TABLE = ModelTable("0.7", {"qwen2.5-3b-inst": "0.5", "qwen2.5-32b-inst": "2", "odd": "1.5"})
+
+
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        ("--llm qwen", "qwen"),
+        ("--llm=qwen", "qwen"),
+        ("--epochs 3 --llm qwen --lr 1", "qwen"),
+        ("--llm a --llm b", "b"),
+        ("--llm a --llm=b", "b"),
+        ("--llm=a --llm b", "b"),
+        ("--llm", None),
+        ("--llm a --llm", "a"),
+        ("--llm=", ""),
+        ("-- --llm qwen", None),
+        ("--llm a -- --llm b", "a"),
+        ("--llms qwen", None),
+        ("--llm-path qwen", None),
+        ("llm qwen", None),
+        ("", None),
+    ],
+)
+def test_the_model_is_the_last_one_named_before_a_bare_double_dash(words: str, model: str | None) -> None:
+    """S3.13"""
+    assert model_in(words.split()) == model
+
+
+@pytest.mark.parametrize(
+    ("words", "need"),
+    [
+        ("--llm qwen2.5-3b-inst", "0.5"),
+        ("--llm=qwen2.5-3b-inst", "0.5"),
+        ("--llm qwen2.5-32b-inst", "2"),
+        ("--llm unknown", "0.7"),
+        ("--epochs 3", "0.7"),
+        ("", "0.7"),
+    ],
+)
+def test_a_model_of_the_table_needs_what_the_table_says_else_the_default(words: str, need: str) -> None:
+    """S3.13"""
+    assert need_of(a_spec(arguments=tuple(words.split())), TABLE)[0] == ResourceRequest.parse(need)
+
+
+def test_without_a_table_a_job_needs_one_gpu() -> None:
+    """S3.13"""
+    assert need_of(a_spec(arguments=("--llm", "qwen2.5-3b-inst")), ModelTable()) == (
+        ResourceRequest(1, 1000), ("model qwen2.5-3b-inst stands in no model table, for there is none: needs the default, 1",),
+    )  # fmt: skip
+    assert need_of(a_spec(arguments=("--lr", "1")), ModelTable()) == (ResourceRequest(1, 1000), ())
+
+
+def test_the_jobs_own_wish_wins_over_its_model() -> None:
+    spec = a_spec(arguments=("--llm", "qwen2.5-3b-inst"), gpus="2x0.25")
+    assert need_of(spec, TABLE) == (ResourceRequest(2, 250), ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "need", "notes"),
+    [
+        ({"on": (0,)}, ResourceRequest(1, 0), ()),
+        ({"on": (1, 3), "arguments": ("--llm", "odd")}, ResourceRequest(2, 0), ()),  # whatever its model needs
+        ({"on": (0, 1, 2), "allowed": (0, 1, 2)}, ResourceRequest(3, 0), ()),
+        ({"gpus": "0"}, ResourceRequest(0, 0), ()),
+        ({"gpus": "0", "slots": 1}, ResourceRequest(0, 0), ()),
+        ({"gpus": "0", "slots": 3}, ResourceRequest(0, 3), ()),
+        ({"gpus": "0.5", "slots": 3}, ResourceRequest(1, 500), ("slots=3 has no effect: it needs 0.5 of one GPU",)),
+        ({"slots": 2}, ResourceRequest(1, 700), ("slots=2 has no effect: it needs 0.7 of one GPU",)),
+        (
+            {"slots": 2, "arguments": ("--llm=odd",)}, ResourceRequest(2, 1000),
+            ("need 1.5 -> 2 whole GPUs", "slots=2 has no effect: it needs 2 whole GPUs of one server"),
+        ),
+    ],
+)  # fmt: skip
+def test_gpus_by_name_and_slots_are_needs_of_their_own(
+    changes: dict[str, Any], need: ResourceRequest, notes: tuple[str, ...]
+) -> None:
+    """S4.19 S4.31"""
+    assert need_of(a_spec(**changes), TABLE) == (need, notes)
+
+
+def test_slots_count_where_the_table_says_no_gpu() -> None:
+    """S4.19"""
+    assert need_of(a_spec(slots=4), ModelTable("0")) == (ResourceRequest(0, 4), ())
+
+
+def test_an_unknown_model_is_said_with_the_nearest_name() -> None:
+    _, notes = need_of(a_spec(arguments=("--llm", "qwen2.5-3b-instr")), TABLE)
+    assert notes == (
+        "model qwen2.5-3b-instr is not in the model table (did you mean qwen2.5-3b-inst?): needs the default, 0.7",
+    )
+    _, notes = need_of(a_spec(arguments=("--llm", "zzz")), TABLE)
+    assert notes == ("model zzz is not in the model table: needs the default, 0.7",)
+
+
+def test_a_need_that_was_rounded_up_is_said() -> None:
+    assert need_of(a_spec(arguments=("--llm=odd",)), TABLE) == (ResourceRequest(2, 1000), ("need 1.5 -> 2 whole GPUs",))
+
+
+@pytest.mark.parametrize(
+    ("text", "need"),
+    [
+        ("python t.py --llm qwen2.5-3b-inst", "0.5"),
+        ("python t.py --llm 'qwen2.5-3b-inst'", "0.5"),
+        ("it's --llm odd", "2"),
+    ],
+)
+def test_the_model_of_a_shell_command_is_found_in_its_text(text: str, need: str) -> None:
+    assert need_of(JobSpec(source="commands", arguments=("sh", "-c", text)), TABLE)[0] == ResourceRequest.parse(need)
+
+
+@pytest.mark.parametrize(
+    ("data", "table"),
+    [
+        ({}, ModelTable("1", {})),
+        ({"default_requirement": 0.5}, ModelTable("0.5", {})),
+        ({"default_requirement": 1.0, "models": {"a": 0.1, "b": 2, "c": "2x0.5"}}, ModelTable("1.0", {"a": "0.1", "b": "2", "c": "2x0.5"})),
+    ],
+)  # fmt: skip
+def test_a_table_keeps_its_needs_as_written(data: Any, table: ModelTable) -> None:
+    assert table_from(data, "llm_config.json") == table
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ([], "must be an object"),
+        ({"model": {}}, "unknown key 'model'"),
+        ({"models": [1]}, "models must be an object"),
+        ({"models": {"big": -1}}, "big: a GPU need cannot be below 0"),
+        ({"models": {"big": "half"}}, "big: a GPU need must be a number"),
+        ({"models": {"big": True}}, "big: the need must be a number"),
+        ({"models": {"big": None}}, "big: the need must be a number"),
+        ({"default_requirement": [1]}, "default_requirement: the need must be a number"),
+        ({"default_requirement": float("nan")}, "default_requirement: a GPU need must be a number"),
+    ],
+)
+def test_a_wrong_table_is_refused_naming_file_and_key(data: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=r"^llm_config\.json: ") as caught:
+        table_from(data, "llm_config.json")
+    assert says in str(caught.value)
+
+
+# -- memory in place of a share --------------------------------------------------------------------------------
+
+CARDS = [a_gpu(0, memory_mib=81_920), a_gpu(1, memory_mib=40_960), a_gpu(2, memory_mib=None)]
+
+
+@pytest.mark.parametrize(
+    ("vram_mib", "allowed", "need"),
+    [
+        (5_120, (0,), "0.063"),  # 62.5 thousandths, rounded up
+        (5_120, (1,), "0.125"),
+        (5_120, (0, 1), "0.125"),  # of the smaller, for it may be put there
+        (60_000, (0, 1), "0.733"),  # the smaller is too small
+        (40_960, (1,), "1"),
+        (1, (0,), "0.001"),
+        (90_000, (0, 1), "1"),  # none has it: it is refused elsewhere
+        (5_120, (2,), "1"),  # nobody knows its size
+        (5_120, None, "1"),
+    ],
+)
+def test_a_job_that_names_memory_and_no_share_has_that_part_of_a_gpu(
+    vram_mib: int, allowed: tuple[int, ...] | None, need: str
+) -> None:
+    assert need_of(a_spec(vram_mib=vram_mib, allowed=allowed), ModelTable(), CARDS) == (ResourceRequest.parse(need), ())
+    assert need_of(a_spec(vram_mib=vram_mib, allowed=allowed), ModelTable()) == (ResourceRequest.parse("1"), ())
+
+
+def test_a_share_or_a_known_model_comes_before_memory() -> None:
+    words = ("--llm", "qwen2.5-3b-inst")
+    assert need_of(a_spec(vram_mib=5_120, gpus="0.5"), TABLE, CARDS)[0] == ResourceRequest(1, 500)
+    assert need_of(a_spec(vram_mib=5_120, arguments=words), TABLE, CARDS[:1]) == need_of(a_spec(arguments=words), TABLE)
+    need, (note,) = need_of(a_spec(vram_mib=5_120, arguments=("--llm", "zzz")), TABLE, CARDS[:1])
+    assert need == ResourceRequest(1, 63) and note.endswith("needs what vram says, 0.063")
+
+
+def test_a_table_can_be_written_down_and_read_back() -> None:
+    assert table_from(json.loads(TABLE.as_json()), "") == TABLE

@@ -1,0 +1,48 @@
+"""How long a job may run: its limit, else the median of the like of it, else nobody knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.runtime_estimate import Estimates, mode_of
+from tests.builders import a_spec
+
+ONE = ResourceRequest.parse("1")
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [("--mode train", "train"), ("--mode=eval", "eval"), ("--mode a --mode=b", "b"), ("--mode", None), ("", None)],
+)
+def test_the_mode_is_the_last_one_named(words: str, mode: str | None) -> None:
+    """S3.22"""
+    assert mode_of(tuple(words.split())) == mode
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert Estimates().of(a_spec(), ONE) is None
+
+
+def test_the_time_limit_counts_before_all() -> None:
+    estimates = Estimates()
+    estimates.learn(a_spec(), ONE, 5.0)
+    assert estimates.of(a_spec(time_limit_s=60.0), ONE) == 60.0
+
+
+def test_the_median_of_the_last_three_runs() -> None:
+    estimates = Estimates()
+    for seconds in (1000.0, 1.0, 9.0, 3.0):
+        estimates.learn(a_spec(), ONE, seconds)
+    assert estimates.of(a_spec(), ONE) == 3.0
+
+
+def test_the_same_signature_counts_before_the_script_and_the_script_before_the_need() -> None:
+    estimates = Estimates()
+    estimates.learn(a_spec(arguments=("--mode", "train")), ONE, 100.0)
+    estimates.learn(a_spec(arguments=("--mode", "eval")), ONE, 10.0)
+    estimates.learn(a_spec(script="/data/other.py"), ONE, 1000.0)
+    assert estimates.of(a_spec(arguments=("--mode=eval", "--lr", "1")), ONE) == 10.0
+    assert estimates.of(a_spec(arguments=("--mode", "test")), ONE) == 55.0
+    assert estimates.of(a_spec(script="/data/new.py"), ONE) == 100.0
+    assert estimates.of(a_spec(script="/data/new.py"), ResourceRequest.parse("2")) is None

@@ -1,0 +1,27 @@
+"""Words as a shell takes them: what is shown is, when it is pasted, the same words."""
+
+from __future__ import annotations
+
+import shlex
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.shell_quoting import joined, quoted
+
+WORDS = st.text(st.sampled_from("ab '\"$`\\!\n|*") | st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@given(st.lists(WORDS))
+def test_they_are_the_same_words_again(words: list[str]) -> None:
+    assert shlex.split(joined(words)) == words
+
+
+@given(WORDS)
+def test_no_spelling_is_longer_than_the_usual_one(word: str) -> None:
+    assert len(quoted(word)) <= len(shlex.quote(word))
+
+
+def test_nested_quotes_can_be_read() -> None:
+    assert quoted("echo 'a b'") == "\"echo 'a b'\""
+    assert quoted("a b") == "'a b'" and quoted("it's $HOME") == shlex.quote("it's $HOME")

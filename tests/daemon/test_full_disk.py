@@ -1,0 +1,69 @@
+"""A pass that cannot be written is no defect of ours, and is told as what it is."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.config import Config
+from scheduler.daemon.context import Context
+from scheduler.daemon.loop import Daemon
+from scheduler.daemon.managed_gpus import ManagedGpus
+from scheduler.runners.direct import DirectRunner
+from scheduler.store.database import Database
+from scheduler.store.paths import Places
+
+
+class Watcher:
+    """Hears nothing."""
+
+    def changed(self) -> set[str]:
+        return set()
+
+    def rearm(self) -> None:
+        pass
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, told: list[str]) -> Iterator[Daemon]:
+    """A daemon without GPUs, files or jobs."""
+    places = Places(str(tmp_path / "gpu_scheduler_state.json"))
+    places.make()
+    db = Database(places)
+    context = Context(places, Config(), db, {}, str(tmp_path), lambda message: told.append(message.text))
+    runner = DirectRunner(places.attempts, places.state_file, {}, str(tmp_path / "errors"), 1024)
+    made = Daemon(context, runner, Watcher(), ManagedGpus(context, [], [], None, None), {})  # type: ignore[arg-type]
+    yield made
+    made.close()
+    runner.close()
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/x/attempts/7.1"), "/x/attempts/7.1: cannot be written: No space left on device; free some space;"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "/.gpujob: cannot be written: Disk quota exceeded; free some space;"),
+        (OSError(errno.EBADF, "Bad file descriptor"), "a defect of gpujob, please report it: OSError("),
+        (KeyError("x"), "a defect of gpujob, please report it: KeyError("),
+    ],
+)  # fmt: skip
+def test_a_full_disk_is_no_defect(
+    daemon: Daemon, told: list[str], error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P3: found by the soak: an attempt could not be taken back after a restart, and that was called a defect."""
+
+    def fail(_daemon: Daemon, _now: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Daemon, "_tick", fail)
+    daemon.tick()
+    assert len(told) == 1 and said in told[0] and daemon.outage.lasts

@@ -1,0 +1,115 @@
+"""The collector of the history: what befalls the file never reaches the loop."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.history import SHORT_S, bucket_of
+from scheduler.core.observations import Now
+from scheduler.core.placement import Fleet
+from scheduler.core.scheduler_state import SchedulerState
+from scheduler.daemon.history_writer import HistoryWriter
+from scheduler.store import history_db
+from tests.builders import a_gpu
+from tests.stories.harness import wait_for
+
+START = bucket_of(1_800_000_000.0, SHORT_S)
+
+
+@pytest.fixture
+def state() -> SchedulerState:
+    return SchedulerState(Fleet([a_gpu(0), a_gpu(1)]), lambda _: None)
+
+
+class Clock:
+    """A loop whose clock is ours; what was said."""
+
+    def __init__(self, path: Path, state: SchedulerState) -> None:
+        self.path, self.state, self.at = str(path), state, 0.0
+        self.said: list[str] = []
+        self.kept = HistoryWriter(self.path, lambda: self.state, lambda text, _: self.said.append(text))
+
+    def turn(self, after: float, wall: float = 0.0) -> None:
+        self.at += after
+        self.kept.step(Now(START + wall + self.at, self.at))
+
+    def times(self) -> list[float]:
+        found = history_db.gpu_history(self.path, START - 1000, START + 10_000, 0, START + 10_000)
+        return [sample.at - START for sample in found.get(0, [])]
+
+
+def test_one_sample_a_bucket_and_gaps_stay_gaps(tmp_path: Path, state: SchedulerState) -> None:
+    """A machine that slept, a clock that is set back: nothing is made up, and the loop is asked for in time."""
+    loop = Clock(tmp_path / "history.db", state)
+    loop.kept.begin()
+    for after in (0, 1, 1, 8, 10, 10):
+        loop.turn(after)
+        assert loop.at < loop.kept.due() <= loop.at + SHORT_S
+    loop.turn(10, wall=500)  # it slept
+    loop.turn(10, wall=-100)
+    loop.kept.close()
+    assert {0, 10, 20, 30, 540, -50} == set(loop.times()) and not loop.said
+
+
+def test_a_file_that_hangs_costs_samples_alone(tmp_path: Path, state: SchedulerState) -> None:
+    """Locked for longer than is waited for: turns go on at once, the newest samples are written when it is free."""
+    loop = Clock(tmp_path / "history.db", state)
+    loop.kept.begin()
+    loop.turn(0)
+    loop.turn(10)
+    wait_for(lambda: loop.times() == [0], "a first sample")
+    other = sqlite3.connect(loop.path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    for _ in range(100):
+        loop.turn(10)
+    wait_for(lambda: loop.turn(0.1) or loop.said, "it is said")
+    assert "history.db cannot be written: database is locked" in loop.said[0]
+    other.close()
+    wait_for(lambda: loop.turn(10) or 1000 in loop.times(), "the newest are written")
+    assert len([at for at in loop.times() if 10 <= at < 1000]) <= 31  # no more is kept in memory
+    wait_for(lambda: loop.turn(10) or len(loop.said) == 2, "it is over")
+    assert loop.said[1].endswith("can be written again")
+    loop.kept.close()
+
+
+def test_an_end_waits_for_a_moment_at_most(tmp_path: Path, state: SchedulerState) -> None:
+    loop = Clock(tmp_path / "nowhere" / "history.db", state)  # no folder: it fails at once
+    loop.kept.begin()
+    loop.turn(0)
+    loop.kept.close()
+    loop.kept.close()
+    loop.turn(10)
+    assert len(loop.said) == 1 and "No such file" in loop.said[0]
+
+
+def test_without_a_thread_there_is_no_history(
+    tmp_path: Path, state: SchedulerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on processes: said once, and the scheduler goes on."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    loop = Clock(tmp_path / "history.db", state)
+    loop.kept.begin()
+    for _ in range(5):
+        loop.turn(10)
+    loop.kept.close()
+    assert loop.said == ["no history is kept: can't start new thread"] and loop.kept.due() > time.monotonic() + 1e9
+    assert not Path(loop.path).exists()
+
+
+def test_a_defect_of_ours_holds_up_no_job(tmp_path: Path, state: SchedulerState) -> None:
+    loop = Clock(tmp_path / "history.db", state)
+    loop.kept.begin()
+    loop.turn(0)
+    loop.state = None  # type: ignore[assignment]
+    loop.turn(10)
+    loop.turn(10)
+    assert len(loop.said) == 1 and "please report it" in loop.said[0]

@@ -1,0 +1,311 @@
+"""The journal kept of a real store: what is written when, what befalls it, and that it holds nothing up."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.core.config import Config
+from scheduler.core.decision_pass import Plan
+from scheduler.core.errors import StoreTrouble, UsageError
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import Event, Job, JobSpec, JobState, Outcome, Process
+from scheduler.core.observations import Now
+from scheduler.daemon import journal_writer
+from scheduler.daemon.ingest import IngestResult
+from scheduler.daemon.journal_writer import JournalWriter, check_apart
+from scheduler.daemon.parts import NEVER
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
+from scheduler.store.deletion import forget
+from scheduler.store.journal_file import JournalFile
+from scheduler.store.paths import Places
+
+T0 = 1_000_000.0
+
+
+def now() -> Now:
+    return Now(time.time(), time.monotonic())
+
+
+class Keeping:
+    """A store with jobs, and its journal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.db = Database(Places(str(folder / "gpu_scheduler_state.json")))
+        self.path = folder / "queue.jsonl"
+        self.said: list[tuple[str, int]] = []
+        self.noted: list[str] = []
+        self.journal = JournalWriter(
+            self.db, str(self.path), self._say, lambda: self.noted.append(self.journal.trouble)
+        )
+
+    def _say(self, text: str, level: int) -> None:
+        self.said.append((text, level))
+
+    def submit(self, *commands: str) -> list[Job]:
+        """New jobs, as a turn brings them."""
+        with self.db.writing(sync=False) as connection:
+            made = [
+                rows.insert(
+                    connection, JobSpec(source="submit", arguments=(one,)), ResourceRequest(1, 1000), "", (), T0
+                )
+                for one in commands
+            ]
+        self.journal.take(Plan(), IngestResult(jobs=made))
+        return made
+
+    def change(self, job: Job, kind: str, state: JobState, second: float = 1.0, **changes: Any) -> Job:
+        """A job in another state, with the event that a turn tells of it."""
+        job = replace(job, state=state, **changes)
+        event = Event(job.id, T0 + second, kind)
+        with self.db.writing(sync=False) as connection:
+            rows.save(connection, [job])
+            rows.write_events(connection, [event])
+        self.journal.take(Plan(changed={job.id: job}, events=[event]), IngestResult())
+        return job
+
+    def run(self, job: Job, code: int = 0) -> Job:
+        """The job's start and end, each in a turn of its own."""
+        job = self.change(
+            job, "started", JobState.RUNNING, 1, process=Process(77, 1), started_at=T0 + 1, attempt=1, gpus=(0,)
+        )
+        self.journal.step(now())
+        end = JobState.DONE if code == 0 else JobState.FAILED
+        kind, how = end.value, Outcome.EXIT
+        return self.change(job, kind, end, 2, exit_code=code, finished_at=T0 + 2, outcome=how)
+
+    def steps(self) -> None:
+        """Until nothing is to be done, whatever time it is."""
+        while self.journal.due() != NEVER:
+            self.journal._not_before = 0.0
+            self.journal.step(now())
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def seen(self) -> list[tuple[int, str]]:
+        return [(line["id"], line["status"]) for line in self.lines()]
+
+
+@pytest.fixture
+def keeping(tmp_path: Path) -> Iterator[Keeping]:
+    made = Keeping(tmp_path)
+    yield made
+    made.journal.end()
+    made.journal.close()
+    made.db.close()
+
+
+def test_s1_6_one_line_for_each_change_and_one_a_job_at_the_end(keeping: Keeping) -> None:
+    """S1.6: nothing is said of it; what changes nothing that is shown writes nothing."""
+    keeping.journal.begin()
+    assert keeping.path.read_bytes() == b"" and keeping.journal.due() == NEVER
+    one, two = keeping.submit("a", "b")
+    assert keeping.journal.due() == 0.0
+    keeping.journal.step(now())
+    assert keeping.seen() == [(1, "pending"), (2, "pending")]
+    keeping.run(two, 3)
+    keeping.change(one, "held", JobState.PENDING)
+    keeping.journal.step(now())
+    assert keeping.seen() == [(1, "pending"), (2, "pending"), (2, "running"), (2, "failed")]
+    assert keeping.lines()[-1]["exit_code"] == 3
+    assert [word for _, word in keeping.lines()[-1]["history"]] == ["pending", "running", "failed"]
+    size = keeping.path.stat().st_size
+    keeping.journal.step(now())
+    assert keeping.path.stat().st_size == size and keeping.journal.due() == NEVER
+    keeping.journal.end()
+    assert keeping.seen() == [(1, "pending"), (2, "failed")] and not keeping.said and not keeping.noted
+
+
+def test_an_end_without_a_change_writes_nothing(keeping: Keeping) -> None:
+    keeping.submit("a")
+    keeping.journal.begin()
+    before = keeping.path.stat()
+    keeping.journal.end()
+    assert keeping.path.stat().st_ino == before.st_ino
+
+
+def test_s1_8_all_jobs_of_the_store_are_in_it_again_at_the_start(keeping: Keeping) -> None:
+    """S1.8, S1.12: the store is the truth; what the file says of its jobs counts nothing."""
+    jobs = keeping.submit(*"abc")
+    keeping.run(jobs[1])
+    keeping.journal.begin()
+    whole = keeping.path.read_bytes()
+    assert keeping.seen() == [(1, "pending"), (2, "completed"), (3, "pending")]
+    lines = whole.splitlines(keepends=True)
+    for content in (b"", lines[0], whole[:-9], whole.replace(b"completed", b"pending"), whole + lines[0], lines[1]):
+        keeping.path.write_bytes(content)
+        again = JournalWriter(keeping.db, str(keeping.path), keeping._say, lambda: None)
+        keeping.journal.file.close()
+        again.begin()
+        again.end()
+        again.close()
+        assert keeping.path.read_bytes() == whole
+
+
+def test_a_job_that_was_forgotten_keeps_its_last_line(keeping: Keeping) -> None:
+    """By `keep_finished` or `reset`: the journal remembers more than the store."""
+    one, two = keeping.submit("a", "b")
+    keeping.journal.begin()
+    keeping.run(one)
+    keeping.journal.step(now())
+    with keeping.db.writing() as connection:
+        forget(connection, [one.id])
+    keeping.run(two)
+    keeping.journal.end()
+    assert keeping.seen() == [(1, "completed"), (2, "completed")]
+
+
+def test_it_is_written_anew_when_it_has_grown(keeping: Keeping) -> None:
+    """In slices: what changes meanwhile is appended to the old file, and is in the new one."""
+    jobs = keeping.submit(*map(str, range(120)))
+    keeping.journal.begin()
+    compact = keeping.path.stat().st_size
+    old = keeping.path.stat().st_ino
+    rounds = 0
+    while keeping.path.stat().st_ino == old:
+        keeping.journal._not_before = 0.0
+        for job in jobs[:60]:
+            keeping.change(job, "edited", JobState.PENDING)
+        keeping.journal.step(now())
+        rounds += 1
+        assert rounds < 200
+    assert rounds > 1
+    keeping.steps()
+    found = {line["id"]: line for line in keeping.lines()}
+    assert (
+        len(keeping.lines()) < 400
+        and sorted(found) == [job.id for job in jobs]
+        and keeping.path.stat().st_size < 2 * compact + (64 << 10)
+    )
+
+
+def test_a_removed_file_is_whole_again_at_the_next_change(keeping: Keeping) -> None:
+    one, two = keeping.submit("a", "b")
+    keeping.journal.begin()
+    keeping.path.unlink()
+    keeping.run(two)
+    keeping.steps()
+    assert keeping.seen() == [(1, "pending"), (2, "running"), (2, "completed")]
+    assert one.id == 1 and not keeping.said
+
+
+def test_many_at_once_are_written_a_few_a_turn(keeping: Keeping) -> None:
+    """A paste of ten thousand lines must not hold up the loop."""
+    keeping.journal.begin()
+    keeping.submit(*map(str, range(450)))
+    numbers = []
+    while keeping.journal.due() != NEVER:
+        keeping.journal.step(now())
+        numbers.append(len(keeping.lines()))
+    assert numbers == [200, 400, 450]
+
+
+def test_what_is_owed_at_the_end_is_written(keeping: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when there is no time to write it anew."""
+    keeping.submit("a")
+    keeping.journal.begin()
+    keeping.submit(*map(str, range(450)))
+    monkeypatch.setattr(journal_writer, "END_S", -1.0)
+    keeping.journal.end()
+    assert [line["id"] for line in keeping.lines()] == list(range(1, 452))
+
+
+def test_after_a_defect_of_the_store_it_is_written_anew(keeping: Keeping) -> None:
+    """What was recorded without our being told."""
+    keeping.submit("a")
+    keeping.journal.begin()
+    keeping.submit("b")
+    keeping.journal._owed.clear()
+    keeping.journal.distrust()
+    keeping.steps()
+    assert keeping.seen() == [(1, "pending"), (2, "pending")]
+
+
+def test_trouble_is_said_once_shown_while_it_lasts_and_made_good(keeping: Keeping) -> None:
+    """A folder in its place: nothing is lost, nothing is held up; the tries come ever more seldom."""
+    keeping.path.mkdir()
+    one, two = keeping.submit("a", "b")
+    keeping.journal.begin()
+    waits = []
+    for _ in range(7):
+        waits.append(keeping.journal._wait)
+        keeping.journal.step(now())  # not yet
+        keeping.journal._not_before = 0.0
+        keeping.journal.step(now())
+    keeping.run(two)
+    text = (
+        f"{keeping.path}: the journal cannot be written: it is not a plain file; the store is up to date all the same"
+    )
+    assert keeping.said == [(text, 30)] and keeping.noted == [text]
+    assert waits == [2, 4, 8, 16, 32, 60, 60] and keeping.journal.due() > time.monotonic()
+    keeping.path.rmdir()
+    keeping.steps()
+    assert keeping.seen() == [(1, "pending"), (2, "completed")] and one.id == 1
+    assert keeping.said[1:] == [(f"{keeping.path}: the journal can be written again", 20)]
+    assert keeping.noted == [text, ""]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), StoreTrouble("the store is damaged")])
+def test_what_could_not_be_appended_is_owed(
+    keeping: Keeping, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P4: appended when there is room, without another copy of the file; too much of it, and it is written anew."""
+    keeping.submit("a")
+    keeping.journal.begin()
+    node = keeping.path.stat().st_ino
+
+    def fail(_file: JournalFile, _data: bytes, _first: int = 0) -> bool:
+        raise error
+
+    for most, same in ((10_000, True), (1, False)):
+        monkeypatch.setattr(journal_writer, "MOST_OWED", most)
+        with monkeypatch.context() as patch:
+            patch.setattr(JournalFile, "append", fail)
+            keeping.submit("b", "c", "d")
+            keeping.journal._not_before = 0.0
+            keeping.journal.step(now())
+        assert str(getattr(error, "strerror", None) or error) in keeping.said[-1][0]
+        keeping.steps()
+        assert (keeping.path.stat().st_ino == node) == same
+        assert keeping.said[-1] == (f"{keeping.path}: the journal can be written again", 20)
+    assert keeping.seen() == [(number, "pending") for number in range(1, 8)]
+
+
+def test_a_row_that_cannot_be_read_costs_the_journal_alone(keeping: Keeping) -> None:
+    """The loop reads no ended jobs, and goes on; the file stays as it was."""
+    keeping.run(*keeping.submit("a"))
+    with keeping.db.writing() as connection:
+        connection.execute("UPDATE jobs SET state='nonsense'")
+    keeping.path.write_text('{"mine": 1}\n')
+    keeping.journal.begin()
+    assert "cannot be read" in keeping.said[0][0] and keeping.path.read_text() == '{"mine": 1}\n'
+
+
+def test_s1_6_the_journal_takes_no_other_files_place(tmp_path: Path) -> None:
+    """The jobs file, say, whose lines would all be set aside."""
+    places = Places(str(tmp_path / "state.json"))
+    places.make()
+    (tmp_path / "link").symlink_to("jobs.txt")
+    config = Config(state_file=places.state_file, jobs_file=str(tmp_path / "jobs.txt"), commands_file="")
+    cases: list[tuple[str, Callable[[str], bool]]] = [
+        ("jobs.txt", lambda text: text.endswith("is the jobs file as well; name another file")),
+        ("link", lambda text: "is the jobs file as well" in text),
+        ("state.json", lambda text: "is the state file as well" in text),
+        ("c.yaml", lambda text: "is the config as well" in text),
+        (f"{os.path.basename(places.state_dir)}/store.db", lambda text: "lies among the scheduler's own files" in text),
+    ]
+    for name, expected in cases:
+        with pytest.raises(UsageError) as caught:
+            check_apart(replace(config, journal=str(tmp_path / name)), str(tmp_path / "c.yaml"), places)
+        assert expected(str(caught.value)), str(caught.value)
+    for name in ("", str(tmp_path / "queue.jsonl")):
+        check_apart(replace(config, journal=name), "", places)

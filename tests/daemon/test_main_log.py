@@ -1,0 +1,179 @@
+"""The main log: one record a line, rotated, and never somebody else's descriptor."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.log_message import LogMessage
+from scheduler.daemon.main_log import MainLog
+
+
+def test_one_record_a_line_and_one_write_a_flush(tmp_path: Path) -> None:
+    """S17, S18: a line break in a name makes no second record."""
+    log = MainLog(str(tmp_path / "log"))
+    log(LogMessage("one\ntwo \x1b[2J"))
+    log(LogMessage("three", 30))
+    assert (tmp_path / "log").read_text() == ""
+    log.flush()
+    first, second = (tmp_path / "log").read_text().splitlines()
+    assert first.endswith(r"INFO one\x0atwo \x1b[2J") and second.endswith("WARNING three")
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+    log.close()
+
+
+def test_rotation_keeps_five(tmp_path: Path) -> None:
+    log = MainLog(str(tmp_path / "log"), most_bytes=100)
+    for n in range(20):
+        log(LogMessage(f"record {n} {'x' * 60}"))
+        log.flush()
+    log.close()
+    assert sorted(os.listdir(tmp_path)) == ["log", "log.1", "log.2", "log.3", "log.4", "log.5"]
+    assert "record 19" in (tmp_path / "log").read_text() and "record 18" in (tmp_path / "log.1").read_text()
+
+
+def test_p8_two_that_rotate_at_once_lose_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F16: two schedulers of one folder; the other one writes before and after each file that the first one moves."""
+    one, other = (MainLog(str(tmp_path / "log"), most_bytes=400) for _ in range(2))
+    move, told, within = os.replace, list[str](), list[int]()
+
+    def say(log: MainLog) -> None:
+        told.append(f"record {len(told)} {'x' * 60}")
+        log(LogMessage(told[-1]))
+        log.flush()
+
+    def replace(old: str, new: str) -> None:
+        if within:
+            return move(old, new)
+        within.append(1)
+        try:
+            say(other)
+            move(old, new)
+        finally:
+            say(other)
+            within.clear()
+
+    monkeypatch.setattr(os, "replace", replace)
+    for _ in range(5):
+        say(one)
+    assert len(told) > 9 and (tmp_path / "log.1").exists() and not (tmp_path / "log.5").exists()
+    kept = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert [text for text in told if kept.count(text) != 1] == []
+    one.close()
+    other.close()
+
+
+def test_s3_42_ten_megabytes_five_kept() -> None:
+    """S3.42: as it is documented."""
+    assert inspect.signature(MainLog).parameters["most_bytes"].default == 10 << 20
+    assert inspect.signature(MainLog).parameters["kept"].default == 5
+
+
+def test_a_removed_log_is_made_again_and_no_descriptor_is_lost(tmp_path: Path) -> None:
+    log = MainLog(str(tmp_path / "log"), most_bytes=200)
+    before = len(os.listdir("/proc/self/fd"))
+    for n in range(10):
+        (tmp_path / "log").unlink()
+        log(LogMessage(f"record {n} {'x' * 150}"))
+        log.flush()
+        assert f"record {n}" in (tmp_path / "log").read_text()
+    assert len(os.listdir("/proc/self/fd")) == before
+    log.close()
+
+
+@pytest.mark.parametrize(
+    "text", ["a\nb", "a\r\nb", "a\x0bb\x0cc", "a\x85b", "a\u2028b\u2029c", "a\x1b[2Jb\x00", "a\udcffb", "\u202eevil"]
+)
+def test_s18_whatever_is_said_is_one_record(tmp_path: Path, text: str) -> None:
+    """S17, S18."""
+    log = MainLog(str(tmp_path / "log"))
+    log(LogMessage(text))
+    log.close()
+    written = (tmp_path / "log").read_text()
+    assert written.endswith("\n") and len(written.splitlines()) == 1
+    assert all(char.isprintable() for char in written[:-1])
+
+
+def test_moved_by_logrotate_goes_on_under_its_name(tmp_path: Path) -> None:
+    log = MainLog(str(tmp_path / "log"))
+    log(LogMessage("one"))
+    log.flush()
+    os.rename(tmp_path / "log", tmp_path / "log.moved")
+    log(LogMessage("two"))
+    log.flush()
+    assert "one" in (tmp_path / "log.moved").read_text() and "two" not in (tmp_path / "log.moved").read_text()
+    assert "two" in (tmp_path / "log").read_text() and (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+    log._size = log.most_bytes - 1
+    os.truncate(tmp_path / "log", 0)  # copytruncate
+    log(LogMessage("three"))
+    log.close()
+    assert (tmp_path / "log").read_bytes().startswith(b"20") and not (tmp_path / "log.1").exists()
+
+
+def test_a_full_disk_costs_records_and_it_is_said_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F01: the disk takes half of a record, then none, then all: each record is a line, and the loss is one too."""
+    log = MainLog(str(tmp_path / "log"))
+    write, room = os.write, [10, 0]
+
+    def full(fd: int, data: bytes) -> int:
+        left = room.pop(0)
+        if not left:
+            raise OSError(28, "No space left on device")
+        return write(fd, data[:left])
+
+    monkeypatch.setattr("scheduler.daemon.main_log.os.write", full)
+    for words in (["one", "two"], ["three"]):
+        for word in words:
+            log(LogMessage(word))
+        with pytest.raises(OSError, match="No space left"):
+            log.flush()
+    monkeypatch.undo()
+    log(LogMessage("four"))
+    log.flush()
+    log(LogMessage("five"))
+    log.close()
+    torn, lost, four, five = (tmp_path / "log").read_text().splitlines()
+    assert len(torn) == 10
+    assert lost.endswith("WARNING 3 records could not be written: No space left on device")
+    assert four.endswith("INFO four") and five.endswith("INFO five")
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "link"])
+def test_what_is_no_plain_file_is_refused_and_holds_nobody_up(tmp_path: Path, what: str) -> None:
+    """S8: at the start an error; put there later it costs the records alone."""
+    path = tmp_path / "log"
+    log = MainLog(str(path))
+    path.unlink()
+    make = {"fifo": os.mkfifo, "folder": os.mkdir, "link": lambda path: os.symlink(tmp_path / "target", path)}
+    make[what](path)
+    with pytest.raises(OSError):
+        MainLog(str(path))
+    log(LogMessage("one"))
+    with pytest.raises(OSError):
+        log.flush()
+    assert not (tmp_path / "target").exists()
+    path.rmdir() if what == "folder" else path.unlink()
+    log(LogMessage("two"))
+    log.close()
+    assert "1 records could not be written" in path.read_text() and path.read_text().endswith("INFO two\n")
+
+
+def test_where_it_cannot_be_rotated_it_is_written_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is not ours to change, with a log in it that is."""
+    log = MainLog(str(tmp_path / "log"), most_bytes=100)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("scheduler.daemon.main_log.os.replace", refused)
+        for n in range(5):
+            log(LogMessage(f"record {n} {'x' * 60}"))
+            log.flush()
+    assert os.listdir(tmp_path) == ["log"] and len((tmp_path / "log").read_text().splitlines()) == 5
+    log(LogMessage("now"))
+    log.close()
+    assert sorted(os.listdir(tmp_path)) == ["log", "log.1"] and "now" in (tmp_path / "log").read_text()

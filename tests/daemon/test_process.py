@@ -1,0 +1,26 @@
+"""What is said when a daemon cannot start."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from scheduler.daemon.process import DaemonProcess
+from scheduler.store.paths import Places
+
+
+def test_e08_an_error_without_a_file_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a write to an open file on a full disk gives one (found by the soak)."""
+
+    def full(daemon: DaemonProcess, drain: bool) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(DaemonProcess, "_run", full)
+    daemon = object.__new__(DaemonProcess)
+    daemon.places = Places(str(tmp_path / "state.json"))
+    with pytest.raises(OSError, match="No space left") as found:
+        daemon.run()
+    assert found.value.filename == daemon.places.state_dir and found.value.errno == errno.ENOSPC

@@ -1,0 +1,475 @@
+"""What `gpujob doctor` makes of what it saw: a table for each check."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.errors import (
+    LINK,
+    NO_PLAIN_FILE,
+    OWNER,
+    UNSEEN,
+    WRITERS,
+    Exposure,
+    FileTrouble,
+    SchedulerError,
+    UsageError,
+    word,
+)
+from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
+from scheduler.doctor import findings_gpus, findings_machine, findings_state_dir
+from scheduler.doctor.findings_gpus import DriverSeen
+from scheduler.doctor.findings_machine import (
+    ClockSeen,
+    Finding,
+    FolderSeen,
+    InotifySeen,
+    LoginSeen,
+    Mark,
+    Place,
+    ScreenSeen,
+    Who,
+)
+from scheduler.doctor.findings_state_dir import FilesSeen, Leftover, LeftSeen, SchedulerSeen, StoreSeen
+from scheduler.intake.tail import cannot_be_read
+from scheduler.system.filesystems import file_system
+
+EVE, ROOT = Who(1000, "eve", "apt-get"), Who(0, "root", "dnf")
+OK, WARN, BAD, UNKNOWN = Mark.OK, Mark.WARN, Mark.BAD, Mark.UNKNOWN
+
+
+def whole(finding: Finding) -> None:
+    """What is not good says why, and what cannot be told says so."""
+    assert finding.seen
+    assert (finding.mark is OK) == (not finding.wrong) or finding.mark is UNKNOWN
+    assert finding.mark is not UNKNOWN or finding.seen.startswith("cannot be told: ")
+    assert finding.mark is not OK or not finding.mend
+    assert "\n" not in finding.mend
+    subprocess.run(["bash", "-n", "-c", finding.mend], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["/a b/c'd", "/x;rm -rf ~", "/new\nline", "/tab\t'\\$x", "/数据/é", "/\x1b[31m", "/bad\udcff", "-rf", ""]
+)
+def test_a_proposed_word_means_itself_to_a_shell_and_stands_in_one_line(text: str) -> None:
+    quoted = word(text)
+    assert "\n" not in quoted and "\x1b" not in quoted
+    done = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, check=True)
+    assert done.stdout == text.encode("utf-8", "surrogateescape")
+
+
+# -- screen -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said, version",
+    [("Screen version 4.09.00 (GNU) 30-Jan-22", (4, 9, 0)), ("Screen version 5.0.1 (build on …) \n", (5, 0, 1)),
+     ("Screen version 4.00.03jw4 (FAU) 2-May-06", (4, 0, 3)), ("Screen version 5.1", (5, 1, 0)), ("", ()),
+     ("bash: screen: not found", ())],
+)  # fmt: skip
+def test_s10_versions_of_screen(said: str, version: tuple[int, ...]) -> None:
+    assert findings_machine.screen_version(said) == version
+
+
+@pytest.mark.parametrize(
+    "version, setuid, mark",
+    [("4.09.00", False, OK), ("4.09.00", True, BAD), ("5.0.0", True, BAD), ("5.0.0", False, OK), ("5.0.1", True, OK),
+     ("5.1.0", True, OK), ("", True, UNKNOWN), ("", False, UNKNOWN)],
+)  # fmt: skip
+def test_s10_a_setuid_screen_before_5_0_1_is_bad(version: str, setuid: bool, mark: Mark) -> None:
+    """S10: CVE-2025-23395 and its neighbours need the bit; the command takes it from the file behind all links."""
+    said = f"Screen version {version} (GNU)" if version else "Segmentation fault"
+    found = findings_machine.screen(ScreenSeen("/usr/bin/screen", "/usr/bin/screen-4", said, setuid), EVE)
+    whole(found)
+    assert found.mark is mark and "/usr/bin/screen, which is /usr/bin/screen-4" in found.seen
+    assert found.mend == ("sudo chmod u-s /usr/bin/screen-4" if setuid and mark is not OK else "")
+
+
+@pytest.mark.parametrize(
+    "who, wanted, mark, mend",
+    [(EVE, False, OK, ""), (EVE, True, BAD, "sudo apt-get install -y screen"), (ROOT, True, BAD, "dnf install -y screen"),
+     (Who(5, "x"), True, BAD, "")],
+)  # fmt: skip
+def test_s10_no_screen_is_wrong_only_where_it_is_wanted(who: Who, wanted: bool, mark: Mark, mend: str) -> None:
+    found = findings_machine.screen(ScreenSeen(wanted=wanted), who)
+    whole(found)
+    assert (found.mark, found.mend) == (mark, mend)
+
+
+# -- logging out ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "cgroups, place, unit",
+    [("0::/user.slice/user-1000.slice/session-3.scope\n", Place.SESSION, ""),
+     ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/run-r1.scope\n", Place.MANAGER, ""),
+     ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/gpujob.service\n", Place.MANAGER, "gpujob.service"),
+     ("0::/system.slice/gpujob.service\n", Place.SERVICE, "gpujob.service"),
+     ("9:name=systemd:/user.slice/user-0.slice/session-c2.scope\n8:pids:/\n0::/\n", Place.SESSION, ""),
+     ("8:pids:/system.slice/x.service\n0::/\n", Place.HIDDEN, ""), ("0::/\n", Place.HIDDEN, ""), ("", Place.HIDDEN, "")],
+)  # fmt: skip
+def test_h11_where_a_process_lives_is_told_by_its_control_group(cgroups: str, place: Place, unit: str) -> None:
+    assert findings_machine.place_of(cgroups) == (place, unit)
+
+
+IN_SESSION = LoginSeen(True, True, ("root",), (), False, Place.SESSION, start="gpujob start --detach")
+LOGOUTS = [
+    (LoginSeen(False), EVE, OK, ""),
+    (replace(IN_SESSION, kills=False), EVE, OK, ""),
+    (replace(IN_SESSION, kills=None), EVE, UNKNOWN, ""),
+    (IN_SESSION, ROOT, OK, ""),
+    (replace(IN_SESSION, exclude=("eve",)), EVE, OK, ""),
+    (replace(IN_SESSION, only=("adam",)), EVE, OK, ""),
+    (replace(IN_SESSION, only=("eve", "adam")), EVE, BAD, "enable-linger"),
+    (IN_SESSION, EVE, BAD, "loginctl enable-linger && systemd-run --user --scope gpujob start --detach"),
+    (replace(IN_SESSION, lingers=True), EVE, BAD, "systemd-run --user --scope"),  # lingering alone saves no session
+    (replace(IN_SESSION, daemon=True), EVE, BAD, "KillUserProcesses=no"),  # what runs cannot be moved
+    (replace(IN_SESSION, place=Place.HIDDEN), EVE, WARN, "systemd-run --user --scope"),
+    (replace(IN_SESSION, place=Place.MANAGER, kills=False), EVE, BAD, "loginctl enable-linger"),
+    (replace(IN_SESSION, place=Place.MANAGER, lingers=True), EVE, OK, ""),
+    (replace(IN_SESSION, place=Place.MANAGER, lingers=None), EVE, UNKNOWN, ""),
+]
+
+
+@pytest.mark.parametrize("seen, who, mark, mend", LOGOUTS)
+def test_h11_what_a_logout_ends(seen: LoginSeen, who: Who, mark: Mark, mend: str) -> None:
+    """H11: KillUserProcesses ends a login's scope, lingering or not; the user manager ends unless it lingers."""
+    found = findings_machine.logout(seen, who)
+    whole(found)
+    assert found.mark is mark and mend in found.mend and bool(mend) == bool(found.mend)
+    assert found.mark is OK or found.wrong or found.mark is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "place, kill_mode, daemon, mark, mend",
+    [(Place.SERVICE, "control-group", True, BAD, "sudo sh -c 'mkdir -p /etc/systemd/system/g.service.d && "),
+     (Place.SERVICE, "mixed", False, WARN, "daemon-reload"), (Place.SERVICE, "process", True, OK, ""),
+     (Place.SERVICE, "", True, UNKNOWN, ""), (Place.MANAGER, "control-group", True, BAD, "mkdir -p ~/.config/systemd/user/g.s"),
+     (Place.MANAGER, "process", True, OK, "")],
+)  # fmt: skip
+def test_h12_a_service_that_takes_its_whole_group_along(
+    place: Place, kill_mode: str, daemon: bool, mark: Mark, mend: str
+) -> None:
+    """H12: the default KillMode ends all jobs with the unit."""
+    seen = replace(IN_SESSION, place=place, unit="g.service", kill_mode=kill_mode, daemon=daemon, lingers=True)
+    found = findings_machine.logout(seen, EVE)
+    whole(found)
+    assert found.mark is mark and mend in found.mend
+
+
+@pytest.mark.parametrize("place", [Place.SERVICE, Place.MANAGER])
+def test_h12_the_command_names_the_unit_as_systemd_spells_it(place: Place, tmp_path: Path) -> None:
+    """A dash in a unit's name is written \\x2d: no shell may eat the backslash."""
+    unit = r"my\x2djobs.service"
+    seen = replace(IN_SESSION, place=place, unit=unit, kill_mode="control-group", daemon=True, lingers=True)
+    mend = findings_machine.logout(seen, Who(0, "root")).mend.replace("/etc/", f"{tmp_path}/")
+    (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
+    (tmp_path / "systemctl").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    subprocess.run(["bash", "-c", mend], check=True, env=environ)
+    folder = ".config/systemd/user" if place is Place.MANAGER else "systemd/system"
+    assert (tmp_path / folder / f"{unit}.d" / "gpujob.conf").read_text() == "[Service]\nKillMode=process\n"
+    assert "daemon-reload" in (tmp_path / "asked").read_text()
+
+
+# -- inotify, clock ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "seen, mark, mend",
+    [(InotifySeen("", 128, 128, 8192, 8192, 3), OK, ""),
+     (InotifySeen("instance", 128, 128, 8192, 8192, 128), WARN, "sudo sysctl -w fs.inotify.max_user_instances=1024"),
+     (InotifySeen("instance", 4096, 4096, 1, 1, 4096), WARN, "sudo sysctl -w fs.inotify.max_user_instances=8192"),
+     (InotifySeen("instance", 128, 0, 8192, 8192, 0), WARN, "sudo sysctl -w user.max_inotify_instances=1024"),
+     (InotifySeen("instance", 128, 128, 1, 1, 9, "inotify"), BAD, "max_user_instances"),
+     (InotifySeen("instance", None, None, None, None, None), WARN, "max_user_instances=1024"),
+     (InotifySeen("watch", 128, 128, 8192, 8192, 3), WARN, "sudo sysctl -w fs.inotify.max_user_watches=524288"),
+     (InotifySeen("watch", 128, 128, 8192, 10, 3), WARN, "sudo sysctl -w user.max_inotify_watches=524288"),
+     (InotifySeen("", 128, 128, 8192, 8192, 120), WARN, "max_user_instances=1024"),
+     (InotifySeen("", None, None, 8192, 8192, 120), UNKNOWN, ""), (InotifySeen("", 128, 128, 8192, 8192, None), UNKNOWN, ""),
+     (InotifySeen("instance", 128, 128, 1, 1, 128, "poll"), OK, "")],
+)  # fmt: skip
+def test_limits_of_inotify(seen: InotifySeen, mark: Mark, mend: str) -> None:
+    """The limit that is met is the one that is raised: the machine's, or this user namespace's."""
+    found = findings_machine.inotify(seen, EVE)
+    whole(found)
+    assert found.mark is mark and mend in found.mend and bool(mend) == bool(found.mend)
+
+
+@pytest.mark.parametrize(
+    "seen, mark",
+    [(ClockSeen(2026, True), OK), (ClockSeen(2026, False), WARN), (ClockSeen(2026, None), UNKNOWN), (ClockSeen(1970, True), BAD),
+     (ClockSeen(2026, True, "/s.json", 61.0), WARN), (ClockSeen(2026, True, "/s.json", 59.0), OK)],
+)  # fmt: skip
+def test_the_clock(seen: ClockSeen, mark: Mark) -> None:
+    found = findings_machine.clock(seen, EVE)
+    whole(found)
+    assert found.mark is mark
+    assert found.mend == ("sudo timedatectl set-ntp true" if mark in (WARN, BAD) else "")
+    other = findings_machine.clock(replace(seen, timedated=False), EVE)
+    assert other.mend == ("sudo apt-get install -y chrony" if mark in (WARN, BAD) else "")
+
+
+# -- folders ----------------------------------------------------------------------------------------------
+
+FINE = FolderSeen(
+    "state folder", "/srv/a b", True, file_system(0xEF53), 50_000, 9_000, again="gpujob doctor", move="mv it"
+)
+FOLDERS = [
+    (FINE, OK, ""),
+    (replace(FINE, there=False), BAD, "mkdir -p '/srv/a b'"),
+    (replace(FINE, read_only=True, mount="/srv"), BAD, "sudo mount -o remount,rw /srv"),
+    (replace(FINE, writable=False), BAD, "chmod u+rwx '/srv/a b'"),
+    (replace(FINE, writable=False, owner="adam"), BAD, "sudo -u adam gpujob doctor"),
+    (replace(FINE, owner="adam"), OK, ""),
+    (replace(FINE, free_mib=15), BAD, "sudo du -xh / | sort -h | tail -n 20"),
+    (replace(FINE, free_mib=16), WARN, "sudo du -xh / | sort -h | tail -n 20"),
+    (replace(FINE, free_inodes=63), BAD, "sudo du -x --inodes / | sort -n | tail -n 20"),
+    (replace(FINE, free_inodes=None, free_mib=1024), OK, ""),
+    (replace(FINE, system=file_system(0x6969)), WARN, "mv it"),
+    (replace(FINE, system=file_system(0x01021994)), WARN, "mv it"),
+    (replace(FINE, system=file_system(0x4D44)), BAD, "mv it"),
+    (replace(FINE, system=file_system(0xABCDEF)), UNKNOWN, ""),
+    (replace(FINE, system=None), UNKNOWN, ""),
+]
+
+
+@pytest.mark.parametrize("seen, mark, mend", FOLDERS)
+def test_e16_the_disk_of_the_state(seen: FolderSeen, mark: Mark, mend: str) -> None:
+    """E16, E08, E11, E19: shared, in memory, without modes, full, out of inodes, read-only."""
+    found = findings_machine.folder(seen, EVE)
+    whole(found)
+    assert (found.mark, found.mend) == (mark, mend)
+
+
+# -- GPUs -------------------------------------------------------------------------------------------------
+
+DRIVER = DriverSeen("nvml", gpus=2, start="gpujob start --detach", python="/v/bin/python", imports=("", ""))
+WITHOUT = "NVML: nvidia-ml-py cannot be imported: No module named 'pynvml'"
+NO_PYNVML = ("pynvml cannot be imported: No module named 'pynvml'", "")
+DRIVERS = [
+    (DRIVER, OK, ""),
+    (replace(DRIVER, gpus=0), WARN, "sudo reboot"),
+    (replace(DRIVER, unread=True, way="", late_s=6), OK, ""),
+    (replace(DRIVER, way="", late_s=6.0), BAD, "sudo reboot"),
+    (replace(DRIVER, way="smi", imports=NO_PYNVML), WARN, "/v/bin/python -m pip install nvidia-ml-py"),
+    (replace(DRIVER, way="smi"), WARN, "sudo apt-get install -y libnvidia-ml1"),
+    (replace(DRIVER, way="", absent=True), WARN, "gpujob start --detach --gpus 1"),
+    (replace(DRIVER, way="", absent=True, start=""), WARN, ""),
+    (replace(DRIVER, way="", absent=True, declared=True), OK, ""),
+    (
+        replace(DRIVER, way="", problem="NVML: driver/library version mismatch: …"),
+        BAD,
+        "sudo sh -c 'modprobe -r nvidia_uvm",
+    ),
+    (replace(DRIVER, way="", problem="NVML: Driver Not Loaded"), BAD, "sudo modprobe nvidia"),
+    (replace(DRIVER, way="", problem="NVML: Insufficient Permissions"), BAD, "sudo usermod -aG video eve"),
+    (
+        replace(DRIVER, way="", problem=WITHOUT, package="nvidia-ml-py", imports=(None, None), smi=False),
+        BAD,
+        "/v/bin/python -m pip install nvidia-ml-py",
+    ),
+    (replace(DRIVER, way="", problem="NVML: Unknown Error"), BAD, "sudo reboot"),
+    (replace(DRIVER, way="", problem="NVML: its reader cannot be started", unasked=True), UNKNOWN, ""),
+]
+
+
+@pytest.mark.parametrize("seen, mark, mend", DRIVERS)
+def test_the_driver(seen: DriverSeen, mark: Mark, mend: str) -> None:
+    found = findings_gpus.driver(seen, EVE)
+    whole(found)
+    assert found.mark is mark and mend in found.mend and bool(mend) == bool(found.mend)
+
+
+@pytest.mark.parametrize(
+    "trouble, mark", [("", OK), (None, UNKNOWN), ("GPUtil cannot be imported: No module named 'distutils'", WARN)]
+)
+def test_gputil(trouble: str | None, mark: Mark) -> None:
+    """Since Python 3.12 it needs setuptools, which brings its distutils back."""
+    found = findings_gpus.gputil(replace(DRIVER, imports=("", trouble)))
+    whole(found)
+    assert found.mark is mark
+    assert found.mend == ("/v/bin/python -m pip install gputil setuptools" if mark is WARN else "")
+    assert findings_gpus.gputil(replace(DRIVER, smi=False, imports=(None, None))).mark is OK, (
+        "nothing to be asked by it"
+    )
+
+
+def reading(used: int | None, *processes: GpuProcess, told: bool = True, **more: object) -> GpuSnapshot:
+    values: dict[str, object] = {"uuid": "GPU-a", "ordinal": 3, "name": "H100", "memory_total_mib": 80_000}
+    return GpuSnapshot(**{**values, "memory_used_mib": used, "processes": processes if told else None, **more})  # type: ignore[arg-type]
+
+
+GHOSTS = [
+    (reading(500), set(), None, ""),
+    (reading(4000), set(), None, ""),  # 5 % of it: driver and display
+    (reading(4001), set(), BAD, "no process owns 3.9 GiB"),
+    (reading(30_000, GpuProcess(7, 29_000)), set(), None, ""),
+    (reading(30_000, GpuProcess(7, 20_000)), set(), BAD, "no process owns 9.8 GiB"),
+    (reading(30_000, GpuProcess(7, 29_000)), {7}, BAD, "pid 7, which no longer lives"),
+    (reading(30_000, GpuProcess(7, None)), set(), UNKNOWN, "how much each process has"),
+    (reading(30_000, told=False), set(), UNKNOWN, "no processes are told"),
+    (reading(900, told=False), set(), None, ""),
+    (reading(30_000), None, UNKNOWN, "outside of this container"),
+    (reading(30_000, GpuProcess(7, 29_000)), None, None, ""),
+    (reading(None), set(), UNKNOWN, ""),
+]
+
+
+@pytest.mark.parametrize("seen, dead, mark, wrong", GHOSTS)
+def test_ghost_memory(seen: GpuSnapshot, dead: set[int] | None, mark: Mark | None, wrong: str) -> None:
+    """Memory that nobody who lives owns; in a container, or through nvidia-smi, that is not known and never good."""
+    (found,) = findings_gpus.gpus([seen], dead, EVE)
+    whole(found)
+    assert found.mark is (mark or OK) and wrong in found.wrong
+    assert found.mend == ("sudo nvidia-smi --gpu-reset -i 3" if mark is BAD else "")
+
+
+def test_gpus_without_trouble_share_a_line() -> None:
+    lost = reading(None, lost=True, problem="GPU is lost", ordinal=1)
+    mig = reading(10, ordinal=4, problem="MIG mode is on; gpujob gives out whole cards")
+    worn = reading(10, ordinal=5, errors="2 uncorrected memory errors")
+    found = findings_gpus.gpus([reading(10, ordinal=0), lost, reading(10, ordinal=2), mig, worn], set(), EVE)
+    assert [(one.check, one.mark) for one in found] == [
+        ("GPU", OK), ("GPU 1", BAD), ("GPU 4", WARN), ("GPU 5", BAD)
+    ]  # fmt: skip
+    assert found[0].seen == "0,2: H100, no memory without an owner"
+    assert [one.mend for one in found[1:]] == [
+        "sudo reboot", "sudo nvidia-smi -i 4 -mig 0", "sudo nvidia-smi --gpu-reset -i 5"
+    ]  # fmt: skip
+
+
+# -- our own files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "seen, mark, mend",
+    [(StoreSeen(), OK, ""), (StoreSeen(True, 1), OK, ""), (StoreSeen(True, trouble="torn", kind="damaged"), BAD, "RECOVER"),
+     (StoreSeen(True, trouble="a copy", kind="moved"), BAD, "RECOVER"),
+     (StoreSeen(True, trouble="newer", kind="newer"), BAD, "python3 -m pip install --upgrade gpujob"),
+     (StoreSeen(True, trouble="there", kind="elsewhere", host="gpu 2"), BAD, "ssh 'gpu 2' AGAIN"),
+     (StoreSeen(True, trouble="Permission denied", kind="denied"), UNKNOWN, ""), (StoreSeen(True, trouble="locked"), BAD, "")],
+)  # fmt: skip
+def test_the_store(seen: StoreSeen, mark: Mark, mend: str) -> None:
+    found = findings_state_dir.store(replace(seen, recover="RECOVER", again="AGAIN"))
+    whole(found)
+    assert (found.mark, found.mend) == (mark, mend)
+
+
+@pytest.mark.parametrize(
+    "seen, marks, mend",
+    [(SchedulerSeen(True, 7), [OK], ""), (SchedulerSeen(False), [OK], ""), (SchedulerSeen(True, 7, True), [BAD], "kill -CONT 7"),
+     (SchedulerSeen(False, running=2, start="START"), [WARN], "START"), (SchedulerSeen(False, running=None), [OK], ""),
+     (SchedulerSeen(True, 7, others=("pid 9 of eve GPU 0",), free="1-3", apart="START"), [OK, WARN],
+      "kill 7 && sleep 6 && START --gpu-ids 1-3"),
+     (SchedulerSeen(True, 7, others=("pid 9 of eve GPU 0",), free="1", apart="sudo -u adam START", sudo="sudo -u adam "),
+      [OK, WARN], "sudo -u adam kill 7 && sleep 6 && sudo -u adam START --gpu-ids 1"),
+     (SchedulerSeen(False, others=("pid 9 of eve GPU 0",) * 5, free="1", apart="START"), [OK, WARN], "START --gpu-ids 1"),
+     (SchedulerSeen(True, 7, others=("pid 9 of eve GPU 0",), free="", apart="START"), [OK, WARN], ""),
+     (SchedulerSeen(True, 7, others=("pid 9 of eve GPU 0",), free="1"), [OK, WARN], ""),
+     (SchedulerSeen(True, 7, True, sudo="sudo -u adam "), [BAD], "sudo -u adam kill -CONT 7"),
+     (SchedulerSeen(False, running=None, others=("pid 9 of root GPU 0",), hidden="root", apart="START"), [UNKNOWN], "")],
+)  # fmt: skip
+def test_g04_who_works_on_it(seen: SchedulerSeen, marks: list[Mark], mend: str) -> None:
+    """G04: one that was stopped is named, with the signal that wakes it."""
+    found = findings_state_dir.scheduler(seen)
+    for one in found:
+        whole(one)
+    assert [one.mark for one in found] == marks and found[-1].mend == mend
+    assert not seen.others or seen.hidden or seen.free or "no GPU is known" in found[-1].wrong, (
+        "in words, where no command can help"
+    )
+
+
+def test_files_that_are_not_private_are_named_with_one_command_each() -> None:
+    seen = FilesSeen(("/h",), "eve", 9, foreign=("/h/a b",), open=("/h/x", "/h/y"), locked=("/h/z",))
+    found = findings_state_dir.files(seen, EVE)
+    assert [(one.mark, one.mend) for one in found] == [
+        (BAD, "sudo chown -h eve '/h/a b'"), (BAD, "chmod go-rwx /h/x /h/y"), (BAD, "chmod u+rwX /h/z")
+    ]  # fmt: skip
+    assert found[1].seen == "/h/x and 1 more"
+    many = findings_state_dir.files(
+        FilesSeen(("/h h", "/l"), "eve", 99, open=tuple(f"/h h/{n}" for n in range(21))), EVE
+    )
+    assert many[0].mend == "find '/h h' /l -xdev ! -type l -perm /077 -exec chmod go-rwx {} +"
+    others = findings_state_dir.files(FilesSeen(("/h",), "adam", 9, open=("/h/x",)), Who(0, "root"))
+    assert others[0].mend == "chmod go-rwx /h/x", "root needs no sudo"
+    (odd,) = findings_state_dir.files(FilesSeen(owner="root", no_file="/dev/null"), ROOT)
+    assert odd.mark is BAD and odd.mend == "" and "--state-file" in odd.wrong, "a device is nothing of ours to change"
+    for untold in (FilesSeen(owner="eve", untold="/h/sessions"), FilesSeen(owner="eve", number=9, whole=False)):
+        (one,) = findings_state_dir.files(untold, EVE)
+        whole(one)
+        assert one.mark is UNKNOWN
+    assert findings_state_dir.files(FilesSeen(number=9), EVE)[0].mark is OK
+
+
+def exposed(path: str, exposure: Exposure) -> FileTrouble:
+    return FileTrouble(f"not read: {exposure}", where=path, exposure=exposure)
+
+
+FILES = [
+    (None, OK, ""),
+    (exposed("/a b/j", Exposure(WRITERS, "everybody may write it", "/a b/j", 0, "chmod o-w '/a b/j'")), BAD, "chmod o-w '/a b/j'"),
+    (exposed("/a/j", Exposure(WRITERS, "of its folder, its group may write it", "/a", 0, "chmod g-w /a", " (or …)")), BAD, "chmod g-w /a"),
+    (exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "chown it")), BAD, "sudo chown eve /a/j"),
+    (exposed("/a $(b)/j", Exposure(OWNER, "it belongs to user 7", "/a $(b)/j", 7)), BAD, "sudo chown eve '/a $(b)/j'"),
+    (exposed("/a/j", Exposure(LINK, "the link /a/l belongs to user 7", "/a/l", 7)), BAD, "sudo chown -h eve /a/l"),
+    (UsageError("mem_threshold: must be a share", where="/a b/config.yaml:7", do="write 0.8"), BAD,
+     "\"${EDITOR:-vi}\" +7 '/a b/config.yaml'"),
+    (UsageError("not JSON: x", where="/a/llm.json:3:9"), BAD, '"${EDITOR:-vi}" +3 /a/llm.json'),
+    (UsageError("nested too deeply", where="/a/j"), BAD, '"${EDITOR:-vi}" /a/j'),
+    (cannot_be_read(OSError(13, "Permission denied"), "/a/j"), BAD, "chmod u+r /a/j"),
+    (UsageError("there is no such setting", where="GPUJOB_SET_X", do="did you mean GPUJOB_SET_Y?"), BAD, ""),
+    (UsageError("unknown key 'screeen'", where="/a/config.yaml:2", do="did you mean screen?"), BAD,
+     '"${EDITOR:-vi}" +2 /a/config.yaml'),
+    (SchedulerError("is no plain file: nothing is read from it", where="/a/j", code=NO_PLAIN_FILE), BAD, "mv /a/j /a/j.old"),
+    (cannot_be_read(OSError(22, "not a plain file"), "/a/config.yaml"), BAD, "mv /a/config.yaml /a/config.yaml.old"),
+    (SchedulerError("is no plain file", where="/dev/null", do="name another one", code=NO_PLAIN_FILE), BAD, ""),
+    (SchedulerError("cannot be looked at: Permission denied", where="/a/j", code=UNSEEN), BAD, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error, mark, mend", FILES)
+def test_c37_files_that_people_write(error: SchedulerError | None, mark: Mark, mend: str) -> None:
+    """C37: who else could write it, and the chmod; a mistake with its line."""
+    path = error.where if error is not None and error.where.startswith("/") else "/a/j"
+    seen = "/a/j" if path.count(":") else path
+    found = findings_state_dir.input_file("config", seen, error, EVE, True, device=seen.startswith("/dev/"))
+    whole(found)
+    assert (found.mark, found.mend) == (mark, mend)
+    assert not error or not error.do or error.do in found.wrong, "what would be right is said beside the command, too"
+
+
+def test_h17_files_of_another_user_are_never_taken_from_him() -> None:
+    """What is his in his own scheduler's folder is right; whether others may write it, he alone is told."""
+    mine = exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "chown it to yourself: /a/j"))
+    found = findings_state_dir.input_file("jobs file", "/a/j", mine, ROOT, True, owner=7, again="sudo -u adam AGAIN")
+    whole(found)
+    assert (found.mark, found.mend) == (UNKNOWN, "sudo -u adam AGAIN")
+    other = findings_state_dir.input_file("jobs file", "/a/j", mine, ROOT, True, owner=8, again="sudo -u adam AGAIN")
+    assert other.mark is BAD and other.mend == "", "nor is it known here whose it should be"
+
+
+def test_what_was_left() -> None:
+    left = tuple(Leftover(pid, 3, 1, f"python {pid}.py") for pid in (11, 12, 13, 14))
+    held, free = (findings_state_dir.leftovers(LeftSeen(left, held=held), EVE)[0] for held in (True, False))
+    assert (held.mark, free.mark) == (WARN, BAD) and free.mend == held.mend == "kill 11 12 13 14"
+    assert "and 1 more" in free.seen and "job 3" in free.wrong
+    (files,) = findings_state_dir.leftovers(LeftSeen(files=("/h/attempts/a b",)), EVE)
+    theirs = findings_state_dir.leftovers(LeftSeen(left, files=("/h/x",), sudo="sudo -u adam "), ROOT)
+    assert [one.mend for one in theirs] == ["sudo -u adam kill 11 12 13 14", "sudo -u adam rm -r /h/x"]
+    assert files.mark is WARN and shlex.split(files.mend) == ["rm", "-r", "/h/attempts/a b"]
+    assert findings_state_dir.leftovers(LeftSeen(untold="which …"), EVE)[0].mark is UNKNOWN
+    assert findings_state_dir.leftovers(LeftSeen(), EVE)[0].mark is OK
+
+
+@pytest.mark.parametrize(
+    "marks, mark", [([], OK), ([OK, UNKNOWN], UNKNOWN), ([UNKNOWN, WARN], WARN), ([WARN, BAD, OK], BAD)]
+)
+def test_the_worst_mark_stands_for_all(marks: list[Mark], mark: Mark) -> None:
+    assert findings_machine.worst(Finding("x", one, "seen") for one in marks) is mark

@@ -1,0 +1,273 @@
+"""The activation launcher: it becomes the command in the activated environment, or says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.environments import activate
+from tests.prefixes import BASE_PYTHON, CONDA_SH, activation, conda_prefix, conda_sh, executable
+
+LIMIT_S = 30.0
+SHOW = "import json, os; print(json.dumps({k: v for k, v in os.environ.items()}))"
+
+
+class Bench:
+    """A prefix, and the launcher run for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.prefix = conda_prefix(folder / "envs" / "e")
+        self.conda_sh = ""
+        self.limit = 20.0
+        self.environ: dict[str, str] = {
+            "PATH": os.environ["PATH"], "GPUJOB_ID": "12", "GPUJOB_GPUS": "3", "CUDA_VISIBLE_DEVICES": "3",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "OWN": "mine",
+        }  # fmt: skip
+
+    def words(self, *words: str) -> list[str]:
+        return [sys.executable, "-I", "-S", activate.__file__, *words]
+
+    def environment(self) -> dict[str, str]:
+        settings = {"PATH": f"{self.prefix}/bin:{self.environ['PATH']}", "CONDA_PREFIX": str(self.prefix), "OWN": None}
+        told = {
+            "name": "e",
+            "prefix": str(self.prefix),
+            "conda_sh": self.conda_sh,
+            "settings": settings,
+            "limit": self.limit,
+        }
+        return {**self.environ, "GPUJOB_ACTIVATION": json.dumps(told)}
+
+    def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.words(*words), env=self.environment(), cwd=self.folder, capture_output=True, text=True,
+            errors="surrogateescape", timeout=LIMIT_S, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        return done
+
+    def shown(self) -> dict[str, str]:
+        """The environment of a command."""
+        found: dict[str, str] = json.loads(self.run(BASE_PYTHON, "-c", SHOW).stdout.splitlines()[-1])
+        return found
+
+    def refused(self) -> str:
+        """What is said when the command must not run; the last line says that it could not be activated."""
+        done = self.run("/bin/sh", "-c", "touch ran; echo ran", code=1)
+        assert "ran" not in done.stdout and not (self.folder / "ran").exists()
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("gpujob: environment e could not be activated: ")
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text[text.rindex(")") + 2] not in "ZX"
+
+
+# -- what the command gets --------------------------------------------------------------------------------
+
+
+def test_scripts_are_sourced_in_order_with_the_prefix_set(bench: Bench) -> None:
+    """S3.26: all that micromamba and packages need."""
+    activation(bench.prefix, 'export ORDER="${ORDER}b" SEEN="$CONDA_PREFIX"\nfalse\n', "b.sh")
+    activation(bench.prefix, 'export ORDER="${ORDER}a"\n', "a.sh")
+    activation(bench.prefix, "export ORDER=fish\n", "c.fish")
+    found = bench.shown()
+    assert found["ORDER"] == "ab" and found["SEEN"] == found["CONDA_PREFIX"] == str(bench.prefix)
+    assert found["PATH"] == f"{bench.prefix}/bin:{bench.environ['PATH']}"
+    assert "OWN" not in found, "what the environment takes away is gone"
+
+
+def test_condas_own_function_is_used_where_there_is_one(bench: Bench) -> None:
+    """S3.26."""
+    bench.conda_sh = str(conda_sh(bench.folder))
+    activation(bench.prefix, "export FROM_PACKAGE=1\n")
+    found = bench.shown()
+    assert found["CONDA_DEFAULT_ENV"] == "by-conda" and found["FROM_PACKAGE"] == "1"
+    assert found["OWN"] == "mine", "conda itself says what is set then"
+
+
+@pytest.mark.parametrize("with_conda", [False, True])
+def test_activation_cannot_change_which_gpus_and_which_job_it_is(bench: Bench, with_conda: bool) -> None:
+    """Contract 4: the job's marks are how its processes are found and which GPUs it was given."""
+    if with_conda:
+        bench.conda_sh = str(conda_sh(bench.folder))
+    activation(
+        bench.prefix,
+        "export CUDA_VISIBLE_DEVICES=0,1,2,3 GPUJOB_ID=99 GPUJOB_NEW=1 CUDA_DEVICE_ORDER=FASTEST_FIRST\nunset GPUJOB_GPUS\n",
+    )
+    found = bench.shown()
+    ours = {name: value for name, value in found.items() if name.startswith(("GPUJOB", "CUDA"))}
+    assert ours == {
+        "GPUJOB_ID": "12",
+        "GPUJOB_GPUS": "3",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    del bench.environ["CUDA_VISIBLE_DEVICES"]  # cuda_ids: unset
+    assert "CUDA_VISIBLE_DEVICES" not in bench.shown()
+
+
+def test_nothing_of_the_shell_or_of_python_is_added(bench: Bench) -> None:
+    """A C locale has Python set LC_CTYPE, and a shell counts itself: the command sees neither."""
+    (bench.folder / "rc").write_text("export FROM_BASH_ENV=1\n")
+    bench.environ.update(LC_ALL="C", SHLVL="4", BASH_ENV=str(bench.folder / "rc"), PWD="/somewhere")
+    activation(bench.prefix, "cd /\nexport NEW=1\n")
+    environment = bench.environment()
+    done = subprocess.run(
+        bench.words("/bin/cat", "/proc/self/environ"), env=environment, capture_output=True, timeout=LIMIT_S, check=True
+    )
+    found = dict(item.split("=", 1) for item in done.stdout.decode().split("\0") if item)
+    expected = {**bench.environ, "NEW": "1", "CONDA_PREFIX": str(bench.prefix), "PATH": found["PATH"]}
+    del expected["OWN"]
+    assert found == expected
+
+
+def test_large_and_odd_values_come_back_whole(bench: Bench) -> None:
+    """NUL-separated over a pipe: larger than the pipe, with line breaks, and no UTF-8."""
+    bench.environ["OLD"] = "two\nlines \udcff"
+    activation(bench.prefix, 'export BIG=$(printf "%090000d" 7) MORE=$(printf "%090000d" 8) TWO="a\nb=c"\n')
+    show = "import os; print(len(os.environ['BIG']), len(os.environ['MORE']), ascii(os.environ['TWO'] + os.environ['OLD']))"
+    done = bench.run(BASE_PYTHON, "-c", show)
+    assert done.stdout == "90000 90000 'a\\nb=ctwo\\nlines \\udcff'\n"
+
+
+def test_the_words_never_become_shell_text(bench: Bench) -> None:
+    activation(bench.prefix, "true\n")
+    words = ["$(touch hacked)", "; touch hacked", "`touch hacked`", "a\nb", "", "'\"", "\udcff", "-c"]
+    done = bench.run(BASE_PYTHON, "-c", "import sys; print(ascii(sys.argv[1:]))", *words)
+    assert done.stdout == f"{words!a}\n"
+    assert not (bench.folder / "hacked").exists()
+
+
+def test_pid_exit_code_and_signal_are_the_commands(bench: Bench) -> None:
+    """The command runs in the launcher's own process."""
+    activation(bench.prefix, "true\n")
+    words = bench.words("/bin/sh", "-c", "echo $$; exit 37")
+    process = subprocess.Popen(words, env=bench.environment(), stdout=subprocess.PIPE, text=True)
+    out, _ = process.communicate(timeout=LIMIT_S)
+    assert (out, process.returncode) == (f"{process.pid}\n", 37)
+    bench.run("/bin/sh", "-c", "kill -TERM $$", code=-signal.SIGTERM)
+
+
+def test_descriptors_and_signals_are_as_they_were(bench: Bench) -> None:
+    """B20: 0, 1 and 2 alone; SIGPIPE ends a command, though Python ignores it."""
+    activation(bench.prefix, "sleep 1000 >/dev/null 2>&1 &\necho $! >> background\n")  # it holds the pipe as well
+    text = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1])"
+    assert bench.run(BASE_PYTHON, "-c", text).stdout == "[0, 1, 2]\n"
+    done = bench.run("/bin/grep", "SigIgn", "/proc/self/status")
+    without = subprocess.run(["/bin/grep", "SigIgn", "/proc/self/status"], capture_output=True, text=True, check=True)
+    plain = [
+        int(text.split()[1], 16) & 0x7FFFFFFF for text in (done.stdout, without.stdout)
+    ]  # 32 and 33 are the C library's
+    assert plain[0] == plain[1], "as it is without activation (whatever the tests themselves were given)"
+    for background in map(int, (bench.folder / "background").read_text().split()):
+        assert alive(background), "what activation started on purpose goes on"
+        os.kill(background, signal.SIGKILL)
+
+
+def test_a_command_is_found_in_the_path_that_activation_made(bench: Bench) -> None:
+    executable(bench.prefix / "tools" / "special", "#!/bin/sh\necho special $1\n")
+    activation(bench.prefix, 'export PATH="$CONDA_PREFIX/tools:$PATH"\n')
+    assert bench.run("special", "x").stdout == "special x\n"
+
+
+# -- when it cannot be activated --------------------------------------------------------------------------
+
+
+def test_a_script_that_ends_the_shell(bench: Bench) -> None:
+    """B15: never the command in the wrong environment."""
+    activation(bench.prefix, "echo this tool has no licence\nexit 3\n")
+    text = bench.refused()
+    assert "this tool has no licence" in text and "ended with code 3" in text
+    activation(bench.prefix, "exit 0\n")
+    assert "ended the shell" in bench.refused()
+    activation(bench.prefix, "kill -9 $$\n")
+    assert "ended with signal 9" in bench.refused()
+
+
+def test_conda_activate_that_fails(bench: Bench) -> None:
+    """B15."""
+    bench.conda_sh = str(conda_sh(bench.folder, "conda() { echo 'EnvironmentNameNotFound: e' >&2; return 1; }\n"))
+    text = bench.refused()
+    assert "EnvironmentNameNotFound: e\n" in text and "ended with code 1" in text
+    bench.conda_sh = str(bench.folder / "nosuch.sh")
+    assert "ended with code 1" in bench.refused()
+
+
+def test_another_environment_than_the_one_asked_for(bench: Bench) -> None:
+    """B15: activation says that all is well, and is elsewhere."""
+    bench.conda_sh = str(conda_sh(bench.folder, CONDA_SH.replace('CONDA_PREFIX="$2"', "CONDA_PREFIX=/opt/base")))
+    assert f"CONDA_PREFIX=/opt/base, not {bench.prefix}" in bench.refused()
+    bench.conda_sh = str(conda_sh(bench.folder, "conda() { return 0; }\n"))
+    assert f"it left CONDA_PREFIX=, not {bench.prefix}" in bench.refused()
+
+
+def test_a_link_to_the_prefix_is_the_same_environment(bench: Bench) -> None:
+    link = bench.folder / "link"
+    link.symlink_to(bench.prefix)
+    bench.prefix = link
+    activation(bench.prefix, 'export CONDA_PREFIX="$(readlink -f "$CONDA_PREFIX")"\n')
+    bench.run("/bin/true")
+
+
+@pytest.mark.parametrize("with_conda", [False, True])
+def test_activation_that_hangs_is_ended_with_all_it_started(bench: Bench, with_conda: bool) -> None:
+    """B15: a deadline; the whole process group ends."""
+    bench.limit = 2
+    hanging = "echo waiting for the network\nsleep 1000 &\necho $$ $! > pids\nwait\n"
+    if with_conda:
+        bench.conda_sh = str(conda_sh(bench.folder, hanging))
+    else:
+        activation(bench.prefix, hanging)
+    text = bench.refused()
+    assert "waiting for the network" in text and "did not end within 2 s" in text
+    for pid in map(int, (bench.folder / "pids").read_text().split()):
+        wait_for(lambda pid=pid: not alive(pid), f"{pid} is dead")
+
+
+def test_started_by_hand_it_says_who_starts_it(bench: Bench) -> None:
+    done = subprocess.run(bench.words("true"), env=bench.environ, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.returncode, done.stderr) == (2, "gpujob: activate.py is started by gpujob alone\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "said"),
+    [
+        (None, "nosuch", "gpujob: cannot start nosuch: no such program in PATH"),
+        (None, "/no/such", "gpujob: cannot start /no/such: No such file or directory"),
+        ("#!/no/such\n", "", "its first line names an interpreter that is not there"),
+        ("no first line\n", "", "Exec format error"),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_named(bench: Bench, text: str | None, word: str, said: str) -> None:
+    """B13: after activation too, never 126 or 127 as if the command had said so."""
+    if text is not None:
+        word = str(executable(bench.folder / "bad", text))
+    assert said in bench.run(word, code=1).stderr

@@ -1,0 +1,345 @@
+"""Environments by name and folder, what is wrong with some, and how a job gets into one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import Job, JobSpec
+from scheduler.core.launch import Found
+from scheduler.environments.discovery import Prefix, Remembered
+from scheduler.environments.resolve import ACTIVATION, Environments, Missing
+from tests.prefixes import activation, conda_prefix, conda_sh, executable, venv_prefix
+
+LAUNCHER = ("python", "activate.py")
+
+
+class Bench:
+    """A home, a script, and the look-up on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder, folder / "home"
+        self.home.mkdir()
+        self.script = folder / "a.py"
+        self.script.touch()
+        self.environ = {"HOME": str(self.home), "PATH": "/usr/bin:/bin"}
+        self.environments = Environments(self.environ, launcher=LAUNCHER)
+
+    def find(self, env: str, **values: object) -> Found | Missing:
+        if not values.get("arguments"):
+            values.setdefault("script", str(self.script))
+        return self.environments.find(Job(1, JobSpec(conda_env=env, **values), ResourceRequest(1, 1000)))  # type: ignore[arg-type]
+
+    def found(self, env: str, **values: object) -> Found:
+        answer = self.find(env, **values)
+        assert isinstance(answer, Found), answer
+        return answer
+
+    def missing(self, env: str, **values: object) -> str:
+        answer = self.find(env, **values)
+        assert isinstance(answer, Missing), answer
+        assert "; looked again when" in answer.sentence
+        return answer.sentence
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+# -- where they are ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [".condarc", ".config/conda/.condarc", ".conda/.condarc", ".mambarc", "CONDARC"])
+def test_envs_dirs_of_a_condarc_are_followed_and_read_again_when_changed(bench: Bench, place: str) -> None:
+    """S3.26."""
+    rc = bench.folder / "my.rc" if place == "CONDARC" else bench.home / place
+    rc.parent.mkdir(parents=True, exist_ok=True)
+    if place == "CONDARC":
+        bench.environ["CONDARC"] = str(rc)
+        bench.environments = Environments(bench.environ)
+    prefix = conda_prefix(bench.folder / "big disk" / "e")
+    assert "no environment e" in bench.missing("e")
+    rc.write_text(f"channels: [x]\nenvs_dirs:\n  - ~/none\n  - {bench.folder}/big disk\n")
+    assert bench.found("e").prefix == str(prefix)
+    rc.write_text("envs_dirs: [~/other]\n")
+    assert "no environment e" in bench.missing("e")
+    other = conda_prefix(bench.home / "other" / "e")
+    assert bench.found("e").prefix == str(other)
+
+
+def test_envs_dirs_may_hold_variables_and_one_text(bench: Bench) -> None:
+    prefix = conda_prefix(bench.folder / "scratch" / "me" / "e")
+    bench.environ.update(SCRATCH=str(bench.folder / "scratch"), WHO="me")
+    bench.environments = Environments(bench.environ)
+    (bench.home / ".condarc").write_text("envs_dirs: $SCRATCH/${WHO}\n")
+    assert bench.found("e").prefix == str(prefix)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"envs_dirs: [",
+        b"\xff\xfe",
+        b"- a list",
+        b"envs_dirs: 7",
+        b"envs_dirs: [7, null, relative]",
+        b"a: 2024-99-99",
+        b"",
+    ],
+)
+def test_a_broken_condarc_does_no_harm(bench: Bench, text: bytes) -> None:
+    (bench.home / ".condarc").write_bytes(text)
+    assert "no environment e" in bench.missing("e")
+    conda_prefix(bench.home / "miniconda3" / "envs" / "e")
+    bench.found("e")
+
+
+def test_the_condarc_of_an_installation_counts(bench: Bench) -> None:
+    prefix = conda_prefix(bench.folder / "shared" / "e")
+    root = bench.home / "miniforge3"
+    root.mkdir()
+    (root / ".condarc").write_text(f"envs_dirs: ['{bench.folder}/shared']\n")
+    assert bench.found("e").prefix == str(prefix)
+
+
+def test_installations_of_mamba_and_of_the_path_are_found(bench: Bench) -> None:
+    """S3.26: micromamba's own root, mamba beside conda, and a conda that is only in PATH."""
+    one = conda_prefix(bench.home / ".local" / "share" / "mamba" / "envs" / "one")
+    assert bench.found("one").prefix == str(one)
+    root = conda_prefix(bench.folder / "forge")
+    two = conda_prefix(root / "envs" / "two")
+    assert "no environment two" in bench.missing("two")
+    bench.environments = Environments({**bench.environ, "MAMBA_EXE": f"{root}/bin/mamba"})
+    assert bench.found("two").prefix == str(two)
+    executable(root / "bin" / "conda")
+    bench.environments = Environments({**bench.environ, "PATH": f"{root}/bin"})
+    assert bench.found("two").prefix == str(two)
+
+
+def test_a_lone_micromamba_makes_its_folder_no_installation(bench: Bench) -> None:
+    conda_prefix(bench.home / ".local" / "envs" / "e")
+    bench.environments = Environments({**bench.environ, "MAMBA_EXE": f"{bench.home}/.local/bin/micromamba"})
+    assert "no environment e" in bench.missing("e")
+
+
+def test_the_submitters_own_conda_is_asked_first(bench: Bench) -> None:
+    """S4: a job that was submitted belongs to the shell it came from."""
+    mine = conda_prefix(bench.folder / "mine" / "envs" / "e")
+    conda_prefix(bench.home / "miniconda3" / "envs" / "e")
+    stored = bench.folder / "env"
+    stored.write_bytes(f"PATH=/my/bin\0CONDA_EXE={bench.folder}/mine/bin/conda\0".encode())
+    answer = bench.found("e", env_file=str(stored))
+    assert answer.prefix == str(mine) and answer.environment["PATH"] == f"{mine}/bin:/my/bin"
+    assert bench.found("e").prefix == str(bench.home / "miniconda3" / "envs" / "e")
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_dots_are_no_names(bench: Bench, name: str) -> None:
+    """B15: never another environment than the one that was named."""
+    conda_prefix(bench.home / "miniconda3" / "envs")
+    conda_prefix(bench.home / "miniconda3")
+    assert "no environment" in bench.missing(name)
+
+
+def test_the_first_of_a_name_counts_as_for_conda_even_half_made(bench: Bench) -> None:
+    """B15: not the next one of the same name, somewhere else."""
+    conda_prefix(bench.home / "miniforge3" / "envs" / "e")
+    half = bench.home / "miniconda3" / "envs" / "e"
+    half.mkdir(parents=True)
+    assert f"{half} is not a whole environment" in bench.missing("e")
+
+
+# -- what is wrong with them ------------------------------------------------------------------------------
+
+
+def test_each_way_of_not_being_there_has_its_own_sentence(bench: Bench) -> None:
+    """B15: missing, half built, without python, a venv whose base is gone: reasons to wait, each with what to do."""
+    path = bench.home / "envs" / "e"
+    assert "make it (conda create -n nosuch)" in bench.missing("nosuch")
+    assert "is not there; make it" in bench.missing(str(path))
+    (path / "conda-meta").mkdir(parents=True)
+    assert "remove it and make it anew" in bench.missing(str(path))
+    conda_prefix(path, python=False)
+    assert f"no python in {path}: conda install -p {path} python" in bench.missing(str(path))
+    shell = executable(bench.folder / "run.sh")
+    assert bench.found(str(path), script=str(shell)).runs_by_itself, "it needs no python"
+    assert bench.found(str(path), arguments=("true",)).prefix == str(path)
+    conda_prefix(path)
+    bench.found(str(path))
+
+
+def test_an_environment_whose_python_leads_nowhere_is_used_by_no_job(bench: Bench) -> None:
+    """B15, B16: a shell script in it would find another python further on in PATH."""
+    prefix = venv_prefix(bench.folder / "venv")
+    base = executable(bench.folder / "base" / "bin" / "python3.11")
+    (prefix / "bin" / "python").unlink()
+    (prefix / "bin" / "python").symlink_to(base)
+    bench.found(str(prefix))
+    shutil.rmtree(bench.folder / "base")
+    for values in ({}, {"arguments": ("true",)}, {"script": str(executable(bench.folder / "run.sh"))}):
+        sentence = bench.missing(str(prefix), **values)
+        assert f"bin/python leads to {base}" in sentence and "make the environment anew" in sentence
+    executable(base)
+    bench.found(str(prefix))
+
+
+def test_a_venv_without_python_waits(bench: Bench) -> None:
+    prefix = venv_prefix(bench.folder / "venv")
+    (prefix / "bin" / "python").unlink()
+    assert f"no python in {prefix}; looked" in bench.missing(str(prefix))
+
+
+# -- how a job gets in ------------------------------------------------------------------------------------
+
+
+def test_direct_sets_what_being_in_it_sets(bench: Bench) -> None:
+    """S3.26."""
+    prefix = conda_prefix(bench.home / "miniconda3" / "envs" / "e")
+    (prefix / "conda-meta" / "state").write_text(
+        json.dumps(
+            {"version": 1, "env_vars": {"TOKEN": "a b", "GONE": "***unset***", "N": 4, "BAD=": "x", "PATH": "/no"}}
+        )
+    )
+    packages = prefix / "etc" / "conda" / "env_vars.d"
+    packages.mkdir(parents=True)
+    (packages / "tool.json").write_text('{"TOOL": "1", "TOKEN": "overruled"}')
+    bench.environments.mode = "direct"
+    activation(prefix, "exit 1\n")
+    for name in ("e", str(prefix)):
+        answer = bench.found(name)
+        assert answer.wrapper == ()
+        assert answer.environment == {
+            "PATH": f"{prefix}/bin:/usr/bin:/bin", "CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": "e",
+            "CONDA_SHLVL": "1", "PYTHONHOME": None, "VIRTUAL_ENV": None,
+            "TOKEN": "a b", "GONE": None, "N": "4", "TOOL": "1",
+        }  # fmt: skip
+    (prefix / "conda-meta" / "state").write_text('{"env_vars": {"TOKEN": "new one"}}')
+    assert bench.found("e").environment["TOKEN"] == "new one"
+    for broken in ("{", "[]", '{"env_vars": []}'):
+        (prefix / "conda-meta" / "state").write_text(broken)
+        assert bench.found("e").environment["TOKEN"] == "overruled"
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [("envs/e", "e"), ("elsewhere/e", "{path}"), ("root", "base")], ids=["named", "folder", "base"]
+)
+def test_an_environment_has_the_name_that_conda_gives_it(bench: Bench, place: str, name: str) -> None:
+    prefix = conda_prefix(bench.folder / place)
+    if name == "base":
+        executable(prefix / "bin" / "conda")
+    answer = bench.found(str(prefix))
+    assert answer.environment["CONDA_DEFAULT_ENV"] == name.format(path=prefix)
+
+
+def test_auto_activates_only_what_has_scripts_to_source(bench: Bench) -> None:
+    """S3.26: direct costs nothing, but misses what packages set in activate.d."""
+    prefix = conda_prefix(bench.home / "miniconda3" / "envs" / "e")
+    assert bench.found("e").wrapper == ()
+    activation(prefix, "", "only.fish")
+    assert bench.found("e").wrapper == ()
+    activation(prefix, "export A=1\n")
+    answer = bench.found("e")
+    assert answer.wrapper == LAUNCHER
+    assert set(answer.environment) == {"PYTHONHOME", "VIRTUAL_ENV", ACTIVATION}
+    told = json.loads(answer.environment[ACTIVATION] or "")
+    assert (told["name"], told["prefix"], told["limit"], told["conda_sh"]) == ("e", str(prefix), 60.0, "")
+    assert told["settings"]["CONDA_PREFIX"] == str(prefix) and told["settings"]["PYTHONHOME"] is None
+    (prefix / "etc" / "conda" / "activate.d" / "a.sh").unlink()
+    assert bench.found("e").wrapper == ()
+
+
+def test_activate_uses_the_conda_of_the_environment_else_any(bench: Bench) -> None:
+    """S3.26."""
+    conda_prefix(bench.home / "miniforge3" / "envs" / "e")
+    bench.environments.mode = "activate"
+    bench.environments.limit_s = 5
+
+    def used() -> str:
+        told = json.loads(bench.found("e").environment[ACTIVATION] or "")
+        assert told["limit"] == 5
+        return str(told["conda_sh"])
+
+    assert used() == ""
+    other = conda_sh(bench.home / "anaconda3")
+    assert used() == str(other)
+    own = conda_sh(bench.home / "miniforge3")
+    assert used() == str(own)
+
+
+def test_run_has_the_first_tool_there_is_run_it(bench: Bench) -> None:
+    """B15: conda, else mamba, else micromamba, else a reason to wait."""
+    root = bench.home / "miniconda3"
+    prefix = conda_prefix(root / "envs" / "e")
+    bench.environments.mode = "run"
+    assert "neither conda nor mamba nor micromamba is found: install one" in bench.missing("e")
+    micromamba = executable(bench.folder / "bin" / "micromamba")
+    bench.environments = Environments({**bench.environ, "PATH": str(micromamba.parent)}, launcher=LAUNCHER)
+    bench.environments.mode = "run"
+    assert bench.found("e").wrapper == (str(micromamba), "run", "-p", str(prefix))
+    mamba = executable(root / "bin" / "mamba")
+    assert bench.found("e").wrapper == (str(mamba), "run", "-p", str(prefix))
+    conda = executable(root / "condabin" / "conda")
+    answer = bench.found("e")
+    assert answer.wrapper == (str(conda), "run", "--no-capture-output", "-p", str(prefix))
+    assert answer.environment == {"PYTHONHOME": None, "VIRTUAL_ENV": None}
+    assert answer.program == f"{prefix}/bin/python"
+    assert bench.found("e", arguments=("tool", "x")).program == "tool", "found in the PATH that conda makes"
+
+
+@pytest.mark.parametrize("mode", ["auto", "direct", "activate", "run"])
+def test_a_venv_is_always_entered_directly(bench: Bench, mode: str) -> None:
+    prefix = venv_prefix(bench.folder / "venv")
+    bench.environments.mode = mode
+    answer = bench.found(str(prefix))
+    assert answer.wrapper == () and answer.environment["VIRTUAL_ENV"] == str(prefix)
+
+
+# -- what was read before ---------------------------------------------------------------------------------
+
+
+def test_what_was_read_is_read_again_when_it_was_changed_replaced_or_removed(tmp_path: Path) -> None:
+    path, files, reads = tmp_path / "f", Remembered(), []
+
+    def read(name: str) -> str:
+        reads.append(name)
+        return Path(name).read_text()
+
+    def seen() -> str:
+        return files.of(str(path), read, "absent")
+
+    assert seen() == "absent"
+    path.write_text("one")
+    assert seen() == "one"
+    path.write_text("two")  # the same length, within the same tick of the clock
+    assert seen() == "two"
+    aside = tmp_path / "g"
+    aside.write_text("six")
+    status = os.stat(path)
+    os.utime(aside, ns=(status.st_atime_ns, status.st_mtime_ns))
+    aside.replace(path)
+    assert seen() == "six"
+    path.unlink()
+    assert seen() == "absent"
+
+
+def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, files, reads = tmp_path / "f", Remembered(), []
+    path.write_text("x")
+    monkeypatch.setattr("scheduler.environments.discovery.CLOCK_TICK_NS", -1)
+    for _ in range(3):
+        files.of(str(path), reads.append, None)
+    assert len(reads) == 1
+    for number in range(1000):
+        files.of(str(tmp_path), reads.append, None)
+        (tmp_path / str(number)).touch()
+    assert len(files._kept) <= 512
+
+
+def test_a_prefix_says_where_its_python_is() -> None:
+    assert Prefix("/opt/e", "e").python == "/opt/e/bin/python"

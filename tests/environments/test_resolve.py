@@ -1,0 +1,226 @@
+"""Interpreters and environments, found on disk without running conda."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import Job, JobSpec
+from scheduler.core.launch import Found
+from scheduler.environments.resolve import Environments, Missing, names_devices
+from tests.prefixes import conda_prefix, executable
+
+
+def job(**values: object) -> Job:
+    return Job(1, JobSpec(**values), ResourceRequest(1, 1000))  # type: ignore[arg-type]
+
+
+def conda_env(prefix: Path) -> Path:
+    executable(prefix / "bin" / "python")
+    return conda_prefix(prefix)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    path = tmp_path / "home"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "a.py"
+    path.write_text("print(1)\n")
+    return str(path)
+
+
+def found(environments: Environments, wanted: Job) -> Found:
+    answer = environments.find(wanted)
+    assert isinstance(answer, Found), answer
+    return answer
+
+
+def missing(environments: Environments, wanted: Job) -> str:
+    answer = environments.find(wanted)
+    assert isinstance(answer, Missing), answer
+    return answer.sentence
+
+
+# -- by name ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("root", ["miniconda3", "anaconda3", "miniforge3", "mambaforge", "micromamba", ".conda"])
+def test_an_environment_is_found_by_name_under_the_usual_roots(home: Path, script: str, root: str) -> None:
+    """S3.26."""
+    prefix = conda_env(home / root / "envs" / "e")
+    answer = found(Environments({"HOME": str(home), "PATH": "/bin"}), job(script=script, conda_env="e"))
+    assert answer.program == str(prefix / "bin" / "python")
+    assert answer.prefix == str(prefix)
+    assert answer.environment["PATH"] == f"{prefix}/bin:/bin"
+    assert answer.environment["CONDA_PREFIX"] == str(prefix)
+    assert answer.environment["CONDA_DEFAULT_ENV"] == "e"
+
+
+@pytest.mark.parametrize("variable", ["CONDA_ENVS_PATH", "MAMBA_ROOT_PREFIX", "CONDA_ROOT", "CONDA_EXE"])
+def test_an_environment_is_found_by_name_where_condas_variables_point(
+    tmp_path: Path, home: Path, script: str, variable: str
+) -> None:
+    """S3.26."""
+    root = tmp_path / "root"
+    conda_env(root / "envs" / "e")
+    value = {"CONDA_ENVS_PATH": f"/nowhere:{root}/envs", "CONDA_EXE": f"{root}/bin/conda"}.get(variable, str(root))
+    answer = found(Environments({"HOME": str(home), variable: value}), job(script=script, conda_env="e"))
+    assert answer.prefix == str(root / "envs" / "e")
+
+
+def test_an_environment_is_found_by_name_in_condas_own_list(tmp_path: Path, home: Path, script: str) -> None:
+    """S3.26."""
+    prefix = conda_env(tmp_path / "elsewhere" / "e")
+    (home / ".conda").mkdir()
+    (home / ".conda" / "environments.txt").write_text(f"\n/gone/x\n{prefix}\n")
+    answer = found(Environments({"HOME": str(home)}), job(script=script, conda_env="e"))
+    assert answer.prefix == str(prefix)
+
+
+def test_a_path_in_condas_list_that_is_no_utf8_does_no_harm(tmp_path: Path, home: Path, script: str) -> None:
+    """P8: file names are bytes."""
+    (home / ".conda").mkdir()
+    (home / ".conda" / "environments.txt").write_bytes(b"/home/jos\xe9/envs/e\n")
+    assert "no environment e" in missing(Environments({"HOME": str(home)}), job(script=script, conda_env="e"))
+
+
+def test_base_is_the_root_itself(home: Path, script: str) -> None:
+    """S3.26."""
+    root = conda_env(home / "miniconda3")
+    assert found(Environments({"HOME": str(home)}), job(script=script, conda_env="base")).prefix == str(root)
+
+
+def test_an_unknown_environment_is_said_and_looked_for_again(home: Path, script: str) -> None:
+    """S3.26, contract 3: a reason to wait."""
+    environments = Environments({"HOME": str(home)})
+    wanted = job(script=script, conda_env="nosuch-env-here")
+    assert "nosuch-env-here" in missing(environments, wanted)
+    conda_env(home / "miniconda3" / "envs" / "nosuch-env-here")
+    assert found(environments, wanted).prefix.endswith("nosuch-env-here")
+
+
+# -- by path ----------------------------------------------------------------------------------------------
+
+
+def test_an_environment_is_found_by_its_folder(tmp_path: Path, home: Path, script: str) -> None:
+    """S3.26."""
+    prefix = conda_env(tmp_path / "my env")
+    answer = found(Environments({"HOME": str(home)}), job(script=script, conda_env=str(prefix)))
+    assert answer.program == str(prefix / "bin" / "python")
+
+
+def test_a_virtual_environment_is_accepted(tmp_path: Path, home: Path, script: str) -> None:
+    """S3.26: what people have."""
+    prefix = tmp_path / "venv"
+    executable(prefix / "bin" / "python")
+    (prefix / "pyvenv.cfg").touch()
+    answer = found(Environments({"HOME": str(home), "PATH": "/bin"}), job(script=script, conda_env=str(prefix)))
+    assert answer.environment == {"PATH": f"{prefix}/bin:/bin", "VIRTUAL_ENV": str(prefix), "PYTHONHOME": None}
+
+
+def test_a_folder_that_is_not_there_or_half_made_is_said_and_looked_for_again(
+    tmp_path: Path, home: Path, script: str
+) -> None:
+    """Contract 3: a reason to wait, not a failure."""
+    prefix = tmp_path / "e"
+    environments, wanted = Environments({"HOME": str(home)}), job(script=script, conda_env=str(prefix))
+    assert "is not there" in missing(environments, wanted)
+    prefix.mkdir()
+    assert "is not a whole environment" in missing(environments, wanted)
+    (prefix / "conda-meta").mkdir()
+    assert "is not a whole environment" in missing(environments, wanted)
+    (prefix / "conda-meta" / "history").touch()
+    assert f"no python in {prefix}" in missing(environments, wanted)
+    conda_env(prefix)
+    found(environments, wanted)
+
+
+# -- scripts and interpreters -----------------------------------------------------------------------------
+
+
+def test_a_missing_script_or_a_folder_is_said_and_looked_for_again(tmp_path: Path, home: Path) -> None:
+    """Contract 3."""
+    environments = Environments({"HOME": str(home), "PATH": os.environ["PATH"]})
+    path = tmp_path / "x.py"
+    assert f"no such file {path}" in missing(environments, job(script=str(path)))
+    path.mkdir()
+    assert "folder" in missing(environments, job(script=str(path)))
+    path.rmdir()
+    path.touch()
+    found(environments, job(script=str(path)))
+
+
+def test_a_script_that_is_no_python_runs_by_itself(tmp_path: Path, home: Path) -> None:
+    """Contract 3."""
+    path = executable(tmp_path / "run.sh")
+    answer = found(Environments({"HOME": str(home)}), job(script=str(path)))
+    assert (answer.program, answer.runs_by_itself) == (str(path), True)
+
+
+def test_python_is_the_settings_else_python_else_python3_of_the_path(tmp_path: Path, home: Path, script: str) -> None:
+    """Contract 3."""
+    folder = tmp_path / "bin"
+    third = executable(folder / "python3")
+    environ = {"HOME": str(home), "PATH": str(folder)}
+    assert found(Environments(environ), job(script=script)).program == str(third)
+    own = executable(tmp_path / "own" / "python3.12")
+    assert found(Environments(environ, str(own)), job(script=script)).program == str(own)
+    named = executable(folder / "pypy")
+    assert found(Environments(environ, "pypy"), job(script=script)).program == str(named)
+    other = tmp_path / "both"
+    first = executable(other / "python")
+    executable(other / "python3")
+    assert found(Environments({"HOME": str(home), "PATH": str(other)}), job(script=script)).program == str(first)
+
+
+def test_without_any_python_the_job_waits_with_that_reason(tmp_path: Path, home: Path, script: str) -> None:
+    """Contract 3."""
+    assert "no python in PATH" in missing(Environments({"HOME": str(home), "PATH": str(tmp_path)}), job(script=script))
+    environments = Environments({"HOME": str(home), "PATH": str(tmp_path)}, "/nowhere/python")
+    assert "/nowhere/python" in missing(environments, job(script=script))
+
+
+def test_a_leading_tilde_in_the_python_setting_is_the_home_folder(
+    home: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contract 3."""
+    own = executable(home / "py" / "python")
+    monkeypatch.setenv("HOME", str(home))
+    assert found(Environments({"HOME": str(home)}, "~/py/python"), job(script=script)).program == str(own)
+
+
+# -- commands ---------------------------------------------------------------------------------------------
+
+
+def test_a_command_is_found_by_the_path_it_will_have(tmp_path: Path, home: Path) -> None:
+    """S4: the submitter's environment."""
+    tool = executable(tmp_path / "bin" / "tool")
+    environments = Environments({"HOME": str(home), "PATH": "/nowhere"})
+    stored = tmp_path / "env"
+    stored.write_bytes(b"A=1\0PATH=" + str(tool.parent).encode() + b"\0B=2")
+    assert found(environments, job(arguments=("tool",), env_file=str(stored))).program == str(tool)
+    assert found(environments, job(arguments=("tool",))).program == "tool", "a missing one fails when started"
+    assert found(environments, job(arguments=("bin/tool",), cwd=str(tmp_path))).program == str(tool)
+    assert found(environments, job(arguments=(str(tool), "x"))).program == str(tool)
+    prefix = conda_env(tmp_path / "e")
+    inside = executable(prefix / "bin" / "tool")
+    wanted = job(arguments=("tool",), conda_env=str(prefix), env_file=str(stored))
+    assert found(environments, wanted).program == str(inside)
+
+
+def test_whether_a_script_names_the_devices_itself(tmp_path: Path) -> None:
+    """Contract 4, `cuda_ids: auto`."""
+    path = tmp_path / "a.py"
+    path.write_text('os.environ["CUDA_VISIBLE_DEVICES"] = a.cuda\n')
+    assert names_devices(str(path))
+    path.write_text('torch.device("cuda:" + a.cuda)\n')
+    assert not names_devices(str(path))
+    assert not names_devices(str(tmp_path / "nosuch.py"))

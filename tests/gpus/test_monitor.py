@@ -1,0 +1,189 @@
+"""Which number a GPU has, whatever the driver shows after a restart; how often it is read; whose names are believed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+
+from scheduler.core.gpu import Gpu
+from scheduler.core.gpu_snapshot import GpuSnapshot
+from scheduler.core.observations import Readings
+from scheduler.gpus import monitor
+from scheduler.gpus.monitor import DECLARED, UNREAD, GpuMonitor, moved_gpus, other_schedulers
+
+
+def stored(**numbers: int) -> list[Gpu]:
+    """GPUs of the last start: ``a=0`` is GPU-a at number 0."""
+    return [Gpu(number, f"GPU-{name}", "a card") for name, number in numbers.items()]
+
+
+def shown(*names: str) -> Readings:
+    """What the driver shows, in its order; ``-``: one that is lost and has no name."""
+    return Readings(
+        1.0,
+        tuple(
+            GpuSnapshot("" if name == "-" else f"GPU-{name}", i, "a card", 80_000, lost=name == "-")
+            for i, name in enumerate(names)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "numbers"),
+    [
+        # nothing was there before: the driver's numbers
+        ({}, "abc", {"a": 0, "b": 1, "c": 2}),
+        # all are there: the driver's numbers count, also when they changed
+        ({"a": 0, "b": 1, "c": 2}, "abc", {"a": 0, "b": 1, "c": 2}),
+        ({"a": 0, "b": 1, "c": 2}, "cab", {"a": 1, "b": 2, "c": 0}),
+        ({"b": 1}, "abc", {"a": 0, "b": 1, "c": 2}),
+        ({"a": 0, "b": 1}, "abc", {"a": 0, "b": 1, "c": 2}),
+        # one has vanished: each keeps its own, the vanished one stays
+        ({"a": 0, "b": 1, "c": 2}, "ac", {"a": 0, "b": 1, "c": 2}),
+        ({"a": 0, "b": 1, "c": 2}, "bc", {"a": 0, "b": 1, "c": 2}),
+        ({"a": 0, "b": 1, "c": 2}, "ca", {"a": 0, "b": 1, "c": 2}),
+        ({"a": 0, "b": 1, "c": 2}, "ab", {"a": 0, "b": 1, "c": 2}),
+        ({"a": 0, "b": 1, "c": 2}, "c", {"a": 0, "b": 1, "c": 2}),
+        ({"a": 0, "b": 2}, "b", {"a": 0, "b": 2}),
+        # and a new one takes a number that nobody has
+        ({"a": 0, "b": 1, "c": 2}, "adc", {"a": 0, "b": 1, "c": 2, "d": 3}),
+        ({"a": 0, "b": 1, "c": 2}, "acd", {"a": 0, "b": 1, "c": 2, "d": 3}),
+        ({"a": 0, "b": 1, "c": 2}, "acde", {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}),
+        ({"a": 0, "c": 5}, "xc", {"a": 0, "c": 5, "x": 1}),
+        ({"a": 0, "b": 1}, "xy", {"a": 0, "b": 1, "x": 2, "y": 3}),
+        # one that the driver counts but cannot name is the one that had its number, so none has vanished
+        ({"a": 0, "b": 1, "c": 2}, "a-c", {"a": 0, "b": 1, "c": 2}),
+    ],
+)
+def test_numbers_stay_with_their_cards(before: dict[str, int], now: str, numbers: Mapping[str, int]) -> None:
+    notes: list[str] = []
+    found = monitor._numbered(shown(*now), stored(**before), notes)
+    assert {gpu.uuid[4:]: index for index, gpu in found.items()} == numbers
+    assert all(index == gpu.index for index, gpu in found.items())
+    vanished = [number for name, number in before.items() if name not in now and "-" not in now]
+    assert bool(notes) == bool(vanished)
+    for number in vanished:
+        assert str(number) in notes[0] and "not shown by the driver any more" in notes[0]
+
+
+def test_declared_and_unread_gpus_of_the_last_start_do_not_vanish() -> None:
+    before = [Gpu(0, f"{DECLARED}0"), Gpu(1, f"{UNREAD}1"), Gpu(2, f"{DECLARED}2")]
+    notes: list[str] = []
+    assert sorted(monitor._numbered(shown("a", "b"), before, notes)) == [0, 1] and notes == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moved"),
+    [
+        ({"a": 0, "b": 1}, {"a": 0, "b": 1}, {}),
+        ({"a": 0, "b": 1, "c": 2}, {"c": 0, "a": 1, "b": 2}, {0: 1, 1: 2, 2: 0}),
+        ({"a": 0, "b": 1}, {"a": 0}, {}),
+        ({"a": 0, "b": 1}, {"b": 0}, {1: 0}),
+        ({}, {"a": 0}, {}),
+    ],
+)
+def test_what_moved(before: dict[str, int], after: dict[str, int], moved: dict[int, int]) -> None:
+    assert moved_gpus(stored(**before), stored(**after)) == moved
+
+
+def test_after_a_gpu_vanished_none_has_moved() -> None:
+    before = stored(a=0, b=1, c=2)
+    assert moved_gpus(before, monitor._numbered(shown("a", "c"), before, []).values()) == {}
+
+
+# -- reading intervals ------------------------------------------------------------------------------------
+
+
+class OneAnswer:
+    """A probe whose next answer is set by hand."""
+
+    absent = False
+
+    def __init__(self) -> None:
+        self.answer: Readings | None = None
+        self.asked = 0
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def look(self) -> Readings | None:
+        found, self.answer = self.answer, None
+        return found
+
+    def next_look(self) -> float | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("interval", "waits"),
+    [
+        (5.0, [5, 10, 20, 30, 30]),
+        (0.25, [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30]),
+        (30.0, [30, 30]),
+        (60.0, [60, 60, 60]),
+    ],
+)
+def test_a_driver_that_fails_is_asked_more_seldom_until_it_answers(interval: float, waits: list[float]) -> None:
+    probe = OneAnswer()
+    eyes = GpuMonitor(probe, "/s", list)  # type: ignore[arg-type]
+    now = 1000.0
+    eyes.look(now, interval)
+    assert probe.asked == 1, "at once"
+    for i, wait in enumerate([*waits, None]):
+        probe.answer = Readings(now, problem="" if wait is None else "no answer")
+        eyes.look(now, interval)
+        wait = interval if wait is None else wait
+        assert eyes.next_look(interval) == now + wait
+        eyes.look(now + wait - 0.01, interval)
+        assert probe.asked == i + 1, "not before"
+        now += wait
+        eyes.look(now, interval)
+        assert probe.asked == i + 2
+
+
+# -- other schedulers -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def named() -> Iterator[list[socket.socket]]:
+    made: list[socket.socket] = []
+    yield made
+    for each in made:
+        each.close()
+
+
+def test_a_forged_name_is_not_believed_nor_printed(named: list[socket.socket]) -> None:
+    """Every user may bind such a name, with whatever bytes in it."""
+    me, other = os.getuid(), os.getppid()
+    tail = f"{other:0>7}"  # so that no scheduler of this machine has the same name
+    good = f"gpujob/{me}/{tail}/0,2-3"
+    forged = [
+        f"gpujob/{me}/{tail}/\x1b[31mRED\x07",
+        f"gpujob/{me}/{tail}/1 `x`",
+        f"gpujob/{me}/{tail}/1 \n2",
+        f"gpujob/{me + 1}/{tail}/77",  # not the user whose process that is
+        f"gpujob/99999999999999999999/{tail}/77",
+        f"gpujob/{me}/99999999999999999999/77",
+        f"gpujob/{me}/4194305/77",  # nobody has this number
+        f"gpujob/{me}/{tail}/77/more",
+        f"gpujob/{me}/{tail}/",
+        f"gpujob/{me}/\u0663/77",
+        f"gpujob/{me}/{os.getpid()}/77",
+    ]
+    for name in (good, *forged):
+        named.append(socket.socket(socket.AF_UNIX))
+        named[-1].bind(f"\0{name}")
+    told = other_schedulers()
+    assert [text for text in told if "GPUs 0,2-3;" in text], told
+    assert all(text.isprintable() for text in told), told
+    assert not [text for text in told if "77" in text.partition("GPUs")[2] or "RED" in text or "`" in text], told
+    assert len([text for text in told if f"pid {tail} " in text]) == 1, told
+
+
+def test_declared_gpus_have_no_number_to_lose() -> None:
+    before = [replace(gpu, uuid=f"{DECLARED}{gpu.index}") for gpu in stored(a=0, b=1)]
+    assert moved_gpus(before, stored(a=1, b=0)) == {}

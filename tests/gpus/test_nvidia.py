@@ -1,0 +1,696 @@
+"""NVIDIA GPUs through the reader process: whatever the driver does, asking never blocks and unknown is told as such."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.core.errors import NoGpuData
+from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
+from scheduler.core.observations import Readings
+from scheduler.core.protocols import Probe
+from scheduler.gpus import nvidia
+from scheduler.gpus.nvidia import NvidiaProbe
+from tests.gpus.stub import FakeDriver, FakeSmi
+from tests.stories.harness import alive, wait_for
+
+PATIENCE_S = 60.0
+FOR_EVER_S = 10_000.0
+LOST, MISMATCH, NOT_SUPPORTED, NOT_LOADED = 15, 18, 3, 9
+BASE = {name: value for name, value in os.environ.items() if name not in ("PATH", "LD_LIBRARY_PATH")}
+
+Make = Callable[..., NvidiaProbe]
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> FakeDriver:
+    return FakeDriver(tmp_path / "driver")
+
+
+@pytest.fixture
+def smi(tmp_path: Path) -> FakeSmi:
+    return FakeSmi(tmp_path / "smi")
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Iterator[Make]:
+    """Makes probes for stand-ins; what is not there does not exist for them, whatever this machine has."""
+    made: list[NvidiaProbe] = []
+
+    def make(*standins: FakeDriver | FakeSmi, deadline_s: float = PATIENCE_S) -> NvidiaProbe:
+        environ = {**BASE, "PATH": "/nonexistent"}
+        none = FakeDriver(tmp_path / "none")
+        environ |= {**none.environ(), "NVML_STUB_FILE": str(tmp_path / "no such file")}
+        for each in standins:
+            environ |= each.environ() if isinstance(each, FakeDriver) else each.environ("/bin:/usr/bin")
+        made.append(NvidiaProbe(environ, deadline_s))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that was just started gets no more time than others."""
+    monkeypatch.setattr(nvidia, "FIRST_DEADLINE_S", 0.0)
+
+
+def look(probe: NvidiaProbe) -> Readings:
+    """What was asked for, waited for as the loop does."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        found = probe.look()
+        if found is not None:
+            return found
+        left = (probe.next_look() or end) - time.monotonic()
+        probe._epoll.poll(max(0.001, min(left, 1.0)))
+    raise AssertionError("no reading")
+
+
+def read(probe: NvidiaProbe) -> Readings:
+    """A reading."""
+    probe.ask()
+    return look(probe)
+
+
+def good(probe: NvidiaProbe) -> tuple[GpuSnapshot, ...]:
+    found = read(probe)
+    assert not found.problem and found.gpus
+    return found.gpus
+
+
+def one(probe: NvidiaProbe) -> GpuSnapshot:
+    (found,) = good(probe)
+    return found
+
+
+def reader_asked(probe: NvidiaProbe) -> nvidia._Reader:
+    """The reader that was asked: there is none before the one that was killed is dead."""
+    wait_for(lambda: probe._reader is not None or probe.look() is not None, "a reader")
+    assert probe._reader is not None
+    return probe._reader
+
+
+def reader_of(probe: NvidiaProbe) -> int:
+    return reader_asked(probe).pid
+
+
+def family(pid: int) -> list[int]:
+    """The live processes of the session that ``pid`` leads."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and alive(int(name)):
+            try:
+                if os.getsid(int(name)) == pid:
+                    found.append(int(name))
+            except ProcessLookupError:
+                continue
+    return found
+
+
+def test_it_is_a_probe(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-1")
+    made: Probe = probe(driver)
+    assert made.first().gpus and made.descriptors() and made.sessions() and made.next_look() is None
+    for name in (each for each in vars(Probe) if not each.startswith("_")):
+        assert callable(getattr(made, name)), name
+
+
+# -- NVML -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 16])
+def test_all_gpus_are_told_in_the_drivers_order(driver: FakeDriver, probe: Make, count: int) -> None:
+    with driver.together():
+        for i in range(count):
+            driver.gpu(f"GPU-{i}", used=100 * i, load=i, temp=40 + i, total=81_559)
+    made = probe(driver)
+    found = made.first().gpus
+    assert [(g.ordinal, g.uuid, g.memory_used_mib, g.temperature_c) for g in found] == [
+        (i, f"GPU-{i}", 100 * i, 40 + i) for i in range(count)
+    ]
+    assert [g.load for g in found] == [i / 100 for i in range(count)]
+    assert all(g.memory_total_mib == 81_559 and g.processes == () and not g.problem for g in found)
+    driver.order([f"GPU-{i}" for i in reversed(range(count))])
+    assert [(g.ordinal, g.uuid) for g in good(made)] == [(i, f"GPU-{count - 1 - i}") for i in range(count)]
+
+
+def test_processes_are_told_with_memory_kind_and_load(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-1", used=9_000)
+    driver.process("GPU-1", 11, 5_000, util=70)
+    driver.process("GPU-1", 12, None)
+    driver.process("GPU-1", 13, 300, type="G")
+    driver.process("GPU-1", 14, 100, type="G")
+    driver.process("GPU-1", 14, 100, type="C")
+    found = one(probe(driver)).processes
+    assert found is not None
+    told = {process.pid: process for process in found}
+    assert told[11] == GpuProcess(11, 5_000, True, 0.7)
+    assert told[12] == GpuProcess(12, None, True, None)
+    assert told[13] == GpuProcess(13, 300, False, None)
+    assert told[14].compute, "who computes and draws, computes"
+
+
+def test_a_gpu_lost_while_reading_is_told_by_its_name(driver: FakeDriver, probe: Make) -> None:
+    """I06"""
+    with driver.together():
+        driver.gpu("GPU-1")
+        driver.gpu("GPU-2", used=7)
+    made = probe(driver)
+    good(made)
+    driver.error("*", LOST, "GPU-1")
+    gone, there = good(made)
+    assert (gone.uuid, gone.ordinal, gone.lost) == ("GPU-1", 0, True) and "lost" in gone.problem.lower()
+    assert gone.memory_used_mib is None and gone.load is None
+    assert (there.uuid, there.lost, there.memory_used_mib) == ("GPU-2", False, 7)
+    driver.clear_errors()
+    assert not good(made)[0].lost, "back again"
+
+
+@pytest.mark.parametrize(
+    "call", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates"]
+)
+def test_a_gpu_lost_in_any_call_is_lost(driver: FakeDriver, probe: Make, call: str) -> None:
+    with driver.together():
+        driver.gpu("GPU-1")
+        driver.gpu("GPU-2")
+    made = probe(driver)
+    good(made)
+    driver.error(call, LOST, "GPU-1")
+    if call == "nvmlDeviceGetMemoryInfo":
+        driver.error("nvmlDeviceGetMemoryInfo_v2", LOST, "GPU-1")
+    gone, there = good(made)
+    assert gone.lost and gone.uuid == "GPU-1" and not there.lost
+
+
+def test_a_gpu_that_is_not_listed_any_more_and_comes_back(driver: FakeDriver, probe: Make) -> None:
+    """I06, I08"""
+    for i in range(3):
+        driver.gpu(f"GPU-{i}")
+    made = probe(driver)
+    good(made)
+    driver.remove("GPU-1")
+    assert [(g.uuid, g.ordinal) for g in good(made)] == [("GPU-0", 0), ("GPU-2", 1)]
+    driver.gpu("GPU-1")
+    driver.order(["GPU-0", "GPU-1", "GPU-2"])
+    assert [(g.uuid, g.ordinal) for g in good(made)] == [(f"GPU-{i}", i) for i in range(3)]
+
+
+def test_a_lost_gpu_that_was_never_seen_has_no_name(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-1")
+    driver.error("*", LOST, "GPU-1")
+    found = one(probe(driver))
+    assert found.lost and found.uuid == ""
+
+
+@pytest.mark.parametrize("when", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
+def test_a_library_that_does_not_match_its_driver(driver: FakeDriver, probe: Make, when: str) -> None:
+    """I05: the cause is named, and a new reader finds the mended one."""
+    driver.gpu("GPU-1")
+    made = probe(driver)
+    before = 0
+    if when == "nvmlDeviceGetCount_v2":
+        good(made)
+        before = reader_of(made)
+    driver.error(when, MISMATCH)
+    for _ in range(2):
+        told = read(made)
+        assert not told.gpus and told.problem.startswith("NVML: driver/library version mismatch")
+        assert "kernel module" in told.problem and "nvidia-smi" not in told.problem
+        assert not made.absent, "a driver that cannot be asked is not taken for none"
+    driver.clear_errors()
+    assert good(made)[0].uuid == "GPU-1" and reader_of(made) != before
+
+
+def test_the_first_reading_raises_what_each_way_said(driver: FakeDriver, smi: FakeSmi, probe: Make) -> None:
+    driver.error("nvmlInitWithFlags", MISMATCH)
+    smi.exit(9, "no driver")
+    with pytest.raises(NoGpuData) as raised:
+        probe(driver, smi).first()
+    assert "NVML: driver/library version mismatch" in str(raised.value) and "nvidia-smi: " in str(raised.value)
+    assert "--gpus N" in str(raised.value)
+
+
+def test_without_a_driver_it_is_absent(probe: Make) -> None:
+    """I01"""
+    made = probe()
+    with pytest.raises(NoGpuData):
+        made.first()
+    assert made.absent
+
+
+def test_a_driver_without_a_gpu_shows_none(driver: FakeDriver, probe: Make) -> None:
+    made = probe(driver)
+    told = read(made)
+    assert not told.gpus and "shows no GPU" in told.problem and made.absent
+
+
+def test_an_old_driver_tells_what_it_can(tmp_path: Path, probe: Make) -> None:
+    driver = FakeDriver(tmp_path / "driver", old=True)
+    driver.gpu("GPU-1", used=1_000, reserved=500, load=30)
+    driver.process("GPU-1", 11, 900)
+    found = one(probe(driver))
+    assert found.load == 0.3 and found.memory_used_mib is not None and found.memory_used_mib >= 1_000
+    assert found.problem == "" and found.processes is not None
+    assert [(p.pid, p.memory_mib, p.load) for p in found.processes] == [(11, 900, None)]
+
+
+def test_mig_is_a_problem_that_is_named(driver: FakeDriver, probe: Make) -> None:
+    """I18"""
+    with driver.together():
+        driver.gpu("GPU-1", mig=1)
+        driver.gpu("GPU-2", mig=None)
+    with_mig, without = good(probe(driver))
+    assert with_mig.problem.startswith("MIG mode is on") and without.problem == ""
+
+
+def test_a_gpu_without_memory_of_its_own_has_the_machines(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-1", total=None)
+    found = one(probe(driver))
+    assert found.memory_total_mib and found.memory_used_mib and found.memory_used_mib < found.memory_total_mib
+
+
+def test_memory_that_is_not_told_for_another_reason_is_a_problem(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-1", used=5)
+    for call in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
+        driver.error(call, 999)
+    found = one(probe(driver))
+    assert found.memory_used_mib is None and found.problem and not found.lost
+
+
+def test_a_load_that_is_not_supported_is_unknown(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-1", load=None, temp=None)
+    found = one(probe(driver))
+    assert found.load is None and found.temperature_c is None and found.problem == ""
+
+
+def test_a_process_list_that_is_refused_is_no_list(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-1")
+    driver.process("GPU-1", 11, 900)
+    for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
+        driver.error(name, 4)
+    assert one(probe(driver)).processes is None
+
+
+def test_memory_errors_and_fatal_events_are_told(driver: FakeDriver, probe: Make) -> None:
+    """I09"""
+    with driver.together():
+        driver.gpu("GPU-1")
+        driver.gpu("GPU-2", ecc=None)
+        driver.gpu("GPU-3")
+    made = probe(driver)
+    assert [g.errors for g in good(made)] == ["", "", ""]
+    driver.gpu("GPU-1", ecc=2)
+    driver.xid("GPU-2", 79)
+    driver.xid("GPU-3", 31)  # an application's fault
+    found = good(made)
+    assert [g.errors for g in found] == ["2 uncorrected memory errors", "XID 79: fell off the bus", ""]
+    assert [g.errors for g in good(made)] == [g.errors for g in found], "an event is told once, and stays"
+
+
+# -- hanging ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetUtilizationRates"])
+def test_asking_and_looking_return_while_the_reader_hangs(driver: FakeDriver, probe: Make, call: str) -> None:
+    """I02: were they to wait for it, this would never end."""
+    driver.gpu("GPU-1")
+    driver.hang(call)
+    made = probe(driver, deadline_s=FOR_EVER_S)
+    made.ask()
+    for _ in range(50):
+        made.ask()
+        assert made.look() is None
+    assert family(reader_of(made)) == [reader_of(made)]
+    pid = reader_of(made)
+    made.close()
+    assert not alive(pid)
+    made._epoll = nvidia.select.epoll()  # to be closed once more
+
+
+@pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetUtilizationRates"])
+def test_a_reader_that_hangs_is_ended_and_said(hasty: None, driver: FakeDriver, probe: Make, call: str) -> None:
+    """I02"""
+    driver.gpu("GPU-1")
+    made = probe(driver, deadline_s=PATIENCE_S)
+    if call != "nvmlInitWithFlags":
+        good(made)
+    driver.hang(call)
+    made.deadline_s = 0.3
+    pids = set()
+    for _ in range(3):
+        made.ask()
+        pids.add(reader_of(made))
+        told = look(made)
+        assert not told.gpus and "NVML: no answer within" in told.problem and not made.absent
+    assert not any(map(alive, pids)), "the hanging ones are gone"
+    assert not made.sessions()
+    driver.clear_errors()
+    made.deadline_s = PATIENCE_S
+    assert good(made)[0].uuid == "GPU-1"
+
+
+def test_a_fresh_reader_gets_more_time(driver: FakeDriver, probe: Make) -> None:
+    """A driver that nobody holds open needs seconds to wake up."""
+    driver.gpu("GPU-1")
+    made = probe(driver, deadline_s=0.001)
+    made.ask()
+    assert (made.next_look() or 0) - time.monotonic() > 1
+    assert not look(made).problem
+    made.ask()
+    assert (made.next_look() or 0) - time.monotonic() < 1
+
+
+def test_no_second_reader_beside_one_that_cannot_be_ended(
+    hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I03: it sleeps in the driver; a kill that does nothing stands for that."""
+    driver.gpu("GPU-1")
+    smi.gpu("GPU-1")
+    driver.hang("nvmlDeviceGetCount_v2")
+    made = probe(driver, smi, deadline_s=0.2)
+    made.ask()
+    stuck = reader_of(made)
+    with monkeypatch.context() as patched:
+        patched.setattr(nvidia.os, "killpg", lambda *_: None)
+        assert not look(made).gpus
+        spawned: list[Any] = []
+        patched.setattr(made, "_spawn", lambda way: spawned.append(way))
+        for _ in range(5):
+            told = read(made)
+            assert not told.gpus and f"pid {stuck}, hangs in the driver and cannot be ended" in told.problem
+            assert not made.absent and made.sessions() == {stuck}
+        assert not spawned and alive(stuck)
+    os.kill(stuck, signal.SIGKILL)
+    wait_for(lambda: not alive(stuck), "its end")
+    driver.clear_errors()
+    made.deadline_s = PATIENCE_S
+    assert good(made) and made.sessions() == {reader_of(made)}
+
+
+def test_a_stopped_reader_is_ended_too(hasty: None, driver: FakeDriver, probe: Make) -> None:
+    """I03"""
+    driver.gpu("GPU-1")
+    made = probe(driver)
+    good(made)
+    stopped = reader_of(made)
+    os.kill(stopped, signal.SIGSTOP)
+    made.deadline_s = 0.3
+    assert "no answer within" in read(made).problem and not alive(stopped)
+    made.deadline_s = PATIENCE_S
+    assert good(made)
+
+
+# -- its process ------------------------------------------------------------------------------------------
+
+
+def test_a_reader_killed_from_outside_is_replaced_without_a_gap(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-1")
+    made = probe(driver)
+    good(made)
+    killed = reader_of(made)
+    os.kill(killed, signal.SIGKILL)
+    wait_for(lambda: not alive(killed), "its end")
+    assert good(made) and reader_of(made) != killed
+
+
+def test_a_reader_that_ends_unasked_does_not_keep_the_loop_awake(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-1")
+    made = probe(driver)
+    good(made)
+    killed = reader_of(made)
+    os.kill(killed, signal.SIGKILL)
+    wait_for(lambda: not alive(killed), "its end")
+    assert made._epoll.poll(0), "the loop wakes"
+    assert made.look() is None
+    assert not made._epoll.poll(0), "and sleeps again"
+    assert not made.sessions()
+
+
+def test_an_answer_that_cannot_be_read_is_trouble(driver: FakeDriver, probe: Make) -> None:
+    made = probe(driver)
+    for text in (b"\n", b"{\n", b"[]\n", b'"x"\n', b"null\n", b"{}\n", b"\xff\xfe\n"):
+        made.ask()
+        reader_asked(made).text = text
+        assert made.look() is None
+        told = look(made)
+        assert not told.gpus and "answer" in told.problem, text
+
+
+def test_no_descriptor_and_no_process_is_left_over_200_readings(
+    hasty: None, driver: FakeDriver, smi: FakeSmi, probe: Make
+) -> None:
+    driver.gpu("GPU-1")
+    smi.gpu("GPU-1")
+    made = probe(driver, smi)
+    good(made)
+    before = len(os.listdir("/proc/self/fd"))
+    for i in range(200):
+        if i % 20 == 10:
+            os.kill(reader_of(made), signal.SIGKILL)
+        elif i % 20 == 15:
+            driver.error("nvmlDeviceGetCount_v2", MISMATCH)  # nvidia-smi serves
+        elif i % 20 == 16:
+            driver.clear_errors()
+            made._nvml_at = -FOR_EVER_S
+        good(made)
+        assert len(made.sessions()) <= 1
+    assert len(os.listdir("/proc/self/fd")) == before
+    made._end(made._reader)  # type: ignore[arg-type]
+    wait_for(lambda: not made._bury() and not made._stuck, "its burial")
+    assert len(os.listdir("/proc/self/fd")) == before - 3 and not made.sessions()
+
+
+PARENT = """\
+import json, os, sys, time
+from scheduler.gpus.nvidia import NvidiaProbe
+probe = NvidiaProbe(json.loads(sys.argv[1]), 10_000)
+probe.ask()
+print(probe._reader.pid, flush=True)
+if sys.argv[2] == "answered":
+    while probe.look() is None: time.sleep(0.01)
+    print("read", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("state", ["answered", "hanging"])
+@pytest.mark.parametrize("way", ["nvml", "smi"])
+def test_a_reader_dies_with_its_parent(driver: FakeDriver, smi: FakeSmi, tmp_path: Path, way: str, state: str) -> None:
+    """The hanging nvidia-smi that it started as well."""
+    driver.gpu("GPU-1")
+    smi.gpu("GPU-1")
+    environ = {**BASE, **driver.environ(), "PATH": "/nonexistent"}
+    if way == "smi":
+        environ |= {**smi.environ("/bin:/usr/bin"), "NVML_STUB_FILE": str(tmp_path / "no such file")}
+    if state == "hanging":
+        driver.hang("nvmlDeviceGetCount_v2")
+        smi.hang(deaf=True)
+    words = [sys.executable, "-c", PARENT, json.dumps(environ), state]
+    parent = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**BASE, "PYTHONPATH": os.getcwd()})
+    assert parent.stdout is not None
+    try:
+        pid = int(parent.stdout.readline())
+        if state == "answered":
+            assert parent.stdout.readline() == "read\n"
+        elif way == "smi":  # by then the first reader has said that there is no NVML, and nobody has looked
+            parent.kill()
+            parent.wait()
+            wait_for(lambda: not family(pid), "the end of the first reader")
+            _smi_dies_with_its_parent(environ)
+            return
+        else:
+            wait_for(lambda: "pause" in _where(pid) or not _where(pid), "the hang")
+        parent.kill()
+        parent.wait()
+        wait_for(lambda: not family(pid) and not alive(pid), "the reader's end")
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+
+
+def _where(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return ""
+
+
+DIRECT = """\
+import os, subprocess, sys, time
+reader = subprocess.Popen([sys.executable, sys.argv[1], "smi"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                          start_new_session=True)
+reader.stdin.write(b"read\\n"); reader.stdin.flush()
+print(reader.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def _smi_dies_with_its_parent(environ: dict[str, str]) -> None:
+    words = [sys.executable, "-c", DIRECT, nvidia.reader_process.__file__]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        wait_for(lambda: len(family(pid)) == 2, "nvidia-smi beside the reader")
+        both = family(pid)
+        parent.kill()
+        wait_for(lambda: not any(map(alive, both)), "the end of both")
+
+
+# -- nvidia-smi -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(smi: FakeSmi) -> FakeSmi:
+    """An nvidia-smi that tells of two GPUs."""
+    with smi.together():
+        smi.gpu("GPU-1", used=1_024, load=35)
+        smi.gpu("GPU-2", used=0, load=0, temp=50)
+    return smi
+
+
+def test_nvidia_smi_serves_where_nvml_does_not(two: FakeSmi, probe: Make) -> None:
+    made = probe(two)
+    one, other = made.first().gpus
+    assert (one.ordinal, one.uuid, one.memory_total_mib, one.memory_used_mib) == (0, "GPU-1", 81_559, 1_024)
+    assert one.load == pytest.approx(0.35) and one.processes is None and one.problem == ""
+    assert (other.uuid, other.load, other.memory_used_mib, other.temperature_c) == ("GPU-2", 0.0, 0, 50)
+    assert not made.absent
+
+
+def test_nvml_in_trouble_is_tried_again_at_the_next_reading(driver: FakeDriver, two: FakeSmi, probe: Make) -> None:
+    """Only NVML tells of processes: one hiccup of it must not cost them for long."""
+    driver.gpu("GPU-1")
+    driver.gpu("GPU-2")
+    driver.error("nvmlInitWithFlags", MISMATCH)
+    made = probe(driver, two)
+    assert good(made)[0].processes is None
+    driver.clear_errors()
+    assert good(made)[0].processes == ()
+
+
+def test_nvml_that_is_not_there_is_tried_again_later(driver: FakeDriver, two: FakeSmi, probe: Make) -> None:
+    driver.gpu("GPU-1")
+    driver.gpu("GPU-2")
+    driver.error("nvmlInitWithFlags", 9)  # no driver loaded
+    made = probe(driver, two)
+    assert good(made)[0].processes is None
+    driver.clear_errors()
+    assert good(made)[0].processes is None, "not at every reading"
+    made._nvml_at = -FOR_EVER_S
+    assert good(made)[0].processes == ()
+
+
+def test_what_is_not_available_is_unknown(smi: FakeSmi, probe: Make) -> None:
+    """I04"""
+    with smi.together():
+        smi.gpu("GPU-1", load=None)
+        smi.gpu("GPU-2", used=None)
+        smi.gpu("GPU-3", total=None)
+        smi.gpu("GPU-4", temp=None)
+    load, used, total, temp = good(probe(smi))
+    assert load.load is None and load.memory_used_mib == 0 and load.problem == ""
+    assert used.memory_used_mib is None and used.problem == "nvidia-smi does not tell its memory"
+    assert total.memory_total_mib is None and total.problem
+    assert temp.temperature_c is None and temp.problem == ""
+
+
+STRANGE: list[tuple[str, Callable[[FakeSmi], None]]] = [
+    ("no-driver", lambda smi: smi.exit(9, "NVIDIA-SMI has failed because it couldn't communicate with the driver.")),
+    ("mismatch", lambda smi: smi.exit(18, "Failed to initialize NVML: Driver/library version mismatch")),
+    ("rows-then-failure", lambda smi: smi.exit(15, "Unable to determine the device handle for GPU: GPU is lost.")),
+    ("localised", lambda smi: smi.text("0, GPU-1, 35 %, 81559 MiB, frei")),
+    ("german", lambda smi: smi.text("Keine Geräte gefunden")),
+    ("fewer-columns", lambda smi: smi.text("0, GPU-9, 35, 81559, 1024")),
+    ("cut", lambda smi: smi.cut("2, GPU-3, 35, 815")),
+    ("cut-inside-a-row", lambda smi: smi.text("2, GPU-3, 35, 815")),
+    ("blank", lambda smi: smi.text("")),
+    ("binary", lambda smi: smi.text("\x01\x02 \ufffd")),
+    ("index-first-missing", lambda smi: smi.text("GPU-1, 0, 35, 81559, 0, 81025, 550, a, b, c, d, 40")),
+]
+
+
+@pytest.mark.parametrize(("name", "strange"), STRANGE, ids=[name for name, _ in STRANGE])
+def test_a_strange_answer_of_nvidia_smi_is_no_reading(
+    two: FakeSmi, probe: Make, name: str, strange: Callable[[FakeSmi], None]
+) -> None:
+    """I04: never 0 % used."""
+    made = probe(two)
+    good(made)
+    strange(two)
+    told = read(made)
+    if told.gpus:
+        assert name in ("cut",) and [gpu.uuid for gpu in told.gpus] == ["GPU-1", "GPU-2"]
+    else:
+        assert told.problem.startswith("nvidia-smi: no readable answer") and not made.absent
+    two.clear()
+    assert [gpu.uuid for gpu in good(made)] == ["GPU-1", "GPU-2"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "0, GPU-1, Default, 35, 81559, 1024, 80535, 550.54, a, b, c, d, 40",  # a column more before the load
+        "0, GPU-1, 81559, 70000, 11559, 550.54, a, b, c, d, 40, x",  # no load
+        "0, GPU-1, 35, 70000, 81559, 11559, 550.54, a, b, c, d, 40",  # two columns changed places
+    ],
+)
+def test_columns_of_another_meaning_give_no_free_card(smi: FakeSmi, probe: Make, row: str) -> None:
+    """I04"""
+    smi.text(row)
+    told = read(probe(smi))
+    for gpu in told.gpus:
+        assert gpu.problem
+
+
+def test_no_devices_is_none(smi: FakeSmi, probe: Make) -> None:
+    made = probe(smi)
+    told = read(made)
+    assert not told.gpus and told.problem
+
+
+@pytest.mark.parametrize("how", ["hang", "deaf", "stop"])
+def test_an_nvidia_smi_that_does_not_end_is_ended(hasty: None, two: FakeSmi, probe: Make, how: str) -> None:
+    """I02, I03: and asking does not wait for it."""
+    made = probe(two)
+    good(made)
+    {"hang": two.hang, "deaf": lambda: two.hang(deaf=True), "stop": two.stop}[how]()
+    made.deadline_s = FOR_EVER_S
+    made.ask()
+    pid = reader_of(made)
+    wait_for(lambda: len(family(pid)) == 2, "nvidia-smi beside the reader")
+    both = family(pid)
+    for _ in range(20):
+        made.ask()
+        assert made.look() is None and family(pid) == both
+    made._due = 0.0  # its time is over
+    told = look(made)
+    assert not told.gpus and "nvidia-smi: no answer within" in told.problem
+    wait_for(lambda: not any(map(alive, both)), "the end of both")
+    two.clear()
+    made.deadline_s = PATIENCE_S
+    assert good(made)
+
+
+def test_the_variables_of_a_job_do_not_reach_the_reader(driver: FakeDriver, probe: Make) -> None:
+    driver.gpu("GPU-1")
+    made = NvidiaProbe({**BASE, **driver.environ(), "GPUJOB_STATE_FILE": "/x", "GPUJOB_ID": "1"})
+    try:
+        good(made)
+        environ = Path(f"/proc/{reader_of(made)}/environ").read_bytes().split(b"\0")
+        ours = [entry for entry in environ if entry.startswith(b"GPUJOB_")]
+        assert len(ours) == 1 and ours[0].startswith(b"GPUJOB_READER="), "what tells that it is a reader, no more"
+    finally:
+        made.close()

@@ -1,0 +1,301 @@
+"""Noticing changes: both watchers keep one contract."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.intake.file_watcher import InotifyWatcher, PollingWatcher, is_network_folder, watcher
+
+LIMIT = 15.0
+Watcher = InotifyWatcher | PollingWatcher
+
+
+def wait_for(watch: Watcher, *paths: Path) -> None:
+    """Wait until all these were reported; anything else reported is wrong."""
+    wanted = {str(path) for path in paths}
+    seen: set[str] = set()
+    limit = time.monotonic() + LIMIT
+    while seen != wanted:
+        left = limit - time.monotonic()
+        assert left > 0, f"never reported: {wanted - seen}"
+        select.select([watch.fd], [], [], left)
+        found = watch.changed()
+        assert found <= wanted, f"reported without a cause: {found - wanted}"
+        seen |= found
+
+
+def drain(watch: Watcher, quiet_s: float) -> set[str]:
+    """All that is reported until nothing was for a while."""
+    found: set[str] = set()
+    while select.select([watch.fd], [], [], quiet_s)[0]:
+        found |= watch.changed()
+    return found
+
+
+@pytest.fixture(params=[InotifyWatcher, PollingWatcher], ids=["inotify", "polling"])
+def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher]:
+    monkeypatch.setattr("scheduler.intake.file_watcher.POLL_S", 0.2)
+    made = request.param()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs.txt"
+    path.write_text("a\n")
+    return path
+
+
+def quiet_of(watch: Watcher) -> float:
+    return 0.05 if isinstance(watch, InotifyWatcher) else 0.5
+
+
+def append(path: Path, text: str) -> None:
+    with open(path, "a") as stream:
+        stream.write(text)
+
+
+# -- the contract -----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_reported_before_something_happens(watch: Watcher, jobs: Path) -> None:
+    """No spin."""
+    watch.watch([str(jobs)])
+    assert drain(watch, quiet_of(watch)) == set()
+    assert watch.changed() == set()
+
+
+def test_appending_replacing_deleting_and_making_are_reported(watch: Watcher, jobs: Path) -> None:
+    """S3.10, C03, C04, C07, C38: one after the other, so that each leaves the watch in order for the next."""
+    watch.watch([str(jobs)])
+    append(jobs, "b\n")
+    wait_for(watch, jobs)
+    drain(watch, quiet_of(watch))
+    aside = jobs.with_suffix(".tmp")
+    aside.write_text("c\nc\nc\n")
+    aside.rename(jobs)
+    wait_for(watch, jobs)
+    drain(watch, quiet_of(watch))
+    append(jobs, "written to the new file\n")
+    wait_for(watch, jobs)
+    drain(watch, quiet_of(watch))
+    jobs.unlink()
+    wait_for(watch, jobs)
+    drain(watch, quiet_of(watch))
+    jobs.write_text("made again\n")
+    wait_for(watch, jobs)
+    drain(watch, quiet_of(watch))
+    append(jobs, "and written to\n")
+    wait_for(watch, jobs)
+
+
+def test_a_write_in_place_by_an_editor_is_reported(watch: Watcher, jobs: Path) -> None:
+    """C05, C07."""
+    watch.watch([str(jobs)])
+    jobs.write_text("another\ntext\n")
+    wait_for(watch, jobs)
+
+
+def test_a_file_that_is_made_later_is_reported(watch: Watcher, tmp_path: Path) -> None:
+    """P8: the jobs file need not be there at the start."""
+    jobs = tmp_path / "later.txt"
+    watch.watch([str(jobs)])
+    jobs.write_text("a\n")
+    wait_for(watch, jobs)
+
+
+def test_a_link_to_another_folder_is_reported_under_its_own_name(watch: Watcher, tmp_path: Path) -> None:
+    """C35: written in place, and replaced beside its target."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    real, link = tmp_path / "there" / "real.txt", tmp_path / "here" / "jobs.txt"
+    real.write_text("a\n")
+    link.symlink_to(real)
+    watch.watch([str(link)])
+    append(real, "b\n")
+    wait_for(watch, link)
+    drain(watch, quiet_of(watch))
+    aside = real.with_suffix(".tmp")
+    aside.write_text("new\nnew\n")
+    aside.rename(real)
+    wait_for(watch, link)
+    drain(watch, quiet_of(watch))
+    append(real, "more\n")
+    wait_for(watch, link)
+
+
+def test_neighbours_in_the_folder_are_not_reported(watch: Watcher, jobs: Path) -> None:
+    """A busy folder is no reason to look."""
+    watch.watch([str(jobs)])
+    for name in ("other.txt", "jobs.txt.swp", "xjobs.txt", "4913"):
+        neighbour = jobs.parent / name
+        neighbour.write_text("x\n")
+        append(neighbour, "y\n")
+        neighbour.rename(f"{neighbour}.moved")
+        Path(f"{neighbour}.moved").unlink()
+    assert drain(watch, quiet_of(watch)) == set()
+
+
+def test_only_what_was_asked_for_last_is_watched(watch: Watcher, jobs: Path) -> None:
+    """`watch` replaces what was watched."""
+    other = jobs.parent / "other.txt"
+    other.write_text("a\n")
+    watch.watch([str(jobs), str(other)])
+    append(other, "b\n")
+    wait_for(watch, other)
+    drain(watch, quiet_of(watch))
+    watch.watch([str(jobs)])
+    append(other, "c\n")
+    assert drain(watch, quiet_of(watch)) == set()
+    append(jobs, "d\n")
+    wait_for(watch, jobs)
+
+
+def test_closing_gives_the_descriptors_back(jobs: Path) -> None:
+    """No growth of descriptors."""
+    before = len(os.listdir("/proc/self/fd"))
+    for kind in (InotifyWatcher, PollingWatcher):
+        made = kind()
+        made.watch([str(jobs)])
+        made.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# -- inotify alone ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kernel() -> Iterator[InotifyWatcher]:
+    made = InotifyWatcher()
+    yield made
+    made.close()
+
+
+def watches_of(kernel: InotifyWatcher) -> int:
+    return Path(f"/proc/self/fdinfo/{kernel.fd}").read_text().count("inotify wd:")
+
+
+def test_renaming_over_many_times_keeps_working_and_leaves_no_watches(kernel: InotifyWatcher, jobs: Path) -> None:
+    """C07: an editor saves all day."""
+    kernel.watch([str(jobs)])
+    for number in range(200):
+        aside = jobs.with_suffix(".tmp")
+        aside.write_text(f"{number}\n")
+        aside.rename(jobs)
+        wait_for(kernel, jobs)
+        drain(kernel, 0)
+        append(jobs, "x\n")
+        wait_for(kernel, jobs)
+        drain(kernel, 0)
+    assert watches_of(kernel) == 2
+
+
+def test_rotating_many_times_leaves_no_watches(kernel: InotifyWatcher, jobs: Path) -> None:
+    """C04: files that were moved away and kept are not watched for ever."""
+    kernel.watch([str(jobs)])
+    for number in range(20):
+        jobs.rename(f"{jobs}.{number}")
+        jobs.write_text(f"{number}\n")
+        wait_for(kernel, jobs)
+        drain(kernel, 0.01)
+    append(jobs, "x\n")
+    wait_for(kernel, jobs)
+    assert watches_of(kernel) <= 3
+
+
+def test_a_neighbour_written_a_thousand_times_wakes_nobody(kernel: InotifyWatcher, jobs: Path) -> None:
+    """The main log stands in the same folder: not even the descriptor becomes readable."""
+    neighbour = jobs.parent / "gpu_scheduler.log"
+    neighbour.write_text("x\n")
+    kernel.watch([str(jobs)])
+    drain(kernel, 0.05)
+    for _ in range(1000):
+        append(neighbour, "y\n")
+    assert select.select([kernel.fd], [], [], 0.05)[0] == []
+
+
+def test_a_folder_that_is_made_later_is_found_when_rearmed(kernel: InotifyWatcher, tmp_path: Path) -> None:
+    """At the slow interval the watches are put on what the paths mean now."""
+    jobs = tmp_path / "later" / "jobs.txt"
+    kernel.watch([str(jobs)])
+    jobs.parent.mkdir()
+    jobs.write_text("a\n")
+    kernel.rearm()
+    append(jobs, "b\n")
+    wait_for(kernel, jobs)
+
+
+def test_a_link_pointed_elsewhere_is_followed(kernel: InotifyWatcher, tmp_path: Path) -> None:
+    """C35."""
+    one, two, link = tmp_path / "one.txt", tmp_path / "two.txt", tmp_path / "jobs.txt"
+    one.write_text("a\n")
+    two.write_text("b\n")
+    link.symlink_to(one)
+    kernel.watch([str(link)])
+    aside = tmp_path / "aside"
+    aside.symlink_to(two)
+    aside.rename(link)
+    wait_for(kernel, link)
+    drain(kernel, 0.05)
+    append(two, "c\n")
+    wait_for(kernel, link)
+
+
+def test_more_events_than_the_kernel_keeps_report_everything(kernel: InotifyWatcher, jobs: Path) -> None:
+    """An overflow is read as: look at all of them."""
+    other = jobs.parent / "other.txt"
+    other.write_text("a\n")
+    kernel.watch([str(jobs), str(other)])
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    if most > 100_000:
+        pytest.skip("the queue here is too long to be filled")
+    with open(jobs, "ab", buffering=0) as stream, open(other, "ab", buffering=0) as second:
+        for _ in range(most // 2 + 100):  # alternating, because equal events in a row are kept as one
+            stream.write(b"x")
+            second.write(b"x")
+    assert drain(kernel, 0.05) == {str(jobs), str(other)}
+    append(jobs, "y\n")
+    wait_for(kernel, jobs)
+
+
+# -- which one --------------------------------------------------------------------------------------------
+
+
+def test_the_usual_watcher_needs_no_word_and_polling_is_said(tmp_path: Path) -> None:
+    """C38."""
+    made, note = watcher("auto", [str(tmp_path)])
+    assert isinstance(made, InotifyWatcher) and note == ""
+    made.close()
+    made, note = watcher("poll", [str(tmp_path)])
+    assert isinstance(made, PollingWatcher) and "poll" in note
+    made.close()
+    assert not is_network_folder(str(tmp_path))
+    assert not is_network_folder(str(tmp_path / "missing"))
+
+
+def test_without_descriptors_inotify_is_an_error_when_asked_for(tmp_path: Path) -> None:
+    """F: the setting `watch: inotify` means inotify."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+    try:
+        with pytest.raises(OSError) as caught:
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        assert caught.value.errno == errno.EMFILE
+        with pytest.raises(OSError):
+            watcher("inotify", [str(tmp_path)])
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

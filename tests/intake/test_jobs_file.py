@@ -1,0 +1,850 @@
+"""The jobs file's format: what a line means, and what is said of a line that means nothing."""
+
+from __future__ import annotations
+
+import shlex
+import string
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from scheduler.core.command_limits import LONGEST_WORD, check_words
+from scheduler.core.errors import Refused, SchedulerError, UsageError
+from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
+from scheduler.core.job import JobSpec
+from scheduler.core.model_table import ModelTable, model_in, need_of
+from scheduler.intake import commands_file
+from scheduler.intake.jobs_file import (
+    FORMAT,
+    LONGEST_LINE,
+    OPTION_KEYS,
+    Door,
+    Parsed,
+    job_ids,
+    parse,
+    quoted,
+    write_line,
+)
+
+DOOR = Door("/jobs", "/home/u")
+FOUR = Door("/jobs", "/home/u", range(4))
+
+
+def spec_of(line: str, door: Door = DOOR) -> JobSpec:
+    parsed = parse(line, door)
+    assert parsed is not None, f"{line!r} was taken for a comment"
+    return parsed.spec
+
+
+def error_of(line: str, door: Door = DOOR) -> SchedulerError:
+    with pytest.raises((UsageError, Refused)) as caught:
+        parse(line, door)
+    error = caught.value
+    assert error.what, "an error says what happened"
+    assert error.do, f"an error says what would be right: {error.what}"
+    assert "\n" not in str(error), "an error is one line"
+    return error
+
+
+# -- the examples of the README ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "priority", "script", "env", "arguments", "allowed"),
+    [
+        (
+            "0,/path/to/train.py,pytorch_env,--llm qwen2.5-7b-inst --epochs 100,0-3",
+            0, "/path/to/train.py", "pytorch_env", "--llm qwen2.5-7b-inst --epochs 100", (0, 1, 2, 3),
+        ),
+        (
+            "1,/path/to/eval.py,pytorch_env,--llm qwen2.5-3b-inst --dataset test,",
+            1, "/path/to/eval.py", "pytorch_env", "--llm qwen2.5-3b-inst --dataset test", None,
+        ),
+        (
+            "2,/path/to/inference.py,,--llm qwen2.5-32b-inst --batch_size 1,4,5,6,7",
+            2, "/path/to/inference.py", "", "--llm qwen2.5-32b-inst --batch_size 1", (4, 5, 6, 7),
+        ),
+    ],
+)  # fmt: skip
+def test_the_three_example_lines_of_the_readme_read_as_documented(
+    line: str, priority: int, script: str, env: str, arguments: str, allowed: tuple[int, ...] | None
+) -> None:
+    """S3.3, C23."""
+    spec = spec_of(line)
+    assert (spec.priority, spec.script, spec.conda_env) == (priority, script, env)
+    assert spec.arguments == tuple(arguments.split())
+    assert spec.allowed == allowed
+
+
+def test_a_line_that_reads_both_ways_says_once_how_it_was_read() -> None:
+    """Contract 3: `--batch_size 1,4,5,6,7` is GPUs 4-7, and it is said."""
+    parsed = parse("2,/i.py,,--batch_size 1,4,5,6,7", DOOR)
+    assert parsed is not None
+    assert len(parsed.notes) == 1
+    assert "4-7" in parsed.notes[0] and "quote" in parsed.notes[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2,/i.py,,--batch_size 1,4",  # one number is no list
+        '2,/i.py,,"--batch_size 1",4,5',  # quoted: meant
+        "2,/i.py,,--name x,4,5",  # the arguments do not end in a number
+        "2,/i.py,,--name x1,4,5",
+        "2,/i.py,,--batch_size 1,4-7",  # a range is no bare list
+    ],
+)
+def test_an_unambiguous_line_is_not_remarked_upon(line: str) -> None:
+    """Contract 3."""
+    parsed = parse(line, DOOR)
+    assert parsed is not None
+    assert parsed.notes == ()
+
+
+# -- number of fields, spaces, comments -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("0,/a.py", JobSpec(script="/a.py")),
+        ("0,/a.py,", JobSpec(script="/a.py")),
+        ("0,/a.py,e", JobSpec(script="/a.py", conda_env="e")),
+        ("0,/a.py,e,", JobSpec(script="/a.py", conda_env="e")),
+        ("0,/a.py,e,--x 1", JobSpec(script="/a.py", conda_env="e", arguments=("--x", "1"))),
+        ("0,/a.py,e,--x 1,", JobSpec(script="/a.py", conda_env="e", arguments=("--x", "1"))),
+        ("0,/a.py,,,", JobSpec(script="/a.py")),
+        ("0,/a.py,,,2", JobSpec(script="/a.py", allowed=(2,))),
+        ("0,/a.py,,,0,2", JobSpec(script="/a.py", allowed=(0, 2))),
+        ("  0 ,  /a.py ,  e ,  --x   1  ,  0 , 2  ", JobSpec(script="/a.py", conda_env="e", arguments=("--x", "1"), allowed=(0, 2))),
+        ("\t0\t,\t/a.py\t,\te\t,\t--x\t1\t,\t0-1\t", JobSpec(script="/a.py", conda_env="e", arguments=("--x", "1"), allowed=(0, 1))),
+        ("0,/a.py,e,--x 1,2\r", JobSpec(script="/a.py", conda_env="e", arguments=("--x", "1"), allowed=(2,))),
+        ("0,/a.py,e,--x 1\r\n", JobSpec(script="/a.py", conda_env="e", arguments=("--x", "1"))),
+        ("0,/a b/c d.py", JobSpec(script="/a b/c d.py")),
+        ('"0","/a.py","e","--x 1","0,2"', JobSpec(script="/a.py", conda_env="e", arguments=("--x", "1"), allowed=(0, 2))),
+        ('0,"/a,b.py","e,f"', JobSpec(script="/a,b.py", conda_env="e,f")),
+    ],
+)  # fmt: skip
+def test_two_to_five_fields_with_spaces_around_them_are_a_job(line: str, expected: JobSpec) -> None:
+    """S3.5, C09, C24."""
+    assert spec_of(line) == expected
+
+
+@pytest.mark.parametrize("line", ["", " ", "\t", "\r", "#", "# 0,/a.py", "  # 0,/a.py", "\t#x", '#0,/a.py,,"open'])
+def test_empty_lines_and_comments_are_nothing(line: str) -> None:
+    """S3.4, C24."""
+    assert parse(line, DOOR) is None
+
+
+@pytest.mark.parametrize("arguments", ["#x", "--tag #1 --n 2", "a#b", "--colour #ff0000"])
+def test_a_hash_inside_arguments_is_not_a_comment(arguments: str) -> None:
+    """C24: nothing behind the # is dropped."""
+    assert spec_of(f"0,/a.py,,{arguments}").arguments == tuple(arguments.split())
+
+
+@pytest.mark.parametrize("line", ["0", "/a.py", "0,", "0,  ,e", '0,""', "python train.py", "0;/a.py"])
+def test_too_few_fields_are_refused_with_the_format(line: str) -> None:
+    """C24."""
+    assert FORMAT in error_of(line).do
+
+
+# -- priority ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("7", 7), ("-3", -3), ("+3", 3), ("007", 7), ("-1000000000", -(10**9)), ("1000000000", 10**9)],
+)
+def test_priorities_are_whole_numbers_and_may_be_negative(text: str, value: int) -> None:
+    """C25."""
+    assert spec_of(f"{text},/a.py").priority == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "abc",
+        "1.5",
+        "1e3",
+        "",
+        "--1",
+        "1 2",
+        "0x10",
+        str(10**30),
+        str(10**31),
+        "-" + str(10**30),
+        "1000000001",
+        "½",
+        "1_0",
+    ],
+)
+def test_a_bad_priority_is_refused_with_the_spelling_that_would_be_right(text: str) -> None:
+    """C25."""
+    error = error_of(f"{text},/a.py,,x")
+    assert "priority" in error.what
+    assert FORMAT in error.do or "1000000000" in error.do
+
+
+# -- GPU lists --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("2", (2,)), ("0,2", (0, 2)), ("0-3", (0, 1, 2, 3)), ("0-1,5", (0, 1, 5)), ("0,0", (0,)), ("3,1,2", (1, 2, 3)),
+        ("1-1", (1,)), ("0-2,1-3", (0, 1, 2, 3)), (" 0 - 1 , 3 ", (0, 1, 3)), ("", None), ("  ", None), ('"0,1"', (0, 1)),
+        ('" 0-1 "', (0, 1)), ("00", (0,)),
+    ],
+)  # fmt: skip
+def test_gpu_lists_are_read_ascending_and_without_doubles(text: str, ids: tuple[int, ...] | None) -> None:
+    """S3.8, C23, C26."""
+    assert spec_of(f"0,/a.py,,--x y,{text}").allowed == ids
+
+
+@pytest.mark.parametrize(
+    "text", ["-1", "a", "0-", "-", ",", "0,", ",0", "0,,1", "1.5", "0 1", "0;1", "0-1-2", "0:3", "all", "0x1", "[0]"]
+)
+def test_a_fifth_part_that_is_no_clean_gpu_list_is_refused_with_the_quoted_spelling(text: str) -> None:
+    """S3.7, S3.8, C26."""
+    error = error_of(f"0,/a.py,e,--x y,{text}")
+    assert isinstance(error, UsageError)
+    assert '0,/a.py,e,"--x y,' in error.do
+
+
+@pytest.mark.parametrize("text", ["3-1", "0,3-1"])
+def test_a_backward_range_is_refused(text: str) -> None:
+    """S3.8, C26."""
+    error = error_of(f"0,/a.py,,--x y,{text}")
+    assert "backwards" in error.what
+
+
+@pytest.mark.parametrize("line", ["0,/a.py,,--x y,3-1", "0,/a.py,,,3-1"])
+def test_a_backward_range_is_refused_with_the_range_that_would_be_right(line: str) -> None:
+    """S3.8, contract 3: `write:` the spelling that would be right."""
+    assert "1-3" in error_of(line).do
+
+
+@pytest.mark.parametrize("text", ["0-999999999", "4096", "0-4096", "999999999"])
+def test_a_range_beyond_all_machines_eats_no_memory(text: str) -> None:
+    """C26."""
+    error = error_of(f"0,/a.py,,x,{text}")
+    assert isinstance(error, Refused)
+    assert "4095" in error.do
+
+
+def test_an_id_of_more_digits_than_any_gpu_is_no_list() -> None:
+    """C26."""
+    assert isinstance(error_of(f"0,/a.py,,x,{'9' * 5000}"), UsageError)
+
+
+@pytest.mark.parametrize("text", ["9", "0,9", "2-4", "4", "9,10"])
+def test_an_id_that_is_not_managed_is_refused_naming_those_that_are(text: str) -> None:
+    """S3.8, C26."""
+    error = error_of(f"0,/a.py,,x,{text}", FOUR)
+    assert isinstance(error, Refused)
+    assert "0-3" in error.do
+
+
+def test_without_any_managed_gpu_every_list_is_refused() -> None:
+    """S3.8."""
+    assert "none" in error_of("0,/a.py,,x,0", Door("/jobs", managed=())).do
+
+
+@given(st.sets(st.integers(0, 4095), min_size=1, max_size=60))
+def test_gpu_lists_survive_writing_and_reading(ids: set[int]) -> None:
+    """S3.6: what is shown is what would be read."""
+    text = gpu_ids_text(ids)
+    assert parse_gpu_ids(text) == tuple(sorted(ids))
+    assert spec_of(f"0,/a.py,,x,{text}").allowed == tuple(sorted(ids))
+
+
+# -- quoting ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("--name 'a b'", ["--name", "a b"]),
+        ('--name "a b"', ["--name", "a b"]),
+        ('--name "a,b"', ["--name", "a,b"]),
+        ('"--layers 1,2,3"', ["--layers", "1,2,3"]),
+        ('"--x ""a,b"""', ["--x", "a,b"]),
+        ("\"--x 'a, b'\"", ["--x", "a, b"]),
+        ('--x "a,b" --y "c,d"', ["--x", "a,b", "--y", "c,d"]),
+        ('--json "{""a"": 1}"', ["--json", "{a: 1}"]),  # outside a CSV field "" is an empty shell word
+        ('"--json \'{""a"": [1,2]}\'"', ["--json", '{"a": [1,2]}']),
+        ("--x a\\,b", ["--x", "a,b"]),
+        ("--x a\\ b", ["--x", "a b"]),
+        ("--x \\'", ["--x", "'"]),
+        ('--x \\"', ["--x", '"']),
+        ("--empty '' --z", ["--empty", "", "--z"]),
+        ('""', []),
+        ('"a" b', ["a", "b"]),
+        ("a'b'c", ["abc"]),
+        ("-- --x", ["--", "--x"]),
+        ("--x=a=b", ["--x=a=b"]),
+    ],
+)
+@pytest.mark.parametrize("tail", ["", ",", ",0", ",0,2", ";label=z", ",0;label=z"])
+def test_quoting_in_arguments_is_that_of_csv_and_of_the_shell(field: str, words: list[str], tail: str) -> None:
+    """S3.5, S3.6, C22: the same words, whatever follows the field."""
+    spec = spec_of(f"0,/a.py,,{field}{tail}")
+    assert list(spec.arguments) == words
+    assert spec.allowed == {"": None, ",": None, ",0": (0,), ",0,2": (0, 2)}.get(tail.split(";")[0])
+    assert spec.label == ("z" if "label" in tail else "")
+
+
+@pytest.mark.parametrize(
+    "field", ["it's", "--x 'a", '--x "a', '"--p 1,', "--msg don't --n 1", "\\", "--x a\\", '"a""b"', "'a;label=b"]
+)
+@pytest.mark.parametrize("tail", ["", ",0"])
+def test_an_unbalanced_quote_costs_its_line_and_shows_how_to_write_a_literal_one(field: str, tail: str) -> None:
+    """S3.7, C21. A backslash before the comma escapes it, so that no comma is left to end the field."""
+    if tail and field.endswith("\\"):
+        assert spec_of(f"0,/a.py,,{field}{tail}").arguments[-1].endswith(",0")
+        return
+    error = error_of(f"0,/a.py,,{field}{tail}")
+    assert isinstance(error, UsageError)
+    assert "quote" in str(error) or "\\" in error.do
+
+
+@pytest.mark.parametrize(
+    ("line", "right"),
+    [
+        ("0,/a.py,,--layers 1,2,x", '0,/a.py,,"--layers 1,2,x"'),
+        ("0,/a.py,,--name 'a,b'", "0,/a.py,,\"--name 'a,b'\""),
+        ("0,/a.py,,--x a,b", '0,/a.py,,"--x a,b"'),
+        ("0,/a.py,e,--x a,--y b", '0,/a.py,e,"--x a,--y b"'),
+        ("0,/a.py,,--lr 0.1,0.2", '0,/a.py,,"--lr 0.1,0.2"'),
+        ('0,/a.py,,--x "a",b', '0,/a.py,,"--x ""a"",b"'),
+    ],
+)
+def test_arguments_with_an_unquoted_comma_are_refused_and_the_spelling_shown_reads_back(line: str, right: str) -> None:
+    """S3.6, S3.7, C22: what is shown can be pasted, and means all that was written."""
+    error = error_of(line)
+    assert right in error.do
+    words = spec_of(right).arguments
+    written = line.split(",", 3)[3]
+    assert " ".join(words).replace('"', "") == written.replace("'", "").replace('"', "")
+
+
+@given(st.text(st.sampled_from(string.ascii_letters + string.digits + " ,;'\"\\=-#$*"), max_size=40))
+@example("--x 'a;label=b'")
+@example("--x 1;after=2,3")
+@example("a\\,1")
+def test_no_line_ever_runs_with_an_argument_dropped_or_a_gpu_list_misread(arguments: str) -> None:
+    """S3.7: every letter and digit written is in the words, the GPU list or an option, in this order."""
+    line = f"0,/a.py,,{arguments}"
+    try:
+        parsed = parse(line, DOOR)
+    except SchedulerError:
+        return
+    assert parsed is not None
+    spec = parsed.spec
+    kept = "".join(spec.arguments)
+    for name in ("label", "cwd", "gpus", "cuda"):
+        kept += f"{name}{getattr(spec, name)}" if getattr(spec, name) else ""
+    if any(value for value in (spec.after, spec.after_ok, spec.vram_mib, spec.time_limit_s, spec.retries)):
+        return  # numbers in another notation; told apart in the tables below
+    kept += gpu_ids_text(spec.allowed or ())
+    letters = sorted(c for c in arguments if c.isalpha())
+    assert sorted(c for c in kept if c.isalpha()) == letters
+
+
+# -- ;key=value -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        (";label=base", "label", "base"), (";label=a b", "label", "a b"), (';label="a;b=c,d"', "label", "a;b=c,d"),
+        (";after=12", "after", (12,)), (';after="12,13"', "after", (12, 13)), (";after=12+13", "after", (12, 13)),
+        (";after_ok=3", "after_ok", (3,)), (";vram=18G", "vram_mib", 18 * 1024), (";vram=512M", "vram_mib", 512),
+        (";vram=18GiB", "vram_mib", 18 * 1024), (";time=4h", "time_limit_s", 14400.0), (";time=90", "time_limit_s", 90.0),
+        (";time=1-12:00:00", "time_limit_s", 129600.0), (";time=2d", "time_limit_s", 172800.0), (";retries=2", "retries", 2),
+        (";cwd=/data/x", "cwd", "/data/x"), (";cwd=~/x", "cwd", "/home/u/x"), (";cwd=x/../y", "cwd", "/jobs/y"),
+        (";gpus=2", "gpus", "2"), (";gpus=2x0.5", "gpus", "2x0.5"), (";cuda=local", "cuda", "local"),
+        (" ; label = base ", "label", "base"), (";LABEL=base", "label", "base"),
+        (";slots=3", "slots", 3), (";slots=1", "slots", 1), (";env=A=a", "variables", ("A=a",)),
+        (";env=A=1 B=x=y C=", "variables", ("A=1", "B=x=y", "C=")), (""";env="A='two words' B=1,2;3\"""", "variables", ("A=two words", "B=1,2;3")),
+        (";output=none", "output", "none"), (";output=log", "output", "log"), (";stderr=apart", "stderr_apart", True),
+        (";stderr=log", "stderr_apart", False), (";gzip=yes", "gzip", True), (";gzip=no", "gzip", False),
+        (";log_dir=/logs/x", "log_dir", "/logs/x"), (";log_dir=x/../y", "log_dir", "/jobs/y"), (";log_dir=~/l", "log_dir", "/home/u/l"),
+        (";log_name=run 1.x", "log_name", "run 1.x"), (";log_name=é", "log_name", "é"), (";on_finish=/bin/tell", "on_finish", "/bin/tell"),
+        (";on_finish=notify", "on_finish", "notify"), (";mail=me@x.org", "mail_to", "me@x.org"), (";info=by hand", "info", "by hand"),
+        (';info="a;b=c,d"', "info", "a;b=c,d"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["after the arguments", "before the list", "after the list", "empty fields"])
+def test_options_stand_after_any_field_from_the_fourth_on(options: str, field: str, value: object, place: str) -> None:
+    """Contract 3."""
+    line = {
+        "after the arguments": f"0,/a.py,,--x 1{options}",
+        "before the list": f"0,/a.py,,--x 1{options},0-3" if not options.startswith(";after") else f"0,/a.py,,--x 1{options}",
+        "after the list": f"0,/a.py,,--x 1,0-3{options}",
+        "empty fields": f"0,/a.py,,,{options}",
+    }[place]  # fmt: skip
+    spec = spec_of(line)
+    assert getattr(spec, field) == value
+    assert spec.arguments == (() if place == "empty fields" else ("--x", "1"))
+    assert spec.allowed == ((0, 1, 2, 3) if ",0-3" in line else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [("0", (0,)), ('"0,3"', (0, 3)), ("0+3", (0, 3)), ('"0-2"', (0, 1, 2)), ('"3,0"', (0, 3)), ('" 1 "', (1,)), ("2+2", (2,))],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "where", ["0,/a.py,,--x 1{}", "0,/a.py,,{}", "0,/a.py,,--x 1{},", "0,/a.py,,--x 1,{}", "0,/a.py,,--x 1{};label=z"]
+)
+def test_a_job_may_name_its_gpus(text: str, ids: tuple[int, ...], where: str) -> None:
+    """Contract 3, S4.31: those, and no others, are allowed."""
+    spec = spec_of(where.format(f";on={text}"), FOUR)
+    assert spec.on == spec.allowed == ids
+    assert need_of(spec, ModelTable())[0] == ResourceRequest(len(ids), 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "says", "do"),
+    [
+        ("0,/a.py,,x;on=0,3", "can be read as more GPUs or as a GPU list", ';on="0,3" for more GPUs'),
+        ("0,/a.py,,x;on=0,1-3", "can be read as more GPUs or as a GPU list", ';on="0,1-3" for more GPUs'),
+        ("0,/a.py,,x;on=0, 3 ", "can be read as more GPUs or as a GPU list", ';on="0,3" for more GPUs'),
+        ("0,/a.py,,x;on=0,3;label=z", "can be read as more GPUs or as a GPU list", ';on="0,3" for more GPUs'),
+        ("0,/a.py,,x;label=z;on=0,0", "can be read as more GPUs or as a GPU list", "or put the GPU list before ;on="),
+        ('0,/a.py,,x;on="0,3",1', "on= names GPU 0,3, but GPU 1 is allowed", "leave one of them out"),
+        ("0,/a.py,,x,1;on=0", "on= names GPU 0, but GPU 1 is allowed", "leave one of them out"),
+        ("0,/a.py,,x,0-3;on=0", "on= names GPU 0, but GPU 0-3 is allowed", "leave one of them out"),
+        ("0,/a.py,,x;on=0;gpus=1", "on= names the GPUs, gpus= says how much of one is needed", "leave one of them out"),
+        ("0,/a.py,,x;on=7", "GPU 7 is not managed here", "managed: 0-3"),
+        ("0,/a.py,,x;on=0+7", "GPU 7 is not managed here", "managed: 0-3"),
+        ("0,/a.py,,x;on=", ";on=: no GPU is named", "write 0 or 0,3"),
+        ("0,/a.py,,x;on=a", ";on=: 'a' is not a GPU list", "write 2 or 0,2"),
+        ("0,/a.py,,x;on=3-1", ";on=: the GPU range 3-1 runs backwards", "1-3"),
+        ("0,/a.py,,x;on=1;on=1", ";on= stands twice", "write it once"),
+        (
+            "0,/a.py,,x;env=A=1,2",
+            "can be read as more of the value or as a GPU list",
+            ';env="A=1,2" for more of the value',
+        ),
+    ],
+)
+def test_gpus_that_are_named_in_two_ways_or_none_cost_the_line(line: str, says: str, do: str) -> None:
+    """Contract 3: no line ever runs with a GPU list misread."""
+    error = error_of(line, FOUR)
+    assert says in error.what and do in error.do
+
+
+def test_the_same_gpus_named_twice_are_clear() -> None:
+    """Contract 3"""
+    assert spec_of('0,/a.py,,x,0,3;on="0,3"', FOUR).on == (0, 3)
+    assert spec_of('0,/a.py,,x;on="0,3",0,3', FOUR).on == (0, 3)
+
+
+def test_all_options_together() -> None:
+    """Contract 3."""
+    spec = spec_of("0,/a.py,e,--x 1,0-3;label=base;after=12;vram=18G;time=4h;retries=2;cwd=/data/x;gpus=2;cuda=local")
+    assert spec == JobSpec(
+        script="/a.py", conda_env="e", arguments=("--x", "1"), allowed=(0, 1, 2, 3), label="base", after=(12,),
+        vram_mib=18432, time_limit_s=14400.0, retries=2, cwd="/data/x", gpus="2", cuda="local",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "field", ['--m "a;label=b"', '"--m a;label=b"', '--m "x;y=1" "z;w=2"', "a;b", "a;", ";;", "--q ;x"]
+)
+def test_a_semicolon_that_is_quoted_or_begins_no_pair_belongs_to_the_arguments(field: str) -> None:
+    """Contract 3: outside quotes only."""
+    spec = spec_of(f"0,/a.py,,{field},1")
+    text = field[1:-1] if field.startswith('"') else field
+    assert list(spec.arguments) == shlex.split(text)
+    assert (spec.label, spec.allowed) == ("", (1,))
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("gpu", "gpus"),
+        ("lable", "label"),
+        ("afterok", "after_ok"),
+        ("retry", "retries"),
+        ("vran", "vram"),
+        ("tim", "time"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(key: str, near: str) -> None:
+    """Contract 3: unknown keys are refused."""
+    assert f";{near}=" in error_of(f"0,/a.py,,x;{key}=1").do
+
+
+def test_an_unknown_key_like_no_other_lists_all() -> None:
+    """Contract 3."""
+    do = error_of("0,/a.py,,x;wibble=1").do
+    assert all(key in do for key in OPTION_KEYS)
+    assert "quote" in do
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "after=a", "after=", "after=1.5", "after=-1", "after_ok=x", "vram=lots", "vram=-1", "vram=", "time=soon", "time=",
+        "time=-5", "time=1h30", "retries=-1", "retries=1.5", "retries=", "retries=9999999", "gpus=", "gpus=a", "gpus=-1",
+        "gpus=2x1.5", "gpus=nan", "gpus=inf", "gpus=1e9", "cuda=gpu", "cuda=", "label=a;label=b",
+        "slots=0", "slots=-1", "slots=", "slots=a", "slots=1.5", "slots=9999999", "slots=2;slots=3", "env=A", "env==1",
+        "env=A=1 B", "env=A='1", "output=", "output=file", "output=NONE", "stderr=", "stderr=yes", "gzip=", "gzip=1",
+        "gzip=true", "log_name=", "log_name=a/b", "log_name=..", "log_name=.", "log_name=a.gz", f"log_name={'x' * 201}",
+        f"log_name={'é' * 101}", "log_name=a\tb\x1b", "on_finish=", "on_finish=a\x1bb", "mail=", "mail=a\x07",
+    ],
+)  # fmt: skip
+def test_a_bad_value_names_its_key_and_what_would_be_right(option: str) -> None:
+    """Contract 3."""
+    key = option.partition("=")[0]
+    assert f";{key}=" in error_of(f"0,/a.py,,x;{option}").what
+
+
+@pytest.mark.parametrize("label", ["", "\x1b[2J", "a\x00b", "x" * 201])
+def test_a_label_is_short_and_printable(label: str) -> None:
+    """C14."""
+    with pytest.raises(UsageError):
+        parse(f'0,/a.py,,x;label="{label}"', DOOR)
+
+
+@pytest.mark.parametrize("tail", ["13", "13,14", " 13", "0-3", "13 , 14"])
+def test_after_with_an_unquoted_list_is_refused_because_it_may_be_gpus(tail: str) -> None:
+    """C22: never a wrong GPU list."""
+    error = error_of(f"0,/a.py,,x;after=12,{tail}")
+    assert 'after="12,' in error.do
+
+
+@pytest.mark.parametrize("line", ["0,/a.py,,x;after=12,13;label=z", "0,/a.py,,x;after=12,13 ;time=4h"])
+def test_after_with_an_unquoted_list_is_refused_also_before_another_option(line: str) -> None:
+    """C22, S3.7: more jobs to wait for must not become a GPU list."""
+    assert "after" in error_of(line).what
+
+
+def test_a_gpu_list_before_after_is_clear() -> None:
+    """C22."""
+    spec = spec_of("0,/a.py,,x,0,1;after=12,13")
+    assert (spec.allowed, spec.after) == ((0, 1), (12, 13))
+
+
+@pytest.mark.parametrize(
+    ("line", "ok"),
+    [
+        ("0,/a.py,,x,0,1;gpus=4", False), ("0,/a.py,,x,0,1;gpus=2", True), ("0,/a.py,,x,0;gpus=1.5", False),
+        ("0,/a.py,,x,0;gpus=0.5", True), ("0,/a.py,,x,0,1;gpus=3x0.1", False), ("0,/a.py,,x;gpus=4", True),
+    ],
+)  # fmt: skip
+def test_a_need_wider_than_its_own_gpu_list_is_refused(line: str, ok: bool) -> None:
+    """C27."""
+    if ok:
+        spec_of(line)
+    else:
+        assert isinstance(error_of(line), Refused)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        pytest.param(f"vram={'9' * 400}", id="vram of 400 digits"),
+        pytest.param("vram=99999999999999999999G", id="vram beyond 64 bits"),
+        pytest.param(f"time={'9' * 400}:00", id="clock of 400 digits"),
+        pytest.param(f"time={'9' * 5000}:00", id="clock of 5000 digits"),
+        pytest.param(f"time={'9' * 400}", id="seconds of 400 digits"),
+    ],
+)
+def test_an_absurd_number_is_refused_like_any_other_mistake(option: str) -> None:
+    """P3, P8: one line never stops the daemon; what passes here must fit the store."""
+    with pytest.raises((UsageError, Refused)):
+        parse(f"0,/a.py,,x;{option}", DOOR)
+
+
+# -- scripts, paths, environments -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [
+        ("/a.py", "/a.py"), ("a.py", "/jobs/a.py"), ("./a.py", "/jobs/a.py"), ("sub/../a.py", "/jobs/a.py"),
+        ("../a.py", "/a.py"), ("~/a.py", "/home/u/a.py"), ("$HOME/a.py", "/jobs/$HOME/a.py"), ("~b/a.py", "/jobs/~b/a.py"),
+        ("/a b.py", "/a b.py"), ("./-rf", "/jobs/-rf"), ("/a*.py", "/a*.py"), ("/$(id).py", "/$(id).py"),
+        ("'/a.py'", "/jobs/'/a.py'"),
+    ],
+)  # fmt: skip
+def test_scripts_are_resolved_against_the_files_folder_and_nothing_else_is_expanded(written: str, path: str) -> None:
+    """C34."""
+    assert spec_of(f"0,{written}").script == path
+
+
+@pytest.mark.parametrize("script", ["-rf", "--help", "-c"])
+def test_a_script_that_looks_like_an_option_is_refused_with_the_spelling_that_would_be_right(script: str) -> None:
+    """C33."""
+    assert f"./{script}" in error_of(f"0,{script},,x").do
+
+
+@pytest.mark.parametrize(
+    ("written", "env"),
+    [
+        ("e", "e"),
+        ("/opt/e", "/opt/e"),
+        ("~/e", "/home/u/e"),
+        ("sub/e", "/jobs/sub/e"),
+        ("my env", "my env"),
+        ("~", "~"),
+    ],
+)
+def test_an_environment_is_a_name_or_a_folder(written: str, env: str) -> None:
+    """Contract 3."""
+    assert spec_of(f"0,/a.py,{written},x").conda_env == env
+
+
+def test_an_environment_that_looks_like_an_option_is_refused() -> None:
+    """C33."""
+    assert "environment" in error_of("0,/a.py,--name,x").what
+
+
+# -- shells, control characters, sizes --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["$(id)", "`id`", "|", "&&", "a;b", ">", "<", "$HOME", "*", "~", "!!", "${X}", "?", "[a]", "{a}", "&", "(x)", "%s"],
+)
+def test_no_shell_sees_what_stands_in_a_line(word: str) -> None:
+    """C32: the words are passed as they stand."""
+    assert spec_of(f"0,/a.py,,--x {word} y").arguments == ("--x", word, "y")
+
+
+@pytest.mark.parametrize("word", ["$HOME", "$(id)", "`id`", "${X}", "*.txt"])
+def test_what_a_shell_would_expand_is_said_once_to_be_literal(word: str) -> None:
+    """Contract 3, settled details."""
+    parsed = parse(f"0,/a.py,,--x {word} {word}", DOOR)
+    assert parsed is not None and len(parsed.notes) == 1
+    assert word in parsed.notes[0] and "as it stands" in parsed.notes[0]
+
+
+@pytest.mark.parametrize(
+    "line", ["a\0b", "0,/a\0.py", "0,/a.py,e\0", "0,/a.py,,x\0y", "0,/a.py,,x,0\0", "0,/a.py,,x;cwd=/x\0"]
+)
+def test_a_nul_byte_anywhere_costs_its_line(line: str) -> None:
+    """C12."""
+    assert "NUL" in error_of(line).what
+
+
+@pytest.mark.parametrize("line", ["0,/\x1ba\0.py", "0,/\x07a.py,e\0", "0,/a.py,,x;cwd=\x1b\0"])
+def test_a_nul_byte_behind_another_control_character_costs_its_line_too(line: str) -> None:
+    """C12, C14."""
+    assert "NUL" in error_of(line).what
+
+
+@pytest.mark.parametrize("text", ["\x1b]0;x\x07", "\x1b[2J", "\x08", "\x7f", "\x85"])
+def test_other_control_characters_are_kept_as_they_are(text: str) -> None:
+    """C14: stored; shown escaped (tests/views)."""
+    assert spec_of(f"0,/a.py,,a{text}b").arguments == (f"a{text}b",)
+
+
+def test_the_longest_argument_the_kernel_takes_is_taken_and_one_more_byte_is_not() -> None:
+    """E2BIG is said when the line is read, not at night when the job starts."""
+    assert spec_of(f"0,/a.py,,{'x' * LONGEST_WORD}").arguments == ("x" * LONGEST_WORD,)
+    for text in ("x" * (LONGEST_WORD + 1), "x" * 200_000, "é" * (LONGEST_WORD // 2 + 1)):
+        assert str(LONGEST_WORD) in error_of(f"0,/a.py,,{text}").do
+
+
+def test_how_a_script_is_launched() -> None:
+    assert spec_of("0,/a.py").launch == "python" == spec_of("0,/a.py,,;launch=python").launch
+    assert spec_of("0,/a.py,,--x;launch=torchrun").launch == "torchrun"
+    error = error_of("0,/a.py,,;launch=mpirun")
+    assert "launch='mpirun' is not known" in error.what and error.do == "known: python, torchrun"
+    error = error_of("0,/a.sh,,;launch=torchrun")
+    assert "torchrun runs Python scripts" in error.what and "a.sh" in error.what and error.exit_code == 3
+
+
+def test_bytes_count_and_not_characters() -> None:
+    """E2BIG of the whole command."""
+    with pytest.raises(UsageError, match="too long"):
+        check_words(["é" * 1000] * 600)
+    check_words(["e" * 1000] * 600)
+
+
+def test_too_many_words_are_refused() -> None:
+    """E2BIG of the whole command."""
+    with pytest.raises(UsageError) as caught:
+        check_words(["x" * 1023] * 1025)
+    assert "too long" in caught.value.what and caught.value.do
+    check_words(["x" * 1023] * 1024)
+
+
+def test_a_line_beyond_the_limit_is_refused_with_the_limit() -> None:
+    """C15."""
+    assert str(LONGEST_LINE) in error_of("0,/a.py,," + "x " * (LONGEST_LINE // 2)).do
+
+
+# -- --llm ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model"),
+    [
+        ("--llm a", "a"), ("--llm=a", "a"), ("--llm a --llm b", "b"), ("--llm=a --llm b", "b"), ("", None), ("--llm", None),
+        ("--llmx a", None), ("-- --llm a", None), ("--llm a -- --llm b", "a"), ("'--llm a'", None), ("--llm 'a b'", "a b"),
+        ("--name --llm", None), ("--llm=", ""), ("--llm a --llm", "a"),
+    ],
+)  # fmt: skip
+def test_the_model_is_the_last_llm_before_a_bare_double_dash(arguments: str, model: str | None) -> None:
+    """S3.13, C30."""
+    assert model_in(spec_of(f"0,/a.py,,{arguments}").arguments) == model
+
+
+# -- writing lines ----------------------------------------------------------------------------------------
+
+
+def test_add_writes_a_line_with_commas_that_reads_back() -> None:
+    """S3.6."""
+    line = write_line("/a.py", arguments="--layers 1,2", gpus="0,1")
+    assert line == '0,/a.py,,"--layers 1,2",0,1'
+    spec = spec_of(line)
+    assert (spec.arguments, spec.allowed) == (("--layers", "1,2"), (0, 1))
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\0b"])
+@pytest.mark.parametrize("field", ["script", "conda", "arguments", "gpus"])
+def test_a_line_break_cannot_be_smuggled_into_a_line(field: str, text: str) -> None:
+    """C32: one job is one line."""
+    values = {"script": "/a.py", field: text}
+    with pytest.raises(UsageError) as caught:
+        write_line(values.pop("script"), **values)
+    assert caught.value.do
+
+
+@pytest.mark.parametrize("script", ["", "  "])
+def test_a_line_without_a_script_is_not_written(script: str) -> None:
+    """S3.41."""
+    with pytest.raises(UsageError):
+        write_line(script)
+
+
+PRINTABLE = st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"])
+NASTY = st.sampled_from(
+    [",", '"', "'", ";", "\\", "#", "-", "--", "=", ";label=x", " ", "\t", '""', "é", "\u3000", "0", "1,2", "$(x)"]
+)
+TEXT = st.lists(st.one_of(NASTY, st.text(PRINTABLE, max_size=4)), max_size=6).map("".join)
+
+
+@given(
+    script=TEXT,
+    conda=TEXT,
+    words=st.lists(TEXT, max_size=5),
+    gpus=st.sets(st.integers(0, 60), max_size=5),
+    priority=st.integers(-(10**9), 10**9),
+)
+@example(script='"', conda='"', words=['"', ",", ";label=x"], gpus={1}, priority=-1)
+@example(script=" x ", conda=" ", words=["", " ", "\\"], gpus=set(), priority=0)
+@example(script="a;label=b", conda="c;d=e", words=["f;gpus=2", "1"], gpus={2, 3}, priority=0)
+def test_what_is_written_is_read_back_word_for_word(
+    script: str, conda: str, words: list[str], gpus: set[int], priority: int
+) -> None:
+    """S3.6, S3.7, C22."""
+    path = "/" + script
+    assume(not conda.startswith("-") and "/" not in conda)
+    line = write_line(path, priority=priority, conda=conda, arguments=shlex.join(words), gpus=gpu_ids_text(gpus))
+    assert "\n" not in line and "\r" not in line
+    spec = spec_of(line)
+    assert list(spec.arguments) == words
+    assert spec.allowed == (tuple(sorted(gpus)) or None)
+    assert spec.conda_env == conda
+    assert spec.priority == priority
+    assert spec.label == spec.gpus == ""
+    assert spec.script == spec_of("0," + (quoted(path) or path)).script
+    assert spec.script == path or "." in script or "/" in script  # else normalised
+
+
+@given(TEXT)
+def test_a_quoted_field_reads_back_as_it_was(text: str) -> None:
+    """S3.6."""
+    spec = spec_of(f"0,/a.py,,x;label={_label(text)}") if 0 < len(text) <= 200 and '"' not in text else None
+    assert spec is None or spec.label == text
+
+
+def _label(text: str) -> str:
+    return f'"{text}"'
+
+
+# -- anything at all --------------------------------------------------------------------------------------
+
+PIECES = st.sampled_from(
+    [
+        "0", "1", "-1", ",", ",", ",", ",", '"', "'", "\\", ";", "=", ";label=", ";after=", ";after_ok=", ";vram=", ";time=",
+        ";retries=", ";cwd=", ";gpus=", ";cuda=", ";x=", ";on=", ";slots=", ";env=", "A=1", ";output=", "none",
+        ";stderr=apart", ";gzip=yes", ";log_dir=", ";log_name=", ";on_finish=", ";mail=", ";info=", "a.py", "/a.py", "~", "~/", "#", " ", "\t", "\r", "-", "--", "0-3",
+        "2x0.5", "18G", "4h", "1:2", "local", "\x1b", "é", "٣", "²", "\u2028", "\ud7ff", "1e9", "nan", "inf", "\0",
+    ]
+)  # fmt: skip
+
+
+@given(st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=16).map("".join), st.lists(PIECES, max_size=12).map(lambda p: "0,a.py,," + "".join(p))))  # fmt: skip
+@example("0,a.py,,;vram=0" + "9" * 30)
+def test_any_text_is_a_job_or_nothing_or_one_refusal(text: str) -> None:
+    """P3, P8: nothing that stands in a line can hurt the daemon."""
+    try:
+        found = parse(text, FOUR)
+    except (UsageError, Refused) as error:
+        assert error.what
+        return
+    assert found is None or isinstance(found, Parsed)
+    if found is not None:
+        assert JobSpec.from_dict(found.spec.as_dict()) == found.spec
+        assert found.spec.script.startswith("/")
+        assert found.spec.allowed is None or found.spec.allowed == tuple(sorted(set(found.spec.allowed)))
+
+
+@given(st.text(st.sampled_from(string.ascii_letters + " \t=,.-$*#;"), max_size=60))
+def test_plain_arguments_are_split_as_shlex_splits_them(text: str) -> None:
+    """S3.5: the fast way gives what the slow one gives."""
+    spec = spec_of(f"0,/a.py,,{quoted(text)}")
+    assert list(spec.arguments) == shlex.split(text)
+
+
+# -- job numbers, the commands file -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "ids"), [("12", (12,)), ("12,13", (12, 13)), ("1+2 3", (1, 2, 3)), ("5,5", (5,))])
+def test_job_numbers_are_read(text: str, ids: tuple[int, ...]) -> None:
+    """Contract 3, `after`."""
+    assert job_ids(text) == ids
+
+
+@pytest.mark.parametrize("text", ["", ",", "a", "1-3", "1.5", "9" * 16])
+def test_bad_job_numbers_are_refused(text: str) -> None:
+    """Contract 3, `after`."""
+    with pytest.raises(UsageError) as caught:
+        job_ids(text)
+    assert caught.value.do
+
+
+@pytest.mark.parametrize("line", ["echo hi", "  echo 'a,b' | cat ", "x=1; echo $x # not a comment of ours"])
+def test_a_command_line_is_one_shell_command(line: str) -> None:
+    """Contract 3, commands file."""
+    parsed = commands_file.parse(line, DOOR)
+    assert parsed is not None
+    assert parsed.spec == JobSpec(source="commands", arguments=("sh", "-c", line.strip()))
+
+
+@pytest.mark.parametrize("line", ["", "  ", "# x", "  # x"])
+def test_empty_command_lines_and_comments_are_nothing(line: str) -> None:
+    """Contract 3, commands file."""
+    assert commands_file.parse(line, DOOR) is None
+
+
+@pytest.mark.parametrize("line", ["echo \0", "x" * (LONGEST_WORD + 1)])
+def test_a_command_that_cannot_be_run_is_refused(line: str) -> None:
+    """C12, C15."""
+    with pytest.raises(UsageError) as caught:
+        commands_file.parse(line, DOOR)
+    assert caught.value.do
+
+
+def test_the_limit_of_a_command_counts_bytes_as_the_kernel_does() -> None:
+    """E2BIG is said when the line is read."""
+    with pytest.raises(UsageError):
+        commands_file.parse("é" * (LONGEST_WORD // 2 + 1), DOOR)

@@ -1,0 +1,1071 @@
+"""Following a file: every whole line once, whatever people and editors do to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from scheduler.core.file_offsets import Batch, FileMark, LineRead
+from scheduler.intake.tail import (
+    CHECKED_WHOLE,
+    LONGEST_LINE,
+    MOST_LINES,
+    OPEN_LINE_S,
+    SETTLE_S,
+    FileTrouble,
+    Follower,
+    check_private,
+)
+from tests.builders import examples
+
+OTHER = 65534  # nobody
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="chown needs root")
+
+
+class Reading:
+    """A follower, the time as it is told, and all that came out of it."""
+
+    def __init__(self, path: Path | str, mark: FileMark | None = None) -> None:
+        self.path = str(path)
+        self.follower = Follower(self.path, mark)
+        self.now = 1000.0
+        self.lines: list[LineRead] = []
+        self.restarts = 0
+        self.settled = 0
+
+    @property
+    def texts(self) -> list[str]:
+        return [line.text for line in self.lines]
+
+    def look(self) -> Batch | None:
+        """One look; its batch is recorded."""
+        batch = self.follower.look(self.now)
+        if batch is not None:
+            self.follower.accept(batch)
+            self.lines += batch.lines
+            self.restarts += batch.restart
+            self.settled += batch.settled
+        return batch
+
+    def all(self) -> list[LineRead]:
+        """Look until there is nothing more now; the lines that are new."""
+        before = len(self.lines)
+        for _ in range(10_000):
+            if self.look() is None:
+                return self.lines[before:]
+        raise AssertionError("looking never comes to rest")
+
+    def later(self, seconds: float) -> list[LineRead]:
+        """The same, some time later."""
+        self.now += seconds
+        return self.all()
+
+    def settle(self) -> list[LineRead]:
+        """The same, until what is waited for has stood long enough."""
+        before = len(self.lines)
+        self.all()
+        for _ in range(3):
+            self.later(SETTLE_S + 0.01)
+        return self.lines[before:]
+
+    def trouble(self) -> str:
+        with pytest.raises(FileTrouble) as caught:
+            self.all()
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    def again(self) -> Reading:
+        """As a daemon that was ended and started anew: only the mark is remembered."""
+        self.follower.close()
+        return Reading(self.path, self.follower.mark)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.txt"
+
+
+@pytest.fixture
+def reading(jobs: Path) -> Reading:
+    return Reading(jobs)
+
+
+def append(path: Path | str, data: bytes | str) -> None:
+    with open(path, "ab") as stream:
+        stream.write(data.encode() if isinstance(data, str) else data)
+
+
+def tick(path: Path | str) -> None:
+    """Wait until a write now would get another ctime than the file has: file times are as coarse as the kernel's tick."""
+    probe = f"{path}.tick"
+    limit = time.monotonic() + 5
+    before = os.stat(path).st_ctime_ns
+    while time.monotonic() < limit:
+        with open(probe, "w"):
+            stamp = os.stat(probe).st_ctime_ns
+        os.unlink(probe)
+        if stamp > before:
+            return
+    raise AssertionError("the file system's clock stands still")
+
+
+# -- appending --------------------------------------------------------------------------------------------
+
+
+def test_appended_lines_come_once_each_with_their_numbers(jobs: Path, reading: Reading) -> None:
+    """S3.10, P2."""
+    append(jobs, "a\nb\n")
+    assert [(line.number, line.text) for line in reading.all()] == [(1, "a"), (2, "b")]
+    assert reading.all() == []
+    append(jobs, "c\n\n# x\nd\n")
+    assert [(line.number, line.text) for line in reading.all()] == [(3, "c"), (4, ""), (5, "# x"), (6, "d")]
+
+
+def test_an_empty_file_gives_no_line_and_comes_to_rest(jobs: Path, reading: Reading) -> None:
+    """No spin."""
+    jobs.touch()
+    assert reading.settle() == []
+    assert reading.look() is None
+
+
+def test_a_batch_that_is_not_accepted_is_given_again(jobs: Path, reading: Reading) -> None:
+    """P4: a transaction that failed loses nothing."""
+    append(jobs, "a\nb\n")
+    first = reading.follower.look(1.0)
+    append(jobs, "c\n")
+    second = reading.follower.look(2.0)
+    assert first is not None and second is not None
+    assert [line.text for line in first.lines] == ["a", "b"]
+    assert [line.text for line in second.lines] == ["a", "b", "c"]
+    reading.follower.accept(first)
+    third = reading.follower.look(3.0)
+    assert third is not None and [line.text for line in third.lines] == ["c"]
+
+
+def test_a_batch_of_a_replaced_file_that_is_not_accepted_is_given_again_as_such(jobs: Path, reading: Reading) -> None:
+    """P2, P4."""
+    append(jobs, "a\nb\n")
+    reading.all()
+    tick(jobs)
+    jobs.write_text("new 1\nnew 2\n")
+    assert reading.follower.look(reading.now + 1) is None
+    for wait in (2.1, 3.2, 4.3):
+        batch = reading.follower.look(reading.now + wait)
+        assert batch is not None and batch.restart
+        assert [line.text for line in batch.lines] == ["new 1", "new 2"]
+
+
+def test_many_lines_come_in_bounded_batches_that_say_there_is_more(jobs: Path, reading: Reading) -> None:
+    """C16: the loop is never held up."""
+    append(jobs, "".join(f"line {n}\n" for n in range(1000)))
+    batches = []
+    while (batch := reading.look()) is not None:
+        batches.append(batch)
+    assert [len(batch.lines) for batch in batches if batch.lines] == [512, 488]
+    assert [batch.more for batch in batches if batch.lines] == [True, False]
+    assert reading.texts == [f"line {n}" for n in range(1000)]
+    assert [line.number for line in reading.lines] == list(range(1, 1001))
+
+
+def test_lines_of_several_chunks_come_whole(jobs: Path, reading: Reading) -> None:
+    """C20: a line may be longer than one read."""
+    texts = ["x" * 1000, "y" * 300_000, "z" * 700_000, "é" * 200_000, "end"]
+    append(jobs, "".join(text + "\n" for text in texts))
+    reading.all()
+    assert reading.texts == texts
+
+
+def test_a_file_that_grew_while_nobody_looked_goes_on_where_it_was(jobs: Path, reading: Reading) -> None:
+    """C40, P2."""
+    append(jobs, "a\nb\n")
+    reading.all()
+    append(jobs, "c\n")
+    anew = reading.again()
+    assert [(line.number, line.text) for line in anew.settle()] == [(3, "c")]
+    assert anew.restarts == 0
+
+
+# -- unfinished last lines --------------------------------------------------------------------------------
+
+
+def test_a_partial_line_waits_for_its_newline(jobs: Path, reading: Reading) -> None:
+    """S3.11, C01."""
+    append(jobs, "a\n0,/a")
+    reading.all()
+    assert reading.texts == ["a"]
+    assert reading.follower.look_again_at == reading.now + OPEN_LINE_S
+    assert reading.later(1.0) == []
+    append(jobs, ".py")
+    assert reading.later(1.5) == [], "it was written to: it has not stood for 2 s"
+    append(jobs, ",,x\nnext")
+    assert [line.text for line in reading.later(0.1)] == ["0,/a.py,,x"]
+
+
+def test_a_partial_line_waits_also_across_a_restart(jobs: Path, reading: Reading) -> None:
+    """C01."""
+    append(jobs, "a\n0,/a")
+    reading.later(1.9)
+    anew = reading.again()
+    assert anew.all() == [], "a new daemon has not seen it stand"
+    append(jobs, ".py\n")
+    assert [(line.number, line.text) for line in anew.later(0.1)] == [(2, "0,/a.py")]
+
+
+def test_a_last_line_without_newline_is_taken_when_it_has_stood_two_seconds(jobs: Path, reading: Reading) -> None:
+    """C02."""
+    append(jobs, "a\nb")
+    reading.all()
+    assert reading.later(1.99) == []
+    assert [(line.number, line.text) for line in reading.later(0.02)] == [(2, "b")]
+    assert reading.later(10) == []
+
+
+def test_a_last_line_without_newline_behind_others_is_looked_at_again_in_time(jobs: Path, reading: Reading) -> None:
+    """C02: the look that gives the lines before it says when to look for the rest."""
+    append(jobs, "a\nb")
+    assert reading.look() is not None
+    assert reading.follower.look_again_at == reading.now + OPEN_LINE_S
+
+
+@pytest.mark.parametrize("rest", ["  ", "\t", "\ufeff"])
+def test_blanks_behind_the_last_newline_are_the_start_of_the_next_line(jobs: Path, reading: Reading, rest: str) -> None:
+    """C02, P2: they are no line that was taken, so what is appended to them is a job."""
+    append(jobs, rest if rest == "\ufeff" else f"a\n{rest}")
+    reading.all()
+    assert reading.later(3) == [] and reading.follower.look_again_at is None
+    append(jobs, "b\n")
+    (line,) = reading.later(3)
+    assert (line.text.strip(), line.problem) == ("b", "")
+
+
+def test_a_replaced_file_that_ends_in_blanks_is_settled(jobs: Path, reading: Reading) -> None:
+    """C07: nothing more comes of blanks."""
+    append(jobs, "a\nb\n")
+    reading.all()
+    jobs.write_text("b\nc\n  ")
+    reading.settle()
+    reading.later(3)
+    assert reading.settled == 1 and not reading.follower.mark.replaying
+
+
+def test_what_only_begins_like_utf16_costs_its_line_alone(jobs: Path, reading: Reading) -> None:
+    """C13, C11: such a file holds NUL bytes; two stray bytes are a bad line."""
+    jobs.write_bytes(b"\xff\xfe\na\n")
+    reading.all()
+    assert [(line.text, bool(line.problem)) for line in reading.lines][1:] == [("a", False)] and reading.lines[
+        0
+    ].problem
+
+
+def test_lines_are_given_again_by_their_numbers(jobs: Path, reading: Reading) -> None:
+    """C27: only of the file that was read, and only as far as it was read."""
+    append(jobs, "a\nb\r\n" + "x" * (LONGEST_LINE + 10) + "\nd\n")
+    assert reading.follower.lines_again([1]) is None
+    reading.all()
+    append(jobs, "e\n")
+    assert [(line.number, line.text) for line in reading.follower.lines_again([2, 3, 4, 5]) or []] == [
+        (2, "b"),
+        (4, "d"),
+    ]
+    jobs.write_text(jobs.read_text().replace("d", "D"))
+    assert reading.follower.lines_again([1, 2]) == []
+
+
+def test_a_newline_after_a_taken_last_line_changes_nothing(jobs: Path, reading: Reading) -> None:
+    """C02."""
+    append(jobs, "a")
+    reading.all()
+    assert [line.text for line in reading.later(2)] == ["a"]
+    append(jobs, "\n")
+    assert reading.later(3) == []
+    append(jobs, "b\n")
+    assert [(line.number, line.text) for line in reading.all()] == [(2, "b")]
+
+
+@pytest.mark.parametrize("growth", ["xyz\n", "xyz"])
+def test_growth_of_a_taken_last_line_is_reported_and_not_run(jobs: Path, reading: Reading, growth: str) -> None:
+    """C02."""
+    append(jobs, "a\nb")
+    reading.all()
+    reading.later(2)
+    append(jobs, growth)
+    reading.all()
+    reading.later(2)
+    (line,) = reading.lines[2:]
+    assert line.number == 2
+    assert "changed after it was taken" in line.problem
+    append(jobs, "\nc\n")
+    fresh = [line for line in reading.later(0.1) if line.text]
+    assert [(line.text, line.problem) for line in fresh] == [("c", "")]
+
+
+def test_growth_of_a_taken_last_line_is_reported_also_after_a_restart(jobs: Path, reading: Reading) -> None:
+    """C02."""
+    append(jobs, "a")
+    reading.all()
+    reading.later(2)
+    append(jobs, "bc\nd\n")
+    anew = reading.again()
+    lines = anew.settle()
+    assert [bool(line.problem) for line in lines] == [True, False]
+    assert [(line.number, line.text) for line in lines][1] == (2, "d")
+
+
+# -- deleted, rotated, replaced, rewritten ----------------------------------------------------------------
+
+
+def test_a_missing_file_is_trouble_and_is_read_when_it_appears(jobs: Path, reading: Reading) -> None:
+    """P3."""
+    assert "no such file" in reading.trouble()
+    append(jobs, "a\n")
+    reading.settle()
+    assert reading.texts == ["a"]
+
+
+def test_a_deleted_file_made_again_is_read_from_its_start(jobs: Path, reading: Reading) -> None:
+    """C03."""
+    append(jobs, "a\nb\n")
+    reading.all()
+    jobs.unlink()
+    assert "no such file" in reading.trouble()
+    assert "no such file" in reading.trouble()
+    append(jobs, "c\n")
+    assert [line.text for line in reading.settle()] == ["c"]
+    assert (reading.restarts, reading.settled) == (1, 1)
+
+
+def test_the_unread_rest_of_a_deleted_file_is_read_first(jobs: Path, reading: Reading) -> None:
+    """C03, P2: a whole line that was written is not lost by the rm after it."""
+    append(jobs, "a\n")
+    reading.all()
+    append(jobs, "b\nc")
+    jobs.unlink()
+    assert [line.text for line in (reading.look() or pytest.fail()).lines] == ["b", "c"]
+    assert "no such file" in reading.trouble()
+
+
+def test_the_rest_of_a_rotated_file_is_read_before_the_new_one(jobs: Path, reading: Reading) -> None:
+    """C04, P2."""
+    append(jobs, "a\n")
+    reading.all()
+    append(jobs, "b\n")
+    jobs.rename(f"{jobs}.1")
+    append(jobs, "c\n")
+    assert [line.text for line in reading.settle()] == ["b", "c"]
+
+
+def test_more_than_a_batch_of_rest_is_read_whole(jobs: Path, reading: Reading) -> None:
+    """C04, P2."""
+    append(jobs, "a\n")
+    reading.all()
+    append(jobs, "".join(f"{n}\n" for n in range(600)))
+    jobs.rename(f"{jobs}.1")
+    append(jobs, "c\n")
+    assert [line.text for line in reading.settle()] == [*(str(n) for n in range(600)), "c"]
+
+
+def test_a_file_rotated_while_nobody_looked_is_found_by_its_inode(jobs: Path, reading: Reading) -> None:
+    """C04, C40, P2."""
+    append(jobs, "a\n")
+    reading.all()
+    append(jobs, "b\n")
+    anew = reading.again()
+    jobs.rename(f"{jobs}.1")
+    append(jobs, "c\n")
+    assert [line.text for line in anew.settle()] == ["b", "c"]
+
+
+def test_lines_appended_to_a_moved_file_before_the_new_one_stands_are_read(jobs: Path, reading: Reading) -> None:
+    """C04: a writer that still has the old file open."""
+    append(jobs, "a\n")
+    reading.all()
+    moved = jobs.rename(f"{jobs}.1")
+    reading.trouble()
+    append(moved, "late\n")
+    append(jobs, "c\n")
+    assert [line.text for line in reading.settle()] == ["late", "c"]
+
+
+def test_a_truncated_and_refilled_file_is_read_anew_once_it_stands(jobs: Path, reading: Reading) -> None:
+    """C05."""
+    append(jobs, "a\nb\nc\n")
+    reading.all()
+    tick(jobs)
+    jobs.write_text("")
+    assert reading.all() == []
+    append(jobs, "d\n")
+    assert reading.later(0.5) == [], "it is not read while it is being rewritten"
+    assert [(line.number, line.text) for line in reading.settle()] == [(1, "d")]
+    assert (reading.restarts, reading.settled) == (1, 1)
+
+
+def test_c05_a_replaced_file_is_read_though_lines_never_cease(jobs: Path, reading: Reading) -> None:
+    """C05, P2: found by the soak: with a line a second no new line was read any more. The recount ends when it has stood."""
+    append(jobs, "a\nb\n")
+    reading.all()
+    tick(jobs)
+    jobs.write_text("# edited\na\nb\n")
+    for n in range(20):
+        append(jobs, f"{n}\n")
+        reading.later(SETTLE_S / 2)
+    assert reading.texts[-1] == "19" and reading.texts.count("a") == 2
+    assert (reading.restarts, reading.settled) == (1, 0) and reading.follower.mark.replaying
+    assert reading.follower.look_again_at is not None and reading.later(SETTLE_S) == []
+    assert (reading.restarts, reading.settled) == (1, 1) and not reading.follower.mark.replaying
+
+
+def test_truncated_and_refilled_beyond_the_old_end_between_two_looks_is_noticed(jobs: Path, reading: Reading) -> None:
+    """C06, P2: not by size alone."""
+    append(jobs, "a\nb\n")
+    reading.all()
+    tick(jobs)
+    jobs.write_text("new 1\nnew 2\nnew 3\n")
+    assert [line.text for line in reading.settle()] == ["new 1", "new 2", "new 3"]
+    assert reading.restarts == 1
+
+
+def test_truncated_and_refilled_while_nobody_looked_is_noticed(jobs: Path, reading: Reading) -> None:
+    """C06, C40."""
+    append(jobs, "a\nb\n")
+    reading.all()
+    anew = reading.again()
+    jobs.write_text("new 1\nnew 2\n")
+    assert [line.text for line in anew.settle()] == ["new 1", "new 2"]
+    assert anew.restarts == 1
+
+
+def test_emptied_and_left_empty_is_settled(jobs: Path, reading: Reading) -> None:
+    """C05: what no longer stands there is forgotten."""
+    append(jobs, "a\nb\n")
+    reading.all()
+    tick(jobs)
+    jobs.write_text("")
+    assert reading.settle() == []
+    assert (reading.restarts, reading.settled) == (1, 1)
+    assert reading.look() is None
+
+
+def test_a_file_that_shrank_and_came_back_the_same_is_not_read_anew(jobs: Path, reading: Reading) -> None:
+    """C07: an editor's in-place save of an unchanged file, seen half way."""
+    append(jobs, "a\nb\n")
+    reading.all()
+    tick(jobs)
+    jobs.write_text("")
+    reading.all()
+    append(jobs, "a\nb\nc\n")
+    assert [line.text for line in reading.settle()] == ["c"]
+    assert reading.restarts == 0
+
+
+@pytest.mark.parametrize("size", [10, CHECKED_WHOLE + 20_000], ids=["small", "large"])
+def test_the_same_size_rewritten_with_its_time_restored_is_found_by_content(
+    jobs: Path, reading: Reading, size: int
+) -> None:
+    """C39: at once for a small file, at the slow interval for a large one."""
+    jobs.write_text("old line\n" + "# pad\n" * (size // 6) + "last\n")
+    reading.all()
+    status = jobs.stat()
+    tick(jobs)
+    with open(jobs, "r+b") as stream:
+        stream.write(b"new line\n")
+    os.utime(jobs, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert jobs.stat().st_size == status.st_size
+    reading.follower.check_whole()
+    assert reading.settle()[0].text == "new line"
+    assert reading.restarts == 1
+
+
+def test_a_slow_check_of_an_unchanged_file_reads_nothing_anew(jobs: Path, reading: Reading) -> None:
+    """C39."""
+    jobs.write_text("# pad\n" * 20_000)
+    reading.all()
+    for _ in range(3):
+        reading.follower.check_whole()
+        assert reading.later(30) == []
+    assert reading.restarts == 0
+
+
+_SAME_TICK = """
+import os, sys, time
+from scheduler.intake.tail import Follower
+path = sys.argv[1]
+limit = time.monotonic() + 5
+tried = 0
+while tried < 3 and time.monotonic() < limit:
+    with open(path, "w") as stream:
+        stream.write("old line\\n")
+    follower, now, texts = Follower(path), 0.0, []
+    def look():
+        global now
+        for _ in range(4):
+            while (batch := follower.look(now)) is not None:
+                follower.accept(batch)
+                texts.extend(line.text for line in batch.lines)
+            now += 1.1
+            follower.check_whole()
+    while (batch := follower.look(now)) is not None:
+        follower.accept(batch)
+    before = os.stat(path).st_ctime_ns
+    with open(path, "r+") as stream:
+        stream.write("new line\\n")
+    same = os.stat(path).st_ctime_ns == before
+    time.sleep(0.05)
+    look()
+    follower.close()
+    if same:
+        tried += 1
+        assert texts == ["new line"], texts
+sys.exit(0 if tried else 77)
+"""
+
+
+def test_a_rewrite_within_the_same_clock_tick_as_the_last_look_is_found(tmp_path: Path) -> None:
+    """C06, C39: file times are as coarse as the kernel's tick (4 ms; ext4 and xfs before Linux 6.13, ramfs always)."""
+    place = tmp_path / "coarse"
+    place.mkdir(mode=0o700)
+    mounted = f'mount -t ramfs none {place} && chmod 700 {place} && exec {sys.executable} -c "$CODE" {place}/jobs.txt'
+    environment = dict(os.environ, CODE=_SAME_TICK, PYTHONPATH=str(Path(__file__).parents[2]))
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mounted + " || exit $?"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if "AssertionError" not in done.stderr and done.returncode not in (0,):
+        pytest.skip("no file system with coarse times can be mounted here")
+    assert done.returncode == 0, done.stderr
+
+
+# -- editors ----------------------------------------------------------------------------------------------
+
+
+def _sed(path: Path) -> None:
+    subprocess.run(["sed", "-i", "s/b/B/", str(path)], check=True)
+
+
+def _rename_over(path: Path) -> None:
+    aside = path.with_suffix(".tmp")
+    aside.write_text(path.read_text().replace("b", "B"))
+    aside.rename(path)
+
+
+def _backup_and_new(path: Path) -> None:
+    text = path.read_text().replace("b", "B")
+    path.rename(f"{path}~")
+    path.write_text(text)
+
+
+def _in_place(path: Path) -> None:
+    text = path.read_text().replace("b", "B")
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("save", [_sed, _rename_over, _backup_and_new, _in_place])
+def test_a_save_by_an_editor_gives_all_lines_again_marked_as_such(
+    jobs: Path, reading: Reading, save: Callable[[Path], None]
+) -> None:
+    """C07, C08: the caller counts them against those that stood there before."""
+    append(jobs, "a\nb\nc\n")
+    reading.all()
+    tick(jobs)
+    save(jobs)
+    append(jobs, "d\n")
+    assert [line.text for line in reading.settle()] == ["a", "B", "c", "d"]
+    assert (reading.restarts, reading.settled) == (1, 1)
+    append(jobs, "e\n")
+    assert [(line.number, line.text) for line in reading.all()] == [(5, "e")]
+
+
+def test_a_replay_of_many_batches_is_marked_to_its_end(jobs: Path, reading: Reading) -> None:
+    """C07: also across a restart in the middle of it."""
+    append(jobs, "".join(f"{n}\n" for n in range(700)))
+    reading.all()
+    tick(jobs)
+    _rename_over(jobs)
+    reading.look()
+    reading.now += SETTLE_S
+    batch = reading.look()
+    assert batch is not None and batch.restart and batch.more and batch.mark.replaying
+    anew = reading.again()
+    anew.settle()
+    assert anew.texts == [str(n) for n in range(MOST_LINES, 700)]
+    assert (anew.restarts, anew.settled) == (0, 1)
+    assert not anew.follower.mark.replaying
+
+
+def test_a_file_replaced_again_during_its_replay_starts_over(jobs: Path, reading: Reading) -> None:
+    """C07."""
+    append(jobs, "".join(f"{n}\n" for n in range(700)))
+    reading.all()
+    tick(jobs)
+    _rename_over(jobs)
+    reading.look()
+    reading.now += SETTLE_S
+    reading.look()
+    aside = jobs.with_suffix(".tmp")
+    aside.write_text("only\n")
+    aside.rename(jobs)
+    lines = reading.settle()
+    assert lines[-1].text == "only" and lines[-1].number == 1
+    assert reading.restarts == 2
+    assert reading.settled == 1
+
+
+def test_a_file_that_is_rewritten_again_and_again_is_read_when_it_rests(jobs: Path, reading: Reading) -> None:
+    """C05: no batch of a state that did not last."""
+    append(jobs, "a\nb\n")
+    reading.all()
+    for n in range(20):
+        tick(jobs)
+        jobs.write_text(f"version {n}\n" + "x\n" * n)
+        assert reading.later(0.5) == []
+    reading.settle()
+    assert reading.texts == ["a", "b", "version 19", *["x"] * 19]
+
+
+# -- encodings and odd bytes ------------------------------------------------------------------------------
+
+
+def test_a_byte_order_mark_is_stripped(jobs: Path, reading: Reading) -> None:
+    """C10."""
+    append(jobs, b"\xef\xbb\xbf0,/a.py\n\xef\xbb\xbfb\n")
+    reading.all()
+    assert reading.texts == ["0,/a.py", "\ufeffb"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le-bom", "utf-16-be-bom"])
+def test_a_utf16_file_is_trouble_and_not_eaten(jobs: Path, reading: Reading, encoding: str) -> None:
+    """C11."""
+    bom = {"utf-16": b"", "utf-16-le-bom": b"\xff\xfe", "utf-16-be-bom": b"\xfe\xff"}[encoding]
+    jobs.write_bytes(bom + "0,/a.py\n".encode(encoding.removesuffix("-bom")))
+    assert "UTF-16" in reading.trouble()
+    assert reading.follower.mark.offset == 0
+    tick(jobs)
+    jobs.write_text("0,/a.py\n")
+    reading.settle()
+    assert reading.texts == ["0,/a.py"]
+
+
+def test_a_utf16_file_that_was_replaced_by_a_good_one_is_forgotten(jobs: Path, reading: Reading) -> None:
+    """C11, P8: recovers by itself when the cause is gone."""
+    jobs.touch()
+    reading.all()
+    append(jobs, "0,/a.py\n".encode("utf-16"))
+    assert "UTF-16" in reading.trouble()
+    aside = jobs.with_suffix(".tmp")
+    aside.write_text("0,/a.py\n")
+    aside.rename(jobs)
+    reading.settle()
+    assert reading.texts == ["0,/a.py"]
+
+
+def test_invalid_utf8_costs_its_line_alone(jobs: Path, reading: Reading) -> None:
+    """C13."""
+    append(jobs, b"a\nb\xff\xfec\nd\n\xff\n")
+    lines = reading.all()
+    assert [bool(line.problem) for line in lines] == [False, True, False, True]
+    assert "not UTF-8 at byte 2" in lines[1].problem
+    assert [line.number for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_character_cut_by_a_chunk_is_read_whole(jobs: Path, reading: Reading) -> None:
+    """C13: bytes are decoded by lines, not by reads."""
+    append(jobs, b"x\xc3")
+    reading.all()
+    append(jobs, b"\xa9\n")
+    reading.all()
+    assert [(line.text, line.problem) for line in reading.lines] == [("xé", "")]
+
+
+def test_windows_line_ends_are_stripped(jobs: Path, reading: Reading) -> None:
+    """C09."""
+    append(jobs, b"a\r\nb\r\n\r\nc\r")
+    reading.all()
+    reading.later(2)
+    assert reading.texts == ["a", "b", "", "c"]
+
+
+def test_nul_bytes_stay_in_their_line(jobs: Path, reading: Reading) -> None:
+    """C12: the parser refuses it; the next lines are taken."""
+    append(jobs, b"a\0b\nc\n")
+    reading.all()
+    assert reading.texts == ["a\0b", "c"]
+
+
+def test_a_ten_megabyte_line_costs_itself_and_little_memory(jobs: Path, reading: Reading) -> None:
+    """C15."""
+    with open(jobs, "wb") as stream:
+        stream.write(b"a\n")
+        for _ in range(160):
+            stream.write(b"x" * 65536)
+        stream.write(b"\nb\nc\n")
+    tracemalloc.start()
+    try:
+        reading.all()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20
+    assert [(line.number, bool(line.problem)) for line in reading.lines] == [
+        (1, False),
+        (2, True),
+        (3, False),
+        (4, False),
+    ]
+    assert str(LONGEST_LINE) in reading.lines[1].problem
+    assert len(reading.lines[1].text) <= 200
+    assert reading.texts[2:] == ["b", "c"]
+
+
+def test_an_endless_line_being_written_is_reported_once(jobs: Path, reading: Reading) -> None:
+    """C15, P3: also across restarts in the middle of it."""
+    lines: list[LineRead] = []
+    for _ in range(5):
+        append(jobs, b"x" * 600_000)
+        lines += reading.later(0.1)
+        reading = reading.again()
+    append(jobs, b"\nnext\n")
+    lines += reading.later(0.1)
+    assert [(line.number, line.problem[:6]) for line in lines] == [(1, "longer"), (2, "")]
+
+
+# -- what is no plain file --------------------------------------------------------------------------------
+
+
+def test_a_link_to_another_folder_is_followed(tmp_path: Path) -> None:
+    """C35, C07: also when its target is replaced, or it is pointed elsewhere."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    real, link = tmp_path / "there" / "real.txt", tmp_path / "here" / "jobs.txt"
+    real.write_text("a\n")
+    link.symlink_to(real)
+    reading = Reading(link)
+    reading.all()
+    append(real, "b\n")
+    reading.all()
+    assert reading.texts == ["a", "b"]
+    _rename_over(real)
+    assert [line.text for line in reading.settle()] == ["a", "B"]
+    other = tmp_path / "there" / "other.txt"
+    other.write_text("z\n")
+    link.unlink()
+    link.symlink_to(other)
+    assert [line.text for line in reading.settle()] == ["z"]
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to(path.parent / "nowhere")
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _fifo_link(path: Path) -> None:
+    os.mkfifo(path.with_suffix(".fifo"))
+    path.symlink_to(path.with_suffix(".fifo"))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [_fifo, _folder, _dangling, _loop, _device, _fifo_link])
+def test_what_is_no_plain_file_is_trouble_and_never_blocks(
+    jobs: Path, reading: Reading, make: Callable[[Path], None]
+) -> None:
+    """C35."""
+    make(jobs)
+    assert str(jobs) in reading.trouble()
+    assert str(jobs) in reading.trouble()
+    jobs.rmdir() if jobs.is_dir() else jobs.unlink()
+    append(jobs, "a\n")
+    reading.settle()
+    assert reading.texts == ["a"]
+
+
+@pytest.mark.timeout(20)
+def test_a_watched_file_that_becomes_a_fifo_is_trouble(jobs: Path, reading: Reading) -> None:
+    """C35."""
+    append(jobs, "a\n")
+    reading.all()
+    jobs.unlink()
+    os.mkfifo(jobs)
+    assert "plain file" in reading.trouble()
+
+
+# -- whose file it is -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o602, 0o646])
+def test_a_file_that_everybody_may_write_is_not_read_until_mended(jobs: Path, reading: Reading, mode: int) -> None:
+    """C37, P9."""
+    append(jobs, "a\n")
+    jobs.chmod(mode)
+    assert "chmod o-w" in reading.trouble()
+    assert reading.lines == []
+    jobs.chmod(0o644)
+    reading.settle()
+    assert reading.texts == ["a"]
+
+
+def test_a_file_that_becomes_writable_for_all_is_no_longer_read(jobs: Path, reading: Reading) -> None:
+    """C37: looked at every time, not only at the start."""
+    append(jobs, "a\n")
+    reading.all()
+    jobs.chmod(0o666)
+    append(jobs, "b\n")
+    assert "chmod o-w" in reading.trouble()
+    jobs.chmod(0o600)
+    assert [line.text for line in reading.all()] == ["b"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_p9_c37_the_rest_of_a_file_that_others_could_write_is_left_out_for_good(
+    tmp_path: Path, jobs: Path, reading: Reading, restarted: bool
+) -> None:
+    """Moved away as it is: none of it is taken, nor when its mode is mended there, nor when its beginning is another."""
+    append(jobs, "a\n")
+    reading.all()
+    jobs.chmod(0o666)
+    jobs.write_text("stranger 1\nstranger 2\n")
+    assert "chmod o-w" in reading.trouble()
+    old = jobs.rename(tmp_path / "jobs.bad")
+    append(jobs, "b\n")
+    jobs.chmod(0o600)
+    reader = reading.again() if restarted else reading
+    batch = reader.look()
+    assert batch is not None and not batch.lines
+    assert batch.left_out == (
+        f"{old}: what was not read of it yet is not taken: everybody may write it; chmod o-w {old}, "
+        f"then paste the lines you want into {jobs}"
+    )
+    old.chmod(0o600)
+    reader = reader.again()  # a daemon started anew goes by the mark alone
+    reader.settle()
+    assert [line.text for line in reader.lines][-1:] == ["b"]
+    assert not [line.text for line in reader.lines if "stranger" in line.text]
+
+
+def test_c37_what_was_mended_at_its_place_is_read_after_a_move(tmp_path: Path, jobs: Path, reading: Reading) -> None:
+    append(jobs, "a\n")
+    reading.all()
+    jobs.chmod(0o666)
+    append(jobs, "b\n")
+    assert "chmod o-w" in reading.trouble()
+    jobs.chmod(0o600)
+    assert [line.text for line in reading.all()] == ["b"]
+    append(jobs, "c\n")
+    jobs.rename(tmp_path / "old")
+    append(jobs, "d\n")
+    assert [line.text for line in reading.settle()] == ["c", "d"]
+
+
+def test_p9_the_command_that_mends_a_file_can_be_pasted_whatever_its_name(tmp_path: Path) -> None:
+    """A name of a shell's words, or of two lines, is one word of one line."""
+    for name in ("a $(touch PWNED);b", "a'b", "a\nb"):
+        path = tmp_path / name
+        path.touch()
+        path.chmod(0o666)
+        with pytest.raises(FileTrouble) as caught:
+            check_private(str(path), path.stat())
+        subprocess.run(["bash", "-c", caught.value.what.partition("may write it: ")[2]], check=True, cwd=tmp_path)
+        assert path.stat().st_mode & 0o777 == 0o664 and "\n" not in caught.value.what
+    assert not (tmp_path / "PWNED").exists()
+
+
+@as_root
+def test_a_file_of_another_user_is_not_read(jobs: Path, reading: Reading) -> None:
+    """C37, P9."""
+    append(jobs, "a\n")
+    os.chown(jobs, OTHER, -1)
+    text = reading.trouble()
+    assert str(OTHER) in text and "chown" in text
+    os.chown(jobs, 0, -1)
+    reading.settle()
+    assert reading.texts == ["a"]
+
+
+@as_root
+def test_a_group_writable_file_is_read_unless_its_group_has_others(jobs: Path) -> None:
+    """C37, contract 3, settled details."""
+    append(jobs, "a\n")
+    jobs.chmod(0o664)
+    status = jobs.stat()
+    check_private(str(jobs), status)  # the group of root has nobody else
+    os.chown(jobs, 0, OTHER)
+    with pytest.raises(FileTrouble) as caught:
+        check_private(str(jobs), jobs.stat())
+    assert "chmod g-w" in str(caught.value) and "trust_group" in str(caught.value)
+    check_private(str(jobs), jobs.stat(), trust_group=True)
+    os.chown(jobs, 0, 54321)
+    check_private(str(jobs), jobs.stat())  # a group without members
+
+
+@pytest.mark.parametrize(("mode", "fine"), [(0o777, False), (0o1777, True), (0o755, True), (0o702, False)])
+def test_a_folder_in_which_others_could_replace_the_file_is_refused(tmp_path: Path, mode: int, fine: bool) -> None:
+    """C37, P9: a sticky folder such as /tmp lets nobody else replace it."""
+    folder = tmp_path / "open"
+    folder.mkdir()
+    jobs = folder / "jobs.txt"
+    append(jobs, "a\n")
+    folder.chmod(mode)
+    reading = Reading(jobs)
+    if fine:
+        reading.settle()
+        assert reading.texts == ["a"]
+    else:
+        assert "folder" in reading.trouble()
+
+
+@as_root
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    """C37, P9."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    append(folder / "jobs.txt", "a\n")
+    os.chown(folder, OTHER, OTHER)
+    assert "folder" in Reading(folder / "jobs.txt").trouble()
+
+
+# -- many writers -----------------------------------------------------------------------------------------
+
+
+def test_twenty_writers_at_once_lose_nothing(jobs: Path, reading: Reading) -> None:
+    """C19, P2: 20 processes, 200 lines each, read while they write."""
+    jobs.touch()
+    code = "import sys\nfor n in range(200):\n    with open(sys.argv[1], 'a') as f: f.write(f'{sys.argv[2]} {n}\\n')\n"
+    writers = [subprocess.Popen([sys.executable, "-S", "-c", code, str(jobs), str(who)]) for who in range(20)]
+    limit = time.monotonic() + 60
+    try:
+        while any(writer.poll() is None for writer in writers) and time.monotonic() < limit:
+            reading.later(0.01)
+    finally:
+        codes = [writer.wait(30) for writer in writers]
+    assert codes == [0] * 20
+    reading.later(0.01)
+    assert sorted(reading.texts) == sorted(f"{who} {n}" for who in range(20) for n in range(200))
+    assert reading.restarts == 0
+    for who in range(20):
+        own = [text for text in reading.texts if text.split()[0] == str(who)]
+        assert own == [f"{who} {n}" for n in range(200)], "each writer's lines in its order"
+
+
+# -- properties -------------------------------------------------------------------------------------------
+
+CHUNKS = st.lists(
+    st.one_of(
+        # At least one character: while nothing is appended, an incomplete last line comes to count.
+        st.text(st.sampled_from("ab,\n\n\r é#"), min_size=1, max_size=12),
+        st.sampled_from(["\n", "x" * 5000, "line\n" * 300, "\r\n", "\n\n\n"]),
+    ),
+    max_size=12,
+)
+
+
+@given(chunks=CHUNKS, looks=st.lists(st.integers(0, 3), max_size=12), restarts=st.sets(st.integers(0, 11), max_size=3))
+@example(chunks=["a", "\n", "b"], looks=[1, 1, 1], restarts={0, 1, 2})
+def test_appends_in_any_chunks_give_the_files_lines_each_once(
+    chunks: list[str], looks: list[int], restarts: set[int]
+) -> None:
+    """P2, S3.11: whatever the writes were cut into, and however often the daemon was started anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "jobs.txt")
+        path.touch()
+        reading = Reading(path)
+        kept: list[LineRead] = []
+        for number, chunk in enumerate(chunks):
+            append(path, chunk)
+            for _ in range(looks[number] if number < len(looks) else 1):
+                reading.now += 0.3
+                reading.look()
+            if number in restarts:
+                kept += reading.lines
+                reading = reading.again()
+        append(path, "\n")
+        reading.settle()
+        kept += reading.lines
+        reading.follower.close()
+        whole = "".join(chunks) + "\n"
+        lines = [line.rstrip("\r") for line in whole.split("\n")[:-1]]
+        assert [line.text for line in kept] == lines
+        assert [line.number for line in kept] == list(range(1, len(lines) + 1))
+        assert reading.restarts == 0
+
+
+@given(
+    versions=st.lists(st.lists(st.sampled_from(["a", "b", "c", "long " * 20, ""]), max_size=6), min_size=1, max_size=5),
+    ways=st.lists(st.sampled_from(["rename", "in place", "delete", "append", "backup"]), min_size=5, max_size=5),
+    looked=st.lists(st.booleans(), min_size=5, max_size=5),
+)
+@examples(60)
+def test_whatever_was_done_to_the_file_its_last_state_is_read_whole(
+    versions: list[list[str]], ways: list[str], looked: list[bool]
+) -> None:
+    """C03-C08, P2: after it rests, the lines since the last restart are the file's lines."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "jobs.txt")
+        path.touch()
+        reading = Reading(path)
+        since: list[str] = []
+
+        def look() -> None:
+            try:
+                while (batch := reading.look()) is not None:
+                    if batch.restart:
+                        since.clear()
+                    since.extend(line.text for line in batch.lines)
+            except FileTrouble:
+                assert not path.exists()
+
+        look()
+        for lines, way, seen in zip(versions, ways, looked, strict=False):
+            text = "".join(line + "\n" for line in lines)
+            tick(Path(folder))
+            if path.exists():
+                tick(path)
+            if way == "append":
+                append(path, text)
+            elif way == "in place":
+                path.write_text(text)
+            elif way == "delete":
+                path.unlink()
+                if seen:
+                    look()
+                path.write_text(text)
+            elif way == "backup":
+                path.rename(f"{path}~")
+                path.write_text(text)
+            else:
+                aside = path.with_suffix(".tmp")
+                aside.write_text(text)
+                aside.rename(path)
+            if seen:
+                reading.now += 0.4
+                look()
+        for _ in range(4):
+            reading.now += SETTLE_S + 0.01
+            look()
+        reading.follower.close()
+        assert since == path.read_text().split("\n")[:-1]
+        assert not reading.follower.mark.replaying

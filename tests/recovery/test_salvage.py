@@ -1,0 +1,194 @@
+"""What is read of a damaged store: by SQLite as far as a path leads there, else from the pages; never from the original."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import Job, JobSpec, JobState
+from scheduler.recovery.salvage import copy_store, leaf_rows, read_what_is_left
+from scheduler.store import jobs as rows
+from scheduler.store.database import MIGRATIONS, PAGE, Database
+from scheduler.store.paths import Places
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(str(tmp_path / "gpu_scheduler_state.json"))
+
+
+def fill(places: Places, number: int, seed: int = 1) -> dict[int, Job]:
+    """A closed store with so many jobs, some of them longer than a page."""
+    dice = random.Random(seed)
+    database = Database(places, checkpoints=True)
+    with database.writing() as connection:
+        for n in range(number):
+            words = tuple("é" * dice.choice([1, 30, 300, 3000]) for _ in range(dice.randint(1, 3)))
+            rows.insert(
+                connection, JobSpec(script="/s.py", arguments=words), ResourceRequest(1, 500), f"id{n}", (), float(n)
+            )
+        rows.set_meta(connection, "jobs_file", "/jobs.txt")
+        connection.executemany("INSERT INTO events VALUES (?,1,0.5,'accepted','')", [(n + 1,) for n in range(number)])
+    jobs = {job.id: job for job in rows.select(database.connection)}
+    database.close()
+    return jobs
+
+
+def salvage(places: Places, tmp_path: Path, top: int = 0):
+    before = Path(places.store).read_bytes()
+    copy = str(tmp_path / "copy.db")
+    for ending in ("", "-wal", "-shm", ".fresh"):
+        Path(copy + ending).unlink(missing_ok=True)
+    copy_store(places.store, copy)
+    left = read_what_is_left(copy, top)
+    assert Path(places.store).read_bytes() == before, "the original is only read"
+    return left, {row["id"]: rows.job_of_row(row) for row in left.rows["jobs"]}
+
+
+def damage(places: Places, page: int, data: bytes | None = None) -> None:
+    with open(places.store, "r+b") as stream:
+        stream.seek((page - 1) * PAGE)
+        stream.write(random.Random(page).randbytes(PAGE) if data is None else data)
+
+
+def layout(places: Places) -> list[tuple[int, str, str]]:
+    """(page, table or index, kind of page)."""
+    connection = sqlite3.connect(places.store)
+    try:
+        return connection.execute("SELECT pageno, name, pagetype FROM dbstat").fetchall()
+    except sqlite3.OperationalError:
+        pytest.skip("this SQLite has no dbstat")
+    finally:
+        connection.close()
+
+
+def test_e02_pages_read_by_hand_say_what_sqlite_says(places: Places) -> None:
+    """E02: rows of every size, with and without pages of their own for what does not fit."""
+    fill(places, 60)
+    connection = sqlite3.connect(places.store)
+    said = {row[0]: row[1:] for row in connection.execute("SELECT * FROM jobs")}
+    connection.close()
+    read = {number: values for number, values in leaf_rows(places.store) if len(values) == len(said[1]) + 1}
+    assert {number: values[1:] for number, values in read.items()} == said
+
+
+@pytest.mark.long
+def test_e02_a_leaf_costs_only_its_rows(places: Places, tmp_path: Path) -> None:
+    """E02: whichever page of the jobs is damaged, all rows of the others are read, as they were."""
+    jobs = fill(places, 60)
+    whole = Path(places.store).read_bytes()
+    for page, name, kind in layout(places):
+        if name != "jobs":
+            continue
+        Path(places.store).write_bytes(whole)
+        in_it = sum(1 for p, *_ in [(page,)] for _ in [p]) and _rows_in(whole, page) if kind == "leaf" else 1
+        damage(places, page)
+        left, found = salvage(places, tmp_path, 60)
+        assert "jobs" in left.trouble
+        assert len(found) >= len(jobs) - in_it, (page, kind)
+        assert all(job == jobs[number] for number, job in found.items()), page
+        assert len(left.rows["events"]) == len(jobs) and left.rows["meta"]
+
+
+def _rows_in(data: bytes, page: int) -> int:
+    return int.from_bytes(data[(page - 1) * PAGE + 3 : (page - 1) * PAGE + 5], "big")
+
+
+@pytest.mark.parametrize("size", [16, 100, PAGE])
+@pytest.mark.parametrize("what", ["zeros", "noise"])
+def test_e01_a_damaged_head_costs_nothing(places: Places, tmp_path: Path, size: int, what: str) -> None:
+    """E01: the head is that of any new store; the tables of the first step always begin at the same pages."""
+    jobs = fill(places, 20)
+    damage(places, 1, bytes(size) if what == "zeros" else random.Random(size).randbytes(size))
+    left, found = salvage(places, tmp_path)
+    assert found == jobs and left.trouble.keys() <= {"sqlite_master"}
+    assert {row["key"]: row["value"] for row in left.rows["meta"]} == {"jobs_file": "/jobs.txt"}
+
+
+def test_e01_a_store_of_the_first_version(places: Places, tmp_path: Path) -> None:
+    """E01, E14: rows that were written before a column was added get its default."""
+    places.make()
+    connection = sqlite3.connect(places.store, isolation_level=None)
+    MIGRATIONS[0](connection)
+    connection.execute("PRAGMA user_version=1")
+    spec = json.dumps(JobSpec(arguments=("true",)).as_dict())
+    for n in range(1, 4):
+        connection.execute(
+            "INSERT INTO jobs (id, state, spec, identity, need_count, need_parts, priority, place, submitted_at)"
+            " VALUES (?, 'pending', ?, '', 0, 0, 0, 0, 1.0)",
+            (n, spec),
+        )
+    connection.close()
+    left, found = salvage(places, tmp_path)
+    assert len(found) == 3 and not left.trouble
+    damage(places, 1)
+    left, found = salvage(places, tmp_path)
+    assert {job.state for job in found.values()} == {JobState.PENDING} and len(found) == 3
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_e02_any_noise_is_survived(places: Places, tmp_path: Path, seed: int) -> None:
+    """E02, E03: overwritten at random places, cut at a random place: no error, and no row that never was."""
+    jobs = fill(places, 40, seed)
+    dice = random.Random(seed)
+    with open(places.store, "r+b") as stream:
+        size = os.path.getsize(places.store)
+        for _ in range(dice.randint(1, 12)):
+            stream.seek(dice.randrange(size))
+            stream.write(dice.randbytes(dice.choice([1, 40, 5000])))
+        if dice.random() < 0.5:
+            stream.truncate(dice.randrange(size))
+    left, _ = read_both(places, tmp_path)
+    for row in left.rows["jobs"]:
+        assert isinstance(row["id"], int)
+    assert len(jobs) == 40
+
+
+def read_both(places: Places, tmp_path: Path):
+    copy = str(tmp_path / "noise.db")
+    copy_store(places.store, copy)
+    return read_what_is_left(copy, 40), copy
+
+
+def test_e03_everything_from_the_log_of_an_emptied_store(places: Places, tmp_path: Path) -> None:
+    """E03: what was never copied back from the log is all there, though the file itself is empty."""
+    database = Database(places, checkpoints=True)
+    with database.writing() as connection:
+        rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(0, 0), "", (), 1.0)
+    os.truncate(places.store, 0)
+    left, found = salvage(places, tmp_path)
+    assert list(found) == [1] and not left.trouble.keys() - {"sqlite_master"}
+    database.close()
+
+
+def test_e05_ids_are_noted_beside_the_store(places: Places) -> None:
+    """E05: the note never runs ahead of the store, and an old copy is told by it."""
+    from scheduler.core.errors import Damaged
+    from scheduler.store import integrity
+
+    database = Database(places)
+    with database.writing() as connection:
+        rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(0, 0), "", (), 1.0)
+    assert integrity.high(places) == 1
+    with pytest.raises(RuntimeError), database.writing() as connection:
+        rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(0, 0), "", (), 1.0)
+        raise RuntimeError
+    assert integrity.high(places) == 1
+    database.close()
+    old = Path(places.store).read_bytes()
+    database = Database(places)
+    with database.writing() as connection:
+        rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(0, 0), "", (), 1.0)
+    database.close()
+    Path(places.store).write_bytes(old)
+    with pytest.raises(Damaged, match="older than what happened"):
+        Database(places)
+    assert Path(places.store).read_bytes() == old
+    os.unlink(places.high)  # without the note nothing tells, and nothing is in the way
+    Database(places).close()

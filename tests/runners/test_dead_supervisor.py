@@ -1,0 +1,224 @@
+"""What the daemon makes of a supervisor that died with words unsaid; and what a supervisor does when its words cannot be said."""
+
+from __future__ import annotations
+
+import marshal
+import math
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import Job, JobSpec, JobState, Process
+from scheduler.core.launch import Launch
+from scheduler.core.observations import Ended, Lost, Observation, Started, Unclaimed
+from scheduler.runners import attempt_record, local
+from scheduler.runners import supervisor as supervisor_file
+from scheduler.runners.direct import DirectRunner
+from scheduler.runners.local import WatchedAttempt
+from scheduler.system.processes import boot_id, seen
+
+
+def _job(number: int) -> Job:
+    return Job(id=number, spec=JobSpec(), need=ResourceRequest(1, 1000), attempt=1)
+
+
+def _ended_child(code: int) -> Process:
+    """A child of ours that leads its session and has ended, and that nobody has reaped."""
+    child = os.fork()
+    if not child:
+        os.setsid()
+        os._exit(code)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    found = seen(child)
+    assert found is not None and not found.alive
+    return Process(child, found.ticks)
+
+
+def test_a21_an_ended_child_of_one_job_is_never_taken_for_another_job(tmp_path: Path) -> None:
+    """A21, P5: killed between two starts of a packet, the first of which had ended, unreaped and unsaid: the second, claimed
+    and without a pid, has never run; it is not done with the other's exit code.
+    """
+    runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), {}, str(tmp_path / "errors"))
+    try:
+        child = _ended_child(0)
+        for number in 1, 2:
+            path = tmp_path / f"{number}.1"
+            path.write_bytes(attempt_record.blank(_job(number), boot_id()))
+            runner._sent[f"{number}.1"] = WatchedAttempt(number, 1, str(path), ours=True)
+        attempt_record.write_pid(str(tmp_path / "1.1"), child, boot_id(), time.time_ns(), runner.supervisor_pid)
+        os.kill(runner.supervisor_pid, signal.SIGKILL)
+        os.waitid(os.P_PID, runner.supervisor_pid, os.WEXITED | os.WNOWAIT)
+        observations = []
+        end = time.monotonic() + 20
+        while len(observations) < 3 and time.monotonic() < end:
+            observations += runner.look()
+            time.sleep(0.01)
+        assert [observation for observation in observations if isinstance(observation, Unclaimed)] == [Unclaimed(2, 1)]
+        assert [(f.job, f.exit_code) for f in observations if isinstance(f, Ended)] == [(1, 0)]
+        assert [f.job for f in observations if isinstance(f, Started)] == [1] and not [
+            f for f in observations if isinstance(f, Lost)
+        ]
+    finally:
+        runner.close()
+
+
+def test_p5_an_ending_that_nobody_reaps_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P5: supervisor and daemon were killed, and process 1 of the container reaps nobody: the next daemon does not wait for a
+    record that nobody will write, but reads the exit code of the zombie.
+    """
+    monkeypatch.setattr(local, "ZOMBIE_PATIENCE_S", math.inf)
+    hold = tmp_path / "hold"
+    hold.touch()
+    script = f"sh -c 'while [ -e {hold} ]; do sleep 0.02; done; exit 7' & echo $!; exec sleep 600"
+    reaps_nobody = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
+    runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), {}, str(tmp_path / "errors"))
+    try:
+        assert reaps_nobody.stdout is not None
+        pid = int(reaps_nobody.stdout.readline())
+        there = seen(pid)
+        assert there is not None
+        supervisor = subprocess.Popen(["true"])
+        supervisor.wait()
+        job = replace(_job(1), state=JobState.RUNNING, boot=boot_id())
+        path = tmp_path / "1.1"
+        path.write_bytes(attempt_record.blank(job, boot_id()))
+        attempt_record.write_pid(str(path), Process(pid, there.ticks), boot_id(), time.time_ns(), supervisor.pid)
+        assert [type(observation) for observation in runner.adopt(job)] == [Started]
+        hold.unlink()
+        observations: list[Observation] = []
+        end = time.monotonic() + 20
+        while not observations and time.monotonic() < end:
+            observations += runner.look()
+            time.sleep(0.01)
+        assert [
+            (type(observation), observation.exit_code) for observation in observations if isinstance(observation, Ended)
+        ] == [(Ended, 7)]
+    finally:
+        runner.close()
+        reaps_nobody.kill()
+        reaps_nobody.communicate()
+
+
+def test_a_stopped_supervisor_is_told_and_left_so(tmp_path: Path) -> None:
+    """SIGSTOP is a wish: what it holds up is said, with the way to go on."""
+    runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), {}, str(tmp_path / "errors"))
+    try:
+        os.kill(runner.supervisor_pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, runner.supervisor_pid, os.WSTOPPED | os.WNOWAIT)
+        runner.look()
+        assert f"the supervisor is stopped; to go on: kill -CONT {runner.supervisor_pid}" in runner.trouble()
+        os.kill(runner.supervisor_pid, signal.SIGCONT)
+        os.waitid(os.P_PID, runner.supervisor_pid, os.WCONTINUED | os.WNOWAIT)
+        assert runner.trouble() == ""
+    finally:
+        os.kill(runner.supervisor_pid, signal.SIGKILL)
+        runner.close()
+
+
+def test_p3_a_supervisor_that_cannot_be_had_is_told_and_tried_again(tmp_path: Path) -> None:
+    """P3, P1: no busy loop and no attempt used up meanwhile; what was asked for then is started once there is one."""
+    house = tmp_path / "house"
+    house.mkdir()
+    (tmp_path / "attempts").mkdir()
+    runner = DirectRunner(
+        str(tmp_path / "attempts"), str(tmp_path / "state.json"), dict(os.environ), str(house / "errors")
+    )
+    job = _job(1)
+    try:
+        (house / "errors").unlink()
+        house.rmdir()
+        first = runner.supervisor_pid
+        os.kill(first, signal.SIGKILL)
+        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+        end = time.monotonic() + 20
+        while not runner.trouble() and time.monotonic() < end:
+            assert runner.look() == []
+            time.sleep(0.01)
+        assert f"the supervisor cannot be started: No such file or directory {house / 'errors'}" in runner.trouble()
+        launch = Launch("1.1", ("/bin/sh", "-c", "exit 7"), {}, str(tmp_path), str(tmp_path / "log"))
+        runner.start(job, launch)
+        runner.flush()
+        assert runner.look() == [] and (runner.next_look() or 0) > time.monotonic() - 1
+        house.mkdir()
+        observations: list[object] = []
+        end = time.monotonic() + 20
+        while len(observations) < 2 and time.monotonic() < end:
+            observations += runner.look()
+            time.sleep(0.01)
+        assert [type(observation) for observation in observations] == [Started, Ended] and observations[
+            1
+        ].exit_code == 7  # type: ignore[attr-defined]
+        runner._supervisor_since -= 10  # it has lived long enough to be trusted
+        assert runner.trouble() == ""
+    finally:
+        runner.close()
+
+
+def test_b05_what_nobody_has_begun_is_taken_back_by_a_cancel(tmp_path: Path) -> None:
+    """B05, P1: the supervisor is stopped; cancelled before it read of the start, the command never begins."""
+    runner = DirectRunner(str(tmp_path), str(tmp_path / "state.json"), dict(os.environ), str(tmp_path / "errors"))
+    job = _job(1)
+    supervisor = runner.supervisor_pid
+    try:
+        os.kill(supervisor, signal.SIGSTOP)
+        os.waitid(os.P_PID, supervisor, os.WSTOPPED | os.WNOWAIT)
+        ran = tmp_path / "ran"
+        launch = Launch("1.1", ("/usr/bin/touch", str(ran)), {}, str(tmp_path), str(tmp_path / "log"))
+        runner.start(job, launch)
+        runner.flush()
+        runner.stop(job, hard=False)
+        assert runner.next_look() == 0.0 and runner.look() == [Unclaimed(1, 1)]
+        os.kill(supervisor, signal.SIGCONT)
+        second = Launch("2.1", ("/bin/true",), {}, str(tmp_path), str(tmp_path / "log"))
+        runner.start(_job(2), second)
+        runner.flush()
+        observations: list[object] = []
+        end = time.monotonic() + 20
+        while len(observations) < 2 and time.monotonic() < end:
+            observations += runner.look()
+            time.sleep(0.01)
+        assert [type(observation) for observation in observations] == [Started, Ended] and not ran.exists()
+    finally:
+        runner.close()
+
+
+def test_e09_words_that_could_not_be_sent_are_sent_again(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A send that fails for want of memory loses no ending; only a daemon that is gone is told nothing any more."""
+    read, write = os.pipe()
+    supervisor = supervisor_file.Supervisor.__new__(supervisor_file.Supervisor)
+    supervisor.fd, supervisor.out, supervisor.unsent = write, [("end", "1.1", 5, "exit", 3, 7)], False
+    answers = [OSError(105, "no buffer space"), 0, None]
+    real = os.write
+
+    def failing(fd: int, data: bytes) -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return real(fd, data) if answer is None else answer
+
+    class Poll:
+        modified = 0
+
+        def modify(self, fd: int, events: int) -> None:
+            self.modified = events
+
+    poll = Poll()
+    monkeypatch.setattr(os, "write", failing)
+    for _ in range(2):
+        supervisor.send(poll)
+        assert supervisor.out and supervisor.unsent
+    supervisor.send(poll)
+    assert not supervisor.out and not supervisor.unsent
+    assert marshal.loads(os.read(read, 4096)) == [("end", "1.1", 5, "exit", 3, 7)]
+    os.close(read)
+    monkeypatch.undo()
+    supervisor.out = [("end", "2.1", 6, "exit", 0, 8)]
+    supervisor.send(poll)  # EPIPE: nobody is there
+    assert not supervisor.out
+    os.close(write)

@@ -1,0 +1,228 @@
+"""The supervisor's traps, each as a test (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import Job, JobSpec
+from scheduler.core.recovery import Record
+from scheduler.runners import attempt_record
+from scheduler.runners import supervisor as supervisor_file
+from scheduler.system.processes import boot_id
+
+LIMIT_S = 30.0
+Streams = tuple[str, str, tuple[int, int, str] | None]  # errors, packer, caller
+
+
+class FakeDaemon:
+    """The daemon's end of a supervisor's socket."""
+
+    def __init__(self, folder: Path, **constants: int) -> None:
+        """``constants``: of the supervisor's own, where a test cannot wait so long."""
+        self.folder = folder
+        text = Path(supervisor_file.__file__).read_text()
+        for name, value in constants.items():
+            text, found = re.subn(rf"^{name} = \S+", f"{name} = {value}", text, flags=re.M)
+            assert found == 1, name
+        (folder / "supervisor.py").write_text(text)
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(LIMIT_S)
+        os.set_inheritable(theirs.fileno(), True)
+        with (folder / "supervisor.err").open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(folder / "supervisor.py"), str(theirs.fileno()), boot_id(), "1024"],
+                pass_fds=[theirs.fileno()],
+                stderr=errors,
+                start_new_session=True,
+            )
+        theirs.close()
+
+    def start(self, number: int, *argv: str, streams: Streams = ("", "", None)) -> tuple[object, ...]:
+        job = Job(id=number, spec=JobSpec(arguments=argv), need=ResourceRequest(1, 1000), attempt=1)
+        log = str(self.folder / f"{number}.log")
+        return ("start", f"{number}.1", str(self.folder / f"{number}.1"), attempt_record.blank(job, boot_id()), log,
+                str(self.folder), None, argv, "", {"GPUJOB_ID": str(number)}, streams)  # fmt: skip
+
+    def send(self, *messages: tuple[object, ...]) -> None:
+        self.socket.send(marshal.dumps(list(messages)))
+
+    def ends(self, most: int) -> dict[str, tuple[str, int]]:
+        found: dict[str, tuple[str, int]] = {}
+        while len(found) < most:
+            for message in marshal.loads(self.socket.recv(1 << 20)):
+                if message[0] == "end":
+                    found[message[1]] = (message[3], message[4])
+        return found
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeDaemon]:
+    """With constants of its own if the test names some (``indirect``)."""
+    made = FakeDaemon(tmp_path, **getattr(request, "param", {}))
+    yield made
+    made.socket.close()
+    try:
+        made.process.wait(LIMIT_S)
+    finally:
+        made.process.kill()
+    assert (tmp_path / "supervisor.err").read_text() == ""
+
+
+def wait_ended(path: Path) -> attempt_record.AttemptRecord:
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        found = attempt_record.read(str(path))
+        if found.how:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"{path}: {attempt_record.read(str(path))}")
+
+
+def test_reads_out_what_a_dead_daemon_had_sent(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """A daemon that dies with unread replies gives ECONNRESET, not an end; what it had sent is still carried out."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    daemon.send(*(daemon.start(n, "/bin/sh", "-c", f"exit {n}") for n in range(1, 40)))
+    daemon.send(daemon.start(50, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.02; done; exit 9"))
+    for n in range(60, 70):
+        daemon.send(daemon.start(n, "/bin/sh", "-c", f"exit {n}"))
+    daemon.socket.close()
+    for n in (*range(1, 40), *range(60, 70)):
+        assert wait_ended(tmp_path / f"{n}.1").code == n
+    assert daemon.process.poll() is None  # it has a job, so it lives
+    hold.unlink()
+    assert wait_ended(tmp_path / "50.1").code == 9
+    assert daemon.process.wait(LIMIT_S) == 0
+
+
+def test_b01_signals_do_not_end_it(daemon: FakeDaemon, tmp_path: Path) -> None:
+    daemon.send(daemon.start(1, "/bin/sh", "-c", "sleep 0.3; exit 5"))
+    assert marshal.loads(daemon.socket.recv(1 << 20))[0][0] == "up"
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(daemon.process.pid, number)
+    assert daemon.ends(1) == {"1.1": ("exit", 5)}
+
+
+def test_f08_no_descriptor_is_left_over(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """F08: as many open files after 300 jobs and 100 failed starts as before."""
+    folder = f"/proc/{daemon.process.pid}/fd"
+    daemon.send(daemon.start(1, "/bin/true"))
+    daemon.ends(1)
+    before = len(os.listdir(folder))
+    for first in range(2, 302, 50):
+        daemon.send(*(daemon.start(n, "/bin/true") for n in range(first, first + 50)))
+    daemon.send(*(daemon.start(n, "/no/such/program") for n in range(1000, 1100)))
+    assert len(daemon.ends(300)) == 300
+    daemon.send(daemon.start(2000, "/bin/true"))
+    daemon.ends(1)
+    assert len(os.listdir(folder)) == before
+
+
+def test_many_jobs_need_no_descriptor_each(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """S2.3 in part: 300 running jobs, no open file for any of them."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    daemon.send(daemon.start(1000, "/bin/true"))
+    daemon.ends(1)
+    before = len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+    for first in range(1, 301, 50):
+        daemon.send(
+            *(
+                daemon.start(n, "/bin/sh", "-c", f"while [ -e {hold} ]; do sleep 0.5; done")
+                for n in range(first, first + 50)
+            )
+        )
+    ups = 0
+    while ups < 300:
+        ups += sum(1 for message in marshal.loads(daemon.socket.recv(1 << 20)) if message[0] == "up")
+    assert len(os.listdir(f"/proc/{daemon.process.pid}/fd")) == before
+    hold.unlink()
+    assert len(daemon.ends(300)) == 300
+
+
+def test_existing_record_is_taken(daemon: FakeDaemon, tmp_path: Path) -> None:
+    (tmp_path / "1.1").write_text("somebody's")
+    daemon.send(daemon.start(1, "/bin/sh", "-c", "touch ran"))
+    assert marshal.loads(daemon.socket.recv(1 << 20)) == [("taken", "1.1")]
+    assert not (tmp_path / "ran").exists() and (tmp_path / "1.1").read_text() == "somebody's"
+
+
+def test_p8_what_stands_in_the_place_of_a_file_holds_up_no_other_job(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """A pipe where the log, the environment or (at the end) the record should be; an environment that never ends."""
+    with open(tmp_path / "huge", "wb") as stream:
+        stream.truncate(1 << 40)
+    for name in ("1.log", "pipe"):
+        os.mkfifo(tmp_path / name)
+    jobs = [list(daemon.start(number, "/bin/true")) for number in (1, 2, 3)]
+    jobs[1][8], jobs[2][8] = str(tmp_path / "pipe"), str(tmp_path / "huge")
+    swap = "rm 4.1; mkfifo 4.1; grep flags /proc/self/fdinfo/1"
+    daemon.send(*map(tuple, jobs), daemon.start(4, "/bin/sh", "-c", swap), daemon.start(5, "/bin/true"))
+    told = []
+    while len([message for message in told if message[0] == "end"]) < 2:
+        told += marshal.loads(daemon.socket.recv(1 << 20))
+    refused = [message[1:] for message in told if message[0] == "no"]
+    assert refused == [
+        ("1.1", "log", errno.EEXIST),
+        ("2.1", "environment", errno.EINVAL),
+        ("3.1", "environment", errno.E2BIG),
+    ]
+    assert {message[1] for message in told if message[0] == "end"} == {"4.1", "5.1"}
+    flags = int((tmp_path / "4.log").read_text().split()[-1], 8)
+    assert not flags & os.O_NONBLOCK  # of its standard output
+
+
+def test_f04_log_folder_is_made_again(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """F04."""
+    job = list(daemon.start(1, "/bin/echo", "there"))
+    job[4] = str(tmp_path / "logs" / "1.log")
+    daemon.send(tuple(job))
+    daemon.ends(1)
+    assert (tmp_path / "logs" / "1.log").read_text() == "there\n"
+    assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
+
+
+def test_f01_the_ending_fits_on_a_full_disk(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """F01: every byte of the ending is reserved before the command runs."""
+    daemon.send(daemon.start(1, "/bin/sh", "-c", "sleep 0.2; exit 44"))
+    end = time.monotonic() + LIMIT_S
+    while not ((tmp_path / "1.1").exists() and (tmp_path / "1.1").stat().st_size) and time.monotonic() < end:
+        time.sleep(0.005)  # it is made, and a moment later written
+    size = (tmp_path / "1.1").stat().st_size
+    blocks = (tmp_path / "1.1").stat().st_blocks
+    assert size > attempt_record.SPEC_AT
+    assert daemon.ends(1) == {"1.1": ("exit", 44)}
+    assert (tmp_path / "1.1").stat().st_size == size and (tmp_path / "1.1").stat().st_blocks >= blocks
+    assert attempt_record.read(str(tmp_path / "1.1")).code == 44
+    assert attempt_record.spec_of(str(tmp_path / "1.1"))["id"] == 1
+
+
+@pytest.mark.parametrize("room", [0, 100, 300])
+def test_a_record_that_cannot_be_written_is_nobodys_again(daemon: FakeDaemon, tmp_path: Path, room: int) -> None:
+    """P1, P5, F01: found by the soak. Left claimed by a supervisor whose daemon was killed, a job that never ran became lost."""
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+    daemon.send(daemon.start(1, "/bin/sh", "-c", f"touch {tmp_path}/ran"))
+    assert marshal.loads(daemon.socket.recv(1 << 20))[0][:3] == ("no", "1.1", "record")
+    assert attempt_record.read(str(tmp_path / "1.1")).kind is Record.NONE
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    daemon.send(daemon.start(1, "/bin/sh", "-c", "exit 4"))
+    assert daemon.ends(1) == {"1.1": ("exit", 4)} and not (tmp_path / "ran").exists()
+
+
+def test_checksum_is_the_same_on_both_sides() -> None:
+    for text in (b"", b"exit 0 at 1", b"signal 9 at 123456789"):
+        assert supervisor_file.checksum(text) == attempt_record.checksum(text)
+    assert (supervisor_file.PID_AT, supervisor_file.END_AT) == (attempt_record.PID_AT, attempt_record.END_AT)

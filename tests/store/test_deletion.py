@@ -1,0 +1,176 @@
+"""What the store forgets, and what it never does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.client.client import SchedulerClient
+from scheduler.core.file_offsets import Refusal
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import ENDED, Event, Holding, Job, JobSpec, JobState, Process
+from scheduler.core.model_table import ModelTable
+from scheduler.store import file_offsets as kept
+from scheduler.store import jobs as rows
+from scheduler.store.database import Database
+from scheduler.store.deletion import ended_with_logs, forget_finished, old_logs, sweep_environments
+from scheduler.store.paths import Places
+from tests.builders import examples
+
+WHOLE = ResourceRequest(1, 1000)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    made = Database(Places(str(tmp_path / "gpu_scheduler_state.json")))
+    yield made
+    made.close()
+
+
+def put(database: Database, state: JobState, at: float | None = None, log: str = "", **spec: Any) -> Job:
+    """A job that is in this state, and ended (or was last heard of) then."""
+    with database.writing() as connection:
+        job = rows.insert(connection, JobSpec(script="/x.py", **spec), WHOLE, "", (), 1.0)
+        job.state, job.finished_at, job.log, job.attempt = state, at, log, 1
+        rows.save(connection, [job])
+        rows.write_events(connection, [Event(job.id, 1.0, "started"), Event(job.id, 2.0, state.value)])
+    return job
+
+
+def left(database: Database) -> list[int]:
+    return [row[0] for row in database.connection.execute("SELECT id FROM jobs ORDER BY id")]
+
+
+def forget(database: Database, **limits: Any) -> int:
+    with database.writing() as connection:
+        return forget_finished(connection, **limits)
+
+
+def test_by_number_and_by_age(database: Database) -> None:
+    for at in (10, 20, 30, 30, 40, 50):
+        put(database, JobState.DONE, at)
+    assert forget(database, keep=5) == 1 and left(database) == [2, 3, 4, 5, 6]
+    assert forget(database, before=30) == 1 and left(database) == [3, 4, 5, 6]
+    assert forget(database, keep=3, before=20, most=1) == 1 and left(database) == [4, 5, 6]
+    assert forget(database, keep=9) == forget(database, before=0) == 0
+    assert forget(database, keep=0, most=1) == 1 and left(database) == [5, 6]
+    assert database.connection.execute("SELECT DISTINCT job FROM events ORDER BY job").fetchall() == [(5,), (6,)]
+
+
+def test_without_limits_all_that_ended_and_the_refused_lines(database: Database) -> None:
+    """For `reset`: one call; under the same protections."""
+    for state in JobState:
+        put(database, state, 10.0 if state in ENDED else None)
+    put(database, JobState.STOPPING, 11.0)  # its first process has ended, others have not
+    parent, other = put(database, JobState.DONE, 12.0), put(database, JobState.FAILED, 13.0)
+    put(database, JobState.PENDING, after=(parent.id,))
+    put(database, JobState.STOPPING, 14.0, after_ok=(other.id,))
+    holder = put(database, JobState.DONE, 15.0)
+    for _ in range(450):
+        put(database, JobState.DONE, 16.0)
+    newest = put(database, JobState.CANCELLED, 17.0)
+    with database.writing() as connection:
+        rows.save_holdings(connection, [Holding("x", holder.id, WHOLE, (0,), 0, (Process(1, 1),))], [], "boot")
+        kept.refuse(connection, Refusal("jobs.txt", 1, "text", "why"))
+        kept.count_lines(connection, "jobs.txt", ["identity"])
+    assert forget(database, keep=10_000) == 0 and len(kept.refused(database.connection)) == 1
+    assert forget(database) == 4 + 451
+    living = [row[0] for row in database.connection.execute("SELECT id FROM jobs WHERE state IN ('pending','starting','running','stopping')")]  # fmt: skip
+    assert left(database) == sorted([*living, parent.id, other.id, holder.id])
+    assert kept.refused(database.connection) == []
+    assert database.connection.execute("SELECT n FROM line_counts").fetchall() == [(1,)]
+    with database.writing() as connection:
+        assert rows.insert(connection, JobSpec(script="/y.py"), WHOLE, "", (), 1.0).id == newest.id + 1
+
+
+@examples(60)
+@given(
+    st.lists(st.tuples(st.sampled_from(list(JobState)), st.integers(1, 9)), min_size=1, max_size=12),
+    st.none() | st.integers(0, 12), st.none() | st.integers(0, 10), st.none() | st.integers(1, 4),
+)  # fmt: skip
+def test_the_oldest_go_first_and_no_more_than_allowed(
+    database: Database, jobs: list[tuple[JobState, int]], keep: int | None, before: int | None, most: int | None
+) -> None:
+    """Against the rules said slowly."""
+    with database.writing() as connection:
+        connection.execute("DELETE FROM jobs")
+        connection.execute("DELETE FROM meta WHERE key='last_id'")
+    made = [put(database, state, float(at) if state in ENDED else None) for state, at in jobs]
+    ended = sorted((job for job in made if job.state in ENDED), key=lambda job: (job.finished_at, job.id))
+    rank = {job.id: len(ended) - place for place, job in enumerate(ended)}  # 1: ended last
+    may_go = [
+        job.id
+        for job in ended
+        if (keep is None and before is None)
+        or (keep is not None and rank[job.id] > keep)
+        or (before is not None and job.finished_at is not None and job.finished_at < before)
+    ]
+    gone = may_go[:most]
+    assert forget(database, keep=keep, before=before, most=most) == len(gone)
+    assert left(database) == sorted({job.id for job in made} - set(gone))
+    assert rows.last_id(database.connection) == made[-1].id, "ids are not given out twice"
+
+
+def test_logs_of_all_attempts_are_remembered(database: Database) -> None:
+    job = put(database, JobState.DONE, 10.0, "/logs/b")
+    with database.writing() as connection:
+        rows.write_events(connection, [Event(job.id, 1.0, "retry_scheduled", {"attempt": 1, "log": "/logs/a"})])
+        job.attempt = 2
+        rows.save(connection, [job])
+    put(database, JobState.FAILED, 20.0)
+    assert ended_with_logs(database.connection, (99.0, 0), 5) == [(20.0, 2, []), (10.0, 1, ["/logs/b", "/logs/a"])]
+    assert ended_with_logs(database.connection, (20.0, 2), 5) == [(10.0, 1, ["/logs/b", "/logs/a"])]
+    assert forget(database, keep=1) == 1
+    assert old_logs(database.connection, (99.0, ""), 5) == [(10.0, "/logs/b"), (10.0, "/logs/a")]
+
+
+def test_an_environment_goes_with_its_last_job(tmp_path: Path, database: Database) -> None:
+    """Also where a submission of the same environment comes in between."""
+    client = SchedulerClient(database.places.state_file)
+    spec = JobSpec(source="submit", arguments=("true",), gpus="0")
+    first = client.submit(spec, {"A": "1"}, ModelTable())
+    client.submit(spec, {"A": "2"}, ModelTable())
+    shared = client.submit(spec, {"A": "1"}, ModelTable())
+    client.submit(spec, {"A": "3"}, ModelTable())
+    assert first.spec.env_file == shared.spec.env_file
+    folder = database.places.environments
+    Path(folder, "packet").touch()  # not ours to judge
+
+    def end(*ids: int) -> None:
+        with database.writing() as connection:
+            for number in ids:
+                connection.execute("UPDATE jobs SET state='done', finished_at=? WHERE id=?", (number, number))
+        forget(database, keep=0)
+        for _ in sweep_environments(database, database.places):
+            continue
+
+    end(1, 2)
+    assert len(os.listdir(folder)) == 3 and os.path.exists(shared.spec.env_file)
+    end(3)
+    assert len(os.listdir(folder)) == 2 and not os.path.exists(shared.spec.env_file)
+    connection = database.connection
+    assert rows.meta(connection, "unswept") == "" and list(sweep_environments(database, database.places)) == []
+
+    path = client._keep_environment({"A": "9"})
+    keep = SchedulerClient._keep_environment
+
+    def removed_meanwhile(self: SchedulerClient, environment: Any) -> str:
+        found = keep(self, environment)
+        if not removed:
+            removed.append(found)
+            os.unlink(found)
+        return found
+
+    removed: list[str] = []
+    SchedulerClient._keep_environment = removed_meanwhile  # type: ignore[method-assign]
+    try:
+        client.submit(spec, {"A": "9"}, ModelTable())
+    finally:
+        SchedulerClient._keep_environment = keep  # type: ignore[method-assign]
+    assert removed == [path] and Path(path).read_bytes() == b"A=9"

@@ -1,0 +1,328 @@
+"""The journal's file: appended to, written anew; torn, foreign, replaced, removed, in the way, and without room."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.core.journal import KEYS, line_of
+from scheduler.store import journal_file
+from scheduler.store.journal_file import JournalFile
+
+
+def record(job: int, status: str = "pending", **changes: Any) -> bytes:
+    history = [[changes.pop("accepted", "now"), "pending"]]
+    return line_of(dict.fromkeys(KEYS) | {"id": job, "command": "x", "status": status, "history": history} | changes)
+
+
+class Store:
+    """A journal of jobs 1 to 9, accepted "now", of which only those in ``lines`` are written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: dict[int, bytes] = {}
+        self.file = JournalFile(
+            str(path), lambda who: who[0] < 10 and who[1] == "now", lambda torn: record(3).startswith(torn)
+        )
+
+    def write_anew(self) -> None:
+        for _ in self.file.write_anew(self.lines[job] for job in sorted(self.lines)):
+            continue
+
+    def bad(self) -> list[Path]:
+        return sorted(self.path.parent.glob(f"{self.path.name}.torn-*"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "queue.jsonl")
+    made.lines = {1: record(1), 3: record(3, "running")}
+    yield made
+    made.file.close()
+    assert not list(tmp_path.glob(".*.new-*"))
+
+
+def test_s1_6_it_is_private_and_one_line_a_job(store: Store) -> None:
+    """S1.6: appended to, the last line of a job holds; written anew there is one a job, whatever the umask."""
+    old = os.umask(0o777)
+    try:
+        store.write_anew()
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
+    assert store.path.read_bytes() == record(1) + record(3, "running") and not store.file.appended
+    assert store.file.append(record(3, "completed") + record(4))
+    assert store.file.appended and not store.file.grown
+    assert store.path.read_bytes() == record(1) + record(3, "running") + record(3, "completed") + record(4)
+    store.lines |= {3: record(3, "completed"), 4: record(4)}
+    store.write_anew()
+    assert store.path.read_bytes() == record(1) + record(3, "completed") + record(4)
+
+
+def test_s1_6_what_others_wrote_stays_in_front(store: Store) -> None:
+    """Another program's lines, other keys, jobs that we do not know: of these the last line alone."""
+    foreign = b'{"note": "mine"}\n[1, 2]\n{"id": 3}\n"text"\n'
+    store.path.write_bytes(
+        record(1, "failed") + foreign + b"\n \n" + record(77) + record(88) + record(77, "completed") + record(3)
+    )
+    store.write_anew()
+    expected = foreign + record(88) + record(77, "completed")
+    assert store.path.read_bytes() == expected + record(1) + record(3, "running")
+    assert not store.bad() and not store.file.told
+    store.write_anew()
+    assert store.path.read_bytes() == expected + record(1) + record(3, "running")
+
+
+def test_jobs_of_a_scheduler_of_before_with_the_same_ids_stay(store: Store) -> None:
+    """Its `.gpujob` was removed, or another scheduler had its journal here."""
+    store.path.write_bytes(record(1, "failed", accepted="then") + record(1, "running") + record(3, accepted="before"))
+    for _ in range(2):
+        store.write_anew()
+        before = record(1, "failed", accepted="then") + record(3, accepted="before")
+        assert store.path.read_bytes() == before + record(1) + record(3, "running")
+
+
+def test_s1_12_a_torn_line_of_ours_is_written_anew(store: Store) -> None:
+    """S1.12: no other job is lost."""
+    for cut in range(1, len(record(3)) - 1):
+        store.path.write_bytes(record(1) + b'{"mine": 1}\n' + record(3)[:cut])
+        store.write_anew()
+        assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
+    assert not store.bad() and store.file.told[0] == (f"{store.path}: a line that was cut off is written anew", 20)
+
+
+@pytest.mark.parametrize("torn", [b'{"id": 50, "comm', b"\0" * 5000, b"note", b'{"mine": [1, 2', b"\xff\xfe"])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_s1_12_a_torn_line_that_is_not_ours_is_set_aside(store: Store, torn: bytes, end: bytes) -> None:
+    """S1.12: whole, private, and said."""
+    store.path.write_bytes(b'{"mine": 1}\n' + record(1) + torn + end)
+    store.write_anew()
+    assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
+    (bad,) = store.bad()
+    assert bad.read_bytes() == torn + b"\n" and stat.S_IMODE(bad.stat().st_mode) == 0o600
+    assert store.file.told == [(f"{store.path}: a line that is no JSON, set aside as {bad}", 30)]
+
+
+def test_s1_12_damage_in_the_middle_is_set_aside_too(store: Store) -> None:
+    """S1.12: all lines of one look into one file; the next look in the same second has another name."""
+    for _ in range(2):
+        store.path.write_bytes(b"one\n" + record(1) + b"two\n" + record(99) + record(3)[:30] + b"\n" + record(3))
+        store.write_anew()
+        assert store.path.read_bytes() == record(99) + record(1) + record(3, "running")
+    assert [bad.read_bytes() for bad in store.bad()] == [b"one\ntwo\n"] * 2
+
+
+def test_a_whole_last_line_without_its_end_is_kept(store: Store) -> None:
+    """Some editors take the last newline away."""
+    store.path.write_bytes(record(1) + b'{"mine": 1}')
+    store.write_anew()
+    assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
+    store.path.write_bytes(store.path.read_bytes().rstrip(b"\n"))
+    store.write_anew()
+    assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
+    assert not store.bad() and not store.file.told
+
+
+def test_a_line_without_end_is_no_reason_to_read_it_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than any line of a journal: set aside piece by piece, what follows is read."""
+    monkeypatch.setattr(journal_file, "LONGEST", 1000)
+    monkeypatch.setattr(journal_file, "PIECE", 700)
+    store.path.write_bytes(b'["' + b"x" * 4000 + b'"]\n' + b"[1]\n")
+    store.write_anew()
+    assert store.path.read_bytes() == b"[1]\n" + record(1) + record(3, "running")
+    assert store.bad()[0].read_bytes() == b'["' + b"x" * 4000 + b'"]\n'
+
+
+def test_removed_cut_or_replaced_it_has_to_be_written_anew(store: Store) -> None:
+    """An append says so and writes nothing."""
+    assert not store.file.append(record(4))
+    store.write_anew()
+
+    def replaced() -> None:
+        store.path.rename(store.path.with_name("moved"))
+        store.path.write_bytes(b'{"mine": 1}\n')
+
+    for meddle in (store.path.unlink, lambda: os.truncate(store.path, 10), replaced):
+        meddle()
+        before = store.path.read_bytes() if store.path.exists() else b""
+        assert not store.file.append(record(4))
+        assert (store.path.read_bytes() if store.path.exists() else b"") == before
+        store.write_anew()
+        assert store.path.read_bytes().endswith(record(1) + record(3, "running"))
+        assert store.file.append(b"")
+
+
+def test_an_open_last_line_of_others_is_closed_first(store: Store) -> None:
+    """Else ours would be part of it."""
+    store.write_anew()
+    with store.path.open("ab") as stream:
+        stream.write(b'{"half": ')
+    assert store.file.append(record(4))
+    assert store.path.read_bytes().endswith(b'\n{"half": \n' + record(4))
+
+
+def test_what_comes_while_it_is_written_anew_is_not_lost(store: Store) -> None:
+    """Ours come with the pages, those of others from the old file."""
+    store.path.write_bytes(b'{"mine": 1}\n' + record(1))
+    steps = store.file.write_anew(iter([record(1), record(3)]))
+    next(steps)
+    assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1), "the old one stays until then"
+    with store.path.open("ab") as stream:
+        stream.write(record(1, "running") + b'{"mine": 2}\n{"ha')
+    for _ in steps:
+        continue
+    assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3) + b'{"mine": 2}\n'
+    assert store.bad()[0].read_bytes() == b'{"ha\n'
+
+
+def test_a_file_put_there_meanwhile_is_not_overwritten(store: Store) -> None:
+    for was_there in (False, True):
+        steps = store.file.write_anew(iter([record(1)]))
+        next(steps)
+        if was_there:
+            store.path.unlink()
+        store.path.write_bytes(b"precious")
+        with pytest.raises(OSError, match="another file there meanwhile"):
+            next(steps)
+        assert store.path.read_bytes() == b"precious"
+        store.path.write_bytes(b"")
+
+
+def test_given_up_half_way_it_leaves_nothing_aside(store: Store) -> None:
+    store.write_anew()
+    before = store.path.read_bytes()
+    steps: Any = store.file.write_anew(iter([record(5)]))
+    next(steps)
+    steps.close()
+    assert store.path.read_bytes() == before and store.file.append(b"")
+
+
+def test_what_a_killed_one_left_aside_is_removed(store: Store) -> None:
+    (store.path.parent / ".queue.jsonl.new-1").write_text("half")
+    store.write_anew()
+    assert os.listdir(store.path.parent) == ["queue.jsonl"]
+
+
+def in_the_way(path: Path, what: str) -> None:
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    elif what == "link":
+        (path.parent / "victim").write_text("precious")
+        path.symlink_to("victim")
+    elif what == "device":
+        path.symlink_to("/dev/full")
+    else:
+        path.write_text("")
+        os.chown(path, 12345, 12345)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("fifo", "not a plain file"), ("folder", "not a plain file"), ("link", "a link"), ("device", "a link"),
+     ("another's", "somebody else")],
+)  # fmt: skip
+def test_what_is_in_its_place_is_neither_followed_nor_replaced(store: Store, what: str, said: str) -> None:
+    """A FIFO that nobody reads does not hold it up; the same where it comes later."""
+    if what == "another's" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    in_the_way(store.path, what)
+    with pytest.raises(OSError, match=said) as caught:
+        store.write_anew()
+    assert caught.value.filename == str(store.path)
+    assert not store.file.append(record(4))
+    kind = stat.S_IFMT(store.path.lstat().st_mode)
+    (store.path.rmdir if what == "folder" else store.path.unlink)()
+    store.write_anew()
+    store.path.unlink()
+    if what != "another's":
+        (store.path.parent / "victim").unlink(missing_ok=True)
+        in_the_way(store.path, what)
+        assert not store.file.append(record(4))
+        assert stat.S_IFMT(store.path.lstat().st_mode) == kind
+    if what == "link":
+        assert (store.path.parent / "victim").read_text() == "precious"
+
+
+def test_of_two_schedulers_one_keeps_its_journal_there(store: Store) -> None:
+    """Each would take the other's jobs for its own; a lock goes with the process that holds it."""
+    store.write_anew()
+    other = Store(store.path)
+    with pytest.raises(OSError, match="another scheduler"):
+        other.write_anew()
+    store.file.close()
+    other.write_anew()
+    other.file.close()
+    with store.path.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_no_folder_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    store = Store(tmp_path / "no" / "queue.jsonl")
+    with pytest.raises(FileNotFoundError) as caught:
+        store.write_anew()
+    assert caught.value.filename == str(store.path)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 KiB."""
+    words = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(tmp_path)]
+    if subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("may not mount")
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    filler = folder / "filler"
+    with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(4096))
+    return filler
+
+
+def test_a_full_disk_takes_no_half_line(small: Path) -> None:
+    """P4: what does not fit is not there at all, and the file is as it was."""
+    store = Store(small / "queue.jsonl")
+    store.lines = {1: record(1)}
+    store.write_anew()
+    filler = fill(small)
+    long = record(4, command="y" * 9000)
+    attempts: list[Callable[[], object]] = [lambda: store.file.append(long), store.write_anew]
+    for attempt in attempts:
+        with pytest.raises(OSError) as caught:
+            attempt()
+        assert caught.value.errno == errno.ENOSPC and store.path.read_bytes() == record(1)
+    assert sorted(os.listdir(small)) == ["filler", "queue.jsonl"]
+    filler.unlink()
+    assert store.file.append(long)
+    assert store.path.read_bytes() == record(1) + long
+    store.file.close()
+
+
+def test_a_full_disk_sets_nothing_aside_by_halves(small: Path) -> None:
+    """P4: the damaged lines stay where they are until there is room, and are then set aside once."""
+    store = Store(small / "queue.jsonl")
+    store.path.write_bytes(b"bad " * 1500 + b"\n")
+    store.lines = {1: record(1)}
+    filler = fill(small)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            store.write_anew()
+        assert sorted(os.listdir(small)) == ["filler", "queue.jsonl"]
+    filler.unlink()
+    store.write_anew()
+    assert len(store.bad()) == 1 and store.bad()[0].read_bytes() == b"bad " * 1500 + b"\n"
+    assert json.loads(store.path.read_bytes())["id"] == 1
+    store.file.close()

@@ -1,0 +1,254 @@
+"""Files written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from scheduler.system.atomic_files import append_line, replace_file, swap_file
+
+
+def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
+    """S3.33, P9."""
+    path = tmp_path / "state.json"
+    path.write_text("old")
+    path.chmod(0o666)
+    old = os.umask(0)
+    try:
+        replace_file(str(path), b"new")
+    finally:
+        os.umask(old)
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["state.json"]
+
+
+def test_a_link_in_its_place_is_replaced_and_never_followed(tmp_path: Path) -> None:
+    """P9."""
+    victim, path = tmp_path / "victim", tmp_path / "state.json"
+    victim.write_text("precious")
+    path.symlink_to(victim)
+    replace_file(str(path), b"new")
+    assert victim.read_text() == "precious"
+    assert not path.is_symlink() and path.read_bytes() == b"new"
+
+
+def test_a_link_laid_where_it_writes_aside_is_never_followed(tmp_path: Path) -> None:
+    """P9: the name aside can be guessed."""
+    victim, path = tmp_path / "victim", tmp_path / "state.json"
+    victim.write_text("precious")
+    (tmp_path / f".state.json.new-{os.getpid()}").symlink_to(victim)
+    replace_file(str(path), b"new")
+    assert victim.read_text() == "precious"
+    assert sorted(os.listdir(tmp_path)) == ["state.json", "victim"]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_what_was_left_by_a_killed_process_is_no_obstacle(tmp_path: Path, sync: bool) -> None:
+    """P8."""
+    path = tmp_path / "state.json"
+    (tmp_path / f".state.json.new-{os.getpid()}").write_text("half")
+    replace_file(str(path), b"new", sync=sync)
+    assert os.listdir(tmp_path) == ["state.json"]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_aside(tmp_path: Path) -> None:
+    """F, P4: here the rename fails."""
+    path = tmp_path / "state.json"
+    (path / "inside").mkdir(parents=True)
+    with pytest.raises(OSError):
+        replace_file(str(path), b"new")
+    assert os.listdir(tmp_path) == ["state.json"]
+    assert (path / "inside").is_dir()
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_aside(tmp_path: Path) -> None:
+    """F, P4: here the write fails, by the limit of file sizes."""
+    path = tmp_path / "state.json"
+    path.write_text("old")
+    code = """
+import resource, signal, sys
+from scheduler.system.atomic_files import replace_file
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    replace_file(sys.argv[1], b"x" * 1000)
+except OSError as error:
+    print(error.errno, error.filename == sys.argv[1])
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert ran.stdout.strip() == "27 True", ran.stderr
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["state.json"]
+
+
+def test_a_reader_sees_the_old_or_the_new_file_and_never_a_part(tmp_path: Path) -> None:
+    """S3.33."""
+    path = str(tmp_path / "state.json")
+    versions = [bytes([65 + n]) * (1000 * (n + 1)) for n in range(5)]
+    replace_file(path, versions[0], sync=False)
+    over = threading.Event()
+    seen: list[bytes] = []
+
+    def read() -> None:
+        while not over.is_set():
+            with open(path, "rb") as stream:
+                data = stream.read()
+            if data not in versions:
+                seen.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for n in range(500):
+        replace_file(path, versions[n % 5], sync=False)
+    over.set()
+    reader.join()
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, "x\n"),
+        ("", "x\n"),
+        ("a\n", "a\nx\n"),
+        ("a", "a\nx\n"),
+        ("a\nb", "a\nb\nx\n"),
+        ("\n", "\nx\n"),
+        ("a\r\n", "a\r\nx\n"),
+    ],
+)
+def test_an_appended_line_closes_an_unfinished_one_first(tmp_path: Path, before: str | None, after: str) -> None:
+    """S3.40, C20: it never becomes part of somebody's half line."""
+    path = tmp_path / "jobs.txt"
+    if before is not None:
+        path.write_bytes(before.encode())
+    append_line(str(path), "x")
+    assert path.read_bytes() == after.encode()
+
+
+def test_a_jobs_file_made_by_add_is_private(tmp_path: Path) -> None:
+    """P9."""
+    old = os.umask(0)
+    try:
+        append_line(str(tmp_path / "jobs.txt"), "x")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "jobs.txt").stat().st_mode) == 0o600
+
+
+def test_an_appended_line_is_kept_byte_for_byte(tmp_path: Path) -> None:
+    """File names are bytes."""
+    append_line(str(tmp_path / "jobs.txt"), "0,/é\udcff.py")
+    assert (tmp_path / "jobs.txt").read_bytes() == b"0,/\xc3\xa9\xff.py\n"
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    """S3.41."""
+    with pytest.raises(OSError):
+        append_line(str(tmp_path), "x")
+    with pytest.raises(OSError):
+        append_line(str(tmp_path / "nosuch" / "jobs.txt"), "x")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_full_disk_takes_no_half_line(tmp_path: Path) -> None:
+    """P4: half a line would become a job with half of its words. The error of a file names it."""
+    options = "size=16k,mode=0700"
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)], capture_output=True)
+    if made.returncode:
+        pytest.skip("may not mount")
+    try:
+        path = tmp_path / "jobs.txt"
+        path.write_text("0,a.py,,\n" + "#" * 3990 + "\n")
+        before = path.read_bytes()
+        with (tmp_path / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
+            while True:
+                filler.write(b"x" * 4096)
+        with pytest.raises(OSError) as caught:
+            append_line(str(path), "0,b.py,," + "y" * 300)
+        assert caught.value.errno == errno.ENOSPC and path.read_bytes() == before
+        (tmp_path / "filler").unlink()
+        append_line(str(path), "0,b.py,," + "y" * 300)
+        assert path.read_bytes() == before + b"0,b.py,," + b"y" * 300 + b"\n"
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("before", ["", "0,a.py,,\n", "0,a.py,,--half"])
+@pytest.mark.parametrize("room", [1, 2, 12])
+@pytest.mark.parametrize("others", ["", "0,c.py,,\n"])
+def test_a_line_that_the_disk_takes_in_part_becomes_a_comment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, room: int, others: str
+) -> None:
+    """P4, S3.7: others took the room that was reserved, and append behind it: no job comes of the part, theirs stays whole."""
+    path = tmp_path / "jobs.txt"
+    path.write_text(before)
+    write = os.write
+
+    def full_disk(fd: int, data: bytes) -> int:
+        with path.open("a") as stream:  # what was reserved lies no longer at the end
+            stream.write(others if not before.endswith("half") else "")
+        written = write(fd, data[:room])
+        with path.open("a") as stream:
+            stream.write(others)
+        return written
+
+    monkeypatch.setattr(os, "write", full_disk)
+    with pytest.raises(OSError) as caught:
+        append_line(str(path), "0,b.py,,--lr 1 --epochs 5")
+    assert caught.value.errno == errno.ENOSPC
+    lines = path.read_text().split("\n")
+    left = [line for line in lines if line and not line.startswith("#")]
+    written_before = 2 if others and not before.endswith("half") else bool(others)
+    assert left == [line for line in before.split("\n") if line] + ["0,c.py,,"] * written_before
+    assert path.read_text().endswith("\n")
+
+
+def test_many_that_append_long_lines_at_once_never_mix(tmp_path: Path) -> None:
+    """C19, C20."""
+    path = str(tmp_path / "jobs.txt")
+
+    def write(who: str) -> None:
+        for _ in range(50):
+            append_line(path, who * 20_000)
+
+    threads = [threading.Thread(target=write, args=(who,)) for who in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = [line for line in Path(path).read_text().split("\n") if line]
+    assert sorted(lines) == sorted(who * 20_000 for who in "abcd" for _ in range(50))
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
+def test_what_is_no_file_is_never_exchanged_for_one(tmp_path: Path, kind: str) -> None:
+    """Put there in the moment between a look and the exchange: it stays, with what is in it, and nothing is left beside it."""
+    path = tmp_path / "state.json"
+    if kind == "folder":
+        path.mkdir()
+        (path / "kept").write_text("kept")
+    elif kind == "link":
+        (tmp_path / "elsewhere").write_text("kept")
+        path.symlink_to("elsewhere")
+    else:
+        os.mkfifo(path)
+    before = path.lstat().st_ino
+    with pytest.raises(OSError, match=r"not a plain file|symbolic links"):
+        swap_file(str(path), b"ours\n", there=True)
+    assert path.lstat().st_ino == before
+    assert {one.name for one in tmp_path.iterdir()} <= {"state.json", "elsewhere"}

@@ -1,0 +1,183 @@
+"""The files of tracked sessions: alone under the lock, whole at every moment, private, found from below."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from scheduler.core.errors import NotFound
+from scheduler.track import session_file as sessions
+from scheduler.track.plan import added
+from scheduler.track.session_file import NoSession, SessionDamaged, SessionFiles, find_root, lock
+
+T0 = 1_700_000_000.0
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SessionFiles:
+    return SessionFiles(str(tmp_path))
+
+
+def test_s0_2_found_here_or_in_the_nearest_folder_above(files: SessionFiles, tmp_path: Path) -> None:
+    """S0.2."""
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    with pytest.raises(NoSession):
+        find_root(str(below))
+    files.create("n", T0)
+    assert find_root(str(below)) == find_root(str(tmp_path)) == str(tmp_path)
+    SessionFiles(str(below)).create("n", T0)
+    assert find_root(str(below)) == str(below)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o077, 0o777])
+def test_s0_2_private_under_any_umask(files: SessionFiles, mask: int) -> None:
+    """S0.2: nobody else reads it, and we can."""
+    before = os.umask(mask)
+    try:
+        name = files.create("n", T0).id
+        with files.changing(name) as session:
+            added(session, "x", ".", T0)
+        with files.running_all(name) as turn:
+            assert turn.come() and turn.whose() == str(os.getpid())
+    finally:
+        os.umask(before)
+    assert len(files.read(name).commands) == 1
+    for path in (Path(files.sessions_dir), *Path(files.sessions_dir).rglob("*")):
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        assert mode == 0o700 if path.is_dir() else not mode & 0o077, path
+
+
+def test_what_is_not_changed_is_not_written(files: SessionFiles) -> None:
+    """A look leaves the file alone; a change that fails as well."""
+    name = files.create("n", T0).id
+
+    def written() -> tuple[int, int, int]:
+        status = os.stat(files.path(name))  # not as a whole: a look changes the time of access
+        return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+    before = written()
+    with files.changing(name):
+        pass
+    with pytest.raises(ZeroDivisionError), files.changing(name) as session:
+        added(session, "x", ".", T0)
+        raise ZeroDivisionError
+    assert written() == before and not files.read(name).commands
+
+
+def test_s0_9_a_reader_has_one_whole_file_whatever_is_written_meanwhile(files: SessionFiles) -> None:
+    """S0.9: it is replaced, never written over."""
+    name = files.create("n", T0).id
+    with open(files.path(name)) as old:
+        with files.changing(name) as session:
+            added(session, "x", ".", T0)
+        assert json.load(old)["commands"] == []
+    assert len(files.read(name).commands) == 1
+
+
+def test_s0_9_a_lock_that_is_held_is_waited_for_and_named_in_the_end(
+    files: SessionFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S0.9: by one line that says where to look."""
+    name = files.create("n", T0).id
+    monkeypatch.setattr(sessions, "LOCK_WAIT_S", 0.05)
+    fd = os.open(os.path.join(files.sessions_dir, "lock"), os.O_RDWR)
+    try:
+        assert lock(fd)
+        with pytest.raises(Exception, match="another gpujob track holds the sessions"), files.changing(name):
+            raise AssertionError
+    finally:
+        os.close(fd)
+    with files.changing(name):
+        pass
+
+
+def test_s0_9_a_removed_lock_locks_nobody_out_and_lets_nobody_in(files: SessionFiles) -> None:
+    """S0.9: whoever waits for a lock whose file was exchanged meanwhile takes the new one."""
+    name = files.create("n", T0).id
+    path = os.path.join(files.sessions_dir, "lock")
+    with files.changing(name):
+        os.unlink(path)
+        with files.changing(name) as session:  # a new file, a new lock: nothing hangs
+            added(session, "x", ".", T0)
+        assert os.path.exists(path)
+
+
+def test_names_and_ids(files: SessionFiles) -> None:
+    """Only what is called like a session is one; a folder that is left keeps its number."""
+    first = files.create("a", T0).id
+    second = files.create("b", T0).id
+    assert second == f"{first}-2" and files.names() == [first, second] and files.newest() == second
+    for name in ("notes.json", ".20261122-091500.json.new-5", "20261122-0915.json"):
+        Path(files.sessions_dir, name).write_text("{}")
+    assert files.names() == [first, second]
+    files.delete(second)
+    os.mkdir(files.folder(second))
+    assert files.create("c", T0).id == f"{first}-3"
+    for name in (second, "nothing", "../x", ""):
+        with pytest.raises(NotFound):
+            files.delete(name)
+        with pytest.raises(NotFound):
+            files.read(name)
+
+
+def test_s0_14_what_is_no_plain_file_is_damaged(files: SessionFiles, tmp_path: Path) -> None:
+    """S0.14: a pipe or a link in its place holds up nobody."""
+    name = files.create("n", T0).id
+    path = Path(files.path(name))
+    text = path.read_text()
+    for make in (lambda: os.mkfifo(path), path.mkdir, lambda: path.symlink_to(tmp_path / "real")):
+        path.unlink(missing_ok=True)
+        (tmp_path / "real").write_text(text)
+        make()
+        with pytest.raises(SessionDamaged, match="cannot be read"):
+            files.read(name)
+        if path.is_dir():
+            path.rmdir()
+    path.unlink()
+    path.write_text("[" * 100_000)
+    with pytest.raises(SessionDamaged):
+        files.read(name)
+
+
+def test_a_full_disk_leaves_the_old_file(files: SessionFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was half-written is gone."""
+    name = files.create("n", T0).id
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("scheduler.system.atomic_files.write_all", full)
+        with pytest.raises(OSError), files.changing(name) as session:
+            added(session, "x", ".", T0)
+    assert files.read(name).commands == []
+    assert sorted(os.listdir(files.sessions_dir)) == sorted([name, f"{name}.json", "lock"])
+
+
+def test_what_killed_trackers_left_is_removed(files: SessionFiles) -> None:
+    """Half-written files by the next who writes, sockets by the next who runs; those of the living stay."""
+    name = files.create("n", T0).id
+    half = Path(files.sessions_dir, f".{name}.json.new-99")
+    half.touch()
+    dead, living = f"caller-{1 << 23}-ab", f"caller-{os.getpid()}-ab"
+    for each in (dead, living):
+        Path(files.folder(name), each).touch()
+    with files.changing(name) as session:
+        added(session, "x", ".", T0)
+    files.make_folder(name)
+    assert not half.exists() and os.listdir(files.folder(name)) == [living]
+
+
+def test_s0_10_one_runs_all_at_a_time(files: SessionFiles) -> None:
+    """S0.10: the place is free again when who had it is gone, however he went."""
+    name = files.create("n", T0).id
+    with files.running_all(name) as one, files.running_all(name) as two:
+        assert one.come() and one.come() and not two.come() and two.whose() == str(os.getpid())
+    with files.running_all(name) as three:
+        assert three.come()

@@ -1,0 +1,91 @@
+"""Widths, cuts and folds by the columns that characters take; what a locale can show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from scheduler.views import terminal
+from tests.stories.harness import ROOT
+
+TEXT = st.text(st.sampled_from("abc  -…é训练据e\u0301\u0308ｆ\uff21한"), max_size=60)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_utf8() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LC_ALL", "C.UTF-8")
+        yield
+
+
+@given(TEXT)
+def test_k09_wide_and_combining_characters_are_counted_as_terminals_do(text: str) -> None:
+    """K09: CJK takes two columns, an accent put above none."""
+    assert terminal.cells(text) == cell_len(text)
+
+
+@given(TEXT, st.integers(1, 40))
+@example("训练", 1)
+@example("训练", 3)
+def test_k09_a_cut_text_fits(text: str, most: int) -> None:
+    """K09: and is as it was where it fits; with a sign where something is missing."""
+    for made in (terminal.cut(text, most), terminal.shortened(text, most)):
+        assert cell_len(made) <= most
+        assert made == text or cell_len(text) > most
+        assert made == text or "…" in made or most <= 1
+
+
+@given(TEXT, st.integers(2, 40), st.integers(0, 14))
+@example("a" * 50, 20, 14)
+@example("   " + "a" * 50, 20, 4)
+def test_k09_a_folded_text_fits_and_loses_nothing(text: str, most: int, indent: int) -> None:
+    """K09."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(terminal, "width", lambda: most)
+        lines = terminal.folded(text, indent)
+    assert all(cell_len(line) <= most for line in lines)
+    assert "".join("".join(lines).split()) == "".join(text.split())
+
+
+def test_k09_a_long_word_is_folded_in_good_time() -> None:
+    """K09: an argument may have 131,071 bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(terminal, "width", lambda: 20)
+        assert len(terminal.folded("x " + "y" * 1_000_000, 2)) == 1 + -(-1_000_000 // 18)
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({"LC_ALL": "C"}, "ascii"),
+        ({"LANG": "C"}, "ascii"),
+        ({"LANG": "POSIX"}, "ascii"),
+        ({"LC_CTYPE": "C"}, "ascii"),
+        ({"LC_ALL": "C.UTF-8", "LANG": "C"}, "utf-8"),
+        ({"LC_CTYPE": "C.UTF-8", "LANG": "C"}, "utf-8"),  # said by the user, not by Python
+        ({"LANG": "C.UTF-8"}, "utf-8"),
+        ({}, "utf-8"),  # nothing said: a container, cron
+        ({"LANG": "C.UTF-8", "PYTHONIOENCODING": "latin-1"}, "iso8859-1"),
+    ],
+)
+def test_k09_the_locale_tells_what_can_be_shown(environ: dict[str, str], found: str) -> None:
+    """K09: Python's own LC_CTYPE is not taken for the user's."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
+    code = (
+        "import sys; from scheduler.system import terminal_text as t; t.prepare(sys.stdout)\n"
+        "print(t.charset()); print(t.shown('… é 训 →')); print('… é 训 →')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**clean, "PYTHONPATH": str(ROOT), **environ}, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    told, *lines = done.stdout.decode(found).splitlines()
+    expected = {"ascii": "... \\xe9 \\u8bad ->", "utf-8": "… é 训 →", "iso8859-1": "... é \\u8bad ->"}[found]
+    assert told == found and lines == [expected, expected]
