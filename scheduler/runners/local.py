@@ -219,16 +219,16 @@ class LocalRunner:
         One that dies after our children were listed hands its own over to us, and they are not in that list. It stays a zombie
         until we reap it: so the list is complete once nobody has died since the one before.
         """
-        known = set(self._servants())
         # A shim that exits is our child once its server has ended, and shows no environment any more.
         self._shims = {shim for shim in self._shims if lives(shim)}
-        known |= {shim.pid for shim in self._shims}
-        known |= {p.pid for key, _, p in self._leftovers.values() if key != attempt.key and p not in self._unsure}
+        servants = {*self._servants(), *(shim.pid for shim in self._shims)}
+        held = {p.pid for key, _, p in self._leftovers.values() if key != attempt.key and p not in self._unsure}
+        mark = self._mark(attempt)
         dead_before: set[int] = set()
         while True:
             orphans, dead = [], set()
             for pid in own_children():
-                if pid in known:
+                if pid in servants or (pid in held and not carries(pid, mark)):  # its own mark proves more
                     continue
                 found = seen(pid)
                 if found is None or not found.alive:
@@ -243,14 +243,18 @@ class LocalRunner:
         mark, leader = self._mark(attempt), attempt.process
         if carries(orphan.pid, mark):
             return True
-        if any(entry.startswith(HELPERS) for entry in environment_of(orphan.pid)):
+        entries = environment_of(orphan.pid)
+        if mark.is_of_another(entries):
+            return False
+        if any(entry.startswith(HELPERS) for entry in entries):
             return False  # a shim, what a user started in a window beside a job's, a reader of the GPUs: no job's
         if _leads(attempt, orphan):
             return True
         if any(held != f"{attempt.job}.{attempt.attempt}" and p.pid == orphan.pid and carries(orphan.pid, m)
                for held, m, p in self._leftovers.values()):  # fmt: skip
             return False
-        others = [other for other in self._in_hand() if other is not attempt]
+        in_hand = (*self._in_hand(), *(zombie.attempt for zombie in self._zombies))
+        others = [other for other in in_hand if other is not attempt]
         for other in others:
             if _leads(other, orphan) or carries(orphan.pid, self._mark(other)):
                 return False

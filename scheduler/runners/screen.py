@@ -404,11 +404,9 @@ class ScreenRunner(LocalRunner):
             self._endings.append(_Ending(attempt, how, code, at, server, until))
 
     def _look_at_endings(self) -> None:
-        waiting, self._endings = self._endings, []
-        for one in waiting:
-            if lives(one.server) and time.monotonic() < one.until:
-                self._endings.append(one)
-            else:
+        for one in tuple(self._endings):
+            if not lives(one.server) or time.monotonic() >= one.until:
+                self._endings.remove(one)  # alone: what the others left behind must not be taken for this one's
                 super()._ended(one.attempt, one.how, one.code, one.at)
 
     def _give_up(self, session: _Session, why: str) -> bool:

@@ -9,7 +9,7 @@ import functools
 import os
 import resource
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from scheduler.core.job import Process
@@ -169,6 +169,14 @@ class Mark:
     attempt: int
     state_file: str
     names: tuple[str, str, str] = JOB_NAMES
+
+    def is_of_another(self, entries: Collection[bytes]) -> bool:
+        """Whether an environment carries the mark of another attempt of the same scheduler."""
+        job, attempt, state_file = self.lines()
+        if state_file not in entries or {job, attempt} <= set(entries):
+            return False
+        names = tuple(name.encode() + b"=" for name in self.names[:2])
+        return all(any(entry.startswith(name) for entry in entries) for name in names)
 
     def lines(self) -> tuple[bytes, ...]:
         """The environment entries, as they stand in /proc/PID/environ."""

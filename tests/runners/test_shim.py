@@ -20,7 +20,7 @@ from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec, Process
 from scheduler.core.observations import Ended, NeverRan, Started
 from scheduler.core.recovery import Record
-from scheduler.runners import attempt_record, local, supervisor
+from scheduler.runners import attempt_record, local, screen, supervisor
 from scheduler.runners import shim as shim_file
 from scheduler.system.processes import boot_id, environment_of, lives, seen
 from tests.bench import ScreenBench, screen_bench
@@ -292,6 +292,35 @@ def test_a_shim_that_exits_is_no_process_that_its_job_left(bench: ScreenBench) -
     finally:
         shim.kill()
         shim.wait()
+
+
+def test_what_one_job_left_is_not_held_for_another_that_ends_in_the_same_moment(bench: ScreenBench) -> None:
+    """S3.35: found by the soak: it was held for the other one alone, and its own GPUs were given out."""
+    children = [subprocess.Popen(["/bin/sleep", "600"], env={}) for _ in range(2)]
+    orphan_env = {"GPUJOB_ID": "2", "GPUJOB_ATTEMPT": "1", "GPUJOB_STATE_FILE": bench.runner.state_file}
+    try:
+        (server, leader) = (Process(child.pid, seen(child.pid).ticks) for child in children)  # type: ignore[union-attr]
+        children[1].kill()
+        children[1].wait()
+        children.append(subprocess.Popen(["/bin/sleep", "600"], env=orphan_env))
+        wait_for(lambda: environment_of(children[2].pid), "its environment")
+        orphan = Process(children[2].pid, seen(children[2].pid).ticks)  # type: ignore[union-attr]
+        attempts = [local.WatchedAttempt(job, 1, bench.record(job), leader, ours=True) for job in (1, 2)]
+        bench.runner._servers[server.pid] = "2.1"
+        never = time.monotonic() + 600
+        for attempt, its_server in zip(attempts, (leader, server), strict=True):  # that of the first one has ended
+            bench.runner._endings.append(screen._Ending(attempt, "exit", 0, time.time(), its_server, never))
+        bench.runner._look_at_endings()
+        bench.runner.watch_leftovers("1.1", 1, 1, [orphan])  # even if it is held for the first one
+        children[0].kill()
+        children[0].wait()
+        bench.runner._look_at_endings()
+        told = bench.runner._take_facts()
+        assert [(ended.job, ended.leftovers) for ended in told] == [(1, ()), (2, (orphan,))]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 @pytest.mark.parametrize(("code", "how"), [(6, (6, None)), (0, (None, 1))])
