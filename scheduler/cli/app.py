@@ -646,7 +646,7 @@ def version_of() -> None:
 
 
 def run(words: list[str], interfaces: Mapping[str, Callable[..., int]] = MappingProxyType({})) -> int:
-    """Run the command line; returns the exit code. Usage errors raise what Typer raises.
+    """Run the command line and return the exit code. Raises Typer's own errors for a mistake in the words.
 
     ``interfaces``: the user interfaces that are verbs here (`ts`, `track`, `web`), by their names.
     """

@@ -169,7 +169,7 @@ def _seconds(job: Job) -> str:
 
 
 def _gantt(jobs: list[Job]) -> list[str]:
-    """Who ran when on which GPU, one row a job, from the times that the supervisor wrote down."""
+    """A chart of the runs: one row for each job on each GPU, with the times of its attempt's record."""
     ran = [job for job in jobs if job.started_at is not None and job.finished_at is not None and job.gpus]
     if not ran:
         return []

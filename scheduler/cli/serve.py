@@ -52,7 +52,7 @@ def start(
 
 
 def _say_ready(fd: int, stream: Stream) -> None:
-    """Let go of the waiting command's terminal, and then tell it that we run: the last word is its."""
+    """Close our standard streams, and then tell the command that waits that the daemon runs: it prints last."""
     stream.close()
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -78,7 +78,7 @@ def _tell_page(meant: Config) -> None:
 
 
 def _detached(flags: dict[str, Any], config: str | None, drain: bool, meant: Config) -> int:
-    """Start the same command in a session of its own and wait until it runs."""
+    """Start the daemon in a session of its own, and wait until it is ready."""
     import scheduler
 
     program = os.path.join(os.path.dirname(os.path.abspath(scheduler.__file__)), "__main__.py")

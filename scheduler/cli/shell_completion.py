@@ -12,7 +12,7 @@ PATIENCE_S = 3.0  # who presses TAB does not wait for a disk that hangs
 
 
 def answer(words: list[str]) -> int:
-    """Let Typer answer the shell; whatever goes wrong, it hears nothing."""
+    """Have Typer print the completions. An error prints nothing, since the shell would show it in the typed line."""
     signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
     signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
     _join_equals(os.environ)

@@ -1,4 +1,4 @@
-"""What a caller may ask of a scheduler: one method each; requests need one that runs (without: `client/offline.py`)."""
+"""A client of one scheduler: one method for each question and request. Requests need a daemon (else: `client/offline.py`)."""
 
 from __future__ import annotations
 
@@ -444,7 +444,7 @@ class SchedulerClient:
         return ticks(self.places.history)
 
     def tallies(self) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
-        """What is counted for ever (`core/counters.py`), and how many jobs wait for what, by reason code."""
+        """The counters (`core/counters.py`), and the number of waiting jobs for each reason code."""
         from scheduler.store.counters import tallies
 
         with self._reading() as connection:
@@ -572,7 +572,7 @@ def _noted(connection: sqlite3.Connection, setting: str) -> Any:
 
 
 def _booking_memory(connection: sqlite3.Connection, gpus: list[Gpu], spec: JobSpec) -> JobSpec:
-    """The same wish as a line of the scheduler's own files would be taken (`daemon/ingest.py`)."""
+    """The spec with the GPU memory that it books, as the daemon would read it from a line (`daemon/ingest.py`)."""
     from scheduler.core.model_table import booking_memory
 
     mib = _noted(connection, "min_free_mem_mb")

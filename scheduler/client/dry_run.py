@@ -133,7 +133,7 @@ def _decided(
 
 
 def _state(connection: sqlite3.Connection, config: Config, gpus: list[Gpu], now: Now, alive: bool) -> SchedulerState:
-    """What the scheduler knows, as far as it has written it down (`daemon/loop.py: _load`)."""
+    """The state of the daemon, as far as the store has it: bookings, and the last readings if a daemon runs."""
     state = read_state(connection, config, gpus, may_start=alive)
     book_in_hand(connection, state, boot_id(), now)
     state.timers.clear()  # what falls due is no business of a look ahead

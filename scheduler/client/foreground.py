@@ -1,4 +1,4 @@
-"""A job in the foreground: its caller, who gave it descriptors (`foreground_caller.py`), stays until it ends."""
+"""Waits for a job in the foreground, and passes Ctrl-C on to it. The job uses this process's streams (`foreground_caller.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This process as one that gives a job descriptors of its own: the supervisor asks for them at a socket."""
+"""Gives this process's stdin, stdout and stderr to a job: the supervisor fetches them from a socket."""
 
 from __future__ import annotations
 

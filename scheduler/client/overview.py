@@ -65,7 +65,7 @@ class Overview:
 def overview_of(
     connection: sqlite3.Connection | None, places: Places, alive: bool, most_waiting: int | None
 ) -> Overview:
-    """What there is now; of a store that is not there yet (None) nothing. ``most_waiting``: as `SchedulerClient.overview` has it."""
+    """Everything that `status` shows; empty if there is no store yet (``None``). ``most_waiting``: see `SchedulerClient.overview`."""
 
     told = holder(places) if alive else {}
     pid, since, runner = told.get("pid"), _moment(told.get("started_at")), str(told.get("runner") or "")

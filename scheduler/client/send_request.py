@@ -1,4 +1,4 @@
-"""Something asked of the scheduler, by the daemon or without one: for the verbs and for the page."""
+"""Sends a request to the daemon, or carries it out if none runs; waits until the state file shows the result."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def do(
     config: str | None = None,
     one_by_one: contextlib.AbstractContextManager[object] | None = None,
 ) -> tuple[Answer, bool]:
-    """What was asked, by the daemon or without one: the answer, and whether one runs. Raises SchedulerError.
+    """Have the daemon carry the request out, or do it here if none runs: the answer, and whether one runs. Raises SchedulerError.
 
-    ``one_by_one``: a lock, for several threads of one process: who acts without a daemon looks like one to the others.
+    ``one_by_one``: a lock for the threads of one process: a request without a daemon holds the daemon's lock, so another thread would take it for a daemon.
     """
     from scheduler.client.offline import carry_out
     from scheduler.store.daemon_lock import Taken

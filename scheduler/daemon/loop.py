@@ -75,7 +75,7 @@ REPORT_IT = "a defect of gpujob, please report it"
 class Daemon:
     """The running scheduler: one state, one pass at a time, and the parts that each pass steps.
 
-    ``began_at`` (wall): requests from before were made while no scheduler ran.
+    ``limits``: what jobs get of this process, as resource → soft, hard.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Daemon:
         self._last_id = 0
         self._scan_due = 0.0
         self._drain = Drain()
-        self._began_at = time.time()
+        self._began_at = time.time()  # requests from before were made while no scheduler ran
 
     # -- building the state -------------------------------------------------------------------------------
 
