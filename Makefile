@@ -8,7 +8,7 @@ DEBIAN := python3-venv gcc libc6-dev procps screen strace zsh fish chromium font
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
 
-.PHONY: demo quick test test-all test-long soak planted sweep disks power check system bench pictures clean
+.PHONY: demo quick test test-all test-long soak planted sweep disks power check system bench pictures tables clean
 
 demo: $(STAMP)
 	$(VENV)/bin/gpujob demo
@@ -75,6 +75,10 @@ bench: $(TESTSTAMP)
 pictures: $(TESTSTAMP)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check pyte
 	$(VENV)/bin/python docs/make_pictures.py
+
+# The tables of options and settings in docs/, and config.example.yaml, from the rows of the program.
+tables: $(STAMP)
+	$(VENV)/bin/python docs/make_tables.py
 
 clean:
 	rm -rf .venv .venv-* .build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

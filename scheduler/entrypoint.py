@@ -22,15 +22,36 @@ MANY = "many"
 ZERO_BYTES = "source code string cannot contain null bytes"  # Python's words
 COMPLETION = "_GPUJOB_COMPLETE"  # set by a shell that wants to know what may come next
 COMMON = {"--state-file": ("state_file", ONE), "--config": ("config", ONE)}
-SETTINGS = (
-    "gpus", "gpu_ids", "jobs_file", "commands_file", "llm_config", "log_dir", "log_file", "journal", "without_gpus", "cpu_slots", "mem_threshold", "load_threshold",
-    "whole_gpu_tolerance", "gpu_interval", "settle", "release", "hold_on_errors", "poll_interval", "min_free_mem_mb", "monitor_interval", "state_interval",
-    "max_assign_attempts", "assign_retry_wait", "oom_retries", "kill_grace", "cuda_ids", "python", "conda_mode", "activation_limit",
-    "order", "aging", "max_overtakes", "keep_logs", "keep_finished", "history", "trust_group", "save_list", "watch", "web_port",
-)  # fmt: skip
+
+
+def _of_submit() -> dict[str, tuple[str, str]]:
+    """The options of `submit`, most of them options of a job."""
+    from scheduler.core.job_options import SUBMIT_OPTIONS, VARIABLES, YES
+
+    kinds = {YES: FLAG, VARIABLES: MANY}
+    return {
+        **{option.flag: (option.name, kinds.get(option.kind, ONE)) for option in SUBMIT_OPTIONS},
+        "--info-command": ("info_command", ONE), "-f": ("foreground", FLAG), "--foreground": ("foreground", FLAG), "--wait": ("wait", FLAG),
+    }  # fmt: skip
+
+
+def _of_start() -> dict[str, tuple[str, str]]:
+    """The options of `start`, most of them settings."""
+    from scheduler.core.config import OPTIONS
+
+    found = {"--drain": ("drain", FLAG), "--detach": ("detach", FLAG)}
+    for name, row in OPTIONS.items():
+        word = name.replace("_", "-")
+        if row.metadata["metavar"]:
+            found[f"--{word}"] = (name, ONE)
+        else:
+            found |= {f"--{word}": (name, FLAG), f"--no-{word}": (name, OFF)}
+    return found
+
+
 # verb → its options, and how many words it takes beside them: none, one, some, or the rest of the line as it stands.
 # The same as `cli/app.py` declares (tests/cli compares the two); whatever is not found here goes there.
-HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
+HOT: dict[str, tuple[dict[str, tuple[str, str]] | Callable[[], dict[str, tuple[str, str]]], str]] = {
     "add": (
         {
             "--conda": ("conda", ONE), "--args": ("args", ONE), "--priority": ("priority", ONE), "--gpus": ("gpus", ONE), "--allowed": ("gpus", ONE),
@@ -38,19 +59,8 @@ HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
         },
         "one",
     ),
-    "submit": (
-        {
-            "--gpus": ("gpus", ONE), "--allowed": ("allowed", ONE), "--priority": ("priority", ONE),
-            "--label": ("label", ONE), "--after": ("after", ONE), "--after-ok": ("after_ok", ONE), "--vram": ("vram", ONE),
-            "--time": ("time_limit", ONE), "--retries": ("retries", ONE), "--cwd": ("cwd", ONE), "--env": ("env", MANY),
-            "--conda": ("conda", ONE), "--cuda": ("cuda", ONE), "--launch": ("launch", ONE),
-            "--cpu": ("cpu", FLAG), "--slots": ("slots", ONE), "--on": ("on", ONE), "--no-output": ("no_output", FLAG),
-            "--stderr-apart": ("stderr_apart", FLAG), "--gzip": ("gzip", FLAG), "--log-dir": ("log_dir", ONE), "--log-name": ("log_name", ONE),
-            "--on-finish": ("on_finish", ONE), "--mail": ("mail", ONE), "--info": ("info", ONE), "--info-command": ("info_command", ONE),
-            "-f": ("foreground", FLAG), "--foreground": ("foreground", FLAG), "--wait": ("wait", FLAG),
-        },
-        "rest",
-    ),
+    "submit": (_of_submit, "rest"),
+    "start": (_of_start, "none"),
     "status": ({"--json": ("json", FLAG)}, "none"),
     "jobs": (
         {"--state": ("state", ONE), "-n": ("last", ONE), "--last": ("last", ONE), "--json": ("json", FLAG)},
@@ -66,14 +76,13 @@ HOT: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
     "pause": ({}, "some"),
     "resume": ({"--force": ("force", FLAG)}, "some"),
     "wait": ({"--timeout": ("timeout", ONE)}, "any"),
-    "start": (
-        {
-            **{f"--{name.replace('_', '-')}": (name, ONE) for name in SETTINGS},
-            "--screen": ("screen", FLAG), "--no-screen": ("screen", OFF), "--web": ("web", FLAG), "--no-web": ("web", OFF), "--drain": ("drain", FLAG), "--detach": ("detach", FLAG),
-        },
-        "none",
-    ),
 }  # fmt: skip
+
+
+def options_of(verb: str) -> dict[str, tuple[str, str]]:
+    """The options that a verb of HOT takes: flag → name of the parameter, and kind."""
+    declared = HOT[verb][0]
+    return {**COMMON, **(declared() if callable(declared) else declared)}
 
 
 def bare(words: list[str]) -> tuple[str, list[str], dict[str, Any]] | None:
@@ -90,8 +99,7 @@ def parse(words: list[str]) -> tuple[str, list[str], dict[str, Any]] | None:
     if position is None or position >= len(words) or words[position] not in HOT:
         return None
     verb = words[position]
-    options, takes = HOT[verb]
-    table = {**COMMON, **options}
+    takes, table = HOT[verb][1], options_of(verb)
     rest: list[str] = []
     position += 1
     while position < len(words):

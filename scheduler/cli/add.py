@@ -6,22 +6,22 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from scheduler.client.client import SchedulerClient
 from scheduler.client.locate import settings_for, state_file_for
-from scheduler.client.submission import Wish, level_of, model_table_for, read, spec_of, table_for, trusting
+from scheduler.client.submission import Wish, model_table_for, spec_of, table_for, trusting
 from scheduler.client.submit_context import limits_here, said_by
 from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import parse_gpu_ids
-from scheduler.core.job import JobSpec
+from scheduler.core.job_options import LINE_KEYS, read_line_keys, read_options
 from scheduler.core.model_table import need_of
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import PlacementClass
 from scheduler.gpus.declared import declared
-from scheduler.intake.jobs_file import OPTION_KEYS, Door, parse, read_options, write_line
+from scheduler.intake.jobs_file import Door, parse, write_line
 from scheduler.intake.tail import check_owner, check_places, check_private, places_of
 from scheduler.store.paths import check_not_for_another
 from scheduler.system.atomic_files import append_line
@@ -38,7 +38,7 @@ def add(
     *,
     conda: str = "",
     args: str = "",
-    priority: str = "0",
+    priority: str = "",
     gpus: str = "",
     wishes: tuple[str, ...] = (),
     output_file: str = "",
@@ -57,7 +57,7 @@ def add(
             script = os.path.abspath(script)
         if "/" in conda and not conda.startswith(("/", "~/")):
             conda = os.path.abspath(conda)
-    level = level_of(priority)
+    level = read_options({"priority": priority}).get("priority", 0)
     try:
         parse_gpu_ids(gpus)
     except UsageError as error:
@@ -110,88 +110,41 @@ def _as_options(wishes: Sequence[str]) -> tuple[str, dict[str, Any]]:
     for wish in wishes:
         key, equals, text = wish.partition("=")
         if not equals:
-            raise UsageError(f"{wish!r} is not KEY=VALUE", where="--set", do=f"keys: {', '.join(OPTION_KEYS)}")
+            raise UsageError(f"{wish!r} is not KEY=VALUE", where="--set", do=f"keys: {', '.join(LINE_KEYS)}")
         if re.search(r"[;\r\n\0]", wish):
             raise UsageError(f"{wish!r} holds a semicolon or a line break", where="--set", do="give each its own --set")
         try:
-            values.update(read_options([(key, text)], lambda key: f"{key}="))
+            values.update(read_line_keys([(key, text)], lambda key: f"{key}="))
         except SchedulerError as error:
             raise type(error)(error.what, where="--set", do=error.do.replace(";", "")) from None
     return "".join(f";{wish}" for wish in wishes), values
 
 
-def changes_of(wishes: Mapping[str, str]) -> dict[str, Any]:
-    """JobSpec fields that `edit` changes: option → text, an empty text gives a field its default back."""
-    rest = {key: text for key, text in wishes.items() if key not in ("priority", "allowed")}
-    changes = read([(key, text) for key, text in rest.items() if text])
-    defaults = JobSpec()
-    for key, text in rest.items():
-        if not text:
-            changes[OPTION_KEYS[key][0]] = getattr(defaults, OPTION_KEYS[key][0])
-    if changes.get("cwd"):
-        changes["cwd"] = os.path.abspath(os.path.expanduser(changes["cwd"]))
-    if "priority" in wishes:
-        changes["priority"] = level_of(wishes["priority"] or "0")
-    if "allowed" in wishes:
-        changes["allowed"] = None if wishes["allowed"] == "any" else parse_gpu_ids(wishes["allowed"])
-    return changes
-
-
 def submit(
     command: list[str],
     *,
-    gpus: str = "",
-    allowed: str = "",
-    priority: str = "0",
-    label: str = "",
-    after: str = "",
-    after_ok: str = "",
-    vram: str = "",
-    time_limit: str = "",
-    retries: str = "",
-    cwd: str = "",
     env: tuple[str, ...] = (),
-    conda: str = "",
-    cuda: str = "",
-    launch: str = "",
-    cpu: bool = False,
-    slots: str = "",
-    on: str = "",
-    no_output: bool = False,
-    stderr_apart: bool = False,
-    gzip: bool = False,
-    log_dir: str = "",
-    log_name: str = "",
-    on_finish: str = "",
-    mail: str = "",
-    info: str = "",
     info_command: str = "",
     foreground: bool = False,
     wait: bool = False,
     state_file: str | None = None,
     config: str | None = None,
+    **options: str | bool,
 ) -> int:
-    """Queue a command as it stands, in this folder and environment; prints its id."""
+    """Queue a command as it stands, in this folder and environment; prints its id. ``options``: by the names of SUBMIT_OPTIONS."""
     if not command:
         raise UsageError("the command is missing", do="write gpujob submit -- COMMAND…")
     if not command[0]:
         raise UsageError("the name of the program is empty", do="write gpujob submit -- COMMAND…")
     found = state_file_for(state_file, config)
     client = SchedulerClient(found)
-    if cpu and gpus:
-        raise UsageError("--cpu and --gpus exclude each other")
     mask = os.umask(0)
     os.umask(mask)
-    options = {
-        "gpus": "0" if cpu else gpus, "label": label, "after": after, "after_ok": after_ok, "vram": vram,
-        "time": time_limit, "retries": retries, "cuda": cuda, "launch": launch, "slots": slots, "on": on,
-        "output": "none" if no_output else "", "stderr": "apart" if stderr_apart else "", "gzip": "yes" if gzip else "",
-        "log_dir": log_dir, "log_name": log_name,
-        "on_finish": on_finish, "mail": mail, "info": info or (said_by(info_command) if info_command else ""),
-    }  # fmt: skip
+    texts = {name: ("yes" if value else "") if isinstance(value, bool) else value for name, value in options.items()}
+    if info_command and not texts.get("info"):
+        texts["info"] = said_by(info_command)
     wish = Wish(
-        command=command, folder=os.getcwd(), environ=os.environ, options=options, priority=priority, allowed=allowed,
-        cwd=cwd, conda=conda, env=env, umask=mask, limits=limits_here(),
+        command=command, folder=os.getcwd(), environ=os.environ, options=texts, env=env, umask=mask, limits=limits_here()
     )  # fmt: skip
     spec, environment = spec_of(wish)
     table = table_for(spec, client, config, warn)
@@ -201,7 +154,7 @@ def submit(
         from scheduler.client.foreground_caller import Caller
 
         client.places.make()
-        caller = Caller(client.places.state_dir, output=no_output)
+        caller = Caller(client.places.state_dir, output=bool(options.get("no_output")))
         spec = replace(spec, caller=caller.word)
         caller.hold_ctrl_c()
     try:

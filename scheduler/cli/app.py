@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Optional
@@ -16,6 +17,7 @@ from scheduler.cli import logs as logs_of
 from scheduler.cli.verbs import Verbs
 from scheduler.core.config import OPTIONS
 from scheduler.core.errors import UsageError, did_you_mean
+from scheduler.core.job_options import EDITABLE, JOB_OPTIONS, SUBMIT_OPTIONS, VARIABLES, YES, JobOption, flag
 from scheduler.system.terminal_text import charset, shown
 
 app = typer.Typer(
@@ -52,8 +54,6 @@ HeldJobs = Annotated[list[str], _jobs(completions.held_job)]
 PendingJobs = Annotated[list[str], _jobs(completions.pending_job)]
 OneJob = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=completions.any_job)]
 SessionJob = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=completions.session_job)]
-Allowed = Annotated[str, _words("--allowed", "LIST", "Allowed GPUs: 0,2 or 0-3.", completions.gpu_list)]
-Conda = Annotated[str, _words("--conda", "ENV", "Conda environment: name or folder.", completions.environment)]
 Gpus = Annotated[
     list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.", autocompletion=completions.unpaused_gpu)
 ]
@@ -94,131 +94,120 @@ def main_options(
         raise UsageError("--json stands behind the verb", do=f"write gpujob {ctx.invoked_subcommand} --json")
 
 
-def _which(state_file: Optional[str], config: Optional[str]) -> dict[str, Optional[str]]:
+def _which(state_file: Optional[str], config: Optional[str]) -> dict[str, Any]:
     return {"state_file": state_file or Common.state_file, "config": config or Common.config}
 
 
-def _help(name: str) -> str:
-    option = OPTIONS[name]
-    shown = "" if option.default in (None, "", False) else f" [{option.default}]"
-    text = str(option.metadata["help"])
-    return text[0].upper() + text[1:] + "." + shown
+def _parameter(name: str, kind: Any, default: Any, declared: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
+    )  # fmt: skip
 
 
-def _setting(flag: str, name: str, metavar: str) -> Any:
-    return typer.Option(
-        flag, metavar=metavar, help=_help(name), show_default=False, autocompletion=completions.setting(name)
-    )
+def _with(*rows: inspect.Parameter) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb's function one parameter a row in place of its ``**given``, behind its arguments and before its own options."""
+
+    def declare(verb: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            one for one in inspect.signature(verb, eval_str=True).parameters.values() if one.kind is not one.VAR_KEYWORD
+        ]
+        arguments = sum(1 for one in own if one.kind is one.POSITIONAL_OR_KEYWORD)
+        both = [*own[:arguments], *rows, *own[arguments:]]
+        verb.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [one.replace(kind=one.KEYWORD_ONLY) for one in both], return_annotation=None
+        )
+        verb.__annotations__ = {one.name: one.annotation for one in both}
+        return verb
+
+    return declare
+
+
+def _setting(name: str, help: str = "") -> inspect.Parameter:
+    """The option of `start` and `run` for a setting."""
+    row = OPTIONS[name]
+    text = str(row.metadata["help"])
+    usual = "" if row.default in (None, "", False) else f" [{row.default}]"
+    text = help or f"{text[0].upper()}{text[1:]}.{usual}"
+    metavar = row.metadata["metavar"]
+    if not metavar:
+        both = f"{flag(name)}/{flag(f'no_{name}')}"
+        return _parameter(name, Optional[bool], None, typer.Option(both, help=text, show_default=False))
+    option = typer.Option(
+        flag(name), metavar=metavar, help=text, show_default=False, autocompletion=completions.setting(name)
+    )  # fmt: skip
+    return _parameter(name, Optional[str], None, option)
+
+
+def _job_option(option: JobOption, *, edit: bool = False) -> inspect.Parameter:
+    """The option of `submit` or `edit` for an option of a job."""
+    complete = getattr(completions, option.completion) if option.completion else None
+    declared = typer.Option(
+        option.flag, metavar=option.metavar or None, help=option.help, show_default=False, autocompletion=complete
+    )  # fmt: skip
+    if option.kind == VARIABLES:
+        return _parameter(option.name, Optional[list[str]], None, declared)
+    if option.kind == YES:
+        return _parameter(option.name, bool, False, declared)
+    return _parameter(option.name, Optional[str] if edit else str, None if edit else "", declared)
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 @app.command("start")
+@_with(*(_setting(name) for name in OPTIONS if name != "state_file"))
 def start(
-    gpus: Annotated[Optional[str], _setting("--gpus", "gpus", "N")] = None,
-    gpu_ids: Annotated[Optional[str], _setting("--gpu-ids", "gpu_ids", "LIST")] = None,
-    jobs_file: Annotated[Optional[str], _setting("--jobs-file", "jobs_file", "PATH")] = None,
-    commands_file: Annotated[Optional[str], _setting("--commands-file", "commands_file", "PATH")] = None,
-    llm_config: Annotated[Optional[str], _setting("--llm-config", "llm_config", "PATH")] = None,
-    log_dir: Annotated[Optional[str], _setting("--log-dir", "log_dir", "PATH")] = None,
-    log_file: Annotated[Optional[str], _setting("--log-file", "log_file", "PATH")] = None,
-    journal: Annotated[Optional[str], _setting("--journal", "journal", "PATH")] = None,
-    without_gpus: Annotated[Optional[str], _setting("--without-gpus", "without_gpus", "BOOL")] = None,
-    cpu_slots: Annotated[Optional[str], _setting("--cpu-slots", "cpu_slots", "N")] = None,
-    screen: Annotated[
-        Optional[bool], typer.Option("--screen/--no-screen", help=_help("screen"), show_default=False)
-    ] = None,
-    mem_threshold: Annotated[Optional[str], _setting("--mem-threshold", "mem_threshold", "SHARE")] = None,
-    load_threshold: Annotated[Optional[str], _setting("--load-threshold", "load_threshold", "SHARE")] = None,
-    whole_gpu_tolerance: Annotated[
-        Optional[str], _setting("--whole-gpu-tolerance", "whole_gpu_tolerance", "SHARE")
-    ] = None,
-    gpu_interval: Annotated[Optional[str], _setting("--gpu-interval", "gpu_interval", "S")] = None,
-    settle: Annotated[Optional[str], _setting("--settle", "settle", "S")] = None,
-    release: Annotated[Optional[str], _setting("--release", "release", "S")] = None,
-    hold_on_errors: Annotated[Optional[str], _setting("--hold-on-errors", "hold_on_errors", "BOOL")] = None,
-    poll_interval: Annotated[Optional[str], _setting("--poll-interval", "poll_interval", "S")] = None,
-    min_free_mem_mb: Annotated[Optional[str], _setting("--min-free-mem-mb", "min_free_mem_mb", "MIB")] = None,
-    monitor_interval: Annotated[Optional[str], _setting("--monitor-interval", "monitor_interval", "S")] = None,
-    state_interval: Annotated[Optional[str], _setting("--state-interval", "state_interval", "S")] = None,
-    max_assign_attempts: Annotated[Optional[str], _setting("--max-assign-attempts", "max_assign_attempts", "N")] = None,
-    assign_retry_wait: Annotated[Optional[str], _setting("--assign-retry-wait", "assign_retry_wait", "S")] = None,
-    oom_retries: Annotated[Optional[str], _setting("--oom-retries", "oom_retries", "N")] = None,
-    kill_grace: Annotated[Optional[str], _setting("--kill-grace", "kill_grace", "S")] = None,
-    cuda_ids: Annotated[Optional[str], _setting("--cuda-ids", "cuda_ids", "MODE")] = None,
-    python: Annotated[Optional[str], _setting("--python", "python", "PATH")] = None,
-    conda_mode: Annotated[Optional[str], _setting("--conda-mode", "conda_mode", "MODE")] = None,
-    activation_limit: Annotated[Optional[str], _setting("--activation-limit", "activation_limit", "S")] = None,
-    order: Annotated[Optional[str], _setting("--order", "order", "RULE")] = None,
-    aging: Annotated[Optional[str], _setting("--aging", "aging", "HOURS")] = None,
-    max_overtakes: Annotated[Optional[str], _setting("--max-overtakes", "max_overtakes", "N")] = None,
-    keep_logs: Annotated[Optional[str], _setting("--keep-logs", "keep_logs", "LIMITS")] = None,
-    keep_finished: Annotated[Optional[str], _setting("--keep-finished", "keep_finished", "LIMITS")] = None,
-    history: Annotated[Optional[str], _setting("--history", "history", "BOOL")] = None,
-    trust_group: Annotated[Optional[str], _setting("--trust-group", "trust_group", "BOOL")] = None,
-    save_list: Annotated[Optional[str], _setting("--save-list", "save_list", "PATH")] = None,
-    watch: Annotated[Optional[str], _setting("--watch", "watch", "HOW")] = None,
-    web: Annotated[Optional[bool], typer.Option("--web/--no-web", help=_help("web"), show_default=False)] = None,
-    web_port: Annotated[Optional[str], _setting("--web-port", "web_port", "N")] = None,
+    *,
     drain: Annotated[
         bool, typer.Option("--drain", help="End when nothing is left to do; exit 1 if any job failed.")
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Go into the background once the scheduler works.")] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
+    **settings: Any,
 ) -> None:
     """Be the scheduler: watch the jobs file, run its lines on the GPUs, print what happens."""
     from scheduler.cli.serve import start as serve
 
-    given = dict(locals())
-    flags = {name: given[name] for name in OPTIONS if name != "state_file" and given.get(name) is not None}
-    which = _which(state_file, config)
-    code = serve(state_file=which["state_file"], config=which["config"], drain=drain, detach=detach, **flags)
+    code = serve(drain=drain, detach=detach, **_which(state_file, config), **_given(settings))
     raise typer.Exit(code)
 
 
+# Settings that `run` takes; a text is what one means there.
+OF_RUN = {
+    "commands_file": "A shell command a line (commands.txt).",
+    "gpus": "", "gpu_ids": "", "min_free_mem_mb": "", "poll_interval": "",
+    "log_dir": "Folder of the job logs (logs).",
+    "jobs_file": "The record of the jobs, JSONL (jobs.jsonl).",
+    "screen": "", "kill_grace": "", "oom_retries": "", "python": "",
+}  # fmt: skip
+
+
 @app.command("run")
+@_with(*(_setting(name, help) for name, help in OF_RUN.items()))
 def run_commands(
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="The same as --commands-file.")] = "",
-    commands_file: Annotated[
-        Optional[str], typer.Option("--commands-file", metavar="PATH", help="A shell command a line (commands.txt).")
-    ] = None,
-    gpus: Annotated[Optional[str], _setting("--gpus", "gpus", "N")] = None,
-    gpu_ids: Annotated[Optional[str], _setting("--gpu-ids", "gpu_ids", "LIST")] = None,
-    min_free_mem_mb: Annotated[Optional[str], _setting("--min-free-mem-mb", "min_free_mem_mb", "MIB")] = None,
-    poll_interval: Annotated[Optional[str], _setting("--poll-interval", "poll_interval", "S")] = None,
-    log_dir: Annotated[
-        Optional[str], typer.Option("--log-dir", metavar="PATH", help="Folder of the job logs (logs).")
-    ] = None,
-    jobs_file: Annotated[
-        Optional[str], typer.Option("--jobs-file", metavar="PATH", help="The record of the jobs, JSONL (jobs.jsonl).")
-    ] = None,
-    screen: Annotated[
-        Optional[bool], typer.Option("--screen/--no-screen", help=_help("screen"), show_default=False)
-    ] = None,
-    kill_grace: Annotated[Optional[str], _setting("--kill-grace", "kill_grace", "S")] = None,
-    oom_retries: Annotated[Optional[str], _setting("--oom-retries", "oom_retries", "N")] = None,
-    python: Annotated[Optional[str], _setting("--python", "python", "PATH")] = None,
+    *,
     again: Annotated[bool, typer.Option("--again", help="Run all of the file again, also what has ended.")] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
+    **settings: Any,
 ) -> None:
     """Run a file of shell commands on the GPUs until all have ended; the same again goes on where it stopped."""
     from scheduler.cli.run import run as dispatch
 
-    given = dict(locals())
-    if file and commands_file:
+    if file and settings["commands_file"]:
         raise UsageError("the file of commands is named twice", where="run", do="leave one of them out")
-    flags = {name: given[name] for name in OPTIONS if name != "state_file" and given.get(name) is not None}
-    which = _which(state_file, config)
-    code = dispatch(file, again=again, state_file=which["state_file"], config=which["config"], **flags)
-    raise typer.Exit(code)
+    raise typer.Exit(dispatch(file, again=again, **_which(state_file, config), **_given(settings)))
 
 
 @app.command("add")
+@_with(_job_option(JOB_OPTIONS["conda"]), _job_option(JOB_OPTIONS["priority"]))
 def add(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script, or any executable file.")],
-    conda: Conda = "",
+    *,
     args: Annotated[str, typer.Option("--args", metavar="TEXT", help="Arguments of the script.")] = "",
-    priority: Annotated[str, typer.Option("--priority", metavar="N", help="Lower starts first.")] = "0",
     gpus: Annotated[str, _words("--gpus", "LIST", "Allowed GPUs: 0,2 or 0-3.", completions.gpu_list, "--allowed")] = "",
     wishes: Annotated[
         Optional[list[str]],
@@ -227,61 +216,20 @@ def add(
     output_file: Annotated[str, typer.Option("--output-file", metavar="PATH", help="Jobs file; - prints only.")] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
+    **columns: Any,
 ) -> None:
     """Append one line to the jobs file and print it."""
     code = adding.add(
-        script,
-        conda=conda,
-        args=args,
-        priority=priority,
-        gpus=gpus,
-        wishes=tuple(wishes or ()),
-        output_file=output_file,
-        **_which(state_file, config),
-    )
+        script, args=args, gpus=gpus, wishes=tuple(wishes or ()), output_file=output_file, **_which(state_file, config), **columns
+    )  # fmt: skip
     raise typer.Exit(code)
 
 
 @app.command("submit", context_settings={"allow_interspersed_args": False})
+@_with(*map(_job_option, SUBMIT_OPTIONS))
 def submit(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="The command and its words.")],
-    gpus: Annotated[str, _words("--gpus", "NEED", "0.5, 1, 2 or 2x0.5.", completions.need)] = "",
-    allowed: Allowed = "",
-    priority: Annotated[str, typer.Option("--priority", metavar="N", help="Lower starts first.")] = "0",
-    label: Annotated[str, typer.Option("--label", metavar="TEXT", help="A name for it.")] = "",
-    after: Annotated[str, _words("--after", "IDS", "Start when these have ended.", completions.job_list)] = "",
-    after_ok: Annotated[
-        str, _words("--after-ok", "IDS", "Start when these have ended well.", completions.job_list)
-    ] = "",
-    vram: Annotated[str, typer.Option("--vram", metavar="SIZE", help="GPU memory it needs: 18G.")] = "",
-    time_limit: Annotated[str, typer.Option("--time", metavar="SPAN", help="End it after this long: 4h.")] = "",
-    retries: Annotated[str, typer.Option("--retries", metavar="N", help="Run it again this often when it fails.")] = "",
-    cwd: Annotated[str, typer.Option("--cwd", metavar="PATH", help="Working folder; else this one.")] = "",
-    env: Annotated[Optional[list[str]], typer.Option("--env", metavar="K=V", help="Set a variable for it.")] = None,
-    conda: Conda = "",
-    cuda: Annotated[str, _words("--cuda", "MODE", "cuda_ids mode of this job.", completions.setting("cuda_ids"))] = "",
-    launch: Annotated[
-        str,
-        _words("--launch", "HOW", "The command is a Python script: python or torchrun runs it.", completions.launcher),
-    ] = "",
-    cpu: Annotated[bool, typer.Option("--cpu", help="Needs no GPU.")] = False,
-    slots: Annotated[str, typer.Option("--slots", metavar="N", help="Slots it takes, if it needs no GPU.")] = "",
-    on: Annotated[
-        str, _words("--on", "LIST", "On just these GPUs, whoever else is on them: 0,3.", completions.gpu_list)
-    ] = "",
-    no_output: Annotated[bool, typer.Option("--no-output", help="Keep nothing of what it writes.")] = False,
-    stderr_apart: Annotated[
-        bool, typer.Option("--stderr-apart", help="Keep stderr in a file of its own: the log's name and .e.")
-    ] = False,
-    gzip: Annotated[bool, typer.Option("--gzip", help="Pack the log.")] = False,
-    log_dir: Annotated[str, typer.Option("--log-dir", metavar="PATH", help="Folder of its log.")] = "",
-    log_name: Annotated[str, typer.Option("--log-name", metavar="NAME", help="Name of its log.")] = "",
-    on_finish: Annotated[
-        str,
-        typer.Option("--on-finish", metavar="PROGRAM", help="Called at its end with id, error level, log, command."),
-    ] = "",
-    mail: Annotated[str, typer.Option("--mail", metavar="WHO", help="Send its output there at its end.")] = "",
-    info: Annotated[str, typer.Option("--info", metavar="TEXT", help="Remembered with it, as show tells.")] = "",
+    *,
     info_command: Annotated[
         str, typer.Option("--info-command", metavar="TEXT", help="What this shell text prints now is the --info.")
     ] = "",
@@ -291,14 +239,12 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; its exit code is ours.")] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
+    **options: Any,
 ) -> None:
     """Queue any command, in this folder and environment, and print its id."""
+    options["env"] = tuple(options["env"] or ())
     code = adding.submit(
-        command, gpus=gpus, allowed=allowed, priority=priority, label=label, after=after, after_ok=after_ok, vram=vram,
-        time_limit=time_limit, retries=retries, cwd=cwd, env=tuple(env or ()), conda=conda, cuda=cuda,
-        launch=launch, cpu=cpu, slots=slots, on=on, no_output=no_output, stderr_apart=stderr_apart, gzip=gzip, log_dir=log_dir,
-        log_name=log_name, on_finish=on_finish, mail=mail, info=info, info_command=info_command, foreground=foreground, wait=wait,
-        **_which(state_file, config),
+        command, info_command=info_command, foreground=foreground, wait=wait, **_which(state_file, config), **options
     )  # fmt: skip
     raise typer.Exit(code)
 
@@ -431,42 +377,11 @@ def swap(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = N
     raise typer.Exit(control.swap(jobs, **_which(state_file, config)))
 
 
-Changed = Optional[str]
-
-
 @app.command("edit")
-def edit(
-    jobs: PendingJobs,
-    priority: Annotated[Changed, typer.Option("--priority", metavar="N", help="Lower starts first.")] = None,
-    allowed: Annotated[
-        Changed, _words("--allowed", "LIST", "Allowed GPUs: 0,2 or 0-3; any for all.", completions.gpu_list)
-    ] = None,
-    gpus: Annotated[Changed, _words("--gpus", "NEED", "0.5, 1, 2 or 2x0.5.", completions.need)] = None,
-    label: Annotated[Changed, typer.Option("--label", metavar="TEXT", help="A name for it.")] = None,
-    after: Annotated[Changed, _words("--after", "IDS", "Start when these have ended.", completions.job_list)] = None,
-    after_ok: Annotated[
-        Changed, _words("--after-ok", "IDS", "Start when these have ended well.", completions.job_list)
-    ] = None,
-    vram: Annotated[Changed, typer.Option("--vram", metavar="SIZE", help="GPU memory it needs: 18G.")] = None,
-    time_limit: Annotated[Changed, typer.Option("--time", metavar="SPAN", help="End it after this long: 4h.")] = None,
-    retries: Annotated[
-        Changed, typer.Option("--retries", metavar="N", help="Run it again this often when it fails.")
-    ] = None,
-    cwd: Annotated[Changed, typer.Option("--cwd", metavar="PATH", help="Working folder.")] = None,
-    cuda: Annotated[
-        Changed, _words("--cuda", "MODE", "cuda_ids mode of this job.", completions.setting("cuda_ids"))
-    ] = None,
-    launch: Annotated[Changed, _words("--launch", "HOW", "python or torchrun.", completions.launcher)] = None,
-    state_file: StateFile = None,
-    config: ConfigFile = None,
-) -> None:
+@_with(*(_job_option(option, edit=True) for option in EDITABLE.values()))
+def edit(jobs: PendingJobs, *, state_file: StateFile = None, config: ConfigFile = None, **options: Any) -> None:
     """Change waiting jobs; an empty value takes a wish back (--time '')."""
-    given = {
-        "priority": priority, "allowed": allowed, "gpus": gpus, "label": label, "after": after, "after_ok": after_ok,
-        "vram": vram, "time": time_limit, "retries": retries, "cwd": cwd, "cuda": cuda, "launch": launch,
-    }  # fmt: skip
-    wishes = {key: text for key, text in given.items() if text is not None}
-    raise typer.Exit(control.edit(jobs, wishes, **_which(state_file, config)))
+    raise typer.Exit(control.edit(jobs, _given(options), **_which(state_file, config)))
 
 
 @app.command("wait")

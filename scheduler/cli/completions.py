@@ -12,9 +12,9 @@ from scheduler.client.locate import state_file_for
 from scheduler.core.errors import SchedulerError
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import ENDED, Job, JobState
+from scheduler.core.job_options import LINE_KEYS
 from scheduler.core.launch import CONDA_MODES, CUDA_MODES, LAUNCHERS
 from scheduler.core.secrets import without_secrets
-from scheduler.intake.jobs_file import OPTION_KEYS
 
 MOST = 50
 CHOICES: dict[str, Sequence[str]] = {
@@ -155,8 +155,9 @@ def setting(name: str) -> Completion | None:
     return _words(*CHOICES[name]) if name in CHOICES else None
 
 
+cuda_mode = setting("cuda_ids")
 launcher = _words(*LAUNCHERS)
-line_key = _words(*(f"{key}=" for key in OPTION_KEYS))
+line_key = _words(*(f"{key}=" for key in LINE_KEYS))
 queue_word = _words("pause", "resume")
 
 

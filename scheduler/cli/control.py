@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -100,17 +101,19 @@ def edit(
     jobs: Sequence[str], wishes: Mapping[str, str], *, state_file: str | None = None, config: str | None = None
 ) -> int:
     """Change waiting jobs. ``wishes``: option → text as `submit` takes it, an empty text takes the wish back."""
-    from scheduler.cli.add import changes_of, warn
+    from scheduler.cli.add import warn
     from scheduler.client.submission import model_table_for
+    from scheduler.core.job_options import changed_fields, check_launch
     from scheduler.core.model_table import ModelTable, need_of
-    from scheduler.intake.jobs_file import check_launch
 
     found = state_file_for(state_file, config)
     ids = _chosen(found, jobs)
     if not wishes:
         raise UsageError("what is to be changed?", do="say it, as in gpujob edit 12 --gpus 0.5; see gpujob edit --help")
     client = SchedulerClient(found)
-    changes = changes_of(wishes)
+    changes = changed_fields(wishes)
+    if changes.get("cwd"):
+        changes["cwd"] = os.path.abspath(os.path.expanduser(changes["cwd"]))
     chosen = client.states(ids)
     specs = [replace(job.spec, **changes) for job in chosen]
     needs: tuple[tuple[int, int], ...] = ()

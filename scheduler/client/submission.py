@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,35 +12,28 @@ from scheduler.client.locate import settings_if_readable
 from scheduler.core.command_limits import LONGEST_WORD
 from scheduler.core.config import Config
 from scheduler.core.errors import FileTrouble, SchedulerError, UsageError
-from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import JobSpec
+from scheduler.core.job_options import PATH_FIELDS, Named, allowed_gpus, check_launch, check_utf8, flag, read_options
 from scheduler.core.model_table import ModelTable, table_from
 from scheduler.environments.discovery import program_in
-from scheduler.intake.jobs_file import PRIORITIES, check_launch, named_gpus, read_options
 from scheduler.intake.settings import model_table
 
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
-    from typing import Any, TypeVar
+    from typing import TypeVar
 
     Read = TypeVar("Read")
 else:
     from scheduler.core.quick_dataclass import dataclass
 
-Named = Callable[[str], str]  # an option's key → what it is called where it was given
 Shell = Callable[[str], str]  # a shell's text → how to submit it
 _SHELL = frozenset(" \t\n;|&<>()$`\"'*?")
 
 
 def _not_said(text: str) -> None:
     """The scheduler says it, too."""
-
-
-def flag(key: str) -> str:
-    """What an option is called on the command line."""
-    return f"--{key.replace('_', '-')}"
 
 
 def in_terminal(text: str) -> str:
@@ -51,20 +43,16 @@ def in_terminal(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What is to be submitted. Relative paths in it are meant from ``folder``; an empty text is an option not given.
+    """What is to be submitted. Relative paths in it are meant from ``folder``.
 
-    ``options``: by the keys of a jobs line (`intake/jobs_file.py: OPTION_KEYS`); ``env``: NAME=VALUE over ``environ``.
-    ``umask`` None and no ``limits``: those of the scheduler.
+    ``options``: texts by the names of `core/job_options.py: SUBMIT_OPTIONS`, an empty one was not given; ``env``: NAME=VALUE over
+    ``environ``. ``umask`` None and no ``limits``: those of the scheduler.
     """
 
     command: Sequence[str]
     folder: str
     environ: Mapping[str, str]
     options: Mapping[str, str]
-    priority: str = "0"
-    allowed: str = ""
-    cwd: str = ""
-    conda: str = ""
     env: Sequence[str] = ()
     umask: int | None = None
     limits: tuple[tuple[int, int, int], ...] = ()
@@ -77,11 +65,7 @@ def spec_of(wish: Wish, named: Named = flag, shell: Shell = in_terminal) -> tupl
         raise UsageError("the command is missing", where=named("command"))
     if not command[0]:
         raise UsageError("the name of the program is empty", where=named("command"))
-    options = {key: text for key, text in wish.options.items() if text}
-    values = read(list(options.items()), named)
-    if values.get("log_dir"):
-        values["log_dir"] = _path(wish.folder, values["log_dir"])
-    level = level_of(wish.priority, named)
+    values = read_options(wish.options, named)
     environment = dict(wish.environ)
     for item in wish.env:
         name, equals, value = item.partition("=")
@@ -91,19 +75,20 @@ def spec_of(wish: Wish, named: Named = flag, shell: Shell = in_terminal) -> tupl
             raise UsageError(f"{name}= has {len(value)} characters", where=named("env"),
                              do=f"the kernel takes {LONGEST_WORD} bytes a variable")  # fmt: skip
         environment[name] = value
-    conda = _path(wish.folder, wish.conda) if "/" in wish.conda else wish.conda
-    launch = values.get("launch", "")
-    for key, text in (("conda", conda), ("cwd", wish.cwd), ("launch", command[0] if launch else "")):
-        _check_utf8(text, named(key))
-    folder = _path(wish.folder, wish.cwd) if wish.cwd else wish.folder
+    for name in PATH_FIELDS.intersection(values):
+        if name != "conda_env" or "/" in values[name]:  # else an environment's name
+            values[name] = _path(wish.folder, values[name])
+    check_utf8(values.get("conda_env", ""), named("conda"))
+    folder = values.pop("cwd", wish.folder)
     script = ""
-    if launch:
+    if values.get("launch"):
+        check_utf8(command[0], named("launch"))
         script, command = os.path.normpath(os.path.join(folder, command[0])), command[1:]
     else:
         _check_program(command, folder, environment.get("PATH", os.defpath), shell)
+    values["allowed"] = allowed_gpus(values)
     spec = JobSpec(
-        source="submit", script=script, arguments=tuple(command), priority=level, cwd=folder, conda_env=conda, umask=wish.umask,
-        allowed=named_gpus(values, parse_gpu_ids(wish.allowed)), limits=wish.limits, **values,
+        source="submit", script=script, arguments=tuple(command), cwd=folder, umask=wish.umask, limits=wish.limits, **values
     )  # fmt: skip
     check_launch(spec)
     return spec, environment
@@ -114,24 +99,6 @@ def table_for(
 ) -> ModelTable:
     """The model table, as far as this job's need is asked of it: one that cannot be read matters only then."""
     return ModelTable() if spec.gpus else model_table_for(client, config, warn)
-
-
-def level_of(text: str, named: Named = flag) -> int:
-    """A priority. Raises UsageError."""
-    plain = text.strip()
-    if not re.fullmatch(r"[+-]?[0-9]{1,30}", plain):
-        raise UsageError(f"the priority must be a whole number, not {text[:40]!r}", where=named("priority"))
-    if int(plain) not in PRIORITIES:
-        raise UsageError(f"the priority {plain} is out of range", where=named("priority"),
-                         do=f"write a number from {PRIORITIES[0]} to {PRIORITIES[-1]}")  # fmt: skip
-    return int(plain)
-
-
-def read(pairs: Sequence[tuple[str, str]], named: Named = flag) -> dict[str, Any]:
-    """JobSpec fields from options. Raises UsageError, Refused naming the option."""
-    for key, text in pairs:
-        _check_utf8(text, named(key))
-    return read_options(pairs, named)
 
 
 def model_table_for(client: SchedulerClient, config: str | None, warn: Callable[[str], None] = _not_said) -> ModelTable:
@@ -170,13 +137,6 @@ def settings_of(client: SchedulerClient, config: str | None) -> Config:
 
 def _path(folder: str, path: str) -> str:
     return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
-
-
-def _check_utf8(text: str, where: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UsageError("not UTF-8", where=where) from None
 
 
 def _check_program(command: list[str], folder: str, path: str, shell: Shell) -> None:

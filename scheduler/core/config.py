@@ -183,153 +183,156 @@ def _keeping(read: Callable[[str], Keep]) -> Callable[[Any], str]:
     return words
 
 
-def _option(default: Any, read: Callable[[Any], Any], meaning: str, *, reload: bool = False, path: bool = False) -> Any:
-    return field(default=default, metadata={"read": read, "help": meaning, "reload": reload, "path": path})
+def _option(
+    default: Any,
+    read: Callable[[Any], Any],
+    meaning: str,
+    metavar: str,
+    *,
+    reload: bool = False,
+    path: bool = False,
+    section: str = "",
+) -> Any:
+    """The row of a setting. ``metavar`` empty: two flags, ``--web`` and ``--no-web``; ``section``: a heading before it in the example file."""
+    row = {"read": read, "help": meaning, "metavar": metavar, "reload": reload, "path": path, "section": section}
+    return field(default=default, metadata=row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All settings of a scheduler. Durations in seconds. Paths are absolute once `intake.settings` made them so."""
 
+    # fmt: off
     state_file: str = _option(
-        "gpu_scheduler_state.json", _path, "the state file; one scheduler = one state file", path=True
+        "gpu_scheduler_state.json", _path, "the state file; one scheduler = one state file, .gpujob/ stands beside it", "PATH",
+        path=True, section="files",
     )
-    jobs_file: str = _option("jobs.txt", _text, "the watched jobs file; empty: watch none", path=True)
-    commands_file: str = _option("", _text, "a file of shell commands, one a line, watched as well", path=True)
-    llm_config: str = _option("llm_config.json", _text, "model table: model name -> GPU need", path=True)
-    log_dir: str = _option("gpu_scheduler_logs", _path, "folder of the job logs", path=True)
+    jobs_file: str = _option("jobs.txt", _text, "the watched jobs file; empty: watch none", "PATH", path=True)
+    commands_file: str = _option("", _text, "a file of shell commands, one a line, watched as well", "PATH", path=True)
+    llm_config: str = _option(
+        "llm_config.json", _text, "model table: model name -> GPU need; read again when it changes", "PATH", path=True
+    )
+    log_dir: str = _option("gpu_scheduler_logs", _path, "folder of the job logs; made private (0700)", "PATH", path=True)
     log_file: str = _option(
-        "gpu_scheduler.log", _text, "the main log (rotated at 10 MB, 5 kept); empty: none", path=True
+        "gpu_scheduler.log", _text, "the main log (rotated at 10 MB, 5 kept); empty: none", "PATH", path=True
     )
     journal: str = _option(
-        "",
-        _text,
-        "a copy of all jobs with the history of their status, a line of JSON each (JSONL); empty: none",
-        path=True,
+        "", _text, "a copy of all jobs with the history of their status, a line of JSON each (JSONL); empty: none", "PATH", path=True
     )
-    gpus: int | None = _option(None, _gpu_count, "manage GPUs 0..N-1; empty: all that are seen", reload=True)
+
+    gpus: int | None = _option(
+        None, _gpu_count, "manage GPUs 0..N-1; empty: all that are seen", "N", reload=True, section="which GPUs"
+    )
     gpu_ids: tuple[int, ...] | None = _option(
-        None, _gpu_ids, "manage just these GPUs, say [0, 2]; empty: as gpus says", reload=True
+        None, _gpu_ids, "manage just these GPUs, say [0, 2] or 0-3; empty: as gpus says", "LIST", reload=True
     )
     without_gpus: bool = _option(
-        False,
-        _flag,
-        "start also where none, or not all of the named GPUs, can be seen: jobs with need 0 run all the same",
+        False, _flag, "start also where none, or not all of the named GPUs, can be seen: jobs with need 0 run all the same", "BOOL"
     )
     cpu_slots: int | None = _option(
-        None,
-        _gpu_count,
-        "slots for jobs with need 0 (each takes one, or its slots=N); empty: one per CPU core",
-        reload=True,
+        None, _gpu_count, "slots for jobs with need 0 (each takes one, or its slots=N); empty: one per CPU core", "N", reload=True
     )
-    screen: bool = _option(False, _flag, "run each job in a GNU screen session of its own")
-    monitor_interval: float = _option(
-        30.0, _often, "safety net: look at the jobs file at least this often", reload=True
-    )
+
     mem_threshold: float = _option(
-        0.8, _share, "a GPU gets no new job while others use this share of its memory", reload=True
+        0.8, _share, "a GPU gets no new job while others use this share of its memory", "SHARE",
+        reload=True, section="when a GPU gets no new job",
     )
     load_threshold: float = _option(
-        0.8, _share, "a GPU gets no new job while processes of others keep it this busy", reload=True
+        0.8, _share, "a GPU gets no new job while processes of others keep it this busy (twice in a row; three readings below free it)",
+        "SHARE", reload=True,
     )
     whole_gpu_tolerance: float = _option(
-        0.02, _share, "share of memory that others may use on a GPU given out as a whole", reload=True
+        0.02, _share, "share of memory that others may use on a GPU given out as a whole", "SHARE", reload=True
     )
     gpu_interval: float = _option(
-        5.0,
-        _interval,
-        "between two readings of the GPUs; 0: never read, --gpus N are given out by booking alone",
-        reload=True,
+        5.0, _interval, "between two readings of the GPUs; unread for three of them: no new job; 0: never read, --gpus N are given out by booking alone",
+        "S", reload=True,
     )
     poll_interval: float = _option(
-        0.0,
-        _interval,
-        "the files and the GPUs are looked at at least this often, whatever the other intervals say; 0: as they say (run: 60)",
+        0.0, _interval,
+        "the files and the GPUs are looked at at least this often, whatever the other intervals say; 0: as they say (run: 60)", "S",
         reload=True,
     )
     min_free_mem_mb: int = _option(
-        0,
-        _whole(0),
-        "a job that asks for no share books this many MiB of GPU memory, on the GPU with the most free; 0: it has a share "
-        "(run: 6000)",
+        0, _whole(0),
+        "a job that asks for no share books this many MiB of GPU memory, on the GPU with the most free; 0: it has a share (run: 6000)", "MIB",
     )
     settle: float = _option(
-        120.0,
-        _seconds,
-        "after a start, new processes of ours on its GPU count as the job's for this long, and booked memory as in use",
-        reload=True,
+        120.0, _seconds,
+        "after a start, new processes of ours on its GPU count as the job's for this long, and booked memory as in use", "S", reload=True,
     )
     release: float = _option(
-        30.0,
-        _seconds,
-        "after an end, memory may take this long to come back before it counts as somebody else's",
-        reload=True,
+        30.0, _seconds, "after an end, memory may take this long to come back before it counts as somebody else's", "S", reload=True
     )
     hold_on_errors: bool = _option(
-        False, _flag, "give a GPU no new job once it reports an uncorrected memory error or a fatal XID", reload=True
+        False, _flag, "give a GPU no new job once it reports an uncorrected memory error or a fatal XID", "BOOL", reload=True
     )
-    state_interval: float = _option(20.0, _often, "safety net: look at the state file at least this often", reload=True)
-    max_assign_attempts: int = _option(
-        5, _whole(1), "tries to start a placed job before it counts as failed", reload=True
+
+    screen: bool = _option(
+        False, _flag, "run each job in a GNU screen session of its own (gpujob screens lists them)", "", section="how jobs run"
     )
-    assign_retry_wait: float = _option(5.0, _seconds, "wait after the first failed try; doubles each time", reload=True)
-    oom_retries: int = _option(
-        2, _whole(0), "times a job that ran out of GPU memory is tried with a larger share; 0: never", reload=True
-    )
-    kill_grace: float = _option(15.0, _seconds, "between SIGTERM and SIGKILL", reload=True)
     cuda_ids: str = _option(
-        "physical",
-        _one_of(*CUDA_MODES),
-        "what --cuda and CUDA_VISIBLE_DEVICES hold: physical, local, unset, auto, none",
+        "physical", _one_of(*CUDA_MODES), "what --cuda and CUDA_VISIBLE_DEVICES hold: physical, local, unset, auto, none", "MODE",
         reload=True,
     )
     python: str = _option(
-        "", _text, "interpreter for .py scripts without an environment; empty: python, then python3, of PATH"
+        "", _text, "interpreter for .py scripts without an environment; empty: python, then python3, of PATH", "PATH"
     )
     conda_mode: str = _option(
-        "auto",
-        _one_of(*CONDA_MODES),
-        "how a job gets into its conda environment: direct, activate, run; auto: activate if it has activation scripts",
-        reload=True,
+        "auto", _one_of(*CONDA_MODES),
+        "how a job gets into its conda environment: direct (its python, with the variables set), activate (its scripts are sourced first), "
+        "run (conda run); auto: activate if it has activation scripts, else direct", "MODE", reload=True,
     )
     activation_limit: float = _option(
-        60.0, _seconds, "time that activating a conda environment may take; then the job fails", reload=True
+        60.0, _seconds, "time that activating a conda environment may take; then the job fails", "S", reload=True
     )
-    order: str = _option("fifo", _one_of("fifo", "short"), "equal priorities: fifo, or short jobs before long ones")
-    aging: float = _option(0.0, _number, "hours of waiting that outweigh one priority level; 0: never")
+
+    order: str = _option(
+        "fifo", _one_of("fifo", "short"), "equal priorities: fifo, or short jobs before long ones", "RULE", section="order"
+    )
     max_overtakes: int = _option(
-        10,
-        _whole(0),
-        "a job that later ones have overtaken this often gets what falls free before them; 0: never",
-        reload=True,
+        10, _whole(0), "a job that later ones have overtaken this often gets what falls free before them; 0: never", "N", reload=True
     )
-    trust_group: bool = _option(False, _flag, "accept a jobs file or config that others of its group may write")
+    aging: float = _option(0.0, _number, "hours of waiting that outweigh one priority level; 0: never", "HOURS")
+
+    max_assign_attempts: int = _option(
+        5, _whole(1), "tries to start a placed job before it counts as failed", "N", reload=True, section="tries and endings"
+    )
+    assign_retry_wait: float = _option(
+        5.0, _seconds, "wait after the first failed try; doubles each time, at most 10 min", "S", reload=True
+    )
+    oom_retries: int = _option(
+        2, _whole(0), "times a job that ran out of GPU memory is tried with a larger share; 0: never", "N", reload=True
+    )
+    kill_grace: float = _option(15.0, _seconds, "between SIGTERM and SIGKILL", "S", reload=True)
+
     keep_logs: str = _option(
-        "",
-        _keeping(keep_logs),
-        "logs of ended jobs that are kept: an age (30d), a size in all (20G) or both",
-        reload=True,
+        "", _keeping(keep_logs), "logs of ended jobs that are kept: an age (30d), a size in all (20G) or both", "LIMITS",
+        reload=True, section="what is kept",
     )
     keep_finished: str = _option(
-        "",
-        _keeping(keep_finished),
-        "ended jobs that are remembered: a number (10000), an age (90d) or both",
-        reload=True,
+        "", _keeping(keep_finished), "ended jobs that are remembered: a number (10000), an age (90d) or both", "LIMITS", reload=True
     )
     history: bool = _option(
-        True, _flag, "keep readings of GPUs and jobs for curves: 10 s for a day, 5 min for 90 days, at most some 150 MB"
+        True, _flag, "keep readings of GPUs and jobs for curves: 10 s for a day, 5 min for 90 days, at most some 150 MB", "BOOL"
     )
     save_list: str = _option(
-        "",
-        _text,
-        "a shell script that queues anew (by ts) what is left when SIGTERM ends the scheduler; empty: none",
-        path=True,
+        "", _text, "a shell script that queues anew (by ts) what is left when SIGTERM ends the scheduler; empty: none", "PATH", path=True
     )
-    web: bool = _option(False, _flag, "show the page too, beside the scheduler, as `gpujob web` does")
-    web_port: int = _option(4004, _port, "port of that page on 127.0.0.1; 0: any that is free")
+
+    monitor_interval: float = _option(
+        30.0, _often, "safety net: look at the jobs file at least this often", "S",
+        reload=True, section="noticing changes (these intervals are safety nets; events come first)",
+    )
+    state_interval: float = _option(20.0, _often, "safety net: look at the state file at least this often", "S", reload=True)
     watch: str = _option(
-        "auto", _one_of("auto", "inotify", "poll"), "how changed files are noticed; poll is for network folders"
+        "auto", _one_of("auto", "inotify", "poll"), "how changed files are noticed; poll is for network folders", "HOW"
     )
+    trust_group: bool = _option(False, _flag, "accept files that others of their group may write (the config itself only with start --trust-group true)", "BOOL")
+
+    web: bool = _option(False, _flag, "show the page too, beside the scheduler, as `gpujob web` does", "", section="the page")
+    web_port: int = _option(4004, _port, "port of that page on 127.0.0.1; 0: any that is free", "N")
+    # fmt: on
 
     def policy_values(self) -> dict[str, Any]:
         """Name → value of all settings, for `config show` and tests."""

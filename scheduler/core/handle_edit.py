@@ -9,17 +9,12 @@ from typing import TYPE_CHECKING, Any
 from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text
 from scheduler.core.job import Job, JobSpec, JobState
+from scheduler.core.job_options import EDITABLE
 from scheduler.core.placement_class import class_of
 from scheduler.core.units import mib_text, span_text
 
 if TYPE_CHECKING:
     from scheduler.core.decision_pass import DecisionPass
-
-EDITABLE = {  # field of JobSpec → its name on the command line
-    "priority": "priority", "allowed": "allowed", "gpus": "gpus", "label": "label", "after": "after",
-    "after_ok": "after-ok", "vram_mib": "vram", "time_limit_s": "time", "retries": "retries", "cwd": "cwd",
-    "cuda": "cuda", "launch": "launch",
-}  # fmt: skip
 
 
 def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tuple[int, int] | None) -> str:
@@ -48,7 +43,7 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
         job.spec, job.need, job.allowed, job.priority = before
         raise Refused(f"job {job.id} stays as it is: {never}", do="ask for less, or allow other GPUs")
     shown = [
-        f"{EDITABLE[name]} {_shown(name, getattr(before[0], name))} -> {_shown(name, value)}"
+        f"{EDITABLE[name].flag[2:]} {_shown(name, getattr(before[0], name))} -> {_shown(name, value)}"
         for name, value in values.items()
         if name in EDITABLE and value != getattr(before[0], name)
     ]

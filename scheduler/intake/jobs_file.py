@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from scheduler.core.command_limits import check_words
-from scheduler.core.errors import BACKWARDS, Refused, SchedulerError, UsageError, nearest
+from scheduler.core.errors import BACKWARDS, Refused, UsageError
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
-from scheduler.core.launch import CUDA_MODES, LAUNCHERS
-from scheduler.core.log_names import check_log_name, is_packed
-from scheduler.core.units import mib_of, seconds_of
+from scheduler.core.job_options import LINE_KEYS, PATH_FIELDS, allowed_gpus, check_launch, priority_of, read_line_keys
 
 LONGEST_LINE = 1 << 20
 LONGEST_SHOWN = 1000  # characters of a spelling that would be right
-PRIORITIES = range(-(10**9), 10**9 + 1)
 FORMAT = "priority,script_path,conda_env,arguments,allowed_gpus"
 
 _OPTION_AHEAD = re.compile(r";\s*([A-Za-z_][A-Za-z0-9_]*)\s*=")
@@ -28,7 +24,6 @@ _QUOTING = re.compile(r"""['"\\]""")
 _LITERAL = re.compile(r"[$`*]")
 _SPECIAL = re.compile(r"""["\\;]""")
 _BLANKS = re.compile(r"[ \t\r\n]+")
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
         raise UsageError("a job needs at least a priority and a script", do=f"write {FORMAT}")
     for at, early in enumerate(fields[:3]):
         ahead = _OPTION_AHEAD.search(early.text)
-        if ahead and ahead.group(1).lower() in OPTION_KEYS and not early.quoted:
+        if ahead and ahead.group(1).lower() in LINE_KEYS and not early.quoted:
             head, tail = [field.text for field in fields], early.text[ahead.start() :]
             head[at] = early.text[: ahead.start()].strip()
             right = ",".join([*head, "", "", ""][:4]) + tail
@@ -103,20 +98,15 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
         raise
     words = _words(arguments_field.text)
     notes += _literals(words)
-    values = _options(options, door)
-    allowed = named_gpus(values, allowed)
+    values = {"priority": priority, "allowed": allowed, **read_line_keys(options)}
+    values["allowed"] = allowed_gpus(values)
+    for name in PATH_FIELDS.intersection(values):
+        if values[name]:
+            values[name] = _path(values[name], door)
     _check_managed(values.get("on"), door.managed)
     if env:
         env = _environment_name(env, door)
-    spec = JobSpec(
-        script=script,
-        arguments=words,
-        conda_env=env,
-        priority=priority,
-        allowed=allowed,
-        origin=origin,
-        **values,
-    )
+    spec = JobSpec(script=script, arguments=words, conda_env=env, origin=origin, **values)
     _check_width(spec)
     check_launch(spec)
     return Parsed(spec, tuple(notes))
@@ -246,12 +236,10 @@ def _take_options(text: str, position: int, options: list[tuple[str, str]], *, s
 
 
 def _priority(text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
-        raise UsageError(f"the priority must be a whole number, not {text!r}", do=f"write {FORMAT}")
-    value = int(text)
-    if value not in PRIORITIES:
-        raise UsageError(f"the priority {text} is out of range", do="write a number from -1000000000 to 1000000000")
-    return value
+    try:
+        return priority_of(text)
+    except UsageError as error:
+        raise UsageError(error.what, do=error.do or f"write {FORMAT}") from None
 
 
 def _script(text: str, door: Door) -> str:
@@ -332,183 +320,6 @@ def _check_width(spec: JobSpec) -> None:
                 f"needs {need.in_words()}, but only {gpu_ids_text(spec.allowed)} are allowed",
                 do="allow more, or ask for less",
             )
-
-
-def check_launch(spec: JobSpec) -> None:
-    """Raise Refused when the script cannot be run the way that is asked for."""
-    if spec.launch != "python" and not spec.script.endswith(".py"):
-        name = spec.script.rsplit("/", 1)[-1]
-        raise Refused(
-            f"{spec.launch} runs Python scripts, and {name} does not end in .py",
-            do="name the .py file, or leave launch out",
-        )
-
-
-def job_ids(text: str) -> tuple[int, ...]:
-    """Job numbers separated by commas, plus signs or spaces. Raises UsageError."""
-    pieces = [piece for piece in re.split(r"[,+\s]+", text) if piece]
-    if not pieces or not all(re.fullmatch(r"[0-9]{1,15}", piece) for piece in pieces):
-        raise UsageError(f"{text!r} is not a list of job numbers", do="write 12 or 12,13")
-    return tuple(dict.fromkeys(int(piece) for piece in pieces))
-
-
-def _count(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,6}", text):
-        raise UsageError(f"{text!r} is not a whole number", do="write 0, 1, 2…")
-    return int(text)
-
-
-def _need_text(text: str) -> str:
-    ResourceRequest.parse(text)
-    return text.strip()
-
-
-def _cuda_mode(text: str) -> str:
-    if text not in CUDA_MODES:
-        raise UsageError(f"cuda={text!r} is not known", do=f"known: {', '.join(CUDA_MODES)}")
-    return text
-
-
-def _launcher(text: str) -> str:
-    if text not in LAUNCHERS:
-        raise UsageError(f"launch={text!r} is not known", do=f"known: {', '.join(LAUNCHERS)}")
-    return text
-
-
-def _label(text: str) -> str:
-    if not text or _CONTROL.search(text) or len(text) > 200:
-        raise UsageError("a label is 1 to 200 characters without control characters")
-    return text
-
-
-def _slots(text: str) -> int:
-    slots = _count(text)
-    if not slots:
-        raise UsageError("a job takes at least one slot", do="write 1, 2…")
-    return slots
-
-
-def _named_gpus(text: str) -> tuple[int, ...]:
-    ids = parse_gpu_ids(text.replace("+", ","))
-    if ids is None:
-        raise UsageError("no GPU is named", do="write 0 or 0,3")
-    return ids
-
-
-def _choice(*choices: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in choices:
-            raise UsageError(f"{text[:40]!r} is not known", do=f"known: {', '.join(choices)}")
-        return text
-
-    return read
-
-
-def _yes(text: str) -> bool:
-    return _choice("yes", "no")(text) == "yes"
-
-
-def _apart(text: str) -> bool:
-    return _choice("apart", "log")(text) == "apart"
-
-
-def _log_name(text: str) -> str:
-    check_log_name(text)
-    if is_packed(text):
-        raise UsageError("a log whose name ends so is taken for a packed one", do="leave out .gz; gzip=yes adds it")
-    return text
-
-
-def _one_line(text: str) -> str:
-    if not text or _CONTROL.search(text):
-        raise UsageError("a text without control characters is needed", do="write one line of text")
-    return text
-
-
-def _variables(text: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(text))
-    except ValueError:
-        raise UsageError("a quote is not closed", do="quote as in a shell: A=1 B='two words'") from None
-    for item in words:
-        if not re.match(r"[^=\0]+=", item):
-            raise UsageError(f"{item.partition('=')[0][:40]!r} is not NAME=VALUE", do="write A=1 B='two words'")
-    return words
-
-
-# key on the line (and option of submit) → (field of JobSpec, how its text is read)
-OPTION_KEYS: dict[str, tuple[str, Callable[[str], object]]] = {
-    "label": ("label", _label),
-    "after": ("after", job_ids),
-    "after_ok": ("after_ok", job_ids),
-    "vram": ("vram_mib", mib_of),
-    "time": ("time_limit_s", seconds_of),
-    "retries": ("retries", _count),
-    "cwd": ("cwd", str),
-    "gpus": ("gpus", _need_text),
-    "cuda": ("cuda", _cuda_mode),
-    "launch": ("launch", _launcher),
-    "on": ("on", _named_gpus),
-    "slots": ("slots", _slots),
-    "env": ("variables", _variables),
-    "output": ("output", _choice("log", "none")),
-    "stderr": ("stderr_apart", _apart),
-    "gzip": ("gzip", _yes),
-    "log_dir": ("log_dir", str),
-    "log_name": ("log_name", _log_name),
-    "on_finish": ("on_finish", _one_line),
-    "mail": ("mail_to", _one_line),
-    "info": ("info", str),
-}
-
-
-def _as_written(key: str) -> str:
-    return f";{key}="
-
-
-def read_options(pairs: Collection[tuple[str, str]], named: Callable[[str], str] = _as_written) -> dict[str, Any]:
-    """JobSpec fields from ``key, value`` texts. ``named``: gives the name of a key as the user wrote it, for messages.
-
-    Raises UsageError naming an unknown key's nearest known name.
-    """
-    values: dict[str, Any] = {}
-    for key, text in pairs:
-        if key not in OPTION_KEYS:
-            near = nearest(key, OPTION_KEYS)
-            do = f"did you mean {named(near)}?" if near else f"known: {', '.join(OPTION_KEYS)}"
-            quote = " (quote the field if it belongs to the arguments)" if named is _as_written else ""
-            raise UsageError(f"unknown option {named(key)}", do=f"{do}{quote}")
-        name, read = OPTION_KEYS[key]
-        if name in values:
-            raise UsageError(f"{named(key)} stands twice", do="write it once")
-        try:
-            values[name] = read(text)
-        except SchedulerError as error:
-            raise type(error)(f"{named(key)}: {error.what}", do=error.do) from None
-    return values
-
-
-def named_gpus(values: Mapping[str, Any], allowed: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The allowed GPUs of a job: those that it names itself, if it does. Raises Refused when the two differ."""
-    on: tuple[int, ...] | None = values.get("on")
-    if on is None:
-        return allowed
-    if values.get("gpus"):
-        raise Refused("on= names the GPUs, gpus= says how much of one is needed", do="leave one of them out")
-    if allowed not in (None, on):
-        raise Refused(
-            f"on= names GPU {gpu_ids_text(on)}, but GPU {gpu_ids_text(allowed or ())} is allowed",
-            do="leave one of them out",
-        )
-    return on
-
-
-def _options(pairs: Collection[tuple[str, str]], door: Door) -> dict[str, Any]:
-    values = read_options(pairs)
-    for name in ("cwd", "log_dir"):
-        if values.get(name):
-            values[name] = _path(str(values[name]), door)
-    return values
 
 
 def write_line(

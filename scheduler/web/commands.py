@@ -13,10 +13,11 @@ from starlette.responses import Response
 
 from scheduler.client.client import SCHEMA
 from scheduler.client.dry_run import Preview, preview
-from scheduler.client.submission import Wish, level_of, settings_of, spec_of, table_for
+from scheduler.client.submission import Wish, settings_of, spec_of, table_for
 from scheduler.core.command_limits import check_words
 from scheduler.core.errors import NotFound, Refused, UsageError, did_you_mean
 from scheduler.core.job import Job, JobSpec, JobState, Outcome
+from scheduler.core.job_options import GPUS, JOBS, PATH, SUBMIT_OPTIONS, TEXT, VARIABLES, YES, read_options
 from scheduler.core.requests import (
     Cancel,
     Edit,
@@ -43,7 +44,6 @@ HEADERS = {
 LONGEST_SAID = 1000
 OURS = "GPUJOB_"  # variables of the page itself: no job's business
 
-# Key of the body → (how its value becomes the option's text, JSON Schema, what it means).
 Reader = Callable[[str, Any], str]
 
 
@@ -96,38 +96,16 @@ def _clean(key: str, text: str) -> str:
 
 _TEXT: dict[str, Any] = {"type": ["string", "number"]}
 _NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-_LIST = {"anyOf": [_TEXT, _NUMBERS]}
-_GPUS = {"anyOf": [_TEXT, {**_NUMBERS, "minItems": 1}]}
-_BOOL = {"type": "boolean"}
-OPTIONS: dict[str, tuple[Reader, Mapping[str, Any], str]] = {
-    "gpus": (_text, _TEXT, "Share of a GPU, or how many: 0.5, 1, 2. Without it the model table says."),
-    "cpu": (_yes, _BOOL, "It needs no GPU."),
-    "priority": (_text, _TEXT, "Lower starts first; 0 without it."),
-    "label": (_text, _TEXT, "A name of your own."),
-    "allowed": (_gpus, _GPUS, "GPUs it may run on: [0, 1] or 0-1. Any without it."),
-    "on": (_gpus, _GPUS, "Just these GPUs, whoever else is on them."),
-    "after": (_ids, _LIST, "Jobs that have to end first."),
-    "after_ok": (_ids, _LIST, "Jobs that have to end well first."),
-    "vram": (_text, _TEXT, "GPU memory that has to be free: 18G."),
-    "time": (_text, _TEXT, "It is ended after this long: 90, 30m, 4h."),
-    "retries": (_text, _TEXT, "How often it is run again when it fails."),
-    "slots": (_text, _TEXT, "Slots it takes, of those for jobs without a GPU."),
-    "cwd": (_path, {"type": "string"}, "Folder it works in; without it the folder of the jobs file."),
-    "env": (_text, {"type": "object", "additionalProperties": _TEXT}, "Variables over the page's own environment."),
-    "conda": (_path, {"type": "string"}, "Conda or virtual environment: name or folder."),
-    "cuda": (_text, _TEXT, "What --cuda gets: physical, local, unset, auto, none."),
-    "launch": (_text, _TEXT, "How a Python script is run: python or torchrun."),
-    "no_output": (_yes, _BOOL, "What it prints is kept nowhere."),
-    "stderr_apart": (_yes, _BOOL, "stderr goes into a file of its own."),
-    "gzip": (_yes, _BOOL, "The log is packed."),
-    "log_dir": (_path, {"type": "string"}, "Folder of its log."),
-    "log_name": (_text, _TEXT, "Name of its log."),
-    "on_finish": (_text, _TEXT, "Program called at its end with id, error level, log and command."),
-    "mail": (_text, _TEXT, "Who gets its output by mail at its end."),
-    "info": (_text, _TEXT, "A text remembered with it."),
-}  # fmt: skip
-_APART = {"no_output": ("output", "none"), "stderr_apart": ("stderr", "apart")}
-_NO_TEXT_OF_A_LINE = frozenset({"cpu", "priority", "allowed", "cwd", "conda", "env", *_APART})
+# Kind of an option → how its value becomes the option's text, and its JSON Schema.
+KINDS: dict[str, tuple[Reader, Mapping[str, Any]]] = {
+    TEXT: (_text, _TEXT),
+    PATH: (_path, {"type": "string"}),
+    YES: (_yes, {"type": "boolean"}),
+    JOBS: (_ids, {"anyOf": [_TEXT, _NUMBERS]}),
+    GPUS: (_gpus, {"anyOf": [_TEXT, {**_NUMBERS, "minItems": 1}]}),
+    VARIABLES: (_text, {"type": "object", "additionalProperties": _TEXT}),
+}
+OPTIONS = {option.name: option for option in SUBMIT_OPTIONS}
 SUBMITTED: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -137,7 +115,7 @@ SUBMITTED: dict[str, Any] = {
             "minItems": 1,
             "description": 'Words; shell text as ["sh", "-c", TEXT].',
         },
-        **{key: {**schema, "description": about} for key, (_, schema, about) in OPTIONS.items()},
+        **{name: {**KINDS[option.kind][1], "description": option.help} for name, option in OPTIONS.items()},
     },
     "required": ["command"],
     "additionalProperties": False,
@@ -174,20 +152,11 @@ def wish_of(ask: Ask) -> Wish:
         if not name or "=" in name:
             raise UsageError(f"{name[:40]!r} is no name of a variable", where="env")
         env.append(f"{_clean('env', name)}={_text('env', value)}")
-    texts = {key: OPTIONS[key][0](key, value) for key, value in body.items() if key != "command"}
-    if texts.get("cpu") and texts.get("gpus"):
-        raise UsageError("cpu and gpus exclude each other", do="leave one of them out")
-    options = {key: text for key, text in texts.items() if key not in _NO_TEXT_OF_A_LINE}
-    options |= {name: text for key, (name, text) in _APART.items() if texts.get(key)}
-    if texts.get("cpu"):
-        options["gpus"] = "0"
+    texts = {key: KINDS[OPTIONS[key].kind][0](key, value) for key, value in body.items() if key != "command"}
     client = ask.source.client
     folder = os.path.dirname(client.remembered("jobs_file") or client.places.state_file)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-    return Wish(
-        command=command, folder=folder, environ=environ, options=options, priority=texts.get("priority") or "0",
-        allowed=texts.get("allowed", ""), cwd=texts.get("cwd", ""), conda=texts.get("conda", ""), env=env,
-    )  # fmt: skip
+    return Wish(command=command, folder=folder, environ=environ, options=texts, env=env)
 
 
 def submit(ask: Ask) -> Response:
@@ -334,10 +303,11 @@ def priority(ask: Ask) -> Response:
     """Give a waiting job another priority."""
     body = ask.body()
     check_keys(body, ("priority",))
-    if "priority" not in body:
+    text = _text("priority", body.get("priority", ""))
+    if not text:
         raise UsageError("the priority is missing", do='send {"priority": 0}')
-    level = level_of(_text("priority", body["priority"]), str)
-    said = _carry_out(ask, Edit((ask.numbers["id"],), {"priority": level}))
+    level = read_options({"priority": text}, str)
+    said = _carry_out(ask, Edit((ask.numbers["id"],), level))
     job = ask.source.client.states([ask.numbers["id"]])[0]
     return _acted(job, "; ".join(filter(None, (said, _place_of(ask, job)))))
 

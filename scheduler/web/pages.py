@@ -15,6 +15,7 @@ from scheduler.client.overview import Overview
 from scheduler.core.errors import NotFound, UsageError, did_you_mean
 from scheduler.core.gpu import WHOLE
 from scheduler.core.job import ENDED, Job, JobState
+from scheduler.core.job_options import SUBMIT_OPTIONS
 from scheduler.core.log_names import is_packed
 from scheduler.core.usage_report import Report, attempts_of
 from scheduler.views.terminal_replay import last_lines, without_colours
@@ -35,6 +36,8 @@ MEASURES = {"load": "load", "booked": "share booked", "memory": "memory in use"}
 SPANS = (("today", "24 h", DAY_S), ("week", "7 d", 7 * DAY_S), ("month", "30 d", 30 * DAY_S), ("all", "all", None))
 CURVE_S = 30.0  # between the points of a curve of the last hour
 BAND_PX, HEAD_PX, STRIP_PX, GAP_PX, AXIS_PX, LANE_PX, MOST_LANES_PX, PAUSE_PX = 46, 17, 7, 8, 22, 15, 180, 7
+# Fields of the form; the one of full width comes last.
+FORM_OPTIONS = sorted((option for option in SUBMIT_OPTIONS if option.form), key=lambda option: option.name == "cwd")
 THIN = 1.2  # per cent of the width: a bar up to this wide is drawn some pixels wide at least
 
 
@@ -396,7 +399,7 @@ def _heat_table(rows: Mapping[int, list[float | None]], starts: list[float]) -> 
 
 def _submit(ask: Ask) -> Response:
     view = ask.source.overview()
-    return _page(ask, "submit.html", here="submit", view=view, labels=_labels(view))
+    return _page(ask, "submit.html", here="submit", view=view, labels=_labels(view), options=FORM_OPTIONS)
 
 
 def _labels(view: Overview) -> list[str]:

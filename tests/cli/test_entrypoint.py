@@ -21,6 +21,7 @@ from scheduler.cli import add as adding
 from scheduler.cli import control, serve, show
 from scheduler.cli.app import app
 from scheduler.core.config import OPTIONS
+from scheduler.core.job_options import JOB_OPTIONS
 from tests import fork_server
 
 ROOT = str(Path(__file__).parents[2])
@@ -73,7 +74,7 @@ def gpujob(folder: Path, *words: str | bytes, **more: str) -> subprocess.Complet
 def test_the_quick_door_knows_the_declared_options_with_their_kinds(verb: str) -> None:
     """Contract 6. Left out on purpose: `status --watch`, which is not called in loops."""
     declared = options_of(COMMANDS[verb])
-    quick = {**entrypoint.COMMON, **entrypoint.HOT[verb][0]}
+    quick = entrypoint.options_of(verb)
     left_out = {"--watch"} if verb == "status" else set()
     assert quick == {name: option for name, option in declared.items() if name not in left_out}
 
@@ -99,9 +100,9 @@ def test_the_quick_doors_values_are_parameters_of_the_verbs_function(verb: str) 
     function = FUNCTIONS[verb]
     assert entrypoint._hot(verb) is function
     known = inspect.signature(function).parameters
-    for target, kind in {**entrypoint.COMMON, **entrypoint.HOT[verb][0]}.values():
-        if verb == "start" and target not in known:  # a setting
-            assert target in OPTIONS
+    for target, kind in entrypoint.options_of(verb).values():
+        if target not in known and verb in ("start", "submit"):  # a setting, an option of a job
+            assert target in (OPTIONS if verb == "start" else JOB_OPTIONS)
             continue
         assert target in known
         default = known[target].default

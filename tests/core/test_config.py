@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.client.submission import level_of
 from scheduler.core.config import OPTIONS, PATHS, RELOADABLE, Config, config_from, defaults, read_option, written
 from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.job_options import priority_of
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -224,4 +224,4 @@ def test_paths_and_reloadable_settings_are_settings() -> None:
 @pytest.mark.parametrize("text", ["5\x1f", "\x1c5", " 5 "])
 def test_a_number_may_have_any_blank_around_it(text: str) -> None:
     """Python's own `float` takes no `\x1f`, which `strip` and patterns take for a blank."""
-    assert read_option("kill_grace", text, "x") == 5.0 and level_of(text) == 5
+    assert read_option("kill_grace", text, "x") == 5.0 and priority_of(text) == 5

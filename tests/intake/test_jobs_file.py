@@ -13,15 +13,14 @@ from scheduler.core.command_limits import LONGEST_WORD, check_words
 from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
+from scheduler.core.job_options import LINE_KEYS, job_ids
 from scheduler.core.model_table import ModelTable, model_in, need_of
 from scheduler.intake import commands_file
 from scheduler.intake.jobs_file import (
     FORMAT,
     LONGEST_LINE,
-    OPTION_KEYS,
     Door,
     Parsed,
-    job_ids,
     parse,
     quoted,
     write_line,
@@ -481,7 +480,7 @@ def test_an_unknown_key_names_the_nearest_known_one(key: str, near: str) -> None
 def test_an_unknown_key_like_no_other_lists_all() -> None:
     """Contract 3."""
     do = error_of("0,/a.py,,x;wibble=1").do
-    assert all(key in do for key in OPTION_KEYS)
+    assert all(key in do for key in LINE_KEYS)
     assert "quote" in do
 
 
@@ -655,7 +654,7 @@ def test_how_a_script_is_launched() -> None:
     assert spec_of("0,/a.py").launch == "python" == spec_of("0,/a.py,,;launch=python").launch
     assert spec_of("0,/a.py,,--x;launch=torchrun").launch == "torchrun"
     error = error_of("0,/a.py,,;launch=mpirun")
-    assert "launch='mpirun' is not known" in error.what and error.do == "known: python, torchrun"
+    assert error.what == ";launch=: 'mpirun' is not known" and error.do == "known: python, torchrun"
     error = error_of("0,/a.sh,,;launch=torchrun")
     assert "torchrun runs Python scripts" in error.what and "a.sh" in error.what and error.exit_code == 3
 

@@ -62,12 +62,9 @@
   function value() {
     if (trouble()) return null;
     const out = { command: words(form.command.value) };
-    for (const name of ["gpus", "allowed", "label", "after", "after_ok", "conda", "vram", "time", "cwd"]) {
-      const text = form.elements[name].value.trim();
-      if (text) out[name] = text;
-    }
-    for (const name of ["priority", "retries"]) {
-      if (form.elements[name].value !== "") out[name] = Number(form.elements[name].value);
+    for (const field of form.querySelectorAll("[data-option]")) {
+      const text = field.value.trim();
+      if (text) out[field.name] = field.type === "number" ? Number(text) : text;
     }
     const set = variables().filter(([name]) => name.trim());
     if (set.length) out.env = Object.fromEntries(set.map(([name, text]) => [name.trim(), text]));

@@ -1,0 +1,97 @@
+"""Writes what the documents tell of options and settings, from the rows of the program. `make tables`; with --check it only compares."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from scheduler.core.config import OPTIONS, RELOADABLE, written
+from scheduler.core.job_options import GPUS, JOBS, LINE_KEYS, PATH, SUBMIT_OPTIONS, TEXT, VARIABLES, YES
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "config.example.yaml"
+HEAD = """\
+# gpujob: every setting with its default. Copy to config.yaml and take the # away from the lines you change;
+# `gpujob config check` says what is wrong with it, `gpujob config show --origin` what counts and why.
+# Read from --config FILE, else $GPUJOB_CONFIG, else ./config.yaml, else ~/.config/gpujob/config.yaml.
+# What wins: option on the command line > environment variable GPUJOB_SET_<KEY> > this file > default.
+# A key without a value has its default. Nobody but you (or root) may be able to write this file, nor its folder.
+# Relative paths here are relative to this file's folder. Durations: 30, 30s, 5m, 4h, 2d.
+# Keys marked (*) are read again when this file changes while the scheduler runs.
+# `make tables` writes this file from the rows in scheduler/core/config.py.
+"""
+IN_JSON = {
+    TEXT: "text or number",
+    PATH: "text",
+    YES: "true or false",
+    JOBS: "list of ids, or text",
+    GPUS: "list of ids, or text",
+    VARIABLES: "object",
+}
+
+
+def example_config() -> str:
+    """`config.example.yaml`: every setting as a comment, with its default and what it means."""
+    lines = [HEAD.rstrip("\n")]
+    for name, row in OPTIONS.items():
+        if row.metadata["section"]:
+            lines += ["", f"# --- {row.metadata['section']} ".ljust(104, "-")]
+        star = "(*) " if name in RELOADABLE else ""
+        lines.append(f"{f'#{name}: {written(row.default)}':<38} # {star}{row.metadata['help']}")
+    return "\n".join(lines) + "\n"
+
+
+def line_keys() -> str:
+    """The table of `;key=value` pairs."""
+    rows = [f"| `{key}={option.example}` | {option.meaning} |" for key, option in LINE_KEYS.items()]
+    return "\n".join(["| key | meaning |", "|---|---|", *rows])
+
+
+def http_keys() -> str:
+    """The table of what `POST /api/jobs` takes."""
+    rows = [f"| `{option.name}` | {IN_JSON[option.kind]} | {option.help} |" for option in SUBMIT_OPTIONS]
+    return "\n".join(["| key | value | |", "|---|---|---|", *rows])
+
+
+def restart() -> str:
+    """The settings that a running scheduler does not read again."""
+    names = ", ".join(f"`{name}`" for name in OPTIONS if name not in RELOADABLE)
+    return f"These settings need a restart: {names}."
+
+
+# Document → name of a block in it (between two comments) → what makes it.
+BLOCKS = {
+    "docs/formats.md": {"line keys": line_keys, "restart": restart},
+    "docs/api.md": {"keys of a job": http_keys},
+}
+
+
+def made() -> dict[Path, str]:
+    """Every file with generated text, as it should be."""
+    found = {EXAMPLE: example_config()}
+    for name, blocks in BLOCKS.items():
+        text = (ROOT / name).read_text()
+        for block, make in blocks.items():
+            begin, end = f"<!-- {block}: written by make tables -->\n", f"\n<!-- end of {block} -->"
+            pattern = re.escape(begin) + ".*?" + re.escape(end)
+            if not re.search(pattern, text, re.S):
+                raise SystemExit(f"{name}: no block {begin.strip()} … {end.strip()}")
+            whole = begin + make() + end
+            text = re.sub(pattern, lambda _, whole=whole: whole, text, flags=re.S)
+        found[ROOT / name] = text
+    return found
+
+
+def main() -> int:
+    """Write the files; with --check name those that differ, and return 1 if any does."""
+    differ = [path for path, text in made().items() if path.read_text() != text]
+    for path in differ:
+        if "--check" not in sys.argv:
+            path.write_text(made()[path])
+        print(path.relative_to(ROOT))
+    return 1 if differ and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,412 @@
+"""Every option of a job, one row each: what it is called, how its text is read, where it may stand.
+
+From a row come: the option of `gpujob submit` and of `gpujob edit`, the key of a line in the jobs file, the key of the HTTP API, the
+field of the page's form, what a shell completes, and the tables in the documents (`docs/make_tables.py`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.core.errors import Refused, SchedulerError, UsageError, nearest
+from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
+from scheduler.core.job import JobSpec
+from scheduler.core.launch import CUDA_MODES, LAUNCHERS
+from scheduler.core.log_names import check_log_name, is_packed
+from scheduler.core.units import mib_of, seconds_of
+
+PRIORITIES = range(-(10**9), 10**9 + 1)
+LONGEST_LABEL = 200
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+# What the value of an option is in JSON.
+TEXT = "text"  # a text, or a number in its place
+PATH = "path"  # a text; relative paths are resolved by whoever read the option
+YES = "yes"  # true or false; on the command line a flag without a value
+JOBS = "jobs"  # a list of ids, or its text
+GPUS = "gpus"  # the same, never empty
+VARIABLES = "variables"  # an object; on the command line NAME=VALUE, as often as needed
+
+Named = Callable[[str], str]  # an option's name → what it is called where it was given
+
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """The field of the page's form for an option."""
+
+    label: str
+    hint: str = ""
+    placeholder: str = "none"
+    number: bool = False  # a whole number, sent as one
+    keyboard: str = ""  # HTML's inputmode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOption:
+    """One option of a job.
+
+    ``field`` is the field of JobSpec that the text becomes by ``read`` (raises UsageError, Refused). An option that only sets another
+    key has none: ``sets`` is that key and its text. ``key``: what it is called on a line of the jobs file; empty: not there.
+    """
+
+    name: str
+    help: str
+    metavar: str = ""
+    kind: str = TEXT
+    field: str = ""
+    read: Callable[[str], object] = str
+    sets: tuple[str, str] = ("", "")
+    key: str = ""
+    example: str = ""  # its value in the documents' table of keys, with `meaning`
+    meaning: str = ""  # more than `help` for that table
+    submit: bool = True  # an option of `submit`, and a key of the HTTP API
+    edit: bool = False
+    completion: str = ""  # a name in `cli/completions.py`
+    form: FormField | None = None
+
+    @property
+    def flag(self) -> str:
+        """What it is called on the command line."""
+        return flag(self.name)
+
+
+def flag(name: str) -> str:
+    """What an option is called on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def job_ids(text: str) -> tuple[int, ...]:
+    """Job numbers separated by commas, plus signs or spaces. Raises UsageError."""
+    pieces = [piece for piece in re.split(r"[,+\s]+", text) if piece]
+    if not pieces or not all(re.fullmatch(r"[0-9]{1,15}", piece) for piece in pieces):
+        raise UsageError(f"{text!r} is not a list of job numbers", do="write 12 or 12,13")
+    return tuple(dict.fromkeys(int(piece) for piece in pieces))
+
+
+def priority_of(text: str) -> int:
+    """A priority. Raises UsageError."""
+    plain = text.strip()
+    if not re.fullmatch(r"[+-]?[0-9]{1,30}", plain):
+        raise UsageError(f"the priority must be a whole number, not {text[:40]!r}")
+    if int(plain) not in PRIORITIES:
+        raise UsageError(
+            f"the priority {plain} is out of range", do=f"write a number from {PRIORITIES[0]} to {PRIORITIES[-1]}"
+        )
+    return int(plain)
+
+
+def _allowed(text: str) -> tuple[int, ...] | None:
+    return None if text.strip() == "any" else parse_gpu_ids(text)
+
+
+def _named_gpus(text: str) -> tuple[int, ...]:
+    ids = parse_gpu_ids(text.replace("+", ","))
+    if ids is None:
+        raise UsageError("no GPU is named", do="write 0 or 0,3")
+    return ids
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        raise UsageError(f"{text!r} is not a whole number", do="write 0, 1, 2…")
+    return int(text)
+
+
+def _slots(text: str) -> int:
+    slots = _count(text)
+    if not slots:
+        raise UsageError("a job takes at least one slot", do="write 1, 2…")
+    return slots
+
+
+def _need(text: str) -> str:
+    ResourceRequest.parse(text)
+    return text.strip()
+
+
+def _label(text: str) -> str:
+    if not text or _CONTROL.search(text) or len(text) > LONGEST_LABEL:
+        raise UsageError(f"a label is 1 to {LONGEST_LABEL} characters without control characters")
+    return text
+
+
+def _one_of(choices: Collection[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise UsageError(f"{text[:40]!r} is not known", do=f"known: {', '.join(choices)}")
+        return text
+
+    return read
+
+
+def _is(word: str, *others: str) -> Callable[[str], bool]:
+    read = _one_of((word, *others))
+    return lambda text: read(text) == word
+
+
+def _log_name(text: str) -> str:
+    check_log_name(text)
+    if is_packed(text):
+        raise UsageError("a log whose name ends so is taken for a packed one", do="leave out .gz; gzip=yes adds it")
+    return text
+
+
+def _one_line(text: str) -> str:
+    if not text or _CONTROL.search(text):
+        raise UsageError("a text without control characters is needed", do="write one line of text")
+    return text
+
+
+def _variables(text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError:
+        raise UsageError("a quote is not closed", do="quote as in a shell: A=1 B='two words'") from None
+    for item in words:
+        if not re.match(r"[^=\0]+=", item):
+            raise UsageError(f"{item.partition('=')[0][:40]!r} is not NAME=VALUE", do="write A=1 B='two words'")
+    return words
+
+
+JOB_OPTIONS: dict[str, JobOption] = {
+    option.name: option
+    for option in (
+        JobOption(
+            name="gpus", metavar="NEED", field="gpus", read=_need, edit=True, completion="need", key="gpus", example="0.5",
+            help="Share of a GPU, or how many: 0.5, 1, 2 or 2x0.5; without it the model table says.",
+            meaning="need: `0`, `0.5`, `1`, `2`, `2x0.5` (half of each of two GPUs); 1.5 is rounded up to 2 whole GPUs, and said",
+            form=FormField("GPUs", "0.5 shares one, 2 takes two, 0 none", "1", keyboard="decimal"),
+        ),
+        JobOption(
+            name="allowed", metavar="LIST", kind=GPUS, field="allowed", read=_allowed, edit=True, completion="gpu_list",
+            help="GPUs it may run on: 0,2 or 0-3; any without it.",
+            form=FormField("Allowed GPUs", "0-3 or 0,2", "any"),
+        ),
+        JobOption(
+            name="priority", metavar="N", field="priority", read=priority_of, edit=True,
+            help="Lower starts first; 0 without it.",
+            form=FormField("Priority", "lower comes first", "0", number=True),
+        ),
+        JobOption(
+            name="label", metavar="TEXT", field="label", read=_label, edit=True, key="label", example="base",
+            help="A name for it.", meaning="a name for people and for commands",
+            form=FormField("Label"),
+        ),
+        JobOption(
+            name="after", metavar="IDS", kind=JOBS, field="after", read=job_ids, edit=True, completion="job_list",
+            key="after", example="12",
+            help="Start when these jobs have ended.",
+            meaning='start when job 12 has ended; more: `after="12,13"`',
+            form=FormField("After the end of", "ids, say 12,13; however they end"),
+        ),
+        JobOption(
+            name="after_ok", metavar="IDS", kind=JOBS, field="after_ok", read=job_ids, edit=True, completion="job_list",
+            key="after_ok", example="12",
+            help="Start when these jobs have ended well.",
+            meaning="start when job 12 has ended well, else be skipped",
+            form=FormField("After the good end of", "ids; skipped if one of them fails"),
+        ),
+        JobOption(
+            name="vram", metavar="SIZE", field="vram_mib", read=mib_of, edit=True, key="vram", example="18G",
+            help="GPU memory it needs: 18G.",
+            meaning="memory it needs on each GPU (counted where the GPU's size is known); without `gpus=` and a known model it shares a GPU by it",
+            form=FormField("GPU memory", "that has to be free: 18G", "any"),
+        ),
+        JobOption(
+            name="time", metavar="SPAN", field="time_limit_s", read=seconds_of, edit=True, key="time", example="4h",
+            help="End it after this long: 90, 30m, 4h.",
+            meaning="end it (SIGTERM, after `kill_grace` SIGKILL) after this long",
+            form=FormField("Time limit", "4h, 30m, 1-12:00:00"),
+        ),
+        JobOption(
+            name="retries", metavar="N", field="retries", read=_count, edit=True, key="retries", example="2",
+            help="Run it again this often when it fails.",
+            meaning="run it again up to twice when it ends badly",
+            form=FormField("Retries", "", "0", number=True),
+        ),
+        JobOption(
+            name="cwd", metavar="PATH", kind=PATH, field="cwd", edit=True, key="cwd", example="/data/x",
+            help="Working folder; without it the one of its submitter, over HTTP that of the jobs file.",
+            meaning="working folder; else the daemon's at its start",
+            form=FormField("Folder", "", ""),
+        ),
+        JobOption(
+            name="env", metavar="K=V", kind=VARIABLES, field="variables", read=_variables, key="env", example="\"A=1 B='x y'\"",
+            help="Set a variable for it.", meaning="variables, over its environment",
+        ),
+        JobOption(
+            name="conda", metavar="ENV", kind=PATH, field="conda_env", completion="environment",
+            help="Conda or virtual environment: name or folder.",
+            form=FormField("Environment", "conda or virtual: name or folder"),
+        ),
+        JobOption(
+            name="cuda", metavar="MODE", field="cuda", read=_one_of(CUDA_MODES), edit=True, completion="cuda_mode",
+            key="cuda", example="local",
+            help="What --cuda gets, in place of the setting cuda_ids: physical, local, unset, auto, none.",
+            meaning="`cuda_ids` mode of this job",
+        ),
+        JobOption(
+            name="launch", metavar="HOW", field="launch", read=_one_of(LAUNCHERS), edit=True, completion="launcher",
+            key="launch", example="torchrun",
+            help="The command is a Python script: python or torchrun runs it.",
+            meaning="run the `.py` script as `python -m torch.distributed.run --standalone --nproc_per_node=N SCRIPT ARGS`, N = its GPUs "
+            "(1 without any), with the environment's python; an existing `--cuda` is replaced, none is added. Default: `python`",
+        ),
+        JobOption(name="cpu", kind=YES, sets=("gpus", "0"), help="Needs no GPU."),
+        JobOption(
+            name="slots", metavar="N", field="slots", read=_slots, key="slots", example="2",
+            help="Slots it takes, if it needs no GPU.",
+            meaning="how many slots it takes, if it needs no GPU (`cpu_slots` says how many there are)",
+        ),
+        JobOption(
+            name="on", metavar="LIST", kind=GPUS, field="on", read=_named_gpus, completion="gpu_list", key="on", example="0",
+            help="On just these GPUs, whoever else is on them: 0,3.",
+            meaning='just these GPUs, whoever else is on them (several: `on="0,3"` or `on=0+3`): it does not wait for room, nothing of them '
+            "is booked, and nobody else is put on them until it ends",
+        ),
+        JobOption(
+            name="output", field="output", read=_one_of(("log", "none")), submit=False, key="output", example="none",
+            help="Keep nothing of what it writes.", meaning="keep nothing of what it writes",
+        ),
+        JobOption(
+            name="stderr", field="stderr_apart", read=_is("apart", "log"), submit=False, key="stderr", example="apart",
+            help="Keep stderr in a file of its own.",
+            meaning="keep stderr in a file of its own: the log's name and `.e`",
+        ),
+        JobOption(name="no_output", kind=YES, sets=("output", "none"), help="Keep nothing of what it writes."),
+        JobOption(
+            name="stderr_apart", kind=YES, sets=("stderr", "apart"),
+            help="Keep stderr in a file of its own: the log's name and .e.",
+        ),
+        JobOption(
+            name="gzip", kind=YES, field="gzip", read=_is("yes", "no"), key="gzip", example="yes",
+            help="Pack the log.", meaning="pack the log (`.gz`)",
+        ),
+        JobOption(
+            name="log_dir", metavar="PATH", kind=PATH, field="log_dir", key="log_dir", example="/data/logs",
+            help="Folder of its log.",
+            meaning="folder of its log; what lies elsewhere than in the config's `log_dir` is never removed by `keep_logs`",
+        ),
+        JobOption(
+            name="log_name", metavar="NAME", field="log_name", read=_log_name, key="log_name", example="run.log",
+            help="Name of its log.",
+            meaning="its log is `run.log`; of later attempts `run_a2.log`, and `run_2.log` where a file of that name is there already; "
+            "`keep_logs` never removes it",
+        ),
+        JobOption(
+            name="on_finish", metavar="PROGRAM", field="on_finish", read=_one_line, key="on_finish", example="notify.sh",
+            help="Called at its end with id, error level, log, command.",
+            meaning="a program called at its end (of its PATH, or a path: `./notify.sh`), in its folder and environment, with id, error level "
+            "(exit code, or -1), log (empty if none) and command; what it prints goes to `.gpujob/on_finish.log`. Once, after the last "
+            "attempt; not for a job that never began",
+        ),
+        JobOption(
+            name="mail", metavar="WHO", field="mail_to", read=_one_line, key="mail", example="me@example.org",
+            help="Send its output there at its end.",
+            meaning="send its output there at its end (by `sendmail`)",
+        ),
+        JobOption(
+            name="info", metavar="TEXT", field="info", key="info", example='"commit 1a2b3c"',
+            help="A text remembered with it, as show tells.", meaning="a text that `show` tells",
+        ),
+    )
+}  # fmt: skip
+LINE_KEYS = {option.key: option for option in JOB_OPTIONS.values() if option.key}
+SUBMIT_OPTIONS = tuple(option for option in JOB_OPTIONS.values() if option.submit)
+EDITABLE = {option.field: option for option in JOB_OPTIONS.values() if option.edit}
+PATH_FIELDS = frozenset(option.field for option in JOB_OPTIONS.values() if option.kind == PATH)
+
+
+def as_on_a_line(key: str) -> str:
+    """What a key is called in a message about a line of the jobs file."""
+    return f";{key}="
+
+
+def read_line_keys(pairs: Collection[tuple[str, str]], named: Named = as_on_a_line) -> dict[str, Any]:
+    """Fields of JobSpec from the ``key, value`` texts of a line. ``named``: what a key is called in messages.
+
+    Raises UsageError naming an unknown key's nearest known name, or what `JobOption.read` raises.
+    """
+    values: dict[str, Any] = {}
+    for key, text in pairs:
+        if key not in LINE_KEYS:
+            near = nearest(key, LINE_KEYS)
+            do = f"did you mean {named(near)}?" if near else f"known: {', '.join(LINE_KEYS)}"
+            quote = " (quote the field if it belongs to the arguments)" if named is as_on_a_line else ""
+            raise UsageError(f"unknown option {named(key)}", do=f"{do}{quote}")
+        if LINE_KEYS[key].field in values:
+            raise UsageError(f"{named(key)} stands twice", do="write it once")
+        _read_into(values, LINE_KEYS[key], text, named(key))
+    return values
+
+
+def read_options(texts: Mapping[str, str], named: Named = flag) -> dict[str, Any]:
+    """Fields of JobSpec from texts by the names of options; an empty text is an option that was not given.
+
+    Raises UsageError, Refused, which call an option by ``named``.
+    """
+    if texts.get("cpu") and texts.get("gpus"):
+        raise UsageError(f"{named('cpu')} and {named('gpus')} exclude each other", do="leave one of them out")
+    values: dict[str, Any] = {}
+    for name, text in texts.items():
+        if text:
+            option = JOB_OPTIONS[name]
+            check_utf8(text, named(name))
+            key, word = option.sets
+            _read_into(values, LINE_KEYS[key] if key else option, word or text, named(name))
+    return values
+
+
+def check_utf8(text: str, where: str) -> None:
+    """Raise UsageError for a text that the store cannot take."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError("not UTF-8", where=where) from None
+
+
+def _read_into(values: dict[str, Any], option: JobOption, text: str, called: str) -> None:
+    try:
+        values[option.field] = option.read(text)
+    except SchedulerError as error:
+        raise type(error)(f"{called}: {error.what}", do=error.do) from None
+
+
+def changed_fields(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of JobSpec that `edit` changes; an empty text gives a field its default back. Raises UsageError, Refused."""
+    defaults = JobSpec()
+    given = read_options(texts)
+    return {
+        option.field: given[option.field] if option.field in given else getattr(defaults, option.field)
+        for option in map(JOB_OPTIONS.__getitem__, texts)
+    }
+
+
+def allowed_gpus(values: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The allowed GPUs of a job: those that it names itself, if it does. Raises Refused when the two differ."""
+    on: tuple[int, ...] | None = values.get("on")
+    allowed: tuple[int, ...] | None = values.get("allowed")
+    if on is None:
+        return allowed
+    if values.get("gpus"):
+        raise Refused("on= names the GPUs, gpus= says how much of one is needed", do="leave one of them out")
+    if allowed not in (None, on):
+        raise Refused(
+            f"on= names GPU {gpu_ids_text(on)}, but GPU {gpu_ids_text(allowed or ())} is allowed",
+            do="leave one of them out",
+        )
+    return on
+
+
+def check_launch(spec: JobSpec) -> None:
+    """Raise Refused when the script cannot be run the way that is asked for."""
+    if spec.launch != "python" and not spec.script.endswith(".py"):
+        name = spec.script.rsplit("/", 1)[-1]
+        raise Refused(
+            f"{spec.launch} runs Python scripts, and {name} does not end in .py",
+            do="name the .py file, or leave launch out",
+        )

@@ -1,0 +1,86 @@
+"""The rows of a job's options: each can be read, and is the same option wherever it may stand."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from scheduler.cli import completions
+from scheduler.cli.app import app
+from scheduler.core.errors import SchedulerError, UsageError
+from scheduler.core.job import JobSpec
+from scheduler.core.job_options import (
+    EDITABLE,
+    JOB_OPTIONS,
+    LINE_KEYS,
+    JobOption,
+    changed_fields,
+    read_line_keys,
+    read_options,
+)
+from scheduler.intake.jobs_file import Door, parse
+from scheduler.web.commands import SUBMITTED
+from scheduler.web.pages import FORM_OPTIONS
+
+OPTIONS = pytest.mark.parametrize("option", JOB_OPTIONS.values(), ids=lambda option: option.name)
+
+
+def flags_of(verb: str) -> dict[str, str]:
+    command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
+    return {name: param.help for param in command.params for name in param.opts if name.startswith("--")}
+
+
+@OPTIONS
+def test_a_row_names_a_field_of_a_job_or_the_key_that_it_sets(option: JobOption) -> None:
+    key, text = option.sets
+    assert (option.field in JobSpec.__init__.__kwdefaults__) != bool(key)  # type: ignore[misc]
+    if key:
+        LINE_KEYS[key].read(text)
+    assert option.help.endswith(".")
+    assert not option.completion or callable(getattr(completions, option.completion))
+    assert bool(option.key) == bool(option.example) == bool(option.meaning)
+
+
+@OPTIONS
+def test_an_option_of_submit_stands_on_the_command_line_and_in_the_api_with_the_same_words(option: JobOption) -> None:
+    described = SUBMITTED["properties"].get(option.name, {}).get("description")
+    assert option.submit == (described == option.help) == (flags_of("submit").get(option.flag) == option.help)
+    assert option.edit == (option.flag in flags_of("edit"))
+    assert not option.form or (option.submit and option in FORM_OPTIONS)
+
+
+@pytest.mark.parametrize("option", LINE_KEYS.values(), ids=lambda option: option.key)
+def test_a_key_of_a_line_gives_the_value_that_the_option_gives(option: JobOption) -> None:
+    parsed = parse(f"0,/a.py,,;{option.key}={option.example}", Door("/jobs"))
+    assert parsed is not None
+    assert getattr(parsed.spec, option.field) != getattr(JobSpec(), option.field)
+    values = read_line_keys([(option.key, option.example.strip('"'))])
+    assert values[option.field] == getattr(parsed.spec, option.field)
+    if option.submit:
+        assert read_options({option.name: option.example.strip('"')}) == values
+
+
+def test_a_flag_sets_the_key_that_its_row_names() -> None:
+    given = {"cpu": "yes", "no_output": "yes", "stderr_apart": "yes", "gzip": "yes", "label": ""}
+    assert read_options(given) == {"gpus": "0", "output": "none", "stderr_apart": True, "gzip": True}
+    with pytest.raises(UsageError, match="--cpu and --gpus exclude each other"):
+        read_options({"cpu": "yes", "gpus": "1"})
+
+
+def test_an_error_calls_an_option_as_it_was_called_where_it_was_given() -> None:
+    for named, called in ((None, "--after-ok"), (str, "after_ok")):
+        with pytest.raises(UsageError, match=f"^{called}: 'x' is not a list of job numbers; write 12"):
+            read_options({"after_ok": "x"}, *([named] if named else []))
+    with pytest.raises(UsageError, match=r"^--label: not UTF-8"):
+        read_options({"label": "\udcff"})
+
+
+def test_edit_gives_a_field_its_default_back_for_an_empty_text() -> None:
+    assert changed_fields(dict.fromkeys((option.name for option in EDITABLE.values()), "")) == {
+        name: getattr(JobSpec(), name) for name in EDITABLE
+    }
+    assert changed_fields({"priority": "-5", "allowed": "any", "time": "90s"}) == {
+        "priority": -5, "allowed": None, "time_limit_s": 90.0
+    }  # fmt: skip
+    with pytest.raises(SchedulerError):
+        changed_fields({"gpus": "none"})
