@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -11,15 +10,15 @@ from typing import Any
 
 from scheduler.client.client import SCHEMA, SchedulerClient
 from scheduler.client.locate import state_file_for
-from scheduler.client.overview import words_run
 from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.gpu import gpu_ids_text
-from scheduler.core.job import Failure, Job, JobState, Reason
+from scheduler.core.job import Job, JobState, Reason
 from scheduler.core.job_text import how_it_ended, state_text
-from scheduler.core.log_names import errors_of, is_packed
-from scheduler.core.secrets import without_secrets, words_without_secrets
-from scheduler.core.units import mib_text, seconds_of
+from scheduler.core.log_names import is_packed, stderr_log
+from scheduler.core.secrets import without_secrets
+from scheduler.core.units import seconds_of
 from scheduler.views import render, terminal
+from scheduler.views.job_facts import Fact, job_facts
 from scheduler.views.terminal_replay import last_lines
 
 LOOK_S = 0.5
@@ -144,60 +143,26 @@ def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = No
 
 
 def _facts(job: Job, reason: Reason | None) -> list[str]:
-    facts: list[tuple[str, object]] = [
-        ("job", f"{job.id} {job.spec.label}".strip()),
-        ("state", job.state.value),
-        ("ended", how_it_ended(job)),
-        ("waits", _reason_text(reason)),
-        ("command", shlex.join(words_without_secrets(words_run(job)))),
-        ("as written", _as_written(job)),
-        ("environment", job.spec.conda_env),
-        ("interpreter", job.interpreter),
-        ("from", job.spec.origin or job.spec.source),
-        ("priority", job.priority),
-        ("need", job.need.in_words()),
-        ("slots", job.spec.slots if not job.need.count and job.spec.slots != 1 else ""),
-        ("allowed GPUs", "any" if job.allowed is None else gpu_ids_text(job.allowed)),
-        ("named GPUs", f"{gpu_ids_text(job.spec.on)} (whoever else is on them)" if job.spec.on else ""),
-        ("GPUs", gpu_ids_text(job.gpus)),
-        ("pid", job.process.pid if job.process else ""),
-        ("session", f"{job.session_name} (gpujob attach {job.id})" if job.session and job.state.holds_gpus else ""),
-        ("attempt", job.attempt),
-        ("submitted", render.utc(job.submitted_at)),
-        ("started", render.utc(job.started_at) or ""),
-        ("finished", (render.utc(job.finished_at) or "") if job.state.ended else ""),
-        ("ran", render.run_time(job, time.time()) if job.started_at else ""),
-        ("log", job.log),
-        ("errors", errors_of(job.log) if job.spec.stderr_apart and job.log and job.runner != "screen" else ""),
-        ("on finish", job.spec.on_finish),
-        ("mail to", job.spec.mail_to),
-        *(("info", line) for line in job.spec.info.splitlines()),
-        ("failure", job.failure.line if job.failure else ""),
-        ("warning", f"its log says: {job.log_finding.line}" if job.succeeded and job.log_finding else ""),
-        ("memory", _memory(job.failure) if job.failure else ""),
-        ("hint", job.failure.hint if job.failure else ""),
-        *(("note", note) for note in job.notes),
+    known = job_facts(job)
+    at = next((place for place, fact in enumerate(known) if fact.name == "log"), len(known))
+    facts = [
+        Fact("job", f"{job.id} {without_secrets(job.spec.label)}".strip()),
+        Fact("state", job.state.value),
+        Fact("ended", how_it_ended(job)),
+        Fact("waits", _reason_text(reason)),
+        *(fact for fact in known[:at] if fact.name != "label"),
+        Fact("submitted", render.utc(job.submitted_at) or ""),
+        Fact("started", render.utc(job.started_at) or ""),
+        Fact("finished", (render.utc(job.finished_at) or "") if job.state.ended else ""),
+        Fact("ran", render.run_time(job, time.time()) if job.started_at else ""),
+        *known[at:],
     ]
     lines = []
-    for name, value in facts:
-        if value not in ("", None):
-            state = job.state.value if name == "state" else ""
-            lines += terminal.folded(f"{name:<13} {render.safe(without_secrets(str(value)))}", 14, state)
+    for fact in facts:
+        if fact.text:
+            state = fact.text if fact.name == "state" else ""
+            lines += terminal.folded(f"{fact.name:<13} {render.safe(fact.text)}", 14, state)
     return lines
-
-
-def _memory(failure: Failure) -> str:
-    """What a failed job asked for and used of a GPU, as far as it is known."""
-    asked = f"asked for {mib_text(failure.asked_mib)} of a GPU" if failure.asked_mib else ""
-    used = f"seen to use {mib_text(failure.peak_mib)}" if failure.peak_mib else ""
-    return ", ".join(filter(None, (asked, used)))
-
-
-def _as_written(job: Job) -> str:
-    """The command with its ``{gpus}``, where others were run; else empty."""
-    spec = job.spec
-    changed = not spec.is_script and list(spec.arguments[1:]) != words_run(job)[1:]
-    return shlex.join(words_without_secrets(spec.arguments)) if changed else ""
 
 
 def _shown(detail: dict[str, Any]) -> dict[str, Any]:
@@ -252,8 +217,8 @@ def _looked_at(client: SchedulerClient, number: int, until: float) -> tuple[Job,
 
 def _telling(job: Job) -> str:
     """Which of its files tells more of why it failed: what went to stderr, where that is kept apart."""
-    errors = errors_of(job.log)
-    return errors if job.spec.stderr_apart and os.path.exists(errors) and os.path.getsize(errors) else job.log
+    errors = stderr_log(job)
+    return errors if errors and os.path.exists(errors) and os.path.getsize(errors) else job.log
 
 
 def _last_lines(job: Job) -> list[str]:

@@ -16,7 +16,7 @@ from scheduler.core.job import HOLDING, Event, Job, JobSpec, JobState, Reason
 from scheduler.core.secrets import without_secrets
 from scheduler.store import jobs as rows
 from scheduler.store.daemon_lock import daemon_alive, holder
-from scheduler.store.database import Database, NothingYet, open_for_reading, trouble
+from scheduler.store.database import Database, NothingYet, nothing_yet, open_for_reading, trouble
 from scheduler.store.integrity import check_begun
 from scheduler.store.paths import Places, digest
 from scheduler.system.atomic_files import sync_folder
@@ -56,18 +56,18 @@ class SchedulerClient:
         self.places.check_ours()
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        if not self.places.exist():
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """The store at one moment; an empty one where there is none yet."""
+        if self.places.exist():
+            try:
+                connection = open_for_reading(self.places)
+            except NothingYet:
+                if not self.alive():
+                    raise
+                connection = nothing_yet()  # a daemon that has just been started is making it
+        else:
             check_begun(self.places)
-            yield None
-            return
-        try:
-            connection = open_for_reading(self.places)
-        except NothingYet:
-            if not self.alive():
-                raise
-            yield None  # a daemon that has just been started is making it
-            return
+            connection = nothing_yet()
         try:
             connection.execute("BEGIN")  # one moment for all questions
             yield connection
@@ -190,7 +190,7 @@ class SchedulerClient:
     def gpus(self) -> list[Gpu]:
         """The GPUs managed here; none before the first start."""
         with self._reading() as connection:
-            return rows.gpus(connection) if connection is not None else []
+            return rows.gpus(connection)
 
     def managed(self) -> tuple[int, ...] | None:
         """Their ids, or None before the first start."""
@@ -199,7 +199,7 @@ class SchedulerClient:
     def remembered(self, key: str) -> str:
         """What the last daemon noted down: ``jobs_file``, ``llm_config``; empty before the first start."""
         with self._reading() as connection:
-            return rows.meta(connection, key) if connection is not None else ""
+            return rows.meta(connection, key)
 
     def settings(self) -> dict[str, tuple[Any, str]]:
         """What the running scheduler runs on: value and origin of each setting; empty when none runs."""
@@ -238,8 +238,6 @@ class SchedulerClient:
     def jobs(self, states: Sequence[str] = (), most: int | None = None) -> tuple[list[Job], dict[int, Reason]]:
         """All jobs (or those in these states, or the newest of them), by id, and why each waiting one waits."""
         with self._reading() as connection:
-            if connection is None:
-                return [], {}
             alive = self.alive()
             if alive or not states:
                 found = self._now(connection, rows.select(connection, states, most), alive)
@@ -262,8 +260,6 @@ class SchedulerClient:
         there are.
         """
         with self._reading() as connection:
-            if connection is None:
-                return [], 0
             alive = self.alive()
             wanted = set(states or STATES)
             asked = list(states or STATES)
@@ -281,8 +277,8 @@ class SchedulerClient:
     def job(self, job_id: int) -> tuple[Job, Reason | None, list[Event]]:
         """One job, why it waits, and its story. Raises NotFound."""
         with self._reading() as connection:
-            job = rows.get(connection, job_id) if connection is not None else None
-            if connection is None or job is None:
+            job = rows.get(connection, job_id)
+            if job is None:
                 raise NotFound(f"no job {job_id}", where=self.places.state_file, do="see gpujob jobs")
             fell: Sequence[Event] = ()
             if job.state in HOLDING and not self.alive():
@@ -301,8 +297,6 @@ class SchedulerClient:
         """The newest jobs in these states whose id begins with ``prefix``; and the labels that do, with their jobs."""
         names = [state.value for state in states]
         with self._reading() as connection:
-            if connection is None:
-                return [], {}
             known = rows.labels(connection, names, MOST_LABELS)
             labels = [label for label in known if label.startswith(prefix)]
             return rows.newest(connection, names, prefix, most), {label: known[label] for label in labels[:most]}
@@ -312,13 +306,11 @@ class SchedulerClient:
         from scheduler.store.file_offsets import counted
 
         with self._reading() as connection:
-            return counted(connection, path) if connection is not None else frozenset()
+            return counted(connection, path)
 
     def pauses(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The GPUs managed here, and those of them that are paused."""
         with self._reading() as connection:
-            if connection is None:
-                return (), ()
             return tuple(gpu.index for gpu in rows.gpus(connection)), rows.paused_gpus(connection)
 
     def states(self, jobs: Sequence[int]) -> list[Job]:
@@ -332,22 +324,21 @@ class SchedulerClient:
     def known(self, jobs: Iterable[int]) -> dict[int, Job]:
         """Those of these jobs that are not forgotten, as they are now."""
         with self._reading() as connection:
-            found = [rows.get(connection, job) for job in jobs] if connection is not None else []
-            there = [job for job in found if job is not None]
-            now = self._now(connection, there, self.alive()) if connection is not None else []
+            found = [rows.get(connection, job) for job in jobs]
+            now = self._now(connection, [job for job in found if job is not None], self.alive())
         return {job.id: job for job in now}
 
     def sessions(self) -> list[Job]:
         """Running jobs that have a terminal session."""
         with self._reading() as connection:
-            live = list(rows.in_hand(connection)) if connection is not None else []
+            live = list(rows.in_hand(connection))
         return [job for job in live if job.session and job.process is not None]
 
     def select(self, words: Sequence[str]) -> tuple[int, ...]:
         """Job ids from ``12``, ``3-9``, a label, ``@`` (the last) or ``@~1`` (the one before). Raises NotFound, UsageError."""
         chosen: list[int] = []
         with self._reading() as connection:
-            if connection is None:
+            if rows.id_back(connection, 0) is None:
                 raise NotFound("no job yet", where=self.places.state_file, do="see gpujob status")
             last = rows.last_id(connection)
             for word in words:
@@ -388,14 +379,12 @@ class SchedulerClient:
         from scheduler.core.usage_report import report_of
 
         with self._reading() as connection:
-            named = rows.labelled(connection, label) if connection is not None and label else []
+            named = rows.labelled(connection, label) if label else []
             if label and not named:
-                near = "" if connection is None else _near_label(connection, label)
+                near = _near_label(connection, label)
                 raise NotFound(
                     f"no job with the label {label}{near}", where=self.places.state_file, do="see gpujob jobs"
                 )
-            if connection is None:
-                return report_of((), now=now, since=since)
             alive = self.alive()
             found = named or rows.ended_since(connection, float("-inf") if since is None else since)
             stories = (
@@ -415,7 +404,7 @@ class SchedulerClient:
     def first_submitted(self) -> float | None:
         """When the oldest job that is known was submitted; None where none is."""
         with self._reading() as connection:
-            return rows.first_submitted(connection) if connection is not None else None
+            return rows.first_submitted(connection)
 
     # -- curves -------------------------------------------------------------------------------------------
 
@@ -448,8 +437,6 @@ class SchedulerClient:
         from scheduler.store.counters import tallies
 
         with self._reading() as connection:
-            if connection is None:
-                return {}, {}
             blocked = json.loads(rows.meta(connection, rows.BLOCKED) or "{}")
             return tallies(connection), {str(code): int(number) for code, number in blocked.items()}
 
@@ -472,8 +459,6 @@ class SchedulerClient:
     def listed(self) -> tuple[list[Job], set[int]]:
         """All jobs, and those of them that were to be forgotten while others wait for them."""
         with self._reading() as connection:
-            if connection is None:
-                return [], set()
             return self._now(connection, rows.select(connection), self.alive()), set(
                 json.loads(rows.meta(connection, HIDDEN) or "[]")
             )
@@ -481,7 +466,7 @@ class SchedulerClient:
     def last_id(self) -> int:
         """The highest id given out; before the first the number below it."""
         with self._reading() as connection:
-            return rows.last_id(connection) if connection is not None else -1
+            return rows.last_id(connection) if self.places.exist() else -1
 
     def forget(self, jobs: Sequence[int]) -> None:
         """Forget these jobs, as far as they have ended; one that others wait for is only kept from lists (`listed`)."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.core.file_offsets import Refusal
-from scheduler.core.gpu import WHOLE, Gpu
+from scheduler.core.gpu import WHOLE, Gpu, gpu_state
 from scheduler.core.job import HOLDING, Event, Job, JobState, Reason
 from scheduler.core.placement_class import class_of, reason_with_place
 from scheduler.core.secrets import without_secrets
@@ -19,6 +19,7 @@ from scheduler.store import jobs as rows
 from scheduler.store.change_feed import Changes
 from scheduler.store.daemon_lock import daemon_alive, holder
 from scheduler.store.database import trouble
+from scheduler.store.job_columns import job_of
 from scheduler.store.paths import Places
 from scheduler.store.readings import LastReading, readings
 
@@ -62,15 +63,10 @@ class Overview:
     ] = ()  # what holds it up: files that are not read, a stopped supervisor; each with what mends it
 
 
-def overview_of(
-    connection: sqlite3.Connection | None, places: Places, alive: bool, most_waiting: int | None
-) -> Overview:
-    """Everything that `status` shows; empty if there is no store yet (``None``). ``most_waiting``: see `SchedulerClient.overview`."""
-
+def overview_of(connection: sqlite3.Connection, places: Places, alive: bool, most_waiting: int | None) -> Overview:
+    """Everything that `status` shows. ``most_waiting``: see `SchedulerClient.overview`."""
     told = holder(places) if alive else {}
     pid, since, runner = told.get("pid"), _moment(told.get("started_at")), str(told.get("runner") or "")
-    if connection is None:
-        return Overview(alive, pid, {s.value: 0 for s in JobState}, [], [], {}, [], 0, False, {}, since, runner)
     if most_waiting is None:
         seen = list(rows.live(connection))
     else:
@@ -106,11 +102,8 @@ def _gpu_views(connection: sqlite3.Connection, alive: bool, live: Sequence[Job])
     for gpu in rows.gpus(connection):
         parts, on_it = booked.get(gpu.index, (0, ()))
         reading = read.get(gpu.index)
-        state = "BUSY" if parts else "AVAILABLE"
-        if gpu.index in paused:
-            state = "PAUSED"
-        elif reading is not None and reading.state:
-            state = reading.state
+        admission = reading.state if reading is not None else ""
+        state = gpu_state(paused=gpu.index in paused, admission=admission, booked=bool(parts))
         views.append(GpuView(gpu, state, parts / WHOLE, on_it, gpu.index in paused, reading))
     return views
 
@@ -255,7 +248,7 @@ class Watch:
         return news
 
     def _ask(self, connection: sqlite3.Connection, news: News) -> None:
-        changed = {job.id: job for job in map(rows.job_of, self._changes.jobs(connection))}
+        changed = {job.id: job for job in map(job_of, self._changes.jobs(connection))}
         in_hand = list(rows.in_hand(connection))
         counts = rows.counts(connection)
         if not self._alive:
@@ -265,7 +258,7 @@ class Watch:
                 job.id: job for job in in_hand if job.id in changed or over.get(job.id) != self._recorded.get(job.id)
             }
             self._recorded = over
-        first = [rows.job_of(row) for row in self._changes.first]
+        first = [job_of(row) for row in self._changes.first]
         reasons = reasons_of(connection, first)
         for job in first:
             if reasons.get(job.id) != self._reasons.get(job.id) and self._queue is not None:

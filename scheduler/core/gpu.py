@@ -150,6 +150,11 @@ def decimal_text(parts: int) -> str:
     return text
 
 
+def gpu_state(*, paused: bool, admission: str, booked: bool) -> str:
+    """What a GPU is called everywhere. ``admission``: the state that its readings gave it (`core/admission.py`), empty if none."""
+    return "PAUSED" if paused else admission or ("BUSY" if booked else "AVAILABLE")
+
+
 def parse_gpu_ids(text: str) -> tuple[int, ...] | None:
     """Read ``2``, ``0,2``, ``0-3``, ``0-1,5``: ascending ids, doubles folded; empty text → None (any).
 

@@ -53,6 +53,11 @@ def errors_of(log: str) -> str:
     return f"{log}.e"
 
 
+def stderr_log(job: Job) -> str:
+    """The file of the job's stderr, of one that keeps it apart and has begun; else empty."""
+    return errors_of(job.log) if job.spec.stderr_apart and job.log and job.runner != "screen" else ""
+
+
 def logs_of(job: Job, events: Iterable[Event]) -> dict[int, str]:
     """Attempt → its log, as far as job and story tell: each attempt has one of its own."""
     found = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.core.gpu import WHOLE, ids_of
+from scheduler.core.gpu import WHOLE, gpu_state, ids_of
 from scheduler.core.job import JobState, Reason
 from scheduler.core.observations import Now
 from scheduler.core.scheduler_state import SchedulerState
@@ -41,7 +41,7 @@ def picture(state: SchedulerState, counts: dict[str, int], now: float) -> dict[s
             {
                 "index": index,
                 "uuid": fleet.gpus[index].uuid,
-                "state": "PAUSED" if paused else told or ("BUSY" if allocated else "AVAILABLE"),
+                "state": gpu_state(paused=paused, admission=told, booked=bool(allocated)),
                 "allocated": allocated,
                 "jobs": sorted(on_gpu.get(index, [])),
                 "reason": (reason or None) if fleet.manages(index) else "no longer managed; its jobs go on",

@@ -23,7 +23,7 @@ from scheduler.core.states import Move, move
 from scheduler.runners import attempt_record
 from scheduler.runners.adoption import ending, look, not_started, why_lost
 from scheduler.store import integrity
-from scheduler.store import jobs as rows
+from scheduler.store.job_columns import blocks, job_of_row
 from scheduler.store.paths import Places
 from scheduler.system.processes import Seen, boot_id, environment_of, seen, session_of
 
@@ -123,7 +123,7 @@ def put_together(
     out = Rebuilt()
     for row in left:
         try:
-            out.jobs[int(row["id"])] = rows.job_of_row(row)
+            out.jobs[int(row["id"])] = job_of_row(row)
         except (Damaged, TypeError, ValueError):
             out.unreadable.append(row["id"] if isinstance(row["id"], int) else 0)
     last = max((last, *out.jobs))
@@ -295,7 +295,7 @@ def _one_for_each_line(out: Rebuilt, now: float) -> None:
     taken: set[str] = set()
     for number in sorted(out.jobs, reverse=True):
         job = out.jobs[number]
-        if not job.identity or not rows.blocks(job):
+        if not job.identity or not blocks(job):
             continue
         if job.identity in taken and job.state is JobState.PENDING:
             _lose(out, job, "a later job of the same line is there, so it had ended", now)

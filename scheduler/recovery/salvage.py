@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.store.database import MIGRATIONS, PAGE, VERSION
+from scheduler.store.database import PAGE
+from scheduler.store.migrations import migrate
 
 Row = dict[str, Any]
 COMPANIONS = ("", "-wal", "-shm")
@@ -30,9 +31,7 @@ class Left:
 
 def new_schema(connection: sqlite3.Connection) -> None:
     """Make the tables of today in an empty store."""
-    for step in MIGRATIONS:
-        step(connection)
-    connection.execute(f"PRAGMA user_version={VERSION}")
+    migrate(connection, 0)
 
 
 def copy_store(store: str, copy: str) -> None:
@@ -91,7 +90,7 @@ def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, 
     head[28:40] = bytes(12)  # size of the file: look; no free pages
     head[92:96] = bytes(4)  # the size above counts only when this equals the change counter
     first = sqlite3.connect(":memory:")
-    MIGRATIONS[0](first)
+    migrate(first, 0, 1)
     certain = _tables(first)
     first.close()
     damage = ""

@@ -16,6 +16,7 @@ from scheduler.core.job import JobState
 from scheduler.store import jobs as rows
 from scheduler.store.database import NothingYet, open_for_reading
 from scheduler.store.integrity import check_begun
+from scheduler.store.job_columns import FINISHED_AT, STATE_AT
 from scheduler.store.paths import Places
 
 MOST_AT_ONCE = 500  # new jobs that one look takes; the next takes the next
@@ -105,10 +106,10 @@ class Changes:
         changed = [row for number, row in sorted(found.items()) if self._seen.get(number) != row]
         if new:
             self._last_id = new[-1][0]
-        self._ended_at = max([self._ended_at, *(row[rows.FINISHED_AT] or 0.0 for row in found.values())])
+        self._ended_at = max([self._ended_at, *(row[FINISHED_AT] or 0.0 for row in found.values())])
         self._seen = {row[0]: row for row in (*in_hand, *self.first)}
         recent = self._ended_at - OVERLAP_S
-        self._seen.update((n, row) for n, row in found.items() if (row[rows.FINISHED_AT] or 0.0) >= recent)
+        self._seen.update((n, row) for n, row in found.items() if (row[FINISHED_AT] or 0.0) >= recent)
         return changed if begun else []
 
     def _look_at_first(self, connection: sqlite3.Connection, found: dict[int, Raw]) -> None:
@@ -122,7 +123,7 @@ class Changes:
             known = [row[0] for row in self.first]
             there = {row[0]: row for row in rows.raw_of(connection, known)}
             first = (found.get(number) or there.get(number) for number in known)
-            self.first = tuple(row for row in first if row is not None and row[rows.STATE] == JobState.PENDING.value)
+            self.first = tuple(row for row in first if row is not None and row[STATE_AT] == JobState.PENDING.value)
             self._again = True
 
 

@@ -8,150 +8,16 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from scheduler.core.errors import NEWER, Damaged, StoreTrouble
 from scheduler.store import integrity
 from scheduler.store.daemon_lock import check_here, daemon_alive
+from scheduler.store.migrations import VERSION, migrate
 from scheduler.store.paths import Places
 from scheduler.system.crash_points import crash_point
 from scheduler.system.safe_open import plain
 
-_FIRST = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE jobs (
-    id INTEGER PRIMARY KEY,        -- never given out twice: the newest row is never deleted
-    state TEXT NOT NULL,
-    spec TEXT NOT NULL,
-    identity TEXT NOT NULL,
-    blocking TEXT UNIQUE,          -- the identity while an equal line is a duplicate, else NULL
-    need_count INTEGER NOT NULL,
-    need_parts INTEGER NOT NULL,
-    priority INTEGER NOT NULL,
-    place INTEGER NOT NULL,        -- among equal priorities
-    allowed TEXT,
-    vram_mib INTEGER NOT NULL DEFAULT 0,
-    waits_for INTEGER NOT NULL DEFAULT 0,
-    submitted_at REAL NOT NULL,
-    started_at REAL,
-    finished_at REAL,              -- NULL while the job lives
-    attempt INTEGER NOT NULL DEFAULT 0,
-    start_failures INTEGER NOT NULL DEFAULT 0,
-    runs_failed INTEGER NOT NULL DEFAULT 0,
-    oom_retries INTEGER NOT NULL DEFAULT 0,
-    not_before REAL,
-    gpus TEXT NOT NULL DEFAULT '',
-    pid INTEGER,
-    ticks INTEGER,
-    boot TEXT NOT NULL DEFAULT '',
-    runner TEXT NOT NULL DEFAULT 'direct',
-    session TEXT,
-    argv TEXT NOT NULL DEFAULT '',  -- the words as they were run
-    log TEXT NOT NULL DEFAULT '',
-    outcome TEXT,
-    exit_code INTEGER,
-    signal INTEGER,
-    reason_code TEXT NOT NULL DEFAULT '',
-    reason TEXT NOT NULL DEFAULT '',
-    stop_why TEXT NOT NULL DEFAULT '',
-    stop_at REAL,
-    held INTEGER NOT NULL DEFAULT 0,
-    notes TEXT NOT NULL DEFAULT '',
-    failure TEXT NOT NULL DEFAULT ''
-);
-CREATE INDEX jobs_finished ON jobs (finished_at);
-CREATE TABLE events (
-    job INTEGER, n INTEGER, at REAL NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL, PRIMARY KEY (job, n)
-) WITHOUT ROWID;
-CREATE TABLE requests (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, arguments TEXT NOT NULL, made_at REAL NOT NULL,
-    code INTEGER, lines TEXT
-);
-CREATE INDEX requests_open ON requests (code) WHERE code IS NULL;
-CREATE TABLE pauses (gpu INTEGER PRIMARY KEY);
-CREATE TABLE holdings (
-    key TEXT PRIMARY KEY, job INTEGER NOT NULL, need_count INTEGER NOT NULL, need_parts INTEGER NOT NULL,
-    gpus TEXT NOT NULL, vram_mib INTEGER NOT NULL, processes TEXT NOT NULL, boot TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE reasons (class TEXT PRIMARY KEY, code TEXT NOT NULL, sentence TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE gpus (
-    id INTEGER PRIMARY KEY, uuid TEXT NOT NULL, name TEXT NOT NULL, server INTEGER NOT NULL, memory_mib INTEGER
-);
-CREATE TABLE files (
-    path TEXT PRIMARY KEY, device INTEGER, inode INTEGER, place INTEGER, lines INTEGER, crc INTEGER,
-    replaying INTEGER, open_line INTEGER, skipping INTEGER, trouble TEXT NOT NULL DEFAULT ''
-) WITHOUT ROWID;
-CREATE TABLE line_counts (
-    path TEXT, identity TEXT, n INTEGER NOT NULL, before INTEGER NOT NULL DEFAULT 0,
-    repeated INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (path, identity)
-) WITHOUT ROWID;
-CREATE TABLE refused (
-    path TEXT, number INTEGER, text TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (path, number)
-) WITHOUT ROWID;
-"""
-
-
-def _script(text: str) -> Callable[[sqlite3.Connection], None]:
-    def step(connection: sqlite3.Connection) -> None:
-        for statement in text.split(";\n"):
-            if statement.strip():
-                connection.execute(statement)
-
-    return step
-
-
-# One step a version, never changed after a release: each brings a store of version n-1 to version n.
-_READINGS = """
-CREATE TABLE readings (
-    gpu INTEGER PRIMARY KEY, at REAL NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
-    memory_total INTEGER, memory_used INTEGER, own INTEGER NOT NULL, load REAL, temperature INTEGER   -- MiB, 0 to 1, Celsius
-);
-ALTER TABLE jobs ADD COLUMN interpreter TEXT NOT NULL DEFAULT '';
-"""
-ENDING = "finished_at IS NOT NULL AND state='stopping'"  # the first process has ended, others of the job have not
-_OLD_LOGS = f"""
--- Logs of jobs that are forgotten, and when these ended.
-CREATE TABLE old_logs (at REAL, path TEXT, PRIMARY KEY (at, path)) WITHOUT ROWID;
-CREATE INDEX jobs_dependents ON jobs (id) WHERE waits_for=1;
-CREATE INDEX jobs_ending ON jobs (id) WHERE {ENDING};
-"""
-# Counted by the store itself, whoever writes: counting a million rows at each picture would cost half a second.
-_COUNTS = """
-CREATE TABLE counts (state TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO counts SELECT state, count(*) FROM jobs GROUP BY state;
-CREATE TRIGGER jobs_added AFTER INSERT ON jobs BEGIN
-    INSERT INTO counts VALUES (new.state, 1) ON CONFLICT (state) DO UPDATE SET n=n+1; END;
-CREATE TRIGGER jobs_moved AFTER UPDATE OF state ON jobs WHEN old.state<>new.state BEGIN
-    UPDATE counts SET n=n-1 WHERE state=old.state; INSERT INTO counts VALUES (new.state, 1) ON CONFLICT (state) DO UPDATE SET n=n+1; END;
-CREATE TRIGGER jobs_removed AFTER DELETE ON jobs BEGIN UPDATE counts SET n=n-1 WHERE state=old.state; END;
-CREATE INDEX jobs_in_hand ON jobs (id) WHERE state IN ('starting', 'running', 'stopping');
-CREATE INDEX line_counts_repeated ON line_counts (repeated) WHERE repeated>0;
-"""
-_CALLS = """
--- Jobs at whose end something is to be done; when it was begun.
-CREATE TABLE calls (job INTEGER PRIMARY KEY, begun REAL);
-"""
-_EVENT_NAMES = "UPDATE events SET kind = 'retry_scheduled' WHERE kind = 'fell';"
-_TALLIES = """
--- What is counted for ever, also of jobs that are forgotten (core/counters.py).
-CREATE TABLE tallies (name TEXT, label TEXT, n REAL NOT NULL, PRIMARY KEY (name, label)) WITHOUT ROWID;
--- When it answered last: of a silent GPU long before ``at``.
-ALTER TABLE readings ADD COLUMN read_at REAL;
-ALTER TABLE readings ADD COLUMN foreign_mib INTEGER;
-ALTER TABLE readings ADD COLUMN reserved INTEGER;
-ALTER TABLE readings ADD COLUMN power REAL;
-ALTER TABLE readings ADD COLUMN energy REAL;
-"""
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
-    _script(_FIRST),
-    _script(_READINGS),
-    _script(_OLD_LOGS),
-    _script(_COUNTS),
-    _script(_CALLS),
-    _script(_TALLIES),
-    _script(_EVENT_NAMES),
-)
-VERSION = len(MIGRATIONS)
 NO_VERSION = 1000  # from here on it is no newer gpujob, but noise
 LOCK_POLL_S = 0.002
 LOG_PAGES = 1000  # size that the write-ahead log is given at the start; 4 MB
@@ -270,10 +136,7 @@ class Database:
             self._keep_copy(f"{self.places.store}.v{version}")
         self.connection.execute("BEGIN IMMEDIATE")
         try:
-            for number in range(version, VERSION):
-                MIGRATIONS[number](self.connection)
-                crash_point("migrate.step")
-            self.connection.execute(f"PRAGMA user_version={VERSION}")
+            migrate(self.connection, version)
             self.connection.execute("COMMIT")
         except BaseException:
             if self.connection.in_transaction:  # a failed commit may have ended it
@@ -509,6 +372,13 @@ def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
     except StoreTrouble:
         connection.close()
         raise
+    return connection
+
+
+def nothing_yet() -> sqlite3.Connection:
+    """An empty store in memory: what is read where nobody has made a store yet."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(connection, 0)
     return connection
 
 

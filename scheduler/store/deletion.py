@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from scheduler.core.job import ENDED, Job
 from scheduler.core.log_names import errors_of, logs_of
 from scheduler.store import jobs as rows
-from scheduler.store.database import ENDING, Database
+from scheduler.store.database import Database
+from scheduler.store.migrations import ENDING
 from scheduler.store.paths import Places
 from scheduler.system.crash_points import crash_point
 

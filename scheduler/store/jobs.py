@@ -7,10 +7,11 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from scheduler.core.errors import Damaged, SchedulerError, UsageError
-from scheduler.core.gpu import Gpu, ResourceRequest, gpu_ids_text, parse_gpu_ids
-from scheduler.core.job import FIRST, HOLDING, Event, Failure, Holding, Job, JobSpec, JobState, Outcome, Process, Reason
+from scheduler.core.errors import UsageError
+from scheduler.core.gpu import Gpu, ResourceRequest, gpu_ids_text
+from scheduler.core.job import FIRST, Event, Holding, Job, JobSpec, JobState, Process, Reason
 from scheduler.store.integrity import LAST_ID
+from scheduler.store.job_columns import CHANGED, NEW, SELECT, WHOLE, WISHED, ids_of, ids_text, job_of
 
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
 TYPE_CHECKING = False
@@ -19,78 +20,15 @@ if TYPE_CHECKING:
 
     from scheduler.core.requests import Answer, Request
 
-_COLUMNS = (
-    "id state spec identity need_count need_parts priority place allowed submitted_at started_at finished_at attempt "
-    "start_failures runs_failed oom_retries not_before gpus pid ticks boot runner session interpreter argv log outcome exit_code signal "
-    "reason_code reason stop_why stop_at held notes failure"
-).split()
-_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM jobs"
-_CHANGING = (
-    "state need_count need_parts priority place allowed started_at finished_at attempt start_failures runs_failed "
-    "oom_retries not_before gpus pid ticks boot runner session interpreter argv log outcome exit_code signal reason_code reason "
-    "stop_why stop_at held notes failure blocking"
-).split()
-_UPDATE = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in _CHANGING)} WHERE id=?"
+_UPDATE = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in CHANGED.names)} WHERE id=?"
+_RESPEC = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in WISHED.names)} WHERE id=?"
+_RESTORE = f"INSERT INTO jobs ({', '.join(WHOLE.names)}) VALUES ({','.join('?' * len(WHOLE.names))})"
+_INSERT = f"INSERT INTO jobs (id, {', '.join(NEW.names)}) VALUES (1+({LAST_ID}), {','.join('?' * len(NEW.names))})"
 _LIVE = frozenset({JobState.PENDING.value, JobState.STARTING.value, JobState.RUNNING.value})
 AT_ONCE = 500  # jobs in one question
 BLOCKED = "blocked"  # in `meta`: how many jobs wait for what, by reason code
 FORGOTTEN_UNTIL = "forgotten_until"  # in `meta`: when the forgotten job ended that ended last
-_STATES = {state.value: state for state in JobState}
-_BLOCKING = frozenset({JobState.PENDING, *HOLDING, JobState.DONE})
 _IN_HAND = ", ".join(f"'{state.value}'" for state in JobState if state.holds_gpus)  # as the index has it
-
-
-def _ids(gpus: tuple[int, ...]) -> str:
-    return ",".join(map(str, gpus))
-
-
-def _text(text: str) -> str:
-    """Text as SQLite can keep it: bytes of a path that is no UTF-8 are made visible."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _from_ids(text: str) -> tuple[int, ...]:
-    return tuple(int(piece) for piece in text.split(",")) if text else ()
-
-
-def job_of(row: Sequence[Any]) -> Job:
-    """A Job from a row of ``_SELECT``. Raises Damaged when it holds what we never write."""
-    try:
-        return _job_of(row)
-    except (SchedulerError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise Damaged(f"row {row[0]!r} of the jobs in the store cannot be read ({error!r})") from error
-
-
-def job_of_row(row: Mapping[str, Any]) -> Job:
-    """The same from a row by the names of its columns. Raises Damaged."""
-    return job_of([row.get(name) for name in _COLUMNS])
-
-
-def _job_of(row: Sequence[Any]) -> Job:
-    (
-        id_, state, spec, identity, count, parts, priority, place, allowed, submitted, started, finished, attempt,
-        start_failures, runs_failed, oom, not_before, gpus, pid, ticks, boot, runner, session, interpreter, argv, log, outcome, code,
-        signal, reason_code, reason, stop_why, stop_at, held, notes, failure,
-    ) = row  # fmt: skip
-    return Job(
-        id=id_, spec=JobSpec.from_dict(json.loads(spec)), need=ResourceRequest(count, parts), state=_STATES[state],
-        identity=identity, order=place or id_, priority=priority, allowed=parse_gpu_ids(allowed) if allowed else None,
-        submitted_at=submitted, started_at=started, finished_at=finished, attempt=attempt,
-        start_failures=start_failures, runs_failed=runs_failed, oom_retries=oom, not_before=not_before,
-        gpus=_from_ids(gpus), process=Process(pid, ticks) if pid is not None else None, boot=boot, runner=runner,
-        session=session, interpreter=interpreter, argv=tuple(json.loads(argv)) if argv else (), log=log, outcome=Outcome(outcome) if outcome else None, exit_code=code, signal=signal,
-        reason_code=reason_code, reason=reason, stop_why=stop_why, stop_at=stop_at, held=bool(held),
-        notes=tuple(json.loads(notes)) if notes else (), log_finding=Failure(*json.loads(failure)) if failure else None,
-    )  # fmt: skip
-
-
-def blocks(job: Job) -> bool:
-    """Whether an equal line is a repetition of this job."""
-    return bool(job.identity) and job.state in _BLOCKING
-
-
-def _blocking(job: Job) -> str | None:
-    return job.identity if blocks(job) else None
 
 
 def insert(
@@ -102,64 +40,26 @@ def insert(
     now: float,
 ) -> Job:
     """A new PENDING job with the next id. Raises sqlite3.IntegrityError when an equal one blocks it."""
-    cursor = connection.execute(
-        "INSERT INTO jobs (id, state, spec, identity, blocking, need_count, need_parts, priority, place, allowed, vram_mib,"
-        f" waits_for, submitted_at, notes) VALUES (1+({LAST_ID}),'pending',?,?,?,?,?,?,0,?,?,?,?,?)",
-        (
-            json.dumps(spec.as_dict(), ensure_ascii=True), identity, identity or None, need.count, need.parts,
-            spec.priority, None if spec.allowed is None else gpu_ids_text(spec.allowed), spec.vram_mib or 0,
-            1 if spec.after or spec.after_ok else 0, now, json.dumps(notes) if notes else "",
-        ),
+    job = Job(
+        id=0, spec=spec, need=need, identity=identity, priority=spec.priority, allowed=spec.allowed, submitted_at=now, notes=notes
     )  # fmt: skip
-    job_id = cursor.lastrowid or 0
-    return Job(
-        id=job_id, spec=spec, need=need, identity=identity, order=job_id, priority=spec.priority, allowed=spec.allowed,
-        submitted_at=now, notes=notes,
-    )  # fmt: skip
+    job.id = job.order = connection.execute(_INSERT, NEW.row(job)).lastrowid or 0
+    return job
 
 
 def save(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
     """Write what may have changed of these jobs."""
-    connection.executemany(
-        _UPDATE,
-        [
-            (
-                j.state.value, j.need.count, j.need.parts, j.priority, j.order,
-                None if j.allowed is None else gpu_ids_text(j.allowed), j.started_at, j.finished_at, j.attempt,
-                j.start_failures, j.runs_failed, j.oom_retries, j.not_before, _ids(j.gpus),
-                j.process.pid if j.process else None, j.process.ticks if j.process else None, j.boot, j.runner,
-                j.session, j.interpreter, json.dumps(j.argv) if j.argv else "", j.log, j.outcome.value if j.outcome else None, j.exit_code, j.signal, j.reason_code, _text(j.reason), j.stop_why, j.stop_at, 1 if j.held else 0, json.dumps(j.notes) if j.notes else "",
-                json.dumps([j.log_finding.kind, j.log_finding.line, j.log_finding.hint, j.log_finding.peak_mib, j.log_finding.asked_mib]) if j.log_finding else "", _blocking(j), j.id,
-            )
-            for j in jobs
-        ],
-    )  # fmt: skip
+    connection.executemany(_UPDATE, [(*CHANGED.row(job), job.id) for job in jobs])
 
 
-def restore(connection: sqlite3.Connection, jobs: Sequence[Job]) -> None:
+def restore(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
     """Write whole jobs with the ids they have, into a store that does not hold them."""
-    connection.executemany(
-        "INSERT INTO jobs (id, state, spec, identity, need_count, need_parts, priority, place, allowed, vram_mib,"
-        " waits_for, submitted_at) VALUES (?,?,?,?,?,?,?,0,NULL,?,?,?)",
-        [
-            (
-                j.id, j.state.value, json.dumps(j.spec.as_dict(), ensure_ascii=True), j.identity, j.need.count, j.need.parts,
-                j.priority, j.spec.vram_mib or 0, 1 if j.spec.after or j.spec.after_ok else 0, j.submitted_at,
-            )
-            for j in jobs
-        ],
-    )  # fmt: skip
-    save(connection, jobs)
+    connection.executemany(_RESTORE, map(WHOLE.row, jobs))
 
 
 def respec(connection: sqlite3.Connection, job: Job) -> None:
     """Write a waiting job's changed wish."""
-    connection.execute(
-        "UPDATE jobs SET spec=?, vram_mib=?, waits_for=? WHERE id=?",
-        (
-            json.dumps(job.spec.as_dict()), job.spec.vram_mib or 0, 1 if job.spec.after or job.spec.after_ok else 0, job.id,
-        ),
-    )  # fmt: skip
+    connection.execute(_RESPEC, (*WISHED.row(job), job.id))
 
 
 def write_events(connection: sqlite3.Connection, events: Iterable[Event]) -> None:
@@ -200,7 +100,7 @@ def first_submitted(connection: sqlite3.Connection) -> float | None:
 
 def get(connection: sqlite3.Connection, job: int) -> Job | None:
     """One job, or None."""
-    row = connection.execute(f"{_SELECT} WHERE id=?", (job,)).fetchone()
+    row = connection.execute(f"{SELECT} WHERE id=?", (job,)).fetchone()
     return job_of(row) if row else None
 
 
@@ -222,13 +122,13 @@ def moments_of(connection: sqlite3.Connection, job: int) -> list[tuple[float, st
 
 def blocker_of(connection: sqlite3.Connection, identity: str) -> Job | None:
     """The waiting, running or succeeded job with this identity, or None."""
-    row = connection.execute(f"{_SELECT} WHERE blocking=?", (identity,)).fetchone()
+    row = connection.execute(f"{SELECT} WHERE blocking=?", (identity,)).fetchone()
     return job_of(row) if row else None
 
 
 def live(connection: sqlite3.Connection) -> Iterator[Job]:
     """All jobs that have not ended, by id."""
-    for row in connection.execute(f"{_SELECT} WHERE finished_at IS NULL ORDER BY id"):
+    for row in connection.execute(f"{SELECT} WHERE finished_at IS NULL ORDER BY id"):
         yield job_of(row)
 
 
@@ -240,14 +140,14 @@ def in_hand(connection: sqlite3.Connection) -> Iterator[Job]:
 def pending(connection: sqlite3.Connection, after: int = -1) -> Iterator[Job]:
     """Waiting jobs with an id above ``after``, by id."""
     for row in connection.execute(
-        f"{_SELECT} WHERE finished_at IS NULL AND state='pending' AND id>? ORDER BY id", (after,)
+        f"{SELECT} WHERE finished_at IS NULL AND state='pending' AND id>? ORDER BY id", (after,)
     ):
         yield job_of(row)
 
 
 def new_pending(connection: sqlite3.Connection, after: int) -> Iterator[Job]:
     """The same, found by id alone: cheap when only the newest few are asked for."""
-    for row in connection.execute(f"{_SELECT} WHERE id>? AND state='pending' ORDER BY id", (after,)).fetchall():
+    for row in connection.execute(f"{SELECT} WHERE id>? AND state='pending' ORDER BY id", (after,)).fetchall():
         yield job_of(row)
 
 
@@ -280,7 +180,7 @@ def id_back(connection: sqlite3.Connection, steps: int) -> int | None:
 
 def last_ended(connection: sqlite3.Connection, most: int) -> list[Job]:
     """The jobs that ended last, newest first."""
-    rows = connection.execute(f"{_SELECT} WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?", (most,))
+    rows = connection.execute(f"{SELECT} WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?", (most,))
     return [job_of(row) for row in rows]
 
 
@@ -301,14 +201,13 @@ def waiting_before(connection: sqlite3.Connection, job: Job) -> int:
     return int(found.fetchone()[0])
 
 
-# Rows as `job_of` takes them: where two are equal, nothing has changed (`store/change_feed.py`).
-STATE, FINISHED_AT = _COLUMNS.index("state"), _COLUMNS.index("finished_at")
+# `raw_…`: rows as `job_of` takes them: where two are equal, nothing has changed (`store/change_feed.py`).
 
 
 def raw_first_pending(connection: sqlite3.Connection, most: int) -> list[tuple[Any, ...]]:
     """The same as rows."""
     return connection.execute(
-        f"{_SELECT} WHERE finished_at IS NULL AND state='pending' ORDER BY min(place, 0), priority,"
+        f"{SELECT} WHERE finished_at IS NULL AND state='pending' ORDER BY min(place, 0), priority,"
         " CASE place WHEN 0 THEN id ELSE place END LIMIT ?",
         (most,),
     ).fetchall()
@@ -316,19 +215,17 @@ def raw_first_pending(connection: sqlite3.Connection, most: int) -> list[tuple[A
 
 def raw_in_hand(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
     """Those of `in_hand`."""
-    return connection.execute(f"{_SELECT} WHERE state IN ({_IN_HAND}) ORDER BY id").fetchall()
+    return connection.execute(f"{SELECT} WHERE state IN ({_IN_HAND}) ORDER BY id").fetchall()
 
 
 def raw_new(connection: sqlite3.Connection, after: int, most: int) -> list[tuple[Any, ...]]:
     """The next jobs with an id above ``after``, by id."""
-    return connection.execute(f"{_SELECT} WHERE id>? ORDER BY id LIMIT ?", (after, most)).fetchall()
+    return connection.execute(f"{SELECT} WHERE id>? ORDER BY id LIMIT ?", (after, most)).fetchall()
 
 
 def raw_ended_since(connection: sqlite3.Connection, at: float, most: int) -> list[tuple[Any, ...]]:
     """Jobs that ended at this moment or later, the newest of them."""
-    return connection.execute(
-        f"{_SELECT} WHERE finished_at>=? ORDER BY finished_at DESC LIMIT ?", (at, most)
-    ).fetchall()
+    return connection.execute(f"{SELECT} WHERE finished_at>=? ORDER BY finished_at DESC LIMIT ?", (at, most)).fetchall()
 
 
 def raw_of(connection: sqlite3.Connection, jobs: Sequence[int]) -> list[tuple[Any, ...]]:
@@ -336,7 +233,7 @@ def raw_of(connection: sqlite3.Connection, jobs: Sequence[int]) -> list[tuple[An
     found: list[tuple[Any, ...]] = []
     for at in range(0, len(jobs), 500):
         some = jobs[at : at + 500]
-        found += connection.execute(f"{_SELECT} WHERE id IN ({','.join('?' * len(some))})", tuple(some))
+        found += connection.execute(f"{SELECT} WHERE id IN ({','.join('?' * len(some))})", tuple(some))
     return found
 
 
@@ -351,17 +248,17 @@ def select(connection: sqlite3.Connection, states: Sequence[str] = (), most: int
     if states and _LIVE.issuperset(states):
         where += " AND finished_at IS NULL"  # an index knows these: those that have ended may be a million
     if most is None:
-        found = connection.execute(f"{_SELECT}{where} ORDER BY id", tuple(states))
+        found = connection.execute(f"{SELECT}{where} ORDER BY id", tuple(states))
     else:
         newest = f"SELECT id FROM jobs{where} ORDER BY id DESC LIMIT ?"
-        found = connection.execute(f"{_SELECT} WHERE id IN ({newest}) ORDER BY id", (*states, most))
+        found = connection.execute(f"{SELECT} WHERE id IN ({newest}) ORDER BY id", (*states, most))
     for row in found:
         yield job_of(row)
 
 
 def ended_since(connection: sqlite3.Connection, at: float) -> Iterator[Job]:
     """Jobs that have not ended, or did so at this moment or later, by id."""
-    for row in connection.execute(f"{_SELECT} WHERE finished_at IS NULL OR finished_at>=? ORDER BY id", (at,)):
+    for row in connection.execute(f"{SELECT} WHERE finished_at IS NULL OR finished_at>=? ORDER BY id", (at,)):
         yield job_of(row)
 
 
@@ -378,7 +275,7 @@ def known_since(connection: sqlite3.Connection) -> float | None:
 
 def labelled(connection: sqlite3.Connection, label: str) -> list[Job]:
     """Jobs with this label, by id."""
-    rows = connection.execute(f"{_SELECT} WHERE spec LIKE ? ORDER BY id", (f"%{json.dumps(label)}%",))
+    rows = connection.execute(f"{SELECT} WHERE spec LIKE ? ORDER BY id", (f"%{json.dumps(label)}%",))
     return [job for job in map(job_of, rows) if job.spec.label == label]
 
 
@@ -390,7 +287,7 @@ def newest_labelled(
     where = f"WHERE instr(spec, ?)>0 AND state IN ({','.join('?' * len(states))})"
     asked = (f'"label": {json.dumps(label)}', *states)
     newest = f"SELECT id FROM jobs {where} ORDER BY id DESC LIMIT ?"
-    found = connection.execute(f"{_SELECT} WHERE id IN ({newest}) ORDER BY id", (*asked, most))
+    found = connection.execute(f"{SELECT} WHERE id IN ({newest}) ORDER BY id", (*asked, most))
     jobs = [job_of(row) for row in found]
     return jobs, connection.execute(f"SELECT count(*) FROM jobs {where}", asked).fetchone()[0]
 
@@ -413,7 +310,7 @@ def labels(connection: sqlite3.Connection, states: Sequence[str], most: int) -> 
 def newest(connection: sqlite3.Connection, states: Sequence[str], prefix: str, most: int) -> list[Job]:
     """The newest jobs in these states whose id begins with ``prefix``."""
     rows = connection.execute(
-        f"{_SELECT} WHERE state IN ({','.join('?' * len(states))}) AND substr(id, 1, ?) = ? ORDER BY id DESC LIMIT ?",
+        f"{SELECT} WHERE state IN ({','.join('?' * len(states))}) AND substr(id, 1, ?) = ? ORDER BY id DESC LIMIT ?",
         (*states, len(prefix), prefix, most),
     )
     return [job_of(row) for row in rows]
@@ -545,7 +442,7 @@ def holdings(connection: sqlite3.Connection) -> list[tuple[Holding, str]]:
                 r[0],
                 r[1],
                 ResourceRequest(r[2], r[3]),
-                _from_ids(r[4]),
+                ids_of(r[4]),
                 r[5],
                 tuple(Process(*p) for p in json.loads(r[6])),
             ),
@@ -561,7 +458,7 @@ def save_holdings(connection: sqlite3.Connection, held: Iterable[Holding], freed
         "INSERT OR REPLACE INTO holdings VALUES (?,?,?,?,?,?,?,?)",
         [
             (
-                h.key, h.job, h.need.count, h.need.parts, _ids(h.gpus), h.vram_mib,
+                h.key, h.job, h.need.count, h.need.parts, ids_text(h.gpus), h.vram_mib,
                 json.dumps([[p.pid, p.ticks] for p in h.processes]), boot,
             )
             for h in held

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scheduler.client.overview import GpuView, Overview, words_run
+from scheduler.client.overview import GpuView, Overview
 from scheduler.core.gpu import WHOLE, gpu_ids_text
 from scheduler.core.job import Event, Job, JobState, Reason
 from scheduler.core.job_text import ending, how_it_ended, sentence
-from scheduler.core.log_names import errors_of
-from scheduler.core.secrets import without_secrets, words_without_secrets
-from scheduler.core.shell_quoting import joined
-from scheduler.core.units import mib_text, span_text
+from scheduler.core.secrets import without_secrets
+from scheduler.core.units import mib_text
 from scheduler.core.usage_report import AttemptUse
-from scheduler.views.render import near
+from scheduler.views.job_facts import Fact, job_facts
 from scheduler.web.timeline import Run
 
 MOST_NAMED = 5  # jobs in a question
@@ -176,39 +174,12 @@ def memory_parts(gpu: GpuView) -> dict[str, float] | None:
 # -- one job ----------------------------------------------------------------------------------------------
 
 
-def facts(job: Job) -> list[tuple[str, str]]:
-    """What is known of a job, without times: (name, text)."""
-    spec = job.spec
-    written = joined(words_without_secrets(spec.arguments)) if not spec.is_script else ""
-    command = joined(words_without_secrets(words_run(job)))
-    slots = str(spec.slots) if not job.need.count and spec.slots != 1 else ""
-    live = job.state.holds_gpus
-    told = [
-        ("command", spec.shell_text or command),
-        ("as written", written if written != command and spec.shell_text is None else ""),
-        ("label", spec.label),
-        ("environment", spec.conda_env),
-        ("interpreter", job.interpreter),
-        ("folder", spec.cwd),
-        ("from", spec.origin or spec.source),
-        ("priority", str(job.priority)),
-        ("need", job.need.in_words() + (f", {mib_text(spec.vram_mib)} of memory" if spec.vram_mib else "")),
-        ("slots", slots),
-        ("allowed GPUs", "any" if job.allowed is None else gpu_ids_text(job.allowed)),
-        ("named GPUs", f"{gpu_ids_text(spec.on)} (whoever else is on them)" if spec.on else ""),
-        ("on GPU", gpu_ids_text(job.gpus)),
-        ("pid", str(job.process.pid) if job.process else ""),
-        ("terminal", f"{job.session_name} (gpujob attach {job.id})" if job.session and live else ""),
-        ("time limit", span_text(spec.time_limit_s) if spec.time_limit_s else ""),
-        ("retries", f"{job.runs_failed} of {spec.retries} used" if spec.retries else ""),
-        ("log", near(job.log)),
-        ("errors", near(errors_of(job.log)) if spec.stderr_apart and job.log and job.runner != "screen" else ""),
-        ("on finish", spec.on_finish),
-        ("mail to", spec.mail_to),
-        ("info", spec.info),
-        ("warning", f"its log says: {job.log_finding.line}" if job.succeeded and job.log_finding else ""),
-    ]
-    return [(name, without_secrets(text)) for name, text in told if text]
+SHOWN_ABOVE = frozenset({"failure", "hint", "note", "attempt"})  # facts that stand elsewhere on the page of a job
+
+
+def facts(job: Job) -> list[Fact]:
+    """What is known of a job, as `gpujob show` tells it."""
+    return [fact for fact in job_facts(job) if fact.name not in SHOWN_ABOVE]
 
 
 def story(job: Job, events: Iterable[Event]) -> list[tuple[float, str]]:

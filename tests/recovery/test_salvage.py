@@ -14,7 +14,9 @@ from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec, JobState
 from scheduler.recovery.salvage import copy_store, leaf_rows, read_what_is_left
 from scheduler.store import jobs as rows
-from scheduler.store.database import MIGRATIONS, PAGE, Database
+from scheduler.store.database import PAGE, Database
+from scheduler.store.job_columns import job_of_row
+from scheduler.store.migrations import migrate
 from scheduler.store.paths import Places
 
 
@@ -48,7 +50,7 @@ def salvage(places: Places, tmp_path: Path, top: int = 0):
     copy_store(places.store, copy)
     left = read_what_is_left(copy, top)
     assert Path(places.store).read_bytes() == before, "the original is only read"
-    return left, {row["id"]: rows.job_of_row(row) for row in left.rows["jobs"]}
+    return left, {row["id"]: job_of_row(row) for row in left.rows["jobs"]}
 
 
 def damage(places: Places, page: int, data: bytes | None = None) -> None:
@@ -115,7 +117,7 @@ def test_e01_a_store_of_the_first_version(places: Places, tmp_path: Path) -> Non
     """E01, E14: rows that were written before a column was added get its default."""
     places.make()
     connection = sqlite3.connect(places.store, isolation_level=None)
-    MIGRATIONS[0](connection)
+    migrate(connection, 0, 1)
     connection.execute("PRAGMA user_version=1")
     spec = json.dumps(JobSpec(arguments=("true",)).as_dict())
     for n in range(1, 4):

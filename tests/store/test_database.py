@@ -19,7 +19,8 @@ from scheduler.core.errors import SchedulerError, StoreTrouble
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import JobSpec
 from scheduler.store import jobs as rows
-from scheduler.store.database import VERSION, Database, open_for_reading
+from scheduler.store.database import Database, open_for_reading
+from scheduler.store.migrations import VERSION
 from scheduler.store.paths import Places, make_private_folder, name_of
 
 ROOT = str(Path(__file__).parents[2])

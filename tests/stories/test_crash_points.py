@@ -20,7 +20,7 @@ import pytest
 from scheduler.client.client import SchedulerClient
 from scheduler.client.send_request import do
 from scheduler.core.requests import Cancel
-from scheduler.store.database import VERSION
+from scheduler.store.migrations import VERSION
 from tests.stories.harness import ROOT, Scheduler, alive, wait_for
 from tests.stories.pouring import Pouring
 from tests.stories.test_great_numbers import multiply

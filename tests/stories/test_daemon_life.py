@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.store.database import VERSION
+from scheduler.store.migrations import VERSION
 from tests.stories.harness import ROOT, Scheduler, alive, wait_for
 from tests.stories.test_hostile import ticks_of
 

@@ -1,0 +1,217 @@
+"""The columns of the table of jobs, one row each: its type in SQL, how a job's value gets into it and out again.
+
+The schema (`store/migrations.py`) and all reading and writing of whole jobs (`store/jobs.py`) are made from these rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter, itemgetter
+
+from scheduler.core.errors import Damaged, SchedulerError
+from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
+from scheduler.core.job import HOLDING, Failure, Job, JobSpec, JobState, Outcome, Process
+
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+    from typing import Any
+else:
+    from scheduler.core.quick_dataclass import dataclass
+
+# When a column is written.
+ONCE = "once"  # with the job
+WISH = "wish"  # also when what was asked is changed
+STATE = "state"  # also whenever something happens to the job
+LATER = "later"  # the same, but not with a new job: in it the default of SQL stands, which means the default of Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column. ``write``: where in a Job its value is (`need.count`), or a function that makes it.
+
+    ``field`` and ``read``: the field of Job that comes from it, and how; ``second``: the column whose value ``read`` takes, too. A
+    column without a field is there for the store's own questions. ``since``: the store's version that brought it.
+    """
+
+    name: str
+    sql: str
+    write: Any
+    field: str = ""
+    read: Callable[..., Any] | None = None
+    second: str = ""
+    when: str = STATE
+    since: int = 1
+
+
+def _plain(name: str, sql: str, *, when: str = STATE, since: int = 1) -> Column:
+    """A column that holds a field of Job as it is."""
+    return Column(name=name, sql=sql, write=name, field=name, when=when, since=since)
+
+
+def ids_text(gpus: Sequence[int]) -> str:
+    """GPU ids in the order they have: CUDA's order counts."""
+    return ",".join(map(str, gpus))
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    """The inverse of `ids_text`."""
+    return tuple(int(piece) for piece in text.split(",")) if text else ()
+
+
+def _visible(text: str) -> str:
+    """Text as SQLite can keep it: bytes of a path that is no UTF-8 are made visible."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _spec(job: Job) -> str:
+    return json.dumps(job.spec.as_dict(), ensure_ascii=True)
+
+
+def _words(words: Sequence[str]) -> str:
+    return json.dumps(words) if words else ""
+
+
+def _words_of(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text)) if text else ()
+
+
+def _allowed(job: Job) -> str | None:
+    return None if job.allowed is None else gpu_ids_text(job.allowed)
+
+
+def _allowed_of(text: str | None) -> tuple[int, ...] | None:
+    return parse_gpu_ids(text) if text else None
+
+
+def _process_of(pid: int | None, ticks: int) -> Process | None:
+    return None if pid is None else Process(pid, ticks)
+
+
+def _finding(job: Job) -> str:
+    found = job.log_finding
+    return json.dumps([found.kind, found.line, found.hint, found.peak_mib, found.asked_mib]) if found else ""
+
+
+def _finding_of(text: str) -> Failure | None:
+    return Failure(*json.loads(text)) if text else None
+
+
+def _outcome_of(text: str | None) -> Outcome | None:
+    return Outcome(text) if text else None
+
+
+_BLOCKING = frozenset({JobState.PENDING, *HOLDING, JobState.DONE})
+
+
+def blocks(job: Job) -> bool:
+    """Whether an equal line is a repetition of this job."""
+    return bool(job.identity) and job.state in _BLOCKING
+
+
+COLUMNS: tuple[Column, ...] = (
+    # Never given out twice: the newest row is never deleted.
+    _plain("id", "INTEGER PRIMARY KEY", when=ONCE),
+    Column(name="state", sql="TEXT NOT NULL", write="state.value", field="state",
+           read={state.value: state for state in JobState}.__getitem__),
+    Column(name="spec", sql="TEXT NOT NULL", write=_spec, field="spec", read=lambda text: JobSpec.from_dict(json.loads(text)), when=WISH),
+    _plain("identity", "TEXT NOT NULL", when=ONCE),
+    # The identity while an equal line is a repetition, else NULL.
+    Column(name="blocking", sql="TEXT UNIQUE", write=lambda job: job.identity if blocks(job) else None),
+    Column(name="need_count", sql="INTEGER NOT NULL", write="need.count", field="need", read=ResourceRequest, second="need_parts"),
+    Column(name="need_parts", sql="INTEGER NOT NULL", write="need.parts"),
+    _plain("priority", "INTEGER NOT NULL"),
+    # Among equal priorities; 0 is the id's.
+    Column(name="place", sql="INTEGER NOT NULL", write="order", field="order", read=lambda place, number: place or number, second="id"),
+    Column(name="allowed", sql="TEXT", write=_allowed, field="allowed", read=_allowed_of),
+    Column(name="vram_mib", sql="INTEGER NOT NULL DEFAULT 0", write=lambda job: job.spec.vram_mib or 0, when=WISH),
+    Column(name="waits_for", sql="INTEGER NOT NULL DEFAULT 0", write=lambda job: 1 if job.spec.after or job.spec.after_ok else 0, when=WISH),
+    _plain("submitted_at", "REAL NOT NULL", when=ONCE),
+    _plain("started_at", "REAL", when=LATER),
+    _plain("finished_at", "REAL", when=LATER),  # NULL while the job lives
+    _plain("attempt", "INTEGER NOT NULL DEFAULT 0", when=LATER),
+    _plain("start_failures", "INTEGER NOT NULL DEFAULT 0", when=LATER),
+    _plain("runs_failed", "INTEGER NOT NULL DEFAULT 0", when=LATER),
+    _plain("oom_retries", "INTEGER NOT NULL DEFAULT 0", when=LATER),
+    _plain("not_before", "REAL", when=LATER),
+    Column(name="gpus", sql="TEXT NOT NULL DEFAULT ''", write=lambda job: ids_text(job.gpus), field="gpus", read=ids_of, when=LATER),
+    Column(name="pid", sql="INTEGER", write=lambda job: job.process.pid if job.process else None, field="process", read=_process_of, second="ticks", when=LATER),
+    Column(name="ticks", sql="INTEGER", write=lambda job: job.process.ticks if job.process else None, when=LATER),
+    _plain("boot", "TEXT NOT NULL DEFAULT ''", when=LATER),
+    _plain("runner", "TEXT NOT NULL DEFAULT 'direct'", when=LATER),
+    _plain("session", "TEXT", when=LATER),
+    Column(name="argv", sql="TEXT NOT NULL DEFAULT ''", write=lambda job: _words(job.argv), field="argv", read=_words_of, when=LATER),
+    _plain("log", "TEXT NOT NULL DEFAULT ''", when=LATER),
+    Column(name="outcome", sql="TEXT", write=lambda job: job.outcome.value if job.outcome else None, field="outcome", read=_outcome_of, when=LATER),
+    _plain("exit_code", "INTEGER", when=LATER),
+    _plain("signal", "INTEGER", when=LATER),
+    _plain("reason_code", "TEXT NOT NULL DEFAULT ''", when=LATER),
+    Column(name="reason", sql="TEXT NOT NULL DEFAULT ''", write=lambda job: _visible(job.reason), field="reason", when=LATER),
+    _plain("stop_why", "TEXT NOT NULL DEFAULT ''", when=LATER),
+    _plain("stop_at", "REAL", when=LATER),
+    Column(name="held", sql="INTEGER NOT NULL DEFAULT 0", write=lambda job: 1 if job.held else 0, field="held", read=bool, when=LATER),
+    Column(name="notes", sql="TEXT NOT NULL DEFAULT ''", write=lambda job: _words(job.notes), field="notes", read=_words_of),
+    Column(name="failure", sql="TEXT NOT NULL DEFAULT ''", write=_finding, field="log_finding", read=_finding_of, when=LATER),
+    _plain("interpreter", "TEXT NOT NULL DEFAULT ''", when=LATER, since=2),
+)  # fmt: skip
+
+
+class Writer:
+    """Makes rows of some columns: what is a field as it is, or a part of one, is taken in one go."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        direct = [column for column in columns if isinstance(column.write, str)]
+        made = [column for column in columns if not isinstance(column.write, str)]
+        self.names = [column.name for column in (*direct, *made)]
+        self._direct = attrgetter(*[column.write for column in direct]) if direct else None
+        self._only_one = len(direct) == 1
+        self._made = [column.write for column in made]
+
+    def row(self, job: Job) -> tuple[Any, ...]:
+        """The job's values in the order of ``names``."""
+        made = tuple([make(job) for make in self._made])
+        if self._direct is None:
+            return made
+        direct = self._direct(job)
+        return (direct, *made) if self._only_one else (*direct, *made)
+
+
+READ = [column.name for column in COLUMNS if column.field or any(column.name == other.second for other in COLUMNS)]
+_AT = {name: place for place, name in enumerate(READ)}
+_OF_FIELD = {column.field: column for column in COLUMNS if column.field}
+_FIELDS = tuple(Job.__slots__)  # in the order that Job takes them
+_IN_ORDER = itemgetter(*[_AT[_OF_FIELD[field].name] for field in _FIELDS])
+_READ_BY: list[tuple[int, Callable[..., Any], int | None]] = [
+    (place, column.read, _AT[column.second] if column.second else None)
+    for place, column in enumerate(_OF_FIELD[field] for field in _FIELDS)
+    if column.read is not None
+]
+_ONE = [(place, read) for place, read, second in _READ_BY if second is None]
+_TWO = [(place, read, second) for place, read, second in _READ_BY if second is not None]
+SELECT = f"SELECT {', '.join(READ)} FROM jobs"
+STATE_AT, FINISHED_AT = _AT["state"], _AT["finished_at"]
+
+WHOLE = Writer(COLUMNS)
+NEW = Writer([column for column in COLUMNS if column.when != LATER and column.name != "id"])
+CHANGED = Writer([column for column in COLUMNS if column.when in (STATE, LATER)])
+WISHED = Writer([column for column in COLUMNS if column.when == WISH])
+
+
+def job_of(row: Sequence[Any]) -> Job:
+    """A Job from a row of ``SELECT``. Raises Damaged when it holds what we never write."""
+    try:
+        values = list(_IN_ORDER(row))
+        for place, read in _ONE:
+            values[place] = read(values[place])
+        for place, read, second in _TWO:
+            values[place] = read(values[place], row[second])
+        return Job(*values)
+    except (SchedulerError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise Damaged(f"row {row[0]!r} of the jobs in the store cannot be read ({error!r})") from error
+
+
+def job_of_row(row: Mapping[str, Any]) -> Job:
+    """The same from a row by the names of its columns. Raises Damaged."""
+    return job_of([row.get(name) for name in READ])

@@ -1,0 +1,109 @@
+"""How a store comes to be: numbered steps, each from one version to the next. A released step is never changed.
+
+The columns of jobs come from `store/job_columns.py`: those of the first version with the table, each later one with the step of
+its own version.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from scheduler.store.job_columns import COLUMNS
+from scheduler.system.crash_points import crash_point
+
+_JOBS = ",\n".join(f"    {column.name} {column.sql}" for column in COLUMNS if column.since == 1)
+_FIRST = f"""
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE jobs (
+{_JOBS}
+);
+CREATE INDEX jobs_finished ON jobs (finished_at);
+CREATE TABLE events (
+    job INTEGER, n INTEGER, at REAL NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL, PRIMARY KEY (job, n)
+) WITHOUT ROWID;
+CREATE TABLE requests (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, arguments TEXT NOT NULL, made_at REAL NOT NULL,
+    code INTEGER, lines TEXT
+);
+CREATE INDEX requests_open ON requests (code) WHERE code IS NULL;
+CREATE TABLE pauses (gpu INTEGER PRIMARY KEY);
+CREATE TABLE holdings (
+    key TEXT PRIMARY KEY, job INTEGER NOT NULL, need_count INTEGER NOT NULL, need_parts INTEGER NOT NULL,
+    gpus TEXT NOT NULL, vram_mib INTEGER NOT NULL, processes TEXT NOT NULL, boot TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE reasons (class TEXT PRIMARY KEY, code TEXT NOT NULL, sentence TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE gpus (
+    id INTEGER PRIMARY KEY, uuid TEXT NOT NULL, name TEXT NOT NULL, server INTEGER NOT NULL, memory_mib INTEGER
+);
+CREATE TABLE files (
+    path TEXT PRIMARY KEY, device INTEGER, inode INTEGER, place INTEGER, lines INTEGER, crc INTEGER,
+    replaying INTEGER, open_line INTEGER, skipping INTEGER, trouble TEXT NOT NULL DEFAULT ''
+) WITHOUT ROWID;
+CREATE TABLE line_counts (
+    path TEXT, identity TEXT, n INTEGER NOT NULL, before INTEGER NOT NULL DEFAULT 0,
+    repeated INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (path, identity)
+) WITHOUT ROWID;
+CREATE TABLE refused (
+    path TEXT, number INTEGER, text TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (path, number)
+) WITHOUT ROWID;
+"""
+
+
+# One step a version, never changed after a release: each brings a store of version n-1 to version n.
+_READINGS = """
+CREATE TABLE readings (
+    gpu INTEGER PRIMARY KEY, at REAL NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
+    memory_total INTEGER, memory_used INTEGER, own INTEGER NOT NULL, load REAL, temperature INTEGER   -- MiB, 0 to 1, Celsius
+);
+"""
+ENDING = "finished_at IS NOT NULL AND state='stopping'"  # the first process has ended, others of the job have not
+_OLD_LOGS = f"""
+-- Logs of jobs that are forgotten, and when these ended.
+CREATE TABLE old_logs (at REAL, path TEXT, PRIMARY KEY (at, path)) WITHOUT ROWID;
+CREATE INDEX jobs_dependents ON jobs (id) WHERE waits_for=1;
+CREATE INDEX jobs_ending ON jobs (id) WHERE {ENDING};
+"""
+# Counted by the store itself, whoever writes: counting a million rows at each picture would cost half a second.
+_COUNTS = """
+CREATE TABLE counts (state TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO counts SELECT state, count(*) FROM jobs GROUP BY state;
+CREATE TRIGGER jobs_added AFTER INSERT ON jobs BEGIN
+    INSERT INTO counts VALUES (new.state, 1) ON CONFLICT (state) DO UPDATE SET n=n+1; END;
+CREATE TRIGGER jobs_moved AFTER UPDATE OF state ON jobs WHEN old.state<>new.state BEGIN
+    UPDATE counts SET n=n-1 WHERE state=old.state; INSERT INTO counts VALUES (new.state, 1) ON CONFLICT (state) DO UPDATE SET n=n+1; END;
+CREATE TRIGGER jobs_removed AFTER DELETE ON jobs BEGIN UPDATE counts SET n=n-1 WHERE state=old.state; END;
+CREATE INDEX jobs_in_hand ON jobs (id) WHERE state IN ('starting', 'running', 'stopping');
+CREATE INDEX line_counts_repeated ON line_counts (repeated) WHERE repeated>0;
+"""
+_CALLS = """
+-- Jobs at whose end something is to be done; when it was begun.
+CREATE TABLE calls (job INTEGER PRIMARY KEY, begun REAL);
+"""
+_EVENT_NAMES = "UPDATE events SET kind = 'retry_scheduled' WHERE kind = 'fell';"
+_TALLIES = """
+-- What is counted for ever, also of jobs that are forgotten (core/counters.py).
+CREATE TABLE tallies (name TEXT, label TEXT, n REAL NOT NULL, PRIMARY KEY (name, label)) WITHOUT ROWID;
+-- When it answered last: of a silent GPU long before ``at``.
+ALTER TABLE readings ADD COLUMN read_at REAL;
+ALTER TABLE readings ADD COLUMN foreign_mib INTEGER;
+ALTER TABLE readings ADD COLUMN reserved INTEGER;
+ALTER TABLE readings ADD COLUMN power REAL;
+ALTER TABLE readings ADD COLUMN energy REAL;
+"""
+
+STEPS = (_FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES)
+VERSION = len(STEPS)
+
+
+def migrate(connection: sqlite3.Connection, version: int, until: int = VERSION) -> None:
+    """Bring a store of this version (0: an empty one) to another, in the caller's transaction."""
+    for number in range(version + 1, until + 1):
+        for statement in STEPS[number - 1].split(";\n"):
+            if statement.strip():
+                connection.execute(statement)
+        if number > 1:
+            for column in COLUMNS:
+                if column.since == number:
+                    connection.execute(f"ALTER TABLE jobs ADD COLUMN {column.name} {column.sql}")
+        crash_point("migrate.step")
+    connection.execute(f"PRAGMA user_version={until}")

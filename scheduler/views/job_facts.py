@@ -1,0 +1,76 @@
+"""What is known of a job, as lines for people: the same for `show` and for the page. Times are the caller's: each shows them its way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.client.overview import words_run
+from scheduler.core.gpu import gpu_ids_text
+from scheduler.core.job import Failure, Job
+from scheduler.core.log_names import stderr_log
+from scheduler.core.secrets import without_secrets, words_without_secrets
+from scheduler.core.shell_quoting import joined
+from scheduler.core.units import mib_text, span_text
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One line: a name and a text without secrets. ``literal``: a path or command, to be shown as it is."""
+
+    name: str
+    text: str
+    literal: bool = False
+
+
+def job_facts(job: Job) -> list[Fact]:
+    """What is known of a job without its times; what says nothing is left out."""
+    spec = job.spec
+    command = joined(words_without_secrets(words_run(job)))
+    told: list[tuple[str, object, bool]] = [
+        ("command", spec.shell_text or command, True),
+        ("as written", _as_written(job), True),
+        ("label", spec.label, False),
+        ("environment", spec.conda_env, False),
+        ("interpreter", job.interpreter, True),
+        ("folder", spec.cwd, True),
+        ("from", spec.origin or spec.source, False),
+        ("priority", job.priority, False),
+        ("need", job.need.in_words() + (f", {mib_text(spec.vram_mib)} of memory" if spec.vram_mib else ""), False),
+        ("slots", spec.slots if not job.need.count and spec.slots != 1 else "", False),
+        ("allowed GPUs", "any" if job.allowed is None else gpu_ids_text(job.allowed), False),
+        ("named GPUs", f"{gpu_ids_text(spec.on)} (whoever else is on them)" if spec.on else "", False),
+        ("GPUs", gpu_ids_text(job.gpus), False),
+        ("pid", job.process.pid if job.process else "", False),
+        ("session", f"{job.session_name} (gpujob attach {job.id})" if job.session and job.state.holds_gpus else "", False),
+        ("attempt", job.attempt or "", False),
+        ("time limit", span_text(spec.time_limit_s) if spec.time_limit_s else "", False),
+        ("retries", f"{job.runs_failed} of {spec.retries} used" if spec.retries else "", False),
+        ("log", job.log, True),
+        ("errors", stderr_log(job), True),
+        ("on finish", spec.on_finish, False),
+        ("mail to", spec.mail_to, False),
+        *(("info", line, False) for line in spec.info.splitlines()),
+        ("failure", job.failure.line if job.failure else "", True),
+        ("memory", _memory(job.failure) if job.failure else "", False),
+        ("hint", job.failure.hint if job.failure else "", False),
+        ("warning", f"its log says: {job.log_finding.line}" if job.succeeded and job.log_finding else "", False),
+        *(("note", note, False) for note in job.notes),
+    ]  # fmt: skip
+    return [
+        Fact(name, without_secrets(str(value)), literal) for name, value, literal in told if value not in ("", None)
+    ]
+
+
+def _as_written(job: Job) -> str:
+    """The command with its ``{gpus}``, where other words were run; else empty."""
+    spec = job.spec
+    if spec.is_script or spec.shell_text is not None or list(spec.arguments[1:]) == words_run(job)[1:]:
+        return ""
+    return joined(words_without_secrets(spec.arguments))
+
+
+def _memory(failure: Failure) -> str:
+    """What a failed job asked for and used of a GPU, as far as it is known."""
+    asked = f"asked for {mib_text(failure.asked_mib)} of a GPU" if failure.asked_mib else ""
+    used = f"seen to use {mib_text(failure.peak_mib)}" if failure.peak_mib else ""
+    return ", ".join(filter(None, (asked, used)))
