@@ -92,8 +92,10 @@ class ConfigReload:
         if table_file in self.context.changed:
             self.table_due = now.mono  # half a table cannot be read
         if now.mono >= self.config_due:
-            self.config_due = math.inf
-            self._read_config()
+            wait_s = _still_written_s(config_file, now)  # whoever looks by the clock may look at any moment
+            self.config_due = now.mono + wait_s if wait_s else math.inf
+            if not wait_s:
+                self._read_config()
         if now.mono >= self.table_due:
             self.table_due = math.inf
             self._read_table(now)
@@ -182,6 +184,15 @@ def _says_its_end(path: str) -> bool:
         return tail_of(path, 5) == b"\n...\n"
     except OSError:
         return False
+
+
+def _still_written_s(path: str, now: Now) -> float:
+    """How long a file that was changed a moment ago may still be in the midst of being written; 0 if it is whole."""
+    try:
+        age = now.wall - os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+    return SETTLE_S - age if 0 <= age < SETTLE_S and not _says_its_end(path) else 0.0
 
 
 def _may_change(key: str, before: Any, after: Any) -> bool:

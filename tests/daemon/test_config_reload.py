@@ -1,0 +1,84 @@
+"""When a running daemon reads its config again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from scheduler.core.config import Config
+from scheduler.core.gpu import Gpu
+from scheduler.core.log_message import LogMessage
+from scheduler.core.model_table import ModelTable
+from scheduler.core.observations import Now
+from scheduler.daemon.config_reload import SETTLE_S, ConfigReload
+from scheduler.daemon.context import Context
+from scheduler.intake.settings import Settings, load
+from scheduler.store.database import Database
+from scheduler.store.paths import Places
+
+CHANGED_AT = 1_000_000.0
+
+
+class Target:
+    """Takes what was read."""
+
+    def __init__(self) -> None:
+        self.config = Config()
+
+    def choose_gpus(self, config: Config) -> list[Gpu]:
+        return []
+
+    def use_settings(self, config: Config, gpus: list[Gpu] | None) -> None:
+        self.config = config
+
+    def use_table(self, table: ModelTable, now: Now) -> None:
+        raise AssertionError("no table here")
+
+
+def begun(tmp_path: Path) -> tuple[ConfigReload, Target, list[str], Path]:
+    """A reload whose config says `kill_grace: 5`, what takes its settings, what it said, and the config."""
+    path, said = tmp_path / "config.yaml", []
+    flags: dict[str, Any] = {"state_file": str(tmp_path / "gpu_scheduler_state.json")}
+
+    def read() -> Settings:
+        return load(flags, {}, str(path))
+
+    def listen(message: LogMessage) -> None:
+        said.append(message.text)
+
+    path.write_text("kill_grace: 5\n")
+    settings, target = read(), Target()
+    places = Places(settings.config.state_file)
+    context = Context(places, settings.config, Database(places), {}, str(tmp_path), listen)
+    return ConfigReload(context, target, settings, read), target, said, path
+
+
+def test_a_look_by_the_clock_waits_until_a_file_that_is_being_written_has_stood(tmp_path: Path) -> None:
+    """A config that is cut and then written is never read between the two (P3)."""
+    reload, target, said, path = begun(tmp_path)
+    path.write_text("")  # somebody saves it in place
+    os.utime(path, (CHANGED_AT, CHANGED_AT))
+    for after in (0.0, 0.1, SETTLE_S - 0.05):
+        now = Now(CHANGED_AT + after, 50.0 + after)
+        reload.look_at_all(now)
+        reload.step(now)
+        assert said == [] and now.mono < reload.due() <= 50.0 + SETTLE_S + 1e-6
+    path.write_text("kill_grace: 7\n")
+    os.utime(path, (CHANGED_AT + 0.27, CHANGED_AT + 0.27))
+    reload.step(Now(CHANGED_AT + 0.31, 50.31))
+    assert said == []
+    reload.step(Now(CHANGED_AT + 0.6, 50.6))
+    assert said == ["config read again: kill_grace 5 -> 7"] and target.config.kill_grace == 7
+
+
+def test_a_file_that_says_its_end_or_is_from_another_clock_is_read_at_once(tmp_path: Path) -> None:
+    reload, target, said, path = begun(tmp_path)
+    for grace, end, age in ((6, "...\n", 0.0), (7, "", -3600.0), (8, "", SETTLE_S)):
+        path.write_text(f"kill_grace: {grace}\n{end}")
+        os.utime(path, (CHANGED_AT, CHANGED_AT))
+        now = Now(CHANGED_AT + age, 50.0)
+        reload.look_at_all(now)
+        reload.step(now)
+        assert said.pop() == f"config read again: kill_grace {grace - 1} -> {grace}" and not said
+        assert target.config.kill_grace == grace
