@@ -77,6 +77,8 @@ def serve(listener_fd: int) -> None:
             if not child:
                 try:
                     _become(request, files)
+                except KeyboardInterrupt:
+                    _die_of_ctrl_c()
                 finally:
                     os._exit(1)
             for fd in files:
@@ -138,11 +140,19 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         code = entrypoint.main(words)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except KeyboardInterrupt:
+        raise
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _die_of_ctrl_c() -> None:
+    """As an interpreter does in which nobody caught it (here: one Ctrl-C more while the first one was carried out)."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _opened(fd: int, old: io.TextIOWrapper) -> io.TextIOWrapper:

@@ -67,8 +67,8 @@ MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpus/reader_process.py": (),
     "environments/activate.py": (),
     "views/terminal.py": ("system.terminal_text",),
-    "views/terminal_replay.py": ("system.safe_open", "views.packed_log"),
-    "views/packed_log.py": (),
+    "views/terminal_replay.py": (),
+    "system/packed_log.py": (),
     "system/terminal_text.py": (),
     "system/atomic_files.py": ("system.crash_points",),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from scheduler.core.errors import NoGpuData, SchedulerError
 from scheduler.core.job import Job
 from scheduler.core.job_text import how_it_ended
 from scheduler.gpus.nvidia import NvidiaProbe
+from scheduler.system.own_process import own_command, start_own
 from scheduler.views import render
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 55.0
 LOOK_S = 0.2
+END_S = 10.0
 WIDTH = 60
 
 
@@ -40,16 +41,16 @@ def demo(*, keep: bool = False) -> int:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _gpus() -> list[str]:
+def _gpus() -> dict[str, object]:
     probe = NvidiaProbe(os.environ)
     try:
         found = probe.first().gpus
     except NoGpuData:
         print("no GPU is seen here: the demo declares two", file=sys.stderr)
-        return ["--gpus", "2", "--gpu-interval", "0"]
+        return {"gpus": 2, "gpu_interval": 0}
     finally:
         probe.close()
-    return ["--gpu-ids", ",".join(str(gpu.ordinal) for gpu in found[:8])]
+    return {"gpu_ids": ",".join(str(gpu.ordinal) for gpu in found[:8])}
 
 
 def _examples(folder: str) -> None:
@@ -63,37 +64,42 @@ def _examples(folder: str) -> None:
         shutil.copy(found, os.path.join(folder, target))
 
 
+class _Daemon:
+    """The scheduler of the demo, which is a child of ours."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self._over = pid, False
+
+    def over(self) -> bool:
+        """Whether it has ended."""
+        self._over = self._over or os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+        return self._over
+
+    def end(self) -> None:
+        """End it, if it has not ended, and wait for that."""
+        if not self.over():
+            os.kill(self.pid, signal.SIGTERM)
+        until = time.monotonic() + END_S
+        while not self.over() and time.monotonic() < until:
+            time.sleep(LOOK_S)
+
+
 def _run(folder: str) -> int:
     _examples(folder)
     state_file = os.path.join(folder, "gpu_scheduler_state.json")
     root = os.path.dirname(os.path.dirname(os.path.abspath(scheduler.__file__)))
     environ = {k: v for k, v in os.environ.items() if not k.startswith("GPUJOB_")}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH")]))
-    words = [
-        sys.executable,
-        "-m",
-        "scheduler",
-        "start",
-        *_gpus(),
-        "--drain",
-        "--cpu-slots",
-        "2",
-        "--python",
-        sys.executable,
-    ]
-    print(f"$ gpujob start {' '.join(words[4:])}      (in {folder}, with jobs.example.txt as jobs.txt)\n")
+    words = own_command("start", {**_gpus(), "drain": True, "cpu_slots": 2, "python": sys.executable})
+    print(f"$ gpujob start {' '.join(words[3:])}      (in {folder}, with jobs.example.txt as jobs.txt)\n")
     output = os.path.join(folder, "daemon.out")
     with open(output, "wb") as stream:
-        daemon = subprocess.Popen(
-            words, cwd=folder, env=environ, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL
-        )
+        daemon = _Daemon(start_own(words, environ, files={1: stream.fileno(), 2: stream.fileno()}, folder=folder))
     client = SchedulerClient(state_file)
     try:
         _watch(client, daemon, time.monotonic() + LIMIT_S)
     finally:
-        if daemon.poll() is None:
-            daemon.send_signal(signal.SIGTERM)
-            daemon.wait(10)
+        daemon.end()
     view = client.overview()
     if not view.jobs:
         with open(output, encoding="utf-8", errors="replace") as text:
@@ -104,7 +110,7 @@ def _run(folder: str) -> int:
     return 0 if expected and not view.refused else 1
 
 
-def _watch(client: SchedulerClient, daemon: subprocess.Popen[bytes], until: float) -> None:
+def _watch(client: SchedulerClient, daemon: _Daemon, until: float) -> None:
     """A live table on a terminal; elsewhere a line for each change."""
     from rich.console import Console
     from rich.live import Live
@@ -112,13 +118,13 @@ def _watch(client: SchedulerClient, daemon: subprocess.Popen[bytes], until: floa
     console = Console()
     if console.is_terminal:
         with Live(console=console, auto_refresh=False, transient=True) as live:
-            while daemon.poll() is None and time.monotonic() < until:
+            while not daemon.over() and time.monotonic() < until:
                 live.update(_table(client.overview()), refresh=True)
                 time.sleep(LOOK_S)
         return
     seen: dict[int, str] = {}
     while True:
-        over = daemon.poll() is not None or time.monotonic() >= until
+        over = daemon.over() or time.monotonic() >= until
         for job in sorted(client.overview().jobs, key=lambda job: job.id):
             state = f"{job.state.value} on GPU {render.gpus_text(job)}" if job.gpus else job.state.value
             if seen.get(job.id) != state:

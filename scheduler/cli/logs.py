@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
-import stat
 import sys
 import time
 import warnings
@@ -17,11 +17,11 @@ from scheduler.client.locate import state_file_for
 from scheduler.core.errors import NoDaemon, NotFound, SchedulerError, UsageError
 from scheduler.core.job import Event, Job, JobState, Process
 from scheduler.core.log_names import is_packed, logs_of
+from scheduler.system.log_reader import LogReader
 from scheduler.system.proc_stat import ticks_of
 from scheduler.system.terminal_text import upright
 from scheduler.views import render, terminal
-from scheduler.views.packed_log import Unpacker
-from scheduler.views.terminal_replay import CHUNK, RESET, Folder, clipped, seek_last_lines, without_colours
+from scheduler.views.terminal_replay import RESET, Folder, clipped, without_colours
 
 EVERY_S = 0.1
 MATCH = "\x1b[1;31m"
@@ -128,35 +128,27 @@ def _several(
     return shown
 
 
-def _open(path: str) -> int:
-    """Open a plain file; a FIFO or device never holds us up. Raises SchedulerError."""
+def _opened(path: str, printer: Printer) -> LogReader:
+    """Open a log. Raises SchedulerError."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return LogReader(path, unpack=not printer.raw)
     except FileNotFoundError:
         raise SchedulerError(
             "the log is not there any more", where=path, do="keep_logs or somebody removed it"
         ) from None
     except OSError as error:
-        raise SchedulerError(f"the log cannot be read: {error.strerror}", where=path) from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise SchedulerError("the log is not a plain file any more", where=path)
-    return fd
+        what = "is not a plain file any more" if error.errno == errno.EINVAL else f"cannot be read: {error.strerror}"
+        raise SchedulerError(f"the log {what}", where=path) from None
 
 
 def _print_log(path: str, printer: Printer, most: int | None) -> None:
     """Print what a log holds now."""
-    fd = _open(path)
-    try:
-        end = os.fstat(fd).st_size  # a job that writes faster than we print must not keep us for ever
-        printer.begin(fd, most, is_packed(path))
-        at = os.lseek(fd, 0, os.SEEK_CUR)
-        while at < end and (data := os.read(fd, min(CHUNK, end - at))):
-            at += len(data)
+    with _opened(path, printer) as log:
+        end = log.size  # a job that writes faster than we print must not keep us for ever
+        printer.begin(log, most)
+        for data in log.new(until=end):
             printer.feed(data)
-        printer.end()
-    finally:
-        os.close(fd)
+        printer.end(log)
 
 
 class Printer:
@@ -169,7 +161,6 @@ class Printer:
         self.redraws = self.terminal and pattern is None and os.environ.get("TERM", "dumb") != "dumb"
         self.matched = False
         self._folder = Folder(self.terminal)
-        self._unpack: Unpacker | None = None  # of a packed log
         self._last: deque[str] | None = None  # the last lines, of those that match, until all are read
         self._drawn = ""  # the unfinished line, as it stands on the terminal
         self._header = ""
@@ -181,18 +172,17 @@ class Printer:
         """Begin another job; its header is printed with its first line, or at its end."""
         self._header = header
 
-    def begin(self, fd: int, most: int | None, packed: bool) -> None:
+    def begin(self, log: LogReader, most: int | None) -> None:
         """Begin a log, at its last ``most`` lines. Raises UsageError where these cannot be told."""
-        self._unpack = Unpacker() if packed and not self.raw else None
         if most is None:
             return
-        if self.raw and packed:
+        if self.raw and is_packed(log.path):
             raise UsageError("-n counts lines, and --raw gives a packed log as it is", do="leave one of them out")
         if self.raw:
-            seek_last_lines(fd, most, sys.maxsize)
-        elif self.pattern is not None or packed:
+            log.to_last_lines(most, sys.maxsize)
+        elif self.pattern is not None or log.packed:
             self._last = deque(maxlen=most)
-        elif seek_last_lines(fd, most):
+        elif log.to_last_lines(most):
             self._folder.enter()
 
     def feed(self, data: bytes) -> None:
@@ -200,11 +190,8 @@ class Printer:
         if self.raw:
             self._print_header()
             sys.stdout.buffer.write(data)
-        elif self._unpack is None:
-            self._take(self._folder.feed(data))
         else:
-            for piece in self._unpack.feed(data):
-                self._take(self._folder.feed(piece))
+            self._take(self._folder.feed(data))
 
     def caught_up(self) -> None:
         """All that was there is read: print its last lines; what comes is printed as it comes."""
@@ -212,14 +199,10 @@ class Printer:
             lines, self._last = list(self._last), None
             self._print(lines)
 
-    def end(self) -> None:
+    def end(self, log: LogReader | None = None) -> None:
         """The log ends here: so does its last line."""
-        if self._unpack is not None:
-            if self._unpack.damaged:
-                self.say("the packed log is damaged: what stands behind the damage cannot be shown")
-            elif not self._unpack.has_end:
-                self.say("the packed log has no end: its job still writes, or what packed it was killed")
-            self._unpack = Unpacker()
+        if log is not None and (trouble := log.trouble()):
+            self.say(trouble)
         if not self.raw:
             self._take(self._folder.feed(b"", last=True))
             if self._folder.cut_any:
@@ -309,8 +292,8 @@ class _Following:
     def __init__(self, client: SchedulerClient, job: Job, printer: Printer, once: bool) -> None:
         self.client, self.job, self.printer, self.once = client, job, printer, once
         self.number, self.attempt = job.id, job.attempt
-        self.path, self.fd = "", -1
-        self.near = ""
+        self.path, self.near = "", ""
+        self.log: LogReader | None = None
         self.ever_read = False
         self.waits_said = -1  # the attempt after which it was said
 
@@ -320,7 +303,7 @@ class _Following:
             while True:
                 over = self._look()
                 self._read(most)
-                if self.fd >= 0:
+                if self.log is not None:
                     most = None
                     self.printer.caught_up()
                 if over:
@@ -328,13 +311,12 @@ class _Following:
                 self._say_why_it_waits()
                 self.printer.draw()
                 time.sleep(EVERY_S)
+            self.printer.end(self.log)
         finally:
-            if self.fd >= 0:
-                os.close(self.fd)
-        self.printer.end()
+            self._close()
         if not self.ever_read:
             if self.job.log:
-                os.close(_open(self.job.log))  # says what is wrong with it
+                _opened(self.job.log, self.printer).close()  # says what is wrong with it
             raise SchedulerError(
                 f"job {self.number} has no log: it is {self.job.state.value}", do=f"see gpujob why {self.number}"
             )
@@ -351,7 +333,7 @@ class _Following:
                 return True
             if self.path:
                 self._read(None)
-                self.printer.end()
+                self.printer.end(self.log)
                 self.printer.say(f"job {self.number} runs again: attempt {job.attempt}, {render.near(job.log)}")
             self._close()
             self.path, self.near, self.attempt = job.log, render.near(job.log), job.attempt
@@ -376,56 +358,54 @@ class _Following:
         if job.state is JobState.PENDING and reason is not None and reason.code != "new":
             self.waits_said = job.attempt
             if self.path:
-                self.printer.end()
+                self.printer.end(self.log)
             after = f"attempt {job.attempt} is over; " if job.attempt else ""
             self.printer.say(f"{after}job {job.id} waits ({reason.code}): {reason.sentence}")
 
     def _read(self, most: int | None) -> None:
         """Print what is new, and see what became of the file."""
-        if not self.path:
+        log = self.log or (self._begin(most) if self.path else None)
+        if log is None:
             return
-        if self.fd < 0 and not self._begin(most):
-            return
-        self._read_on()
+        self._read_on(log)
         try:
-            there = os.stat(self.path)
+            replaced = log.is_replaced()
         except OSError as error:
             self.printer.say(
                 f"{self.near} was removed or moved ({error.strerror}); what the job still writes there is shown"
             )
             return
-        held = os.fstat(self.fd)
-        if (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):
-            self._read_on()
-            self.printer.end()
+        if replaced:
+            self._read_on(log)
+            self.printer.end(log)
             self.printer.say(f"{self.near} was replaced; going on with the new one from its start")
             self._close()
-            if self._begin(None):
-                self._read_on()
+            if (log := self._begin(None)) is not None:
+                self._read_on(log)
 
-    def _begin(self, most: int | None) -> bool:
+    def _begin(self, most: int | None) -> LogReader | None:
         try:
-            self.fd = _open(self.path)
+            self.log = log = _opened(self.path, self.printer)
         except SchedulerError as error:
             if self.job.state.holds_gpus and self.job.process is not None:
                 self.printer.say(f"{error}; following goes on when there is one")
-            return False
+            return None
         self.ever_read = True
-        self.printer.begin(self.fd, most, is_packed(self.path))
-        return True
+        self.printer.begin(log, most)
+        return log
 
-    def _read_on(self) -> None:
-        if os.fstat(self.fd).st_size < os.lseek(self.fd, 0, os.SEEK_CUR):
-            self.printer.end()
+    def _read_on(self, log: LogReader) -> None:
+        if log.is_cut():
+            self.printer.end(log)
             self.printer.say(f"{self.near} was cut short; going on from its new start")
-            os.lseek(self.fd, 0, os.SEEK_SET)
-        while data := os.read(self.fd, CHUNK):
+            log.restart()
+        for data in log.new():
             self.printer.feed(data)
 
     def _close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        if self.log is not None:
+            self.log.close()
+            self.log = None
 
 
 def _lives(process: Process) -> bool:

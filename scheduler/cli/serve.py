@@ -11,6 +11,7 @@ from scheduler.core.config import Config
 from scheduler.core.errors import SchedulerError, word
 from scheduler.daemon.process import DaemonProcess
 from scheduler.intake.settings import find_config
+from scheduler.system.own_process import own_command, start_own
 from scheduler.system.terminal_text import safe
 from scheduler.views.live_output import Stream
 
@@ -79,23 +80,11 @@ def _tell_page(meant: Config) -> None:
 
 def _detached(flags: dict[str, Any], config: str | None, drain: bool, meant: Config) -> int:
     """Start the daemon in a session of its own, and wait until it is ready."""
-    import scheduler
-
-    program = os.path.join(os.path.dirname(os.path.abspath(scheduler.__file__)), "__main__.py")
-    words = [sys.executable, program, "start"]  # as a file: `-m` would look for it in this folder first
-    for name, value in flags.items():
-        flag = f"--{name.replace('_', '-')}"
-        words += [flag] if value is True else [f"--no-{flag[2:]}"] if value is False else [flag, str(value)]
-    if config:
-        words += ["--config", os.path.abspath(config)]
-    if drain:
-        words.append("--drain")
+    options = {**flags, **({"config": os.path.abspath(config)} if config else {}), **({"drain": True} if drain else {})}
     read, write = os.pipe()
     os.set_inheritable(write, True)
     environ = dict(os.environ, **{READY: str(write)})
-    pid = os.posix_spawn(
-        sys.executable, words, environ, setsid=True, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-    )
+    pid = start_own(own_command("start", options), environ)
     os.close(write)
     told = b""
     while piece := os.read(read, 64):

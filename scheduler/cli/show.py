@@ -14,12 +14,12 @@ from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job, JobState, Reason
 from scheduler.core.job_text import how_it_ended, state_text
-from scheduler.core.log_names import is_packed, stderr_log
+from scheduler.core.log_names import stderr_log
 from scheduler.core.secrets import without_secrets
 from scheduler.core.units import seconds_of
 from scheduler.views import render, terminal
 from scheduler.views.job_facts import Fact, job_facts
-from scheduler.views.terminal_replay import last_lines
+from scheduler.views.log_glance import last_lines
 
 LOOK_S = 0.5
 MOST_LINES = 5  # of the log of a job that failed
@@ -161,7 +161,8 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
     for fact in facts:
         if fact.text:
             state = fact.text if fact.name == "state" else ""
-            lines += terminal.folded(f"{fact.name:<13} {render.safe(fact.text)}", 14, state)
+            for text in fact.text.splitlines() if fact.name == "info" else [fact.text]:
+                lines += terminal.folded(f"{fact.name:<13} {render.safe(text)}", 14, state)
     return lines
 
 
@@ -227,7 +228,7 @@ def _last_lines(job: Job) -> list[str]:
         return []
     path = _telling(job)
     try:
-        return [without_secrets(line) for line in last_lines(path, MOST_LINES, packed=is_packed(path))]
+        return [without_secrets(line) for line in last_lines(path, MOST_LINES)]
     except OSError:
         return []
 
@@ -236,7 +237,7 @@ def _tail(path: str) -> list[str]:
     """The last lines of a failed job's log, and where the rest stands."""
     near = render.safe(render.near(path))
     try:
-        last = last_lines(path, MOST_LINES, packed=is_packed(path))
+        last = last_lines(path, MOST_LINES)
     except OSError as error:
         return terminal.folded(f"  its log cannot be read: {error.strerror}: {near}", 4)
     lines = terminal.folded(f"  last lines of {near}:" if last else f"  its log is empty: {near}", 4)

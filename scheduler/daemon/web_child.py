@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import time
 from collections.abc import Callable, Mapping
 
 from scheduler.core.observations import Now
 from scheduler.daemon.parts import NEVER
+from scheduler.system.own_process import own_command, start_own
 
 LIFE = "GPUJOB_WEB_CHILD"  # in its environment: the descriptor that is at its end when we are gone
 LIFE_FD = 3
@@ -36,9 +36,8 @@ class WebChild:
         epoll: select.epoll,
         tell: Callable[[str, int], None],
     ) -> None:
-        program = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__main__.py")
-        self._words = [sys.executable, program, "web", "--state-file", state_file, "--port", str(port)]
-        self._words += ["--config", config_file] if config_file else []
+        options = {"state_file": state_file, "port": port, **({"config": config_file} if config_file else {})}
+        self._words = own_command("web", options)
         kept = {name: value for name, value in environ.items() if name != "GPUJOB_CRASH_AT"}
         self._environ = {**kept, LIFE: str(LIFE_FD), "PYTHONUNBUFFERED": "1"}
         self._epoll, self._tell = epoll, tell
@@ -85,21 +84,17 @@ class WebChild:
         try:
             fds += os.pipe2(os.O_CLOEXEC)
             fds += os.pipe2(os.O_CLOEXEC)
-            fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-            theirs, ours, said, talk, nothing = fds
+            theirs, ours, said, talk = fds
             os.set_blocking(said, False)
             if theirs == LIFE_FD:
                 os.set_inheritable(theirs, True)
-            actions = [
-                (os.POSIX_SPAWN_DUP2, old, new) for old, new in ((nothing, 0), (talk, 1), (talk, 2), (theirs, LIFE_FD))
-            ]
-            self._pid = os.posix_spawn(sys.executable, self._words, self._environ, file_actions=actions, setsid=True)
+            self._pid = start_own(self._words, self._environ, files={1: talk, 2: talk, LIFE_FD: theirs})
         except OSError as error:
             for fd in fds:
                 os.close(fd)
             self._rise(now, f"the page cannot be started: {error.strerror}")
             return
-        for fd in (theirs, talk, nothing):
+        for fd in (theirs, talk):
             os.close(fd)
         self._life, self._said, self._begun = ours, said, now
         self._epoll.register(said, select.EPOLLIN)

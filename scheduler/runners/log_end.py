@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
-
 from scheduler.core.failure_patterns import failure_in, warning_in
 from scheduler.core.job import Failure, Job
-from scheduler.core.log_names import errors_of, is_packed
-from scheduler.system.safe_open import tail_of
+from scheduler.core.log_names import errors_of
+from scheduler.system.log_reader import LogWindow
 
 TAIL_BYTES = 16 * 1024
-MOST_PACKED, MOST_UNPACKED = 1 << 20, 8 << 20  # of a packed log: more would hold up whoever asks
+MOST_UNPACKED = 8 << 20  # of a packed log: more would hold up whoever asks
 
 
 def log_finding_of(job: Job, exit_code: int | None) -> Failure | None:
@@ -23,14 +21,9 @@ def log_finding_of(job: Job, exit_code: int | None) -> Failure | None:
 
 def _end_of(job: Job) -> str:
     try:
-        if job.spec.stderr_apart:
-            end = tail_of(errors_of(job.log), TAIL_BYTES)
-        elif is_packed(job.log):
-            unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)
-            end = unpack.decompress(tail_of(job.log, MOST_PACKED), MOST_UNPACKED)
-            end = b"" if unpack.unconsumed_tail else end[-TAIL_BYTES:]
-        else:
-            end = tail_of(job.log, TAIL_BYTES)
+        path = errors_of(job.log) if job.spec.stderr_apart else job.log
+        with LogWindow(path, keep=TAIL_BYTES, most_unpacked=MOST_UNPACKED, ours=True) as log:
+            end = b"" if log.cut else log.read(max(0, log.size - TAIL_BYTES), TAIL_BYTES)
         return end.decode("utf-8", "replace")
-    except (OSError, zlib.error):  # or too large to be unpacked from its beginning
+    except OSError:
         return ""  # no log, no cause: the exit code stands all the same

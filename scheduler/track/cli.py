@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from scheduler.core.errors import NotFound, SchedulerError, UsageError
 from scheduler.core.secrets import without_secrets
 from scheduler.core.units import span_text
-from scheduler.system.safe_open import plain
+from scheduler.system.log_reader import LogReader
 from scheduler.system.terminal_text import charset, safe
 from scheduler.track.cli_words import HELP, Typed, read
 from scheduler.track.plan import (
@@ -30,10 +30,9 @@ from scheduler.track.plan import (
 from scheduler.track.run import GONE, Foreground, Gives
 from scheduler.track.session import Tracker, left_alone
 from scheduler.views import terminal
-from scheduler.views.terminal_replay import last_lines
+from scheduler.views.log_glance import last_lines
 
 WAIT_S = 0.1
-PIECE = 1 << 18
 LAST_WORD_S = 0.5  # so long a reader that takes nothing is waited for when we are to end
 BY_SIGNAL = 128
 
@@ -328,8 +327,8 @@ def log(tracker: Tracker, typed: Typed) -> int:
         raise NotFound(f"{which} no log", where=f"session {session.id}", do="see gpujob track status")
     out, path = Out(), tracker.log(command)
     try:
-        with open(path, "rb", opener=plain) as stream:
-            while data := stream.read(PIECE):
+        with LogReader(path, unpack=False, ours=True) as reader:
+            for data in reader.new(until=reader.size):
                 out.raw(data)
     except OSError as error:
         if not out.gone:

@@ -19,8 +19,8 @@ from scheduler.core.job import Job, Process
 from scheduler.core.launch import Launch, Streams
 from scheduler.core.observations import Ended, Gone, Lost, NeverRan, Observation, Started, Unclaimed
 from scheduler.runners.direct import DirectRunner
+from scheduler.system.log_reader import LogReader
 from scheduler.system.processes import Mark, boot_id, members, seen
-from scheduler.system.safe_open import plain
 from scheduler.track import plan
 from scheduler.track.plan import Command, Session, TrackerProcess
 from scheduler.track.session import Tracker, left_alone
@@ -112,27 +112,29 @@ class Follower(threading.Thread):
     def run(self) -> None:
         """Until the command is over, and all is shown."""
         with contextlib.suppress(OSError):  # it cannot be read: the command had no log, or somebody removed it
-            fd = plain(self.path, os.O_RDONLY)
-            with contextlib.closing(os.fdopen(fd, "rb", buffering=0)):
+            with LogReader(self.path, unpack=False, ours=True) as log:
+                log.at = self.at
                 while True:
                     over = self._over.is_set()
-                    self._new(fd)
+                    self._new(log)
                     if over:
                         return
                     self._over.wait(EVERY_S)
 
-    def _new(self, fd: int) -> None:
-        self.at = min(self.at, os.fstat(fd).st_size)  # somebody may have cut it
-        size = os.fstat(fd).st_size  # not more in one go: somebody may write faster than we show
-        while self.at < size and (data := os.pread(fd, min(CHUNK, size - self.at), self.at)):
-            behind = size - self.at
+    def _new(self, log: LogReader) -> None:
+        size = log.size  # not more in one go: somebody may write faster than we show
+        if size < log.at:  # somebody cut it
+            log.restart()
+        while (behind := size - log.at) > 0:
             if self._cut and behind > MOST_BEHIND:
-                skipped = behind - MOST_BEHIND
-                self.at += skipped
-                self.show(b"\n... %d MB not shown; all of it: %b\n" % (skipped >> 20, os.fsencode(self.path)))
-                continue
-            self.at += len(data)
-            self.show(data)
+                log.at = size - MOST_BEHIND
+                text = b"\n... %d MB not shown; all of it: %b\n"
+                self.show(text % ((behind - MOST_BEHIND) >> 20, os.fsencode(self.path)))
+            before = log.at
+            for data in log.new(until=min(size, before + CHUNK)):
+                self.show(data)
+            if log.at == before:  # cut meanwhile
+                return
 
     def finish(self, cut: bool) -> None:
         """The command is over; ``cut``: and nobody waits for all that it wrote."""

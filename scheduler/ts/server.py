@@ -13,7 +13,6 @@ import os
 import pwd
 import signal
 import stat
-import sys
 import time
 from collections.abc import Iterator, Mapping
 
@@ -22,6 +21,7 @@ from scheduler.core.errors import SchedulerError
 from scheduler.store.daemon_lock import daemon_alive, holder
 from scheduler.store.paths import Places, digest, make_private_folder
 from scheduler.system.atomic_files import replace_file
+from scheduler.system.own_process import own_command, start_own
 from scheduler.system.proc_stat import ticks_of
 from scheduler.system.safe_open import plain
 
@@ -212,30 +212,18 @@ class Server:
 
     def _start(self) -> None:
         """Start the scheduler, and do not wait for it."""
-        import scheduler
-
-        program = os.path.join(os.path.dirname(os.path.abspath(scheduler.__file__)), "__main__.py")
-        words = [sys.executable, program, "start", "--state-file", self.state_file, "--config", self._config]
         environ = self.server_environment()
         visible = _gpu_list(environ.get("TS_VISIBLE_DEVICES", ""))
-        words += ["--gpu-ids", visible] if visible else []
+        options = {"state_file": self.state_file, "config": self._config, **({"gpu_ids": visible} if visible else {})}
         said = plain(os.path.join(self.home, "start.err"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.set_blocking(said, True)
-            actions = [
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
-                (os.POSIX_SPAWN_DUP2, 0, 1),
-                (os.POSIX_SPAWN_DUP2, said, 2),
-            ]
-            before = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            os.chdir(self.home)  # its working folder; it must not hold ours
-            try:
-                pid = os.posix_spawn(sys.executable, words, environ, setsid=True, file_actions=actions)
-            finally:
-                os.fchdir(before)
-                os.close(before)
+            # Its working folder is its own: it must not hold ours.
+            pid = start_own(own_command("start", options), environ, files={1: nothing, 2: said}, folder=self.home)
         finally:
             os.close(said)
+            os.close(nothing)
         replace_file(self._started, b"%d %d\n" % (pid, ticks_of(pid)), sync=False)
 
     @property

@@ -15,7 +15,7 @@ from scheduler.core.units import mib_text, span_text
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One line: a name and a text without secrets. ``literal``: a path or command, to be shown as it is."""
+    """A name and a text without secrets. ``literal``: a path or command, to be shown as it is. Only ``info`` may have several lines."""
 
     name: str
     text: str
@@ -49,7 +49,7 @@ def job_facts(job: Job) -> list[Fact]:
         ("errors", stderr_log(job), True),
         ("on finish", spec.on_finish, False),
         ("mail to", spec.mail_to, False),
-        *(("info", line, False) for line in spec.info.splitlines()),
+        ("info", spec.info, False),
         ("failure", job.failure.line if job.failure else "", True),
         ("memory", _memory(job.failure) if job.failure else "", False),
         ("hint", job.failure.hint if job.failure else "", False),

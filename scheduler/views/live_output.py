@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import resource
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler.core.log_message import LogMessage
-from scheduler.system.safe_open import plain
+from scheduler.system.log_reader import LogReader
 from scheduler.system.terminal_text import safe
 from scheduler.views.terminal_replay import Folder
 
@@ -27,8 +26,8 @@ LONGEST_LINE = 1 << 16
 class _Log:
     job: int
     path: str
-    fd: int = -1
-    at: int = 0  # read so far
+    reader: LogReader | None = None
+    from_end: bool = False  # what stands in it already was shown by the scheduler before us
     folder: Folder = field(default_factory=lambda: Folder(longest=LONGEST_LINE))
     over: bool = False
 
@@ -91,10 +90,9 @@ class Stream:
 
     def _take(self, said: LogMessage) -> None:
         if said.job >= 0 and said.kind in ("started", "adopted") and said.log and self._follow:
-            self._logs[said.job] = log = _Log(said.job, said.log)
-            if said.kind == "adopted":  # what it printed before was shown by the scheduler before us
-                with contextlib.suppress(OSError):
-                    log.at = os.stat(log.path).st_size
+            self._logs[said.job] = log = _Log(said.job, said.log, from_end=said.kind == "adopted")
+            with contextlib.suppress(OSError):
+                self._opened(log)
         ended = said.kind in ("done", "failed", "cancelled", "retry_scheduled")
         if ended and said.job in self._logs:
             log = self._logs.pop(said.job)
@@ -111,29 +109,34 @@ class Stream:
     def _print_log(self, log: _Log, last: bool) -> None:
         """Print what is new, at most MOST_BYTES a round; of a log that runs ahead too far, only its end."""
         try:
-            if log.fd < 0:
-                log.fd = plain(log.path, os.O_RDONLY)
-                self._open += 1
-            size, at = os.fstat(log.fd).st_size, log.at
-            if size < at:  # somebody emptied it
-                log.at = 0
-            elif size - at > MOST_BEHIND:
-                log.at = size - MOST_BYTES
+            reader = self._opened(log)
+            behind = reader.size - reader.at
+            if behind < 0:  # somebody emptied it
+                reader.restart()
+            elif behind > MOST_BEHIND:
+                reader.at = reader.size - MOST_BYTES
                 log.folder = Folder(longest=LONGEST_LINE)
-                self._write(f"[{log.job}] … {(size - at) >> 20} MB skipped here; all of it: gpujob logs {log.job}\n")
-            left = MOST_BEHIND if last else MOST_BYTES
-            while left > 0 and (data := os.pread(log.fd, MOST_BYTES, log.at)):
-                left -= len(data)
-                log.at += len(data)
+                self._write(f"[{log.job}] … {behind >> 20} MB skipped here; all of it: gpujob logs {log.job}\n")
+            for data in reader.new(until=reader.at + (MOST_BEHIND if last else MOST_BYTES)):
                 self._print(log.job, log.folder.feed(data))
             if last:
                 self._print(log.job, log.folder.feed(b"", last=True))
             if last or self._open > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4:
-                os.close(log.fd)  # thousands of jobs must not take every descriptor: opened again at the next look
+                reader.close()  # thousands of jobs must not take every descriptor: opened again at the next look
                 self._open -= 1
-                log.fd = -1
         except OSError:
             return  # not there (yet, or any more): `gpujob logs` says so when asked
+
+    def _opened(self, log: _Log) -> LogReader:
+        """Its reader, open. Raises OSError."""
+        if log.reader is None:
+            log.reader = LogReader(log.path, unpack=False, ours=True)
+            log.reader.at = log.reader.size if log.from_end else 0
+            self._open += 1
+        elif log.reader.closed:
+            log.reader.open()
+            self._open += 1
+        return log.reader
 
     def _print(self, job: int, lines: list[str]) -> None:
         if lines:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import codecs
-import errno
-import os
 import re
 import unicodedata
 from functools import lru_cache
 
-from scheduler.system.safe_open import plain_or_link
-from scheduler.views.packed_log import Unpacker
-
 LONGEST = 1 << 20  # characters of a line that are shown
-STEP_BACK = 8 << 20  # the last lines are looked for no further back than this within one line
-CHUNK = 1 << 18
-LARGEST_UNPACKED = 256 << 20  # for a glance at its last lines a packed log is unpacked from its beginning: a second
 RESET = "\x1b[0m"
 MOST_COLOURS = 16  # in force at once: a job that never takes one back must not make every line longer
 
@@ -264,75 +256,3 @@ class Folder:
         self._over, self._under = _in_force(self._over) if self.colours else "", ""
         self._over_lost = self._under_lost = 0
         return line
-
-
-def seek_last_lines(fd: int, most: int, step_back: int = STEP_BACK) -> bool:
-    """Put ``fd`` where its last ``most`` lines begin; True: that is within a line, which is too long to be read whole.
-
-    Looks from the end: a log of many gigabytes costs no more than its last lines.
-    """
-    end = position = newest = os.lseek(fd, 0, os.SEEK_END)
-    found = 0
-    while position > 0 and most:
-        step = min(CHUNK, position)
-        position -= step
-        data = os.pread(fd, step, position)
-        at = len(data)
-        if position + step == end and data.endswith(b"\n"):
-            at -= 1
-        while (at := data.rfind(b"\n", 0, at)) >= 0:
-            found, newest = found + 1, position + at
-            if found >= most:
-                os.lseek(fd, position + at + 1, os.SEEK_SET)
-                return False
-        if newest - position >= step_back:
-            os.lseek(fd, position, os.SEEK_SET)
-            return True
-    os.lseek(fd, 0 if most else end, os.SEEK_SET)
-    return False
-
-
-def last_lines(path: str, most: int, within: int = 64 * 1024, packed: bool = False) -> list[str]:
-    """The last lines of a log, without colours and not too long, for a glance. Raises OSError.
-
-    A packed one of more than `LARGEST_UNPACKED` bytes is too large for that.
-    """
-    folder = Folder(longest=2000)
-    fd = plain_or_link(path, os.O_RDONLY)
-    try:
-        if packed:
-            end, entered = _unpacked_end(fd, within, path)
-            if entered:
-                folder.enter()
-            return folder.feed(end, last=True)[-most:] if most else []
-        if seek_last_lines(fd, most, within):
-            folder.enter()
-        lines: list[str] = []
-        left = os.fstat(fd).st_size - os.lseek(fd, 0, os.SEEK_CUR)  # as it is now: it may grow faster than it is read
-        while left > 0 and (data := os.read(fd, min(CHUNK, left))):
-            left -= len(data)
-            lines += folder.feed(data)
-            del lines[:-most]
-        return (lines + folder.feed(b"", last=True))[-most:]
-    finally:
-        os.close(fd)
-
-
-def _unpacked_end(fd: int, within: int, path: str) -> tuple[bytes, bool]:
-    """The last bytes of a packed log, and whether they begin within a line. Raises OSError."""
-    unpack, end, size = Unpacker(), bytearray(), 0
-    left = os.fstat(fd).st_size
-    while left > 0 and (data := os.read(fd, min(CHUNK, left))):
-        left -= len(data)
-        for piece in unpack.feed(data):
-            size += len(piece)
-            if size > LARGEST_UNPACKED:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-            end += piece
-            if len(end) > 16 * within:
-                del end[:-within]
-    del end[:-within]
-    begins = end.find(b"\n") + 1
-    if size > len(end) and 0 < begins < len(end):
-        return bytes(end[begins:]), False
-    return bytes(end), size > len(end)

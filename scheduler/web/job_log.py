@@ -6,35 +6,29 @@ however large the log is and whatever stands in it; only files that the store na
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from starlette.responses import Response
 
 from scheduler.core.errors import NotFound, UsageError
-from scheduler.core.log_names import is_packed, logs_of
-from scheduler.system.safe_open import plain_or_link
+from scheduler.core.log_names import logs_of
+from scheduler.system.log_reader import CHUNK, LONGEST_LINE_SHOWN, LogWindow
 from scheduler.system.terminal_text import upright
-from scheduler.views.packed_log import Unpacker
 from scheduler.views.terminal_replay import Folder
 from scheduler.web.routes import Ask, NotNow
 
 DEFAULT_LINES, MOST_LINES = 200, 10_000
 MOST_BYTES = 1 << 20  # of an answer
-LONGEST_UNFINISHED = 64 << 10  # a longer line without an end is given in pieces
 LONGEST_LINE = 256 << 10
 SEARCHED = 64 << 20  # the last bytes of a log are looked through for a word
 SEARCHED_PACKED = 8 << 20
-UNPACKED = 256 << 20  # a packed log is unpacked from its beginning, and no further than this
 LONGEST_WORD = 200
 MOST_PLACES = 200  # told of found lines, the last ones: a header must not grow without end
 AT_ONCE = 2  # searches
-CHUNK = 1 << 18
 PATIENCE_S = 5.0
 SEARCH_S = 5.0  # one search; what was not looked through by then is not
 _LINE_END = re.compile(rb"\n")
@@ -93,7 +87,7 @@ def log(ask: Ask) -> Response:
     part = Part()
     if path:
         try:
-            with _opened(path, word is not None) as source:
+            with LogWindow(path, keep=MOST_BYTES if word is None else SEARCHED_PACKED) as source:
                 part = _found(source, word, lines) if word is not None else _part(source, start, lines, before)
         except FileNotFoundError:
             if job.state.ended:
@@ -112,78 +106,7 @@ def log(ask: Ask) -> Response:
     )
 
 
-def _opened(path: str, searching: bool) -> _Log:
-    fd = plain_or_link(path, os.O_RDONLY)
-    try:
-        return _Packed(fd, SEARCHED_PACKED if searching else MOST_BYTES) if is_packed(path) else _Log(fd)
-    except BaseException:
-        os.close(fd)
-        raise
-
-
-class _Log:
-    """An open log."""
-
-    cut = False
-
-    def __init__(self, fd: int) -> None:
-        self.fd, self.searched = fd, SEARCHED
-        self.size = os.fstat(fd).st_size  # a job that writes faster than we read must not keep us for ever
-
-    def read(self, at: int, most: int) -> bytes:
-        """Up to so many bytes from ``at`` on. Raises OSError."""
-        found = bytearray()
-        most = min(most, self.size - at)
-        while len(found) < most and (data := os.pread(self.fd, most - len(found), at + len(found))):
-            found += data
-        return bytes(found)
-
-    def __enter__(self) -> _Log:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
-
-
-class _Packed(_Log):
-    """The same of a packed one: bytes are counted as they are unpacked."""
-
-    def __init__(self, fd: int, keep: int) -> None:
-        super().__init__(fd)
-        self._packed_size = self.size
-        self._last = bytearray()  # the last ``keep`` bytes at least
-        self.size = 0
-        for data in self._unpacked():
-            self.size += len(data)
-            self._last += data
-            if len(self._last) > 2 * keep:
-                del self._last[:-keep]
-            if self.size >= UNPACKED:
-                self.cut = True
-                break
-        self.searched, self._whole = len(self._last), self.size
-
-    def _unpacked(self) -> Iterator[bytes]:
-        unpack, at = Unpacker(), 0
-        while at < self._packed_size and (data := os.pread(self.fd, CHUNK, at)):
-            at += len(data)
-            yield from unpack.feed(data)
-
-    def read(self, at: int, most: int) -> bytes:
-        most = max(0, min(most, self.size - at))
-        known_from = self._whole - len(self._last)
-        if at >= known_from:
-            return bytes(self._last[at - known_from :][:most])
-        found, before = bytearray(), 0
-        for data in self._unpacked():
-            found += data[max(0, at - before) :]
-            before += len(data)
-            if len(found) >= most or before >= self.size:
-                break
-        return bytes(found[:most])
-
-
-def _part(log: _Log, start: int | None, lines: int, before: int | None = None) -> Part:
+def _part(log: LogWindow, start: int | None, lines: int, before: int | None = None) -> Part:
     """What stands from ``start`` on, or the last lines: of all, or of what stands before a byte."""
     size = log.size
     if before is not None:
@@ -191,11 +114,11 @@ def _part(log: _Log, start: int | None, lines: int, before: int | None = None) -
     restarted = start is not None and start > log.size
     entered = False
     if start is None or restarted:
-        start, entered = _last_lines(log, lines)
+        start, entered = log.last_lines(lines, MOST_BYTES)
     data = log.read(start, MOST_BYTES)
     whole = data.rfind(b"\n") + 1
     rest = data[whole:]
-    if len(rest) >= LONGEST_UNFINISHED or (len(data) == MOST_BYTES and not whole):
+    if len(rest) >= LONGEST_LINE_SHOWN or (len(data) == MOST_BYTES and not whole):
         whole, rest = len(data) - _half_character(data), b""  # it has no end in sight: given as it comes
     folder = Folder(longest=LONGEST_LINE)
     if entered:
@@ -223,27 +146,7 @@ def _half_character(data: bytes) -> int:
     return 0
 
 
-def _last_lines(log: _Log, most: int) -> tuple[int, bool]:
-    """Where the last ``most`` lines begin, and whether that is within a line. One answer holds all that follows."""
-    if not most:
-        return log.size, False
-    first = max(0, log.size - MOST_BYTES)
-    data = log.read(first, MOST_BYTES)
-    at = len(data) - data.endswith(b"\n")
-    found = 0
-    while (at := data.rfind(b"\n", 0, at)) >= 0:
-        found += 1
-        if found == most:
-            return first + at + 1, False
-    if not first:
-        return 0, False
-    begins = data.find(b"\n") + 1
-    if 0 < begins < len(data):
-        return first + begins, False
-    return max(first, log.size - LONGEST_UNFINISHED), True  # one line, of which only the end can be shown
-
-
-def _found(log: _Log, word: str, most: int) -> Part:
+def _found(log: LogWindow, word: str, most: int) -> Part:
     """The last lines that hold a word, whatever its case, each with its number; from the end where the beginning was not read.
 
     Looks from the end, in blocks of whole lines as far as there are any; most blocks do not hold it, and cost little.
@@ -261,9 +164,9 @@ def _without_escapes(data: bytes) -> str:
     return (_ESCAPES.sub(b"", data) if b"\x1b" in data else data).decode("utf-8", "replace").casefold()
 
 
-def _found_in(log: _Log, word: str, most: int) -> Part:
+def _found_in(log: LogWindow, word: str, most: int) -> Part:
     hits: deque[tuple[int, str, int]] = deque()  # lines behind it, itself counted; the line; and its place
-    first = max(0, log.size - log.searched)
+    first = max(0, log.size - min(SEARCHED, log.at_hand))
     end, behind, room = log.size, 0, MOST_BYTES
     cut = bool(first) or log.cut
     deadline = time.monotonic() + SEARCH_S

@@ -16,9 +16,9 @@ from scheduler.core.errors import NotFound, UsageError, did_you_mean
 from scheduler.core.gpu import WHOLE
 from scheduler.core.job import ENDED, Job, JobState
 from scheduler.core.job_options import SUBMIT_OPTIONS
-from scheduler.core.log_names import is_packed
 from scheduler.core.usage_report import Report, attempts_of
-from scheduler.views.terminal_replay import last_lines, without_colours
+from scheduler.views.log_glance import last_lines
+from scheduler.views.terminal_replay import without_colours
 from scheduler.web import svg_curves, timeline, view_models
 from scheduler.web.rendering import STATIC, number, render, static_file
 from scheduler.web.routes import Ask, Call
@@ -162,7 +162,7 @@ def _last_lines(path: str) -> tuple[list[str], str]:
     if not path:
         return [], ""
     try:
-        return [without_colours(line) for line in last_lines(path, MOST_LINES, packed=is_packed(path))], ""
+        return [without_colours(line) for line in last_lines(path, MOST_LINES)], ""
     except OSError as error:
         return [], f"its log cannot be read: {error.strerror}: {path}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
 import tracemalloc
 import unicodedata
@@ -14,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.views.terminal_replay import _ODD, Folder, clipped, columns, last_lines, seek_last_lines
+from scheduler.system.log_reader import LogReader
+from scheduler.views.log_glance import last_lines
+from scheduler.views.terminal_replay import _ODD, Folder, clipped, columns
 
 
 def folded(data: bytes, colours: bool = False, longest: int = 1 << 20) -> list[str]:
@@ -227,15 +228,15 @@ def test_k15_the_last_lines_of_a_packed_log_cost_no_more_than_it_is_worth(tmp_pa
     """K15: none of what was folded for nothing; a file that unpacks without end is refused."""
     path = tmp_path / "a.log.gz"
     path.write_bytes(gzip.compress(b"".join(b"line %d\n" % n for n in range(100_000)) + b"last\rLAST"))
-    assert last_lines(str(path), 2, packed=True) == ["line 99999", "LAST"]
-    assert last_lines(str(path), 0, packed=True) == []
-    assert last_lines(str(path), 10**6, packed=True)[0] > "line 90000"
+    assert last_lines(str(path), 2) == ["line 99999", "LAST"]
+    assert last_lines(str(path), 0) == []
+    assert last_lines(str(path), 10**6)[0] > "line 90000"
     path.write_bytes(gzip.compress(b"a\nb\n"))
-    assert last_lines(str(path), 9, packed=True) == ["a", "b"]
+    assert last_lines(str(path), 9) == ["a", "b"]
     one = gzip.compress(bytes(16 << 20))
     path.write_bytes(one * 17)
     with pytest.raises(OSError, match="too large"):
-        last_lines(str(path), 2, packed=True)
+        last_lines(str(path), 2)
 
 
 def test_k15_the_last_lines_are_found_from_the_end(tmp_path: Path) -> None:
@@ -251,9 +252,6 @@ def test_k15_the_last_lines_are_found_from_the_end(tmp_path: Path) -> None:
         stream.truncate(4 << 30)
         stream.seek(4 << 30)
         stream.write(b"\nthe end\n")
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        assert seek_last_lines(fd, 1) is False and os.read(fd, 100) == b"the end\n"
-        assert seek_last_lines(fd, 5) is True and os.lseek(fd, 0, os.SEEK_CUR) > (4 << 30) - (10 << 20)
-    finally:
-        os.close(fd)
+    with LogReader(str(path)) as log:
+        assert log.to_last_lines(1) is False and b"".join(log.new()) == b"the end\n"
+        assert log.to_last_lines(5) is True and log.at > (4 << 30) - (10 << 20)

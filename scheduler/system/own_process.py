@@ -1,0 +1,43 @@
+"""Starting this program again as a process of its own: a scheduler in the background, the page beside it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__main__.py")
+
+
+def own_command(verb: str, options: Mapping[str, object] | None = None) -> list[str]:
+    """The words that run a verb of this program; an option that is True or False becomes ``--name`` or ``--no-name``.
+
+    The program is named as a file: `python -m scheduler` would look for it in the working folder first.
+    """
+    words = [sys.executable, PROGRAM, verb]
+    for name, value in (options or {}).items():
+        flag = name.replace("_", "-")
+        words += [f"--{flag}"] if value is True else [f"--no-{flag}"] if value is False else [f"--{flag}", str(value)]
+    return words
+
+
+def start_own(
+    words: list[str], environ: Mapping[str, str], *, files: Mapping[int, int] | None = None, folder: str = ""
+) -> int:
+    """Start these words in a session of their own, without input, and return the pid. Raises OSError.
+
+    ``files``: descriptor of the new process → ours, which it gets; others stay as they are. ``folder``: its working folder.
+    """
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+    ]  # fmt: skip
+    actions += [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in (files or {}).items()]
+    if not folder:
+        return os.posix_spawn(sys.executable, words, environ, file_actions=actions, setsid=True)
+    before = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    os.chdir(folder)  # posix_spawn has no way to name one
+    try:
+        return os.posix_spawn(sys.executable, words, environ, file_actions=actions, setsid=True)
+    finally:
+        os.fchdir(before)
+        os.close(before)

@@ -1,0 +1,23 @@
+"""What is told of a job, by `show` and on the page."""
+
+from __future__ import annotations
+
+from scheduler.cli.show import _facts
+from scheduler.core.gpu import ResourceRequest
+from scheduler.core.job import Job, JobSpec
+from scheduler.views.job_facts import job_facts
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nc2VjcmV0\nbW9yZSBvZiBpdA==\n-----END OPENSSH PRIVATE KEY-----"
+
+
+def test_a_secret_of_several_lines_is_shown_nowhere() -> None:
+    """S15: what is one secret over several lines is one in `show`, too, which prints line by line."""
+    job = Job(1, JobSpec(arguments=("true",), info=f"first line\n{KEY}\nlast line"), ResourceRequest(0, 0))
+    for text in ("\n".join(_facts(job, None)), "\n".join(fact.text for fact in job_facts(job))):
+        assert "first line" in text and "last line" in text
+        assert "c2VjcmV0" not in text and "bW9yZSBvZiBpdA==" not in text
+
+
+def test_facts_that_say_nothing_are_left_out() -> None:
+    job = Job(1, JobSpec(arguments=("true",)), ResourceRequest(1, 500))
+    assert {fact.name for fact in job_facts(job)} == {"command", "from", "priority", "need", "allowed GPUs"}
