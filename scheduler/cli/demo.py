@@ -72,7 +72,10 @@ class _Daemon:
 
     def over(self) -> bool:
         """Whether it has ended."""
-        self._over = self._over or os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+        try:
+            self._over = self._over or os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+        except ChildProcessError:  # nobody is told of ends here (SIGCHLD is ignored)
+            self._over = True
         return self._over
 
     def end(self) -> None:

@@ -338,7 +338,7 @@ class SchedulerClient:
         """Job ids from ``12``, ``3-9``, a label, ``@`` (the last) or ``@~1`` (the one before). Raises NotFound, UsageError."""
         chosen: list[int] = []
         with self._reading() as connection:
-            if rows.id_back(connection, 0) is None:
+            if not self.places.exist():
                 raise NotFound("no job yet", where=self.places.state_file, do="see gpujob status")
             last = rows.last_id(connection)
             for word in words:

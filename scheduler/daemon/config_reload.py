@@ -192,7 +192,8 @@ def _still_written_s(path: str, now: Now) -> float:
         age = now.wall - os.stat(path).st_mtime
     except OSError:
         return 0.0
-    return SETTLE_S - age if 0 <= age < SETTLE_S and not _says_its_end(path) else 0.0
+    # A little below 0 where it was changed since this pass began.
+    return SETTLE_S - max(age, 0.0) if -SETTLE_S < age < SETTLE_S and not _says_its_end(path) else 0.0
 
 
 def _may_change(key: str, before: Any, after: Any) -> bool:

@@ -1,7 +1,8 @@
-"""How a store comes to be: numbered steps, each from one version to the next. A released step is never changed.
+"""How a store comes to be: numbered steps, each from one version to the next. A step is never changed, not even its comments:
+`recovery/salvage.py` puts the first page of a new store in the place of a damaged one, so both must have begun alike.
 
-The columns of jobs come from `store/job_columns.py`: those of the first version with the table, each later one with the step of
-its own version.
+The columns of jobs are those of `store/job_columns.py`: a test holds the first ones against the first step, and each later one is
+added with the step of its own version.
 """
 
 from __future__ import annotations
@@ -11,11 +12,47 @@ import sqlite3
 from scheduler.store.job_columns import COLUMNS
 from scheduler.system.crash_points import crash_point
 
-_JOBS = ",\n".join(f"    {column.name} {column.sql}" for column in COLUMNS if column.since == 1)
-_FIRST = f"""
+_FIRST = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE jobs (
-{_JOBS}
+    id INTEGER PRIMARY KEY,        -- never given out twice: the newest row is never deleted
+    state TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    identity TEXT NOT NULL,
+    blocking TEXT UNIQUE,          -- the identity while an equal line is a duplicate, else NULL
+    need_count INTEGER NOT NULL,
+    need_parts INTEGER NOT NULL,
+    priority INTEGER NOT NULL,
+    place INTEGER NOT NULL,        -- among equal priorities
+    allowed TEXT,
+    vram_mib INTEGER NOT NULL DEFAULT 0,
+    waits_for INTEGER NOT NULL DEFAULT 0,
+    submitted_at REAL NOT NULL,
+    started_at REAL,
+    finished_at REAL,              -- NULL while the job lives
+    attempt INTEGER NOT NULL DEFAULT 0,
+    start_failures INTEGER NOT NULL DEFAULT 0,
+    runs_failed INTEGER NOT NULL DEFAULT 0,
+    oom_retries INTEGER NOT NULL DEFAULT 0,
+    not_before REAL,
+    gpus TEXT NOT NULL DEFAULT '',
+    pid INTEGER,
+    ticks INTEGER,
+    boot TEXT NOT NULL DEFAULT '',
+    runner TEXT NOT NULL DEFAULT 'direct',
+    session TEXT,
+    argv TEXT NOT NULL DEFAULT '',  -- the words as they were run
+    log TEXT NOT NULL DEFAULT '',
+    outcome TEXT,
+    exit_code INTEGER,
+    signal INTEGER,
+    reason_code TEXT NOT NULL DEFAULT '',
+    reason TEXT NOT NULL DEFAULT '',
+    stop_why TEXT NOT NULL DEFAULT '',
+    stop_at REAL,
+    held INTEGER NOT NULL DEFAULT 0,
+    notes TEXT NOT NULL DEFAULT '',
+    failure TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX jobs_finished ON jobs (finished_at);
 CREATE TABLE events (

@@ -25,9 +25,10 @@ class Fact:
 def job_facts(job: Job) -> list[Fact]:
     """What is known of a job without its times; what says nothing is left out."""
     spec = job.spec
-    command = joined(words_without_secrets(words_run(job)))
+    words = words_run(job)
+    command = joined(words_without_secrets(words)) if spec.shell_text is None else words[-1]
     told: list[tuple[str, object, bool]] = [
-        ("command", spec.shell_text or command, True),
+        ("command", command, True),
         ("as written", _as_written(job), True),
         ("label", spec.label, False),
         ("environment", spec.conda_env, False),
@@ -64,9 +65,9 @@ def job_facts(job: Job) -> list[Fact]:
 def _as_written(job: Job) -> str:
     """The command with its ``{gpus}``, where other words were run; else empty."""
     spec = job.spec
-    if spec.is_script or spec.shell_text is not None or list(spec.arguments[1:]) == words_run(job)[1:]:
+    if spec.is_script or list(spec.arguments[1:]) == words_run(job)[1:]:
         return ""
-    return joined(words_without_secrets(spec.arguments))
+    return spec.shell_text or joined(words_without_secrets(spec.arguments))
 
 
 def _memory(failure: Failure) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import resource
 import sys
@@ -27,7 +28,7 @@ class _Log:
     job: int
     path: str
     reader: LogReader | None = None
-    from_end: bool = False  # what stands in it already was shown by the scheduler before us
+    start: int = 0  # what stands before it was shown by the scheduler before us
     folder: Folder = field(default_factory=lambda: Folder(longest=LONGEST_LINE))
     over: bool = False
 
@@ -90,9 +91,10 @@ class Stream:
 
     def _take(self, said: LogMessage) -> None:
         if said.job >= 0 and said.kind in ("started", "adopted") and said.log and self._follow:
-            self._logs[said.job] = log = _Log(said.job, said.log, from_end=said.kind == "adopted")
-            with contextlib.suppress(OSError):
-                self._opened(log)
+            self._logs[said.job] = log = _Log(said.job, said.log)
+            if said.kind == "adopted":
+                with contextlib.suppress(OSError):
+                    log.start = os.stat(log.path).st_size
         ended = said.kind in ("done", "failed", "cancelled", "retry_scheduled")
         if ended and said.job in self._logs:
             log = self._logs.pop(said.job)
@@ -131,7 +133,7 @@ class Stream:
         """Its reader, open. Raises OSError."""
         if log.reader is None:
             log.reader = LogReader(log.path, unpack=False, ours=True)
-            log.reader.at = log.reader.size if log.from_end else 0
+            log.reader.at = log.start
             self._open += 1
         elif log.reader.closed:
             log.reader.open()

@@ -9,7 +9,7 @@ from scheduler.core.log_names import is_packed
 from scheduler.system.log_reader import LogWindow
 from scheduler.views.terminal_replay import Folder
 
-LOOKED_AT = 1 << 20  # bytes at the end
+LOOKED_AT = 256 << 10  # bytes at the end: to fold a line of colours as long as this takes half a second
 LOOKED_AT_PACKED = 64 << 10
 LONGEST_LINE = 2000  # characters
 

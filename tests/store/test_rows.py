@@ -20,6 +20,8 @@ from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
 from scheduler.store.deletion import forget
+from scheduler.store.job_columns import COLUMNS
+from scheduler.store.migrations import migrate
 from scheduler.store.paths import Places
 
 WHOLE = ResourceRequest(1, 1000)
@@ -508,3 +510,21 @@ def test_stories_asked_for_together_are_those_asked_for_one_by_one(
     found = list(rows.with_events(database.connection, backwards))
     assert found == [(job, rows.events_of(database.connection, job.id)) for job in backwards]
     assert [len(events) for _, events in found] == [3, 0, 3, 3, 0, 3, 3]
+
+
+def test_the_first_step_of_a_store_has_the_columns_of_the_table() -> None:
+    """Name, type, whether it may be NULL, default; later ones are added from the rows themselves."""
+    store = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(store, 0, 1)
+    made = [
+        (name, kind, bool(needed), default)
+        for _, name, kind, needed, default, _ in store.execute("PRAGMA table_info(jobs)")
+    ]
+    wanted = []
+    for column in COLUMNS:
+        words, _, default = column.sql.partition(" DEFAULT ")
+        wanted.append((column.name, words.split()[0], "NOT NULL" in words, default or None))
+    assert made == [one for one, column in zip(wanted, COLUMNS, strict=True) if column.since == 1]
+    migrate(store, 1)
+    assert [row[1] for row in store.execute("PRAGMA table_info(jobs)")] == [column.name for column in COLUMNS]
+    store.close()

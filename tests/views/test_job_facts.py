@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler.cli.show import _facts
 from scheduler.core.gpu import ResourceRequest
-from scheduler.core.job import Job, JobSpec
+from scheduler.core.job import Job, JobSpec, JobState
 from scheduler.views.job_facts import job_facts
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nc2VjcmV0\nbW9yZSBvZiBpdA==\n-----END OPENSSH PRIVATE KEY-----"
@@ -16,6 +16,17 @@ def test_a_secret_of_several_lines_is_shown_nowhere() -> None:
     for text in ("\n".join(_facts(job, None)), "\n".join(fact.text for fact in job_facts(job))):
         assert "first line" in text and "last line" in text
         assert "c2VjcmV0" not in text and "bW9yZSBvZiBpdA==" not in text
+
+
+def test_of_a_line_of_a_commands_file_the_command_is_what_was_run() -> None:
+    """And what was written stands beside it, where `{gpus}` made a difference."""
+    spec = JobSpec(source="commands", arguments=("sh", "-c", "python t.py --gpu {gpus}"))
+    job = Job(1, spec, ResourceRequest(1, 1000), state=JobState.RUNNING, argv=("sh", "-c", "python t.py --gpu 1"))
+    told = {fact.name: fact.text for fact in job_facts(job)}
+    assert (told["command"], told["as written"]) == ("python t.py --gpu 1", "python t.py --gpu {gpus}")
+    same = Job(2, JobSpec(source="commands", arguments=("sh", "-c", "a | b")), ResourceRequest(0, 0))
+    told = {fact.name: fact.text for fact in job_facts(same)}
+    assert told["command"] == "a | b" and "as written" not in told
 
 
 def test_facts_that_say_nothing_are_left_out() -> None:
