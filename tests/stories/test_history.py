@@ -164,6 +164,7 @@ def test_a_history_that_is_damaged_costs_only_curves(
     s.stop()  # what there was is written at the end
     path, client = history_of(s), desk_of(s)
     assert len(samples(client)) == 1 and samples(client)[0].used_mib is None and samples(client)[0].booked == 0
+    old = path.open("rb")  # open to the end, so that no new file gets its inode
     before = path.stat().st_ino
     if what == "noise":
         path.write_bytes(os.urandom(50_000))
@@ -180,6 +181,7 @@ def test_a_history_that_is_damaged_costs_only_curves(
     s.append(s.line("a"))
     s.wait_ended(1)
     s.stop()
+    old.close()
     if what == "a link":
         assert not (tmp_path / "victim").exists() and "history.db cannot be written" in s.said()
         return
