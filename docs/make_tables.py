@@ -1,16 +1,20 @@
-"""Writes what the documents tell of options and settings, from the rows of the program. `make tables`; with --check it only compares."""
+"""Writes what is made from the program: tables of options and settings, JSON Schemas. `make tables`; with --check it only compares."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
 
 from scheduler.core.config import OPTIONS, RELOADABLE, written
 from scheduler.core.job_options import GPUS, JOBS, LINE_KEYS, PATH, SUBMIT_OPTIONS, TEXT, VARIABLES, YES
+from scheduler.views.documents import DOCUMENTS, JobDocument
+from scheduler.views.json_schema import published
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "config.example.yaml"
+SCHEMAS = ROOT / "scheduler/views/schemas"
 HEAD = """\
 # gpujob: every setting with its default. Copy to config.yaml and take the # away from the lines you change;
 # `gpujob config check` says what is wrong with it, `gpujob config show --origin` what counts and why.
@@ -80,6 +84,9 @@ def made() -> dict[Path, str]:
             whole = begin + make() + end
             text = re.sub(pattern, lambda _, whole=whole: whole, text, flags=re.S)
         found[ROOT / name] = text
+    for name, form in DOCUMENTS.items():
+        schema = published(name, form, {JobDocument: "job"})
+        found[SCHEMAS / f"{name}.schema.json"] = json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
     return found
 
 

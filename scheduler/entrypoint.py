@@ -7,7 +7,6 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
 
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
 TYPE_CHECKING = False
@@ -19,7 +18,6 @@ OFF = "off"
 ONE = "one"
 MANY = "many"
 
-ZERO_BYTES = "source code string cannot contain null bytes"  # Python's words
 COMPLETION = "_GPUJOB_COMPLETE"  # set by a shell that wants to know what may come next
 COMMON = {"--state-file": ("state_file", ONE), "--config": ("config", ONE)}
 
@@ -211,11 +209,9 @@ def main(words: list[str] | None = None) -> int:
     try:
         from scheduler.core.errors import SchedulerError
         from scheduler.system.terminal_text import prepare
-    except Exception as error:
-        text = _not_loaded(error)
-        if not text:
-            raise
-        return _fail([text], 1)
+    except ImportError as error:
+        print(f"gpujob: {_not_loaded(error)}", file=sys.stderr)
+        return 1
     for stream in (sys.stdout, sys.stderr):
         prepare(stream)
     try:
@@ -236,12 +232,11 @@ def main(words: list[str] | None = None) -> int:
         where = f" {error.filename}" if error.filename else ""
         do = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         return _fail([_nowhere(error) or f"{error.strerror or error}{where}{do}"], 1)
+    except ImportError as error:
+        return _fail([_not_loaded(error)], 1)
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # while a class was being made (Python before 3.12)
             return 130
-        text = _not_loaded(error)
-        if text:
-            return _fail([text], 1)
         from scheduler.cli.app import usage_text
 
         mistake = usage_text(error)
@@ -252,44 +247,13 @@ def main(words: list[str] | None = None) -> int:
         raise
 
 
-def _not_loaded(error: Exception) -> str:
-    """What is to be said when a file of the program is missing or no whole one: half of an upgrade; else empty."""
-    what = str(error)
-    if ZERO_BYTES in what:  # said without a name
-        what = f"{_with_zero_bytes() or 'one of its files'} holds zero bytes"
-    elif isinstance(error, SyntaxError):
-        what = f"{error.filename}: {error.msg}"
-    elif isinstance(error, AttributeError):
-        module = error.obj
-        if not isinstance(module, ModuleType) or any(not name.startswith("__") for name in vars(module)):
-            return ""  # a defect of ours
-        what = f"{module.__file__} is empty"
-    elif not isinstance(error, ImportError) and not _while_loading(error):
-        return ""
-    do = "install it again"
+def _not_loaded(error: ImportError) -> str:
+    """What is said when a file of the program is missing, or could not be opened."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError as trouble:  # what is there could not be looked at
-        do = f"{trouble.strerror}: raise the limit (ulimit -n)"
-    return f"a part of the program cannot be loaded: {what}; {do}"
-
-
-def _with_zero_bytes() -> str:
-    """The first file of the program that a power cut or a full disk filled up with nothing."""
-    for folder, _, names in os.walk(os.path.dirname(__file__)):
-        for path in (os.path.join(folder, name) for name in names if name.endswith(".py")):
-            with contextlib.suppress(OSError), open(path, "rb") as stream:
-                if b"\0" in stream.read():
-                    return path
-    return ""
-
-
-def _while_loading(error: Exception) -> bool:
-    """Whether Python itself failed to read a module, as a compiled one that was cut short."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_filename.startswith("<frozen importlib")
+    except OSError as trouble:
+        return f"a part of the program cannot be loaded: {error}; {trouble.strerror}: raise the limit (ulimit -n)"
+    return f"a part of the program cannot be loaded: {error}; install it again"
 
 
 def _nowhere(error: OSError) -> str:
@@ -323,12 +287,7 @@ def _fill_standard_streams() -> None:
 
 
 def _fail(lines: Sequence[str], code: int) -> int:
-    try:
-        from scheduler.system.terminal_text import safe
-    except Exception:  # noqa: BLE001  it may be the part that cannot be loaded
-
-        def safe(text: object) -> str:
-            return ascii(str(text))[1:-1]
+    from scheduler.system.terminal_text import safe
 
     with contextlib.suppress(OSError):  # nobody can be told; the code still says it
         for line in lines:

@@ -17,7 +17,8 @@ from scheduler.core.launch import Launch
 from scheduler.core.observations import Ended, Observation, Started
 from scheduler.runners.direct import DirectRunner
 from scheduler.runners.screen import ScreenRunner
-from scheduler.system.processes import boot_id, lives
+from scheduler.system.proc import boot_id
+from scheduler.system.processes import lives
 from tests.screens import socket_folder
 
 LIMIT_S = 30.0

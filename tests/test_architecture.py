@@ -70,12 +70,12 @@ MAY_ONLY_IMPORT: dict[str, tuple[str, ...]] = {
     "views/terminal_replay.py": (),
     "system/packed_log.py": (),
     "system/terminal_text.py": (),
-    "system/atomic_files.py": ("system.crash_points",),
+    "system/atomic_files.py": ("system.crash_points", "system.private_files"),
 }
 # Libraries and powers that belong to some packages only.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "sqlite3": ("store", "client", "daemon", "recovery", "doctor"),
-    "subprocess": ("gpus", "environments", "runners", "cli", "doctor/machine.py", "client/submit_context.py"),
+    "subprocess": ("gpus", "environments", "runners", "cli", "doctor/programs.py", "client/submit_context.py"),
     "typer": ("cli",),
     "rich": ("cli", "views", "web"),
     "yaml": ("intake", "environments/discovery.py"),

@@ -8,7 +8,7 @@ from scheduler.client.client import SCHEMA
 from scheduler.client.locate import settings_for, state_file_for
 from scheduler.core.config import defaults
 from scheduler.core.errors import Mistakes, SchedulerError
-from scheduler.doctor.findings_machine import Finding, Mark, worst
+from scheduler.doctor.finding import Finding, Mark, worst
 from scheduler.intake.settings import Settings, without_config
 from scheduler.views import render, terminal
 
@@ -18,7 +18,8 @@ WIDTH = 14  # columns of the name of a check
 def doctor(*, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
     """Print the findings; 1 when one of them is bad."""
     from scheduler.core.errors import word
-    from scheduler.doctor.checks import Examination
+    from scheduler.doctor.checks import findings
+    from scheduler.doctor.examination import Examination
 
     flags = {"state_file": state_file} if state_file else {}
     errors: list[SchedulerError] = []
@@ -40,12 +41,13 @@ def doctor(*, json: bool = False, state_file: str | None = None, config: str | N
     settings = settings or without_config({"state_file": found})
     suffix = "" if found == os.path.join(os.getcwd(), defaults()["state_file"]) else f" --state-file {word(found)}"
     suffix += f" --config {word(os.path.abspath(config))}" if config else ""
-    findings = Examination(found, settings.config, settings.config_file, errors, os.environ, suffix).findings()
+    exam = Examination(found, settings.config, settings.config_file, errors, os.environ, suffix)
+    all_found = findings(exam)
     if json:
-        render.print_json(_json(found, findings))
+        render.print_json(_json(found, all_found))
     else:
-        print("\n".join(line for finding in findings for line in _lines(finding)))
-    return 1 if worst(findings) is Mark.BAD else 0
+        print("\n".join(line for finding in all_found for line in _lines(finding)))
+    return 1 if worst(all_found) is Mark.BAD else 0
 
 
 def _each(error: SchedulerError) -> list[SchedulerError]:

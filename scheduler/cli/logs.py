@@ -18,7 +18,7 @@ from scheduler.core.errors import NoDaemon, NotFound, SchedulerError, UsageError
 from scheduler.core.job import Event, Job, JobState, Process
 from scheduler.core.log_names import is_packed, logs_of
 from scheduler.system.log_reader import LogReader
-from scheduler.system.proc_stat import ticks_of
+from scheduler.system.proc import ticks_of
 from scheduler.system.terminal_text import upright
 from scheduler.views import render, terminal
 from scheduler.views.terminal_replay import RESET, Folder, clipped, without_colours

@@ -15,7 +15,7 @@ from scheduler.core.gpu import WHOLE
 from scheduler.core.job import Job
 from scheduler.core.job_text import how_it_ended
 from scheduler.core.secrets import without_secrets
-from scheduler.core.units import seconds_of, span_text
+from scheduler.core.units import maybe_utc, seconds_of, span_text, utc
 from scheduler.core.usage_report import GpuUse, Line, Report, Total
 from scheduler.views import render, terminal
 
@@ -108,9 +108,9 @@ def _as_text(found: Report) -> list[str]:
         said += "" if mean is None else f"; waited {_span(mean)} on average"
         said += f"; {_lost(total.lost)}" if total.lost else ""
     lines += ["", *terminal.folded(said, render.LABEL)]
-    lines += terminal.folded(f"time       {render.utc(found.start)} to {render.utc(found.end)}", render.LABEL)
+    lines += terminal.folded(f"time       {utc(found.start)} to {utc(found.end)}", render.LABEL)
     if found.known_since is not None:
-        text = f"known      since {render.utc(found.known_since)}: jobs that ended earlier may be forgotten, and are not counted"
+        text = f"known      since {maybe_utc(found.known_since)}: jobs that ended earlier may be forgotten, and are not counted"
         lines += terminal.folded(text, render.LABEL)
     return lines
 
@@ -148,15 +148,15 @@ def _gpu_seconds(gpu_ms: int) -> float:
 
 
 def _last_end(job: Job) -> str | None:
-    return render.utc(job.finished_at) if job.state.ended else None
+    return maybe_utc(job.finished_at) if job.state.ended else None
 
 
 def _as_json(found: Report) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "from": render.utc(found.start),
-        "to": render.utc(found.end),
-        "known_since": render.utc(found.known_since),
+        "from": utc(found.start),
+        "to": utc(found.end),
+        "known_since": maybe_utc(found.known_since),
         "jobs": [_line_json(line) for line in found.lines],
         "labels": [{"label": without_secrets(label) or None, **_total_json(total)} for label, total in found.labels.items()],
         "gpus": [_gpu_json(use) for use in found.gpus],
@@ -177,8 +177,8 @@ def _line_json(line: Line) -> dict[str, Any]:
         "attempts": len(line.attempts),
         "lost": line.lost,
         "gpus": list(line.gpus),
-        "submitted_at": render.utc(job.submitted_at),
-        "started_at": render.utc(line.started_at),
+        "submitted_at": utc(job.submitted_at),
+        "started_at": maybe_utc(line.started_at),
         "finished_at": _last_end(job),
         "wait": _seconds(line.wait_ms),
         "run": _seconds(line.run_ms),

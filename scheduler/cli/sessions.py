@@ -13,6 +13,7 @@ from scheduler.client.locate import state_file_for
 from scheduler.core.errors import SchedulerError, UsageError
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job
+from scheduler.system.proc import command_words
 from scheduler.views import render
 
 
@@ -28,8 +29,7 @@ def _lives(job: Job) -> bool:
     if not number.isdigit():
         return True  # not proven yet
     try:
-        with open(f"/proc/{number}/cmdline", "rb") as stream:
-            return os.fsencode(name) in stream.read().split(b"\0")
+        return os.fsencode(name) in command_words(int(number))
     except OSError:
         return False
 

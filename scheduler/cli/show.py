@@ -16,7 +16,7 @@ from scheduler.core.job import Job, JobState, Reason
 from scheduler.core.job_text import how_it_ended, state_text
 from scheduler.core.log_names import stderr_log
 from scheduler.core.secrets import without_secrets
-from scheduler.core.units import seconds_of
+from scheduler.core.units import maybe_utc, seconds_of, utc
 from scheduler.views import render, terminal
 from scheduler.views.job_facts import Fact, job_facts
 from scheduler.views.log_glance import last_lines
@@ -125,7 +125,7 @@ def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = No
         values = [
             {
                 **render.job_json(job, reason),
-                "events": [{"at": render.utc(e.at), "kind": e.kind, **_shown(e.detail)} for e in events],
+                "events": [{"at": utc(e.at), "kind": e.kind, **_shown(e.detail)} for e in events],
             }
             for job, reason, events in found
         ]
@@ -136,7 +136,7 @@ def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = No
         lines += _facts(job, reason)
         for event in events:
             detail = ", ".join(f"{k} {_plain(v)}" for k, v in event.detail.items() if v not in (None, []))
-            told = f"  {render.utc(event.at)}  {event.kind}  {render.safe(without_secrets(detail))}".rstrip()
+            told = f"  {utc(event.at)}  {event.kind}  {render.safe(without_secrets(detail))}".rstrip()
             lines += terminal.folded(told, 4)
         print("\n".join(lines))
     return 0
@@ -151,9 +151,9 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
         Fact("ended", how_it_ended(job)),
         Fact("waits", _reason_text(reason)),
         *(fact for fact in known[:at] if fact.name != "label"),
-        Fact("submitted", render.utc(job.submitted_at) or ""),
-        Fact("started", render.utc(job.started_at) or ""),
-        Fact("finished", (render.utc(job.finished_at) or "") if job.state.ended else ""),
+        Fact("submitted", utc(job.submitted_at)),
+        Fact("started", maybe_utc(job.started_at) or ""),
+        Fact("finished", (maybe_utc(job.finished_at) or "") if job.state.ended else ""),
         Fact("ran", render.run_time(job, time.time()) if job.started_at else ""),
         *known[at:],
     ]
@@ -185,7 +185,7 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
     until = time.monotonic() + LOOK_S
     all_found = [_looked_at(client, number, until) for number in client.select([job])]
     if json:
-        told = ((render.job_json(found, reason), found) for found, reason in all_found)
+        told: list[tuple[dict[str, Any], Job]] = [({**render.job_json(one, reason)}, one) for one, reason in all_found]
         values = [{**{key: facts[key] for key in _WHY}, "last_lines": _last_lines(found)} for facts, found in told]
         render.print_json({"schema": SCHEMA, "jobs": values})
         return 0

@@ -20,6 +20,7 @@ from scheduler.store.database import Database, NothingYet, nothing_yet, open_for
 from scheduler.store.integrity import check_begun
 from scheduler.store.paths import Places, digest
 from scheduler.system.atomic_files import sync_folder
+from scheduler.system.private_files import new_private
 
 # What only some verbs need is imported where it is needed, and `typing` by nobody on this path: calls in loops are to be quick.
 TYPE_CHECKING = False
@@ -173,14 +174,13 @@ class SchedulerClient:
         data = b"\0".join(os.fsencode(f"{name}={value}") for name, value in sorted(environment.items()))
         path = os.path.join(self.places.environments, digest(data, 16))
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = new_private(path)
         except FileExistsError:
             if os.path.getsize(path) == len(data):
                 return path  # many jobs of one shell share one file
             os.unlink(path)  # cut short by a crash
             return self._keep_environment(environment)
         with os.fdopen(fd, "wb") as stream:
-            os.fchmod(fd, 0o600)  # whatever the umask has left of it
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())

@@ -31,7 +31,7 @@ from scheduler.store.database import NothingYet, open_for_reading, trouble
 from scheduler.store.paths import Places
 from scheduler.store.readings import LastReading, readings
 from scheduler.store.scheduler_state import book_in_hand, read_state
-from scheduler.system.processes import boot_id
+from scheduler.system.proc import boot_id
 
 MOST_WAITING = 5000  # jobs before it in the queue that are looked at; those behind them change nothing for it
 

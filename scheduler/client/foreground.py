@@ -13,7 +13,7 @@ from scheduler.client.client import SchedulerClient
 from scheduler.client.foreground_caller import Caller
 from scheduler.core.errors import NoDaemon, SchedulerError
 from scheduler.core.requests import Cancel
-from scheduler.system.proc_stat import ticks_of
+from scheduler.system.proc import ticks_of
 
 EVERY_S = 0.1
 

@@ -9,7 +9,7 @@ import socket
 import threading
 
 from scheduler.core.errors import SchedulerError
-from scheduler.system.proc_stat import ticks_of
+from scheduler.system.proc import ticks_of
 
 
 class Caller:

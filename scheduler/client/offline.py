@@ -21,7 +21,7 @@ from scheduler.store.database import Database
 from scheduler.store.last_rules import last_rules
 from scheduler.store.paths import Places
 from scheduler.store.scheduler_state import book_in_hand, read_state
-from scheduler.system.processes import boot_id
+from scheduler.system.proc import boot_id
 
 
 def carry_out(places: Places, config: Config, request: Request) -> Answer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from typing import Any
 
 from scheduler.client.client import SchedulerClient
@@ -12,6 +11,7 @@ from scheduler.client.locate import settings_if_readable
 from scheduler.core.errors import NotAsked
 from scheduler.core.requests import Answer, Pause, PauseQueue, Request, Resume
 from scheduler.system.safe_open import plain
+from scheduler.system.waiting import wait_until
 
 SHOWN_S = 0.5  # how long a verb waits for the state file
 
@@ -51,9 +51,7 @@ def until_shown(state_file: str, request: Pause | Resume | PauseQueue, before: i
     ``before``: the revision of the state file when the request was made. A later revision is waited for, even if the old one
     shows the same pauses: a user's edit of the old revision would count as older than the request, and be ignored.
     """
-    end = time.monotonic() + SHOWN_S
-    while time.monotonic() < end and not (revision_of(state_file) > before and _shows(_read(state_file), request)):
-        time.sleep(0.003)
+    wait_until(lambda: revision_of(state_file) > before and _shows(_read(state_file), request), SHOWN_S, every_s=0.003)
 
 
 def _shows(document: dict[str, Any], request: Pause | Resume | PauseQueue) -> bool:

@@ -55,6 +55,7 @@ DENIED, NO_PLAIN_FILE, UNSEEN = "denied", "no plain file", "unseen"  # codes of 
 BACKWARDS = "backwards"  # code of a range of GPUs such as 3-1
 NEWER = "newer"  # code of a store that a newer gpujob has written
 OLDER = "older"  # code of a store that is older than what happened since
+OUTDATED = "outdated"  # code of a store that an older gpujob has written, and that a start brings up to date
 STATE_FILE = "state file"  # code of a mistake in what a config says of the state file
 DEFECT = "defect"  # code of an error that nobody foresaw
 DECIDE_ANEW = "decide anew"  # code of a turn that was overtaken by what happened meanwhile: nothing is wrong

@@ -41,6 +41,7 @@ _SIGNS = (
         "a module is missing: is it the right conda_env? (gpujob show names the interpreter; without conda_env it is the scheduler's own python)",
     ),
 )
+FAILURE_KINDS = tuple(kind for kind, _, _ in _SIGNS)
 
 
 def warning_in(tail: str, need: ResourceRequest) -> Failure | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from datetime import datetime, timezone
 from typing import Any
 
 from scheduler.core.job import Job, JobState
+from scheduler.core.units import utc
 
 KEYS = (
     "id",
@@ -31,6 +31,7 @@ ENDS = {
     JobState.CANCELLED: "cancelled",
     JobState.SKIPPED: "skipped",
 }
+STATUSES = (PENDING, RUNNING, *ENDS.values())
 # Kinds of events that give a job another status.
 STATUS_AFTER = {
     "started": RUNNING,
@@ -40,7 +41,6 @@ STATUS_AFTER = {
     **{state.value: word for state, word in ENDS.items()},
 }
 SHOWN = frozenset({*STATUS_AFTER, "edited", "changed"})  # kinds of events after which the line may be another
-LATEST = 253402300799  # the last second of the year 9999
 _BEGINNING = re.compile(r'\{"id": (\d{1,18}), "c')
 _SHORT = re.compile(r'(\{|\{"|\{"i|\{"id|\{"id"|\{"id":|\{"id": \d{0,18},?|\{"id": \d{1,18}, "?)')
 
@@ -130,14 +130,6 @@ def is_beginning(torn: bytes, job: Job | None) -> bool:
     if len(torn) <= len(start):
         return start.startswith(torn)
     return torn.startswith(start) and b"{" not in torn[len(start) :]  # else somebody has written on behind it
-
-
-def utc(seconds: float) -> str:
-    """ISO 8601 in UTC with milliseconds, as everywhere in our JSON."""
-    seconds = min(max(seconds, 0.0), LATEST)
-    whole = int(seconds)
-    stamp = datetime.fromtimestamp(whole, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{stamp}.{int((seconds - whole) * 1000):03d}Z"
 
 
 def _text(text: str) -> str:

@@ -13,6 +13,7 @@ _SIZES = {"": 1, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 LONGEST_S = 10**9  # some 30 years: more is a slip of the pen
 LARGEST_MIB = 1 << 40
+LATEST = 253402300799.0  # the last second of the year 9999, which text can still tell
 
 
 def seconds_of(text: str) -> float:
@@ -67,3 +68,17 @@ def mib_text(mib: float) -> str:
     if mib < 1024:
         return f"{mib:.0f} MiB"
     return f"{mib / 1024:.1f}".removesuffix(".0") + " GiB"
+
+
+def utc(seconds: float) -> str:
+    """A moment (seconds since 1970) as ISO 8601 in UTC with milliseconds, which reads back the same."""
+    from datetime import datetime, timezone  # few of the calls in loops tell a time
+
+    # Cut off, not rounded: no moment is told before it has come. The small part makes up for what a float cannot hold.
+    whole, thousandths = divmod(int(min(max(seconds, 0.0), LATEST) * 1000 + 0.001), 1000)
+    return f"{datetime.fromtimestamp(whole, timezone.utc):%Y-%m-%dT%H:%M:%S}.{thousandths:03d}Z"
+
+
+def maybe_utc(seconds: float | None) -> str | None:
+    """The same; None stays None."""
+    return None if seconds is None else utc(seconds)

@@ -11,12 +11,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterator
 
+from scheduler.core.backoff import Backoff
 from scheduler.core.config import OPTIONS, Config
 from scheduler.core.decision_pass import Plan
 from scheduler.core.errors import StoreTrouble, UsageError
 from scheduler.core.job import Job
-from scheduler.core.journal import SHOWN, Who, is_beginning, line_of, record_of, torn_id, utc
+from scheduler.core.journal import SHOWN, Who, is_beginning, line_of, record_of, torn_id
 from scheduler.core.observations import Now
+from scheduler.core.units import utc
 from scheduler.daemon.ingest import IngestResult
 from scheduler.daemon.parts import NEVER
 from scheduler.store import jobs as rows
@@ -50,7 +52,8 @@ class JournalWriter:
         self._work: Generator[None, None, None] | None = None
         self._position = -1  # up to this job it has been written anew
         self._late: set[int] = set()  # of those, the ones that have changed since
-        self._not_before = self._wait = 0.0
+        self._not_before = 0.0
+        self._again = Backoff(AGAIN_S, LONGEST_AGAIN_S)
 
     def begin(self) -> None:
         """Write it anew at the start, with all jobs of the store."""
@@ -165,7 +168,8 @@ class JournalWriter:
 
     def _is_ours(self, who: Who) -> bool:
         accepted = rows.accepted_at(self.db.connection, who[0])
-        return accepted is not None and utc(accepted) == who[1]
+        # Before, a moment was cut off to milliseconds a little earlier now and then.
+        return accepted is not None and who[1] in (utc(accepted), utc(accepted - 0.001))
 
     def _is_torn(self, torn: bytes) -> bool:
         number = torn_id(torn)
@@ -189,8 +193,7 @@ class JournalWriter:
             self._whole = True
             self._owed.clear()
             self._new.clear()
-        self._wait = min(LONGEST_AGAIN_S, self._wait * 2 or AGAIN_S)
-        self._not_before = time.monotonic() + self._wait
+        self._not_before = time.monotonic() + self._again.next()
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         text = f"{self.path}: the journal cannot be written: {why}; the store is up to date all the same"
         if text != self.trouble:
@@ -199,7 +202,7 @@ class JournalWriter:
             self.note()
 
     def _well(self) -> None:
-        self._wait = 0.0
+        self._again.reset()
         if self.trouble:
             self.trouble = ""
             self.say(f"{self.path}: the journal can be written again", 20)

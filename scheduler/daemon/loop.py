@@ -65,7 +65,7 @@ from scheduler.store.database import trouble
 from scheduler.store.readings import save_readings
 from scheduler.store.scheduler_state import book_in_hand, cpu_slots_of, read_state
 from scheduler.system.crash_points import crash_point
-from scheduler.system.processes import boot_id
+from scheduler.system.proc import boot_id
 
 LAZY_S = 0.03  # a pid may wait this long to be written down: its record has it already
 MOST_KEPT = 2000

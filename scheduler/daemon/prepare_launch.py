@@ -22,7 +22,7 @@ from scheduler.daemon.context import Context
 from scheduler.daemon.program_lookup import ProgramLookup
 from scheduler.environments.resolve import Missing, names_devices
 from scheduler.runners import exec_limited
-from scheduler.system.processes import boot_id
+from scheduler.system.proc import boot_id
 
 _LETTERS = string.ascii_letters + string.digits
 ITS_TERMINAL = "in a screen session what it writes goes to its terminal and log: {} has no effect"

@@ -50,7 +50,8 @@ from scheduler.store.paths import Places, make_private_folder
 from scheduler.store.readings import forget_readings
 from scheduler.store.store_identity import check_home
 from scheduler.system.atomic_files import replace_file
-from scheduler.system.processes import boot_id, own_limits, seen
+from scheduler.system.proc import boot_id
+from scheduler.system.processes import own_limits, seen
 
 MOST_LISTED = 1000  # ended jobs in the saved list
 

@@ -20,6 +20,7 @@ from typing import Any
 from scheduler.core.errors import nearest
 from scheduler.core.requests import StateEdited
 from scheduler.system.atomic_files import has_writer, left_aside, swap_file, write_all
+from scheduler.system.private_files import new_beside
 
 LARGEST = 1 << 20
 HALF_SAVED_S = 1.0  # a save in place may be seen half done
@@ -301,20 +302,12 @@ class StateFile:
 
     def _set_aside(self, data: bytes, why: str) -> None:
         """Keep what somebody wrote, under another name."""
-        aside = f"{self.path}.bad-{time.strftime('%Y%m%d-%H%M%S')}"
-        number = 1
-        while True:
-            name = aside if number == 1 else f"{aside}-{number}"
-            try:
-                fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                break
-            except FileExistsError:
-                number += 1
-            except OSError as error:
-                self.said.append(f"{self.path}: not a state file ({why}), and cannot be set aside: {error.strerror}")
-                return
         try:
-            os.fchmod(fd, 0o600)  # whatever the umask has left of it
+            name, fd = new_beside(self.path, "bad")
+        except OSError as error:
+            self.said.append(f"{self.path}: not a state file ({why}), and cannot be set aside: {error.strerror}")
+            return
+        try:
             write_all(fd, data)
         except OSError as error:
             self.said.append(f"{name}: cannot be written whole: {error.strerror}")

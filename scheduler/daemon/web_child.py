@@ -7,6 +7,7 @@ import select
 import time
 from collections.abc import Callable, Mapping
 
+from scheduler.core.backoff import Backoff
 from scheduler.core.observations import Now
 from scheduler.daemon.parts import NEVER
 from scheduler.system.own_process import own_command, start_own
@@ -45,7 +46,7 @@ class WebChild:
         self._life = self._said = -1  # our end of the pipe that says that we live, and of the one that it talks through
         self._rest = b""
         self._begun = self._due = 0.0
-        self._break_s = FIRST_BREAK_S
+        self._break = Backoff(FIRST_BREAK_S, LONGEST_BREAK_S)
         self._told: set[str] = set()  # of the deaths since it last lived long
         self._window, self._lines, self._bytes, self._deaf = 0.0, 0, 0, False
         self._port_taken = False
@@ -136,7 +137,7 @@ class WebChild:
         lived = now - self._begun
         self._forget()
         if lived >= LONG_LIFE_S:
-            self._break_s = FIRST_BREAK_S
+            self._break.reset()
             self._told.clear()
         most = LONGEST_FOR_A_PORT_S if self._port_taken else LONGEST_BREAK_S
         text = "the page ended; jobs are started all the same, and it is started again now and then"
@@ -144,9 +145,7 @@ class WebChild:
 
     def _rise(self, now: float, text: str, most: float = LONGEST_BREAK_S) -> None:
         """Once more, later and later."""
-        self._break_s = min(self._break_s, most)
-        self._due = now + self._break_s
-        self._break_s = min(2 * self._break_s, most)
+        self._due = now + self._break.next(most)
         if text and text not in self._told:
             self._told.add(text)
             self._tell(text, 30)

@@ -1,63 +1,16 @@
-"""Checks of `gpujob doctor` that run beside each other: one that hangs, a driver too, costs only its own line."""
+"""Checks that run beside each other: one that hangs costs only its own line."""
 
 from __future__ import annotations
 
 import contextlib
-import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from scheduler.core.observations import Readings
-from scheduler.doctor.findings_machine import Finding, not_told
-from scheduler.gpus.nvidia import NvidiaProbe
+from scheduler.doctor.finding import Finding, Mark, not_told
 
 IN_TURN_S = 2.0
-
-
-class Driver:
-    """The driver, asked by a reader that may be killed."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._probe = NvidiaProbe(environ)
-        self.asked_at = time.monotonic()
-        self._probe.ask()
-        self._lock = threading.Lock()  # whoever still waits for an answer when it is closed
-        self._closed = False
-
-    @property
-    def way(self) -> str:
-        return self._probe.way
-
-    @property
-    def absent(self) -> bool:
-        return self._probe.absent
-
-    @property
-    def unasked(self) -> bool:
-        return self._probe.unasked
-
-    @property
-    def package(self) -> str:
-        return self._probe.package
-
-    def readings(self, until: float, anew: bool = False) -> Readings | None:
-        """What it says, or None when it says nothing by then (monotonic)."""
-        if anew:
-            self._probe.ask()
-        while True:
-            with self._lock:
-                found = None if self._closed else self._probe.look()
-            if found is not None or self._closed or time.monotonic() >= until:
-                return found
-            select.select(self._probe.descriptors(), [], [], min(0.1, max(0.0, until - time.monotonic())))
-
-    def close(self) -> None:
-        """End the reader, also one that hangs."""
-        with self._lock:
-            self._closed = True
-            self._probe.close()
 
 
 class _Late(BaseException):
@@ -119,3 +72,13 @@ class Running:
         """What it found."""
         self.wait(until)
         return [not_told(self.check, self._what, "no answer in time")] if self._found is None else self._found
+
+
+def crowded(processes: tuple[int, int], memory: tuple[int, int]) -> Finding:
+    """No thread could be had. Limits, soft and hard, on this user's processes and on a process's memory; -1: none."""
+    limits = [f"{processes[0]} processes and threads at most (ulimit -u)"] if processes[0] >= 0 else []
+    limits += [f"{memory[0] >> 10} KiB of memory at most (ulimit -v)"] if memory[0] >= 0 else []
+    raised = [f"ulimit -{letter} {'unlimited' if hard < 0 else hard >> shift}"
+              for letter, (soft, hard), shift in (("u", processes, 0), ("v", memory, 10)) if soft != hard]  # fmt: skip
+    wrong = "no thread could be started, so the checks were made one after another; jobs need processes, too"
+    return Finding("processes", Mark.BAD, " and ".join(limits) or "no room for another", wrong, "; ".join(raised))

@@ -18,6 +18,7 @@ from scheduler.core.errors import NoGpuData
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.observations import Readings
 from scheduler.gpus import reader_process
+from scheduler.system.proc import environment_entries
 
 DEADLINE_S = 5.0  # for one answer; then the reader is killed (how old a reading may be: core/admission.py)
 FIRST_DEADLINE_S = 15.0  # a driver that nobody holds open needs seconds to wake up
@@ -318,9 +319,8 @@ def _started_by(token: str) -> bool:
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                with open(f"/proc/{name}/environ", "rb") as stream:
-                    if mark in stream.read().split(b"\0"):
-                        return True
+                if mark in environment_entries(int(name)):
+                    return True
             except OSError:
                 continue  # gone meanwhile, or another user's
     return False

@@ -25,7 +25,8 @@ from scheduler.runners.adoption import ending, look, not_started, why_lost
 from scheduler.store import integrity
 from scheduler.store.job_columns import blocks, job_of_row
 from scheduler.store.paths import Places
-from scheduler.system.processes import Seen, boot_id, environment_of, seen, session_of
+from scheduler.system.proc import boot_id
+from scheduler.system.processes import Seen, environment_of, seen, session_of
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _SINCE_BOOT = time.CLOCK_BOOTTIME

@@ -7,7 +7,6 @@ whatever is killed, the next `recover` either begins anew or ends the exchange, 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -35,7 +34,9 @@ from scheduler.store.paths import Places
 from scheduler.store.store_identity import check_original
 from scheduler.system.atomic_files import replace_file, sync_folder
 from scheduler.system.crash_points import crash_point
-from scheduler.system.processes import boot_id
+from scheduler.system.locks import lock_within
+from scheduler.system.private_files import new_private
+from scheduler.system.proc import boot_id
 from scheduler.system.safe_open import plain
 
 # Made anew at every start: nothing is lost with these.
@@ -93,18 +94,9 @@ def recover(places: Places, config: Config, home: str, environ_home: str, *, dry
 @contextlib.contextmanager
 def _nobody_writes(places: Places) -> Iterator[None]:
     fd = os.open(places.store_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    deadline = time.monotonic() + LOCK_WAIT_S
     try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise StoreTrouble(
-                        f"locked by another process for {LOCK_WAIT_S:g} s", where=places.store_lock
-                    ) from None
-                time.sleep(0.01)
+        if not lock_within(fd, LOCK_WAIT_S):
+            raise StoreTrouble(f"locked by another process for {LOCK_WAIT_S:g} s", where=places.store_lock)
         yield
     finally:
         os.close(fd)
@@ -139,9 +131,7 @@ def _rebuild(places: Places, config: Config, home: str, environ_home: str, probl
     path = ":memory:" if dry else places.new_store
     if not dry:
         _remove(places.new_store, f"{places.new_store}-journal")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.fchmod(fd, 0o600)  # whatever the umask has left of it
-        os.close(fd)
+        os.close(new_private(path))
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous=FULL")

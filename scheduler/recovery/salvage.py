@@ -1,4 +1,7 @@
-"""What can still be read of a damaged store: always from a copy, table by table, row by row, at last page by page."""
+"""What can still be read of a damaged store: always from a copy, table by table, row by row.
+
+Rows below a damaged inner page cannot be read: of jobs that have started the attempt records tell, those that only waited are named.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,17 @@ import contextlib
 import os
 import shutil
 import sqlite3
-import struct
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from scheduler.store.database import PAGE
-from scheduler.store.migrations import migrate
+from scheduler.store.migrations import VERSION, migrate
 
 Row = dict[str, Any]
 COMPANIONS = ("", "-wal", "-shm")
 HEADER = 100
 MOST_LOOKED_UP = 5_000_000
-_LEAF = 13
 
 
 @dataclass(slots=True)
@@ -66,8 +67,6 @@ def read_what_is_left(copy: str, top: int) -> Left:
         _fill_events(connection, left)
     finally:
         connection.close()  # and so copies its log back, as far as that is whole
-    if "jobs" in left.trouble:
-        _fill_jobs(copy, left)
     return left
 
 
@@ -81,23 +80,20 @@ def _key_of(model: sqlite3.Connection, name: str) -> tuple[tuple[str, ...], bool
 
 
 def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, str]:
-    """Open the copy; where its head is damaged, with the head of a new store: pages of the first step of our
-    migrations always stand at the same place, because each store began with it.
+    """Open the copy; where its head is damaged, with the head of a new store, or else of one of each older version:
+    pages of the first step of our migrations always stand at the same place, because each store began with it.
     """
-    with open(fresh, "rb") as stream:
-        head = bytearray(stream.read(PAGE))
-    head[18:20] = b"\2\2"  # write-ahead log
-    head[28:40] = bytes(12)  # size of the file: look; no free pages
-    head[92:96] = bytes(4)  # the size above counts only when this equals the change counter
     first = sqlite3.connect(":memory:")
     migrate(first, 0, 1)
     certain = _tables(first)
     first.close()
     damage = ""
-    for size in (0, HEADER, PAGE):
-        if size:
+    newest = _head(fresh)
+    older = (_head(f"{copy}.{version}", version) for version in range(VERSION - 1, 0, -1))
+    for head in chain((b"", newest[:HEADER], newest), older):
+        if head:
             with open(copy, "r+b") as stream:
-                stream.write(head[:size])
+                stream.write(head)
         elif not os.path.getsize(copy):
             damage = "the file is empty"
             continue  # SQLite would remove its log
@@ -113,6 +109,22 @@ def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, 
             damage = damage or str(error)
         connection.close()
     return sqlite3.connect(":memory:"), damage
+
+
+def _head(path: str, version: int = 0) -> bytes:
+    """The first page of a new store, which is made at this path where a version is given."""
+    if version:
+        connection = sqlite3.connect(path, isolation_level=None)
+        migrate(connection, 0, version)
+        connection.close()
+    with open(path, "rb") as stream:
+        head = bytearray(stream.read(PAGE))
+    if version:
+        os.unlink(path)
+    head[18:20] = b"\2\2"  # write-ahead log
+    head[28:40] = bytes(12)  # size of the file: look; no free pages
+    head[92:96] = bytes(4)  # the size above counts only when this equals the change counter
+    return bytes(head)
 
 
 def _tables(connection: sqlite3.Connection) -> set[str]:
@@ -156,118 +168,3 @@ def _fill_events(connection: sqlite3.Connection, left: Left) -> None:
         for job in left.rows["jobs"]:
             found, _ = _until_error(connection, "SELECT * FROM events WHERE job=?", job["id"])
             left.rows["events"] += [row for row in found if (row["job"], row["n"]) not in known]
-
-
-# -- page by page -----------------------------------------------------------------------------------------
-
-
-def _fill_jobs(copy: str, left: Left) -> None:
-    """Rows of jobs that no path leads to any more, from the leaf pages themselves."""
-    model = sqlite3.connect(":memory:")
-    new_schema(model)
-    columns = [(row[1], row[4]) for row in model.execute("PRAGMA table_info(jobs)")]
-    defaults = {name: _plain(text) for name, text in columns}
-    model.close()
-    names = [name for name, _ in columns]
-    known = {row["id"] for row in left.rows.get("jobs", [])}
-    found: dict[int, Row] = {}
-    for number, values in leaf_rows(copy):
-        # A row that was written before a column was added lacks it.
-        if number in known or not 30 <= len(values) <= len(names) or values[0] is not None:
-            continue
-        row = {**defaults, **dict(zip(names, values, strict=False)), "id": number}
-        if number not in found or _later(row, found[number]):
-            found[number] = row
-    left.rows["jobs"] = sorted([*left.rows.get("jobs", []), *found.values()], key=lambda row: int(row["id"]))
-
-
-def _plain(text: str | None) -> Any:
-    return None if text is None else text.strip("'") if text.startswith("'") else int(text)
-
-
-def _later(one: Row, other: Row) -> bool:
-    """Of two versions of a row the one that knows more; an ended job is never taken for a waiting one."""
-
-    def age(row: Row) -> tuple[bool, Any, Any]:
-        return row["finished_at"] is not None, row["attempt"] or 0, row["started_at"] or 0.0
-
-    try:
-        return age(one) > age(other)
-    except TypeError:  # one of them is not a row of ours
-        return False
-
-
-def leaf_rows(path: str) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """(number, values) of every row in every page that looks like a leaf of a table."""
-    with open(path, "rb") as stream:
-        data = stream.read()
-    for start in range(0, len(data) - PAGE + 1, PAGE):
-        page = data[start : start + PAGE]
-        at = HEADER if start == 0 else 0
-        if page[at] != _LEAF:
-            continue
-        cells = struct.unpack_from(">H", page, at + 3)[0]
-        if at + 8 + 2 * cells > PAGE:
-            continue
-        for place in struct.unpack_from(f">{cells}H", page, at + 8):
-            with contextlib.suppress(IndexError, struct.error, UnicodeDecodeError, ValueError):  # damaged: no row
-                yield _cell(data, page, place)
-
-
-def _cell(data: bytes, page: bytes, place: int) -> tuple[int, tuple[Any, ...]]:
-    size, place = _varint(page, place)
-    number, place = _varint(page, place)
-    most = PAGE - 35
-    local = size
-    if size > most:
-        least = (PAGE - 12) * 32 // 255 - 23
-        local = least + (size - least) % (PAGE - 4)
-        local = local if local <= most else least
-    payload = bytearray(page[place : place + local])
-    if size > local:
-        following = struct.unpack_from(">I", page, place + local)[0]
-        while len(payload) < size:
-            if not 0 < following * PAGE <= len(data):
-                raise ValueError("the chain of pages is broken")
-            rest = data[(following - 1) * PAGE : following * PAGE]
-            following = struct.unpack_from(">I", rest)[0]
-            payload += rest[4 : 4 + size - len(payload)]
-    if len(payload) != size:
-        raise ValueError("cut short")
-    return number, tuple(_values(bytes(payload)))
-
-
-def _values(payload: bytes) -> Iterable[Any]:
-    length, place = _varint(payload, 0)
-    kinds = []
-    while place < length:
-        kind, place = _varint(payload, place)
-        kinds.append(kind)
-    values: list[Any] = []
-    for kind in kinds:
-        size = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)[kind] if kind < 10 else (kind - 12) // 2
-        piece = payload[place : place + size]
-        if size < 0 or len(piece) != size:
-            raise ValueError("cut short")
-        place += size
-        if kind == 0:
-            values.append(None)
-        elif kind < 7:
-            values.append(int.from_bytes(piece, "big", signed=True))
-        elif kind == 7:
-            values.append(struct.unpack(">d", piece)[0])
-        elif kind < 10:
-            values.append(kind - 8)
-        else:
-            values.append(piece.decode() if kind % 2 else piece)
-    return values
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    value = 0
-    for n in range(8):
-        byte = data[place + n]
-        value = value << 7 | byte & 0x7F
-        if byte < 0x80:
-            return value, place + n + 1
-    return value << 8 | data[place + 8], place + 9

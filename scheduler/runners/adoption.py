@@ -12,10 +12,10 @@ from scheduler.core.observations import Ended, Lost, NeverRan, Observation, Star
 from scheduler.core.recovery import TABLE, Found, Record, Verdict
 from scheduler.runners import attempt_record
 from scheduler.system.crash_points import crash_point
+from scheduler.system.proc import boot_id
 from scheduler.system.processes import (
     JOB_NAMES,
     Mark,
-    boot_id,
     is_supervisor,
     lives,
     members,

@@ -25,6 +25,7 @@ from typing import Any
 
 from scheduler.core.job import Job, Process
 from scheduler.core.recovery import Record
+from scheduler.system.private_files import new_private
 from scheduler.system.safe_open import plain
 
 HEAD = b"gpujob record 1\n"
@@ -151,19 +152,14 @@ def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
 
     Raises OSError when it cannot be written; then it is not taken.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        fd = os.open(path, flags, 0o600)
+        fd = new_private(path, make_folder=True)  # which may have been removed
     except FileExistsError:
         return False
-    except FileNotFoundError:  # its folder was removed
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        fd = os.open(path, flags, 0o600)
     with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as stream:
         data = blank(job, boot)
         data = data[:END_AT] + end_line("never", 0, at_ns) + data[SPEC_AT:]
         try:
-            os.fchmod(stream.fileno(), 0o600)  # whatever the umask has left of it
             if stream.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:

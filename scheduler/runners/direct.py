@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from scheduler.core.backoff import Backoff
 from scheduler.core.job import Job, Process
 from scheduler.core.launch import Launch
 from scheduler.core.observations import Observation, Started, Unclaimed
@@ -23,6 +24,7 @@ from scheduler.runners import attempt_record
 from scheduler.runners import supervisor as supervisor_file
 from scheduler.runners.adoption import not_started, start_trouble
 from scheduler.runners.local import LOOK_AGAIN_S, LocalRunner, WatchedAttempt
+from scheduler.system.private_files import new_private
 from scheduler.system.processes import JOB_NAMES, environment_of, own_children, seen
 from scheduler.system.safe_open import plain
 
@@ -59,7 +61,7 @@ class DirectRunner(LocalRunner):
         self._supervisor = 0
         self._supervisor_since = 0.0
         self._supervisor_due = 0.0  # when the next one is started, while there is none
-        self._break_s = 0.0
+        self._break = Backoff(SHORTEST_BREAK_S, LONGEST_BREAK_S)
         self._no_supervisor = ""  # why there is none
         self._outbox: list[bytes] = []
         self._starts: list[tuple[Any, ...]] = []
@@ -122,8 +124,7 @@ class DirectRunner(LocalRunner):
             self._no_supervisor = f"the supervisor cannot be started: {error.strerror} {error.filename or ''}".rstrip()
 
     def _pause(self) -> None:
-        self._break_s = min(LONGEST_BREAK_S, max(SHORTEST_BREAK_S, 2 * self._break_s))
-        self._supervisor_due = time.monotonic() + self._break_s
+        self._supervisor_due = time.monotonic() + self._break.next()
 
     @property
     def supervisor_pid(self) -> int:
@@ -188,10 +189,9 @@ class DirectRunner(LocalRunner):
     def _as_file(self, data: bytes) -> bytes:
         """A packet that names a file in which the real one stands; the supervisor removes it. Raises OSError."""
         path = os.path.join(os.path.dirname(self.attempts), f"packet-{os.getpid()}-{time.monotonic_ns()}")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = new_private(path)
         try:
             with os.fdopen(fd, "wb") as stream:
-                os.fchmod(fd, 0o600)  # whatever the umask has left of it
                 stream.write(data)
         except OSError:
             os.unlink(path)
@@ -331,12 +331,13 @@ class DirectRunner(LocalRunner):
             del self._sent[key]
             self._settle_sent(key, attempt, unknown, unknown - named, now)
         if time.monotonic() - self._supervisor_since < SHORT_LIFE_S:
-            again = self._break_s > 0
+            again = self._break.tries > 0
             self._pause()
             if again:  # once may be chance
                 self._no_supervisor = f"the supervisor ends as soon as it is started: see {self.errors}"
         else:
-            self._break_s = self._supervisor_due = 0.0
+            self._break.reset()
+            self._supervisor_due = 0.0
         self._again()
         self._reap()
 
@@ -409,7 +410,8 @@ class DirectRunner(LocalRunner):
     def trouble(self) -> str:
         """No supervisor, or one that is stopped: it is told, and not continued, for SIGSTOP is somebody's wish."""
         if self._socket is not None and time.monotonic() - self._supervisor_since > SHORT_LIFE_S:
-            self._no_supervisor, self._break_s = "", 0.0
+            self._no_supervisor = ""
+            self._break.reset()
         if self._no_supervisor:
             return f"no job is started: {self._no_supervisor}; it is tried again and again"
         found = seen(self._supervisor)

@@ -16,12 +16,12 @@ from scheduler.core.observations import Gone, Lost, Observation, Started
 from scheduler.core.recovery import Record, Verdict
 from scheduler.runners import attempt_record
 from scheduler.runners.adoption import ending, read_ending, settle, why_lost
+from scheduler.system.proc import boot_id
 from scheduler.system.processes import (
     JOB_NAMES,
     Mark,
     Seen,
     become_subreaper,
-    boot_id,
     carries,
     environment_of,
     lives,

@@ -30,6 +30,7 @@ from scheduler.runners import shim as shim_file
 from scheduler.runners.adoption import not_started, settle, start_trouble
 from scheduler.runners.local import LOOK_AGAIN_S, LocalRunner, WatchedAttempt
 from scheduler.system.crash_points import crash_point
+from scheduler.system.private_files import new_private
 from scheduler.system.processes import lives, seen
 from scheduler.system.safe_open import plain
 
@@ -169,14 +170,7 @@ class ScreenRunner(LocalRunner):
     def _write_private(self, path: str, data: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            fd = os.open(path, flags, 0o600)
-        except FileNotFoundError:  # the folder was removed
-            os.makedirs(self.folder, 0o700, exist_ok=True)
-            fd = os.open(path, flags, 0o600)
-        with os.fdopen(fd, "wb") as stream:
-            os.fchmod(fd, 0o600)  # whatever the umask has left of it
+        with os.fdopen(new_private(path, make_folder=True), "wb") as stream:  # the folder may have been removed
             stream.write(data)
 
     # -- starting -----------------------------------------------------------------------------------------
@@ -237,16 +231,7 @@ class ScreenRunner(LocalRunner):
 
     def _make_log(self, log: str) -> None:
         """Screen would make it readable for others, and append to one that is another scheduler's."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        try:
-            fd = plain(log, flags)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(log), 0o700, exist_ok=True)
-            fd = plain(log, flags)
-        try:
-            os.fchmod(fd, 0o600)  # whatever the umask has left of it
-        finally:
-            os.close(fd)
+        os.close(new_private(log, os.O_WRONLY | os.O_APPEND, make_folder=True))
 
     def _taken(self) -> set[str]:
         """Names of all sessions of this user, dead ones too."""

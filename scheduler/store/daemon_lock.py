@@ -14,6 +14,8 @@ import time
 from scheduler.core.errors import SchedulerError
 from scheduler.store.paths import Places
 from scheduler.system.atomic_files import replace_file
+from scheduler.system.private_files import new_private
+from scheduler.system.proc import boot_id
 from scheduler.system.safe_open import plain
 
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
@@ -83,13 +85,8 @@ class DaemonLock:
     def _check_that_locks_are_kept(self) -> None:
         """Before `filelock` asks, which would make do with the mere presence of a file. Raises SchedulerError."""
         path = self.places.daemon_lock
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except FileExistsError:
-            pass
-        else:
-            os.fchmod(fd, 0o600)
-            os.close(fd)
+        with contextlib.suppress(FileExistsError):
+            os.close(new_private(path))
         daemon_alive(self.places)
 
     def _check_it_holds(self) -> None:
@@ -162,23 +159,17 @@ def daemon_alive(places: Places) -> bool:
     return False
 
 
-def this_boot() -> str:
-    """The kernel's id of this boot: no other machine has it."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
-        return stream.read().strip()
-
-
 def check_here(places: Places) -> None:
     """Raise Elsewhere when the daemon runs on another machine: on a shared folder only its own kernel sees the
     store as it is (SQLite's index of the log is shared memory), and a second one could break it.
     """
     told = holder(places)
-    if told.get("boot") in (None, this_boot()):
+    if told.get("boot") in (None, boot_id()):
         return
     until = time.monotonic() + TAKING_S
     while daemon_alive(places):  # by whom? After a restart of this machine, by somebody who is about to say so
         told = holder(places)
-        if told.get("boot") in (None, this_boot()):
+        if told.get("boot") in (None, boot_id()):
             return
         if time.monotonic() >= until:
             raise Elsewhere(

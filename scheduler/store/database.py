@@ -7,19 +7,19 @@ import errno
 import fcntl
 import os
 import sqlite3
-import time
 from collections.abc import Iterator
 
-from scheduler.core.errors import NEWER, Damaged, StoreTrouble
+from scheduler.core.errors import NEWER, OUTDATED, Damaged, StoreTrouble
 from scheduler.store import integrity
 from scheduler.store.daemon_lock import check_here, daemon_alive
+from scheduler.store.job_columns import NEWEST
 from scheduler.store.migrations import VERSION, migrate
 from scheduler.store.paths import Places
 from scheduler.system.crash_points import crash_point
+from scheduler.system.locks import lock_within, try_lock, unlock
 from scheduler.system.safe_open import plain
 
 NO_VERSION = 1000  # from here on it is no newer gpujob, but noise
-LOCK_POLL_S = 0.002
 LOG_PAGES = 1000  # size that the write-ahead log is given at the start; 4 MB
 CHECKPOINT_PAGES = (
     4000  # pages in it before they are copied back: a paste of 10,000 lines touches most index pages again and again
@@ -161,23 +161,16 @@ class Database:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the kernel lock of `store.lock`. Raises StoreTrouble when others hold it for too long."""
-        deadline = time.monotonic() + self.lock_wait_s
-        while True:
-            try:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
-                    raise StoreTrouble(f"cannot be locked: {error.strerror}", where=self.places.store_lock) from None
-                if time.monotonic() >= deadline:
-                    raise StoreTrouble(
-                        f"locked by another process for {self.lock_wait_s:g} s", where=self.places.store_lock
-                    ) from None
-                time.sleep(LOCK_POLL_S)
+        try:
+            locked = lock_within(self._lock_fd, self.lock_wait_s)
+        except OSError as error:
+            raise StoreTrouble(f"cannot be locked: {error.strerror}", where=self.places.store_lock) from None
+        if not locked:
+            raise StoreTrouble(f"locked by another process for {self.lock_wait_s:g} s", where=self.places.store_lock)
         try:
             yield
         finally:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+            unlock(self._lock_fd)
 
     @contextlib.contextmanager
     def writing(self, *, sync: bool = True) -> Iterator[sqlite3.Connection]:
@@ -333,10 +326,7 @@ def held_still(places: Places) -> Iterator[bool]:
         yield False
         return
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        yield not os.path.exists(f"{places.store}-wal")
-    except BlockingIOError:
-        yield False  # somebody is at it
+        yield try_lock(fd, fcntl.LOCK_SH) and not os.path.exists(f"{places.store}-wal")  # else somebody is at it
     finally:
         os.close(fd)
 
@@ -357,6 +347,11 @@ def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
                 where=places.store,
                 do="use that version",
                 code=NEWER,
+            )
+        if 0 < version < NEWEST:
+            do = "start the scheduler, which brings it up to date: gpujob start"
+            raise StoreTrouble(
+                f"was written by an older gpujob (version {version})", where=places.store, do=do, code=OUTDATED
             )
         if version == 0:
             if evidence := integrity.evidence(places):

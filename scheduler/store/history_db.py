@@ -31,6 +31,7 @@ from scheduler.core.history import (
     question,
 )
 from scheduler.store.database import read_only, trouble
+from scheduler.system.private_files import new_private
 from scheduler.system.safe_open import plain
 
 VERSION = 1
@@ -136,7 +137,7 @@ class HistoryFile:
     def _make(self) -> bool:
         """Make an empty file, private from the first moment, unless there is one. True if it was made. Raises OSError."""
         try:
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            os.close(new_private(self.path))
         except FileExistsError:
             fd = plain(self.path, os.O_RDONLY)
             try:
@@ -145,7 +146,6 @@ class HistoryFile:
             finally:
                 os.close(fd)
             return False
-        os.chmod(self.path, 0o600)  # whatever the umask has left of it
         for companion in _COMPANIONS:  # of one that was deleted: they would be taken for this one's
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path + companion)

@@ -5,6 +5,7 @@ The schema (`store/migrations.py`) and all reading and writing of whole jobs (`s
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, itemgetter
@@ -190,6 +191,10 @@ _READ_BY: list[tuple[int, Callable[..., Any], int | None]] = [
 ]
 _ONE = [(place, read) for place, read, second in _READ_BY if second is None]
 _TWO = [(place, read, second) for place, read, second in _READ_BY if second is not None]
+_DEFAULTS = {
+    column.name: ast.literal_eval(column.sql.partition(" DEFAULT ")[2] or "None") for column in COLUMNS
+}  # as SQLite fills a column in that is added
+NEWEST = max(column.since for column in COLUMNS)  # a store before this version has not all columns that are read
 SELECT = f"SELECT {', '.join(READ)} FROM jobs"
 STATE_AT, FINISHED_AT = _AT["state"], _AT["finished_at"]
 
@@ -213,5 +218,5 @@ def job_of(row: Sequence[Any]) -> Job:
 
 
 def job_of_row(row: Mapping[str, Any]) -> Job:
-    """The same from a row by the names of its columns. Raises Damaged."""
-    return job_of([row.get(name) for name in READ])
+    """The same from a row by the names of its columns; one that an older store has not has its default. Raises Damaged."""
+    return job_of([row.get(name, _DEFAULTS[name]) for name in READ])

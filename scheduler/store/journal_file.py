@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from scheduler.core.journal import Who, read_line, who_is
 from scheduler.system.atomic_files import left_aside, sync_folder, write_all
+from scheduler.system.locks import try_lock
+from scheduler.system.private_files import new_beside, new_private
 from scheduler.system.safe_open import plain
 
 SLACK = 64 << 10
@@ -107,8 +107,7 @@ class JournalFile:
         try:
             for left in left_aside(self.path):
                 os.unlink(left)
-            new = os.open(aside, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            os.fchmod(new, 0o600)  # whatever the umask has left of it
+            new = new_private(aside, os.O_RDWR | os.O_APPEND)
             self._lock(new)  # before it can be found by its name
             found = _Found()
             yield from self._look_through(old, found)
@@ -167,12 +166,13 @@ class JournalFile:
 
     def _lock(self, fd: int) -> None:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OSError(errno.EBUSY, "another scheduler keeps its journal there", self.path) from None
+            taken = not try_lock(fd)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
+            return
+        if taken:
+            raise OSError(errno.EBUSY, "another scheduler keeps its journal there", self.path)
 
     def _look_through(self, old: int, found: _Found) -> Iterator[None]:
         """Tell which lines stay, from ``found.end`` to the end of the file."""
@@ -241,17 +241,8 @@ class JournalFile:
 
     def _set_aside(self, old: int, spans: list[Span]) -> str:
         """Keep damaged lines under another name."""
-        first = f"{self.path}.torn-{time.strftime('%Y%m%d-%H%M%S')}"
-        number = 1
-        while True:
-            name = first if number == 1 else f"{first}-{number}"
-            try:
-                fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                break
-            except FileExistsError:
-                number += 1
+        name, fd = new_beside(self.path, "torn")
         try:
-            os.fchmod(fd, 0o600)
             for _ in _copy(old, spans, fd):
                 continue
             os.fsync(fd)

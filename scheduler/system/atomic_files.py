@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable
 
 from scheduler.system.crash_points import crash_point
+from scheduler.system.private_files import new_private
 
 _EXCHANGE, _NO_REPLACE, _AT_FDCWD = 2, 1, -100
 _KEEP_SIZE = 1
@@ -50,9 +51,8 @@ def _write_aside(path: str, data: bytes, sync: bool) -> str:
     aside = os.path.join(folder, f".{name}.new-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(aside)
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = new_private(aside)
     try:
-        os.fchmod(fd, 0o600)  # a umask of 0777 would leave it unreadable to ourselves
         write_all(fd, data)
         if sync:
             os.fsync(fd)

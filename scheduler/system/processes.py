@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import os
 import resource
 import signal
@@ -13,18 +12,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from scheduler.core.job import Process
+from scheduler.system.proc import command_words, environment_entries, stat_fields
 
 PR_SET_CHILD_SUBREAPER = 36
 MOST_SWEEPS = 8
 SUPERVISOR_MARK = b"GPUJOB_SUPERVISOR="  # in the environment of supervisors and shims, before the state file's path
 SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # nothing could be looked at, so nothing is known
-
-
-@functools.lru_cache(maxsize=1)
-def boot_id() -> str:
-    """The kernel's id of this boot."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
-        return stream.read().strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +46,10 @@ def _unless_short(error: OSError) -> None:
 def seen(pid: int) -> Seen | None:
     """The process with this number now, or None. Raises OSError when it cannot be looked at (``SHORT_OF``)."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:
-            data = stream.read()
+        fields = stat_fields(pid)
     except OSError as error:
         _unless_short(error)
         return None
-    # The name stands in parentheses and may hold anything, also a parenthesis.
-    fields = data[data.rindex(b")") + 2 :].split()
     return Seen(pid, int(fields[19]), fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
 
 
@@ -77,12 +67,10 @@ def stands(process: Process) -> bool:
 def zombie_status(process: Process) -> int | None:
     """The wait status of a zombie of ours, from field 52 of its stat; None if it is none or may not be read."""
     try:
-        with open(f"/proc/{process.pid}/stat", "rb") as stream:
-            data = stream.read()
+        fields = stat_fields(process.pid)
     except OSError as error:
         _unless_short(error)
         return None
-    fields = data[data.rindex(b")") + 2 :].split()
     if int(fields[19]) != process.ticks or fields[0] != b"Z" or len(fields) < 50:
         return None
     return int(fields[49])
@@ -190,8 +178,7 @@ def environment_of(pid: int) -> list[bytes]:
     (`posix_spawn` returns a moment before the kernel has laid the new environment out.)
     """
     try:
-        with open(f"/proc/{pid}/environ", "rb") as stream:
-            return [entry for entry in stream.read().split(b"\0") if entry]
+        return environment_entries(pid)
     except OSError as error:
         _unless_short(error)
         return []
@@ -228,8 +215,7 @@ def starter_lives(key: str, state_file: str) -> bool:
 
 def _words_of(pid: int) -> list[bytes]:
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as stream:
-            return stream.read().split(b"\0")
+        return command_words(pid)
     except OSError as error:
         _unless_short(error)
         return []

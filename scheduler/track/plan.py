@@ -14,6 +14,7 @@ from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import ENDED, HOLDING, Job, JobSpec, JobState, Process
 from scheduler.core.observations import Ended, Lost, NeverRan, Observation, Started, Unclaimed
 from scheduler.core.states import Move, move
+from scheduler.core.units import maybe_utc, utc
 
 SCHEMA = 1
 LINES_KEPT = 20  # of a command's output
@@ -251,15 +252,6 @@ def passed_over(session: Session) -> list[Command]:
 # -- as JSON ---------------------------------------------------------------------------------------------------
 
 
-def utc(seconds: float | None) -> str | None:
-    """ISO 8601 in UTC with milliseconds, which reads back the same; or None."""
-    if seconds is None:
-        return None
-    whole, thousandths = divmod(round(seconds * 1000), 1000)
-    text = datetime.fromtimestamp(whole, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{text}.{thousandths:03d}Z"
-
-
 def report(session: Session, folder: str, now: float) -> dict[str, Any]:
     """What `track status --json` prints."""
     return {
@@ -278,8 +270,8 @@ def _reported(command: Command, now: float) -> dict[str, Any]:
         "cmd": command.text,
         "status": command.status,
         "exit_code": job.exit_code,
-        "started_at": utc(job.started_at),
-        "finished_at": utc(job.finished_at) if job.state in ENDED else None,
+        "started_at": maybe_utc(job.started_at),
+        "finished_at": maybe_utc(job.finished_at) if job.state in ENDED else None,
         "duration_seconds": command.duration(now),
         "last_output": command.last_output.split("\n") if command.last_output else [],
     }

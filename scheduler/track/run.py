@@ -20,7 +20,8 @@ from scheduler.core.launch import Launch, Streams
 from scheduler.core.observations import Ended, Gone, Lost, NeverRan, Observation, Started, Unclaimed
 from scheduler.runners.direct import DirectRunner
 from scheduler.system.log_reader import LogReader
-from scheduler.system.processes import Mark, boot_id, members, seen
+from scheduler.system.proc import boot_id
+from scheduler.system.processes import Mark, members, seen
 from scheduler.track import plan
 from scheduler.track.plan import Command, Session, TrackerProcess
 from scheduler.track.session import Tracker, left_alone

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import shutil
@@ -14,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from scheduler.core.errors import NotFound, SchedulerError, UsageError
 from scheduler.system.atomic_files import left_aside, replace_file
+from scheduler.system.locks import try_lock
 from scheduler.system.safe_open import plain
 from scheduler.track.plan import Session, age, is_session_id, next_id, session_of, stored
 
@@ -195,7 +194,7 @@ class SessionFiles:
             except FileNotFoundError:
                 raise NoSession(self.root) from None
             try:
-                if lock(fd) and _stands(fd, path):
+                if try_lock(fd) and _stands(fd, path):
                     yield
                     return
             finally:
@@ -224,7 +223,7 @@ class Turn:
 
     def come(self) -> bool:
         """Whether it is ours (now)."""
-        if not lock(self.fd):
+        if not try_lock(self.fd):
             return False
         os.ftruncate(self.fd, 0)
         os.pwrite(self.fd, b"%d\n" % os.getpid(), 0)
@@ -233,17 +232,6 @@ class Turn:
     def whose(self) -> str:
         """The pid of who has it, as far as known."""
         return os.pread(self.fd, 20, 0).decode("ascii", "replace").strip()
-
-
-def lock(fd: int) -> bool:
-    """Lock a file, if nobody else has."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
-            raise
-        return False
-    return True
 
 
 def _private(path: str) -> int:

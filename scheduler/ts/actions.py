@@ -9,6 +9,7 @@ from scheduler.core.errors import SchedulerError
 from scheduler.core.job import Job, JobState
 from scheduler.core.secrets import without_secrets
 from scheduler.system.terminal_text import safe
+from scheduler.system.waiting import wait_until
 from scheduler.ts import job_list
 from scheduler.ts.spooler import NO_JOBS, RequestError, number_of
 from scheduler.ts.words import Mistake
@@ -250,13 +251,13 @@ class Actions:
     def _applied(self, name: str, value: float) -> None:
         """Wait until the scheduler goes by a new setting."""
         self.server.ready()
-        end = time.monotonic() + APPLIED_S
-        while time.monotonic() < end:
+
+        def applied() -> bool:
             noted = self.spooler.client.settings().get(name)
-            if noted is not None and noted[0] == value:
-                return
-            time.sleep(0.003)
-        raise SchedulerError(f"the server has not taken over {name} within {APPLIED_S:g} s", where=self.server.home)
+            return noted is not None and noted[0] == value
+
+        if not wait_until(applied, APPLIED_S):
+            raise SchedulerError(f"the server has not taken over {name} within {APPLIED_S:g} s", where=self.server.home)
 
     def get_logdir(self, _value: str | None) -> int:
         """Where the output of new jobs is kept."""

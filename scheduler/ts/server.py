@@ -22,8 +22,9 @@ from scheduler.store.daemon_lock import daemon_alive, holder
 from scheduler.store.paths import Places, digest, make_private_folder
 from scheduler.system.atomic_files import replace_file
 from scheduler.system.own_process import own_command, start_own
-from scheduler.system.proc_stat import ticks_of
+from scheduler.system.proc import boot_id, ticks_of
 from scheduler.system.safe_open import plain
+from scheduler.system.waiting import wait_until
 
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
 TYPE_CHECKING = False
@@ -234,6 +235,10 @@ class Server:
         """Whether somebody has started the scheduler, and it lives, if perhaps not running yet."""
         return bool(self._started_pid())
 
+    def _may_come(self) -> bool:
+        """Whether a scheduler runs, or is about to."""
+        return self._starting() or daemon_alive(self.places)
+
     def _started_pid(self) -> int:
         """Of the scheduler that was started last, 0 if it lives no more."""
         with contextlib.suppress(OSError, ValueError), open(self._started, opener=plain) as stream:
@@ -243,13 +248,9 @@ class Server:
 
     def ready(self) -> None:
         """Wait until the scheduler works. Raises SchedulerError with what kept it from that."""
-        end = time.monotonic() + READY_S
-        while time.monotonic() < end:
-            if self.in_office():
-                return
-            if not self._starting() and not daemon_alive(self.places):
-                break
-            time.sleep(0.005)
+        wait_until(lambda: bool(self.in_office()) or not self._may_come(), READY_S)
+        if self.in_office():
+            return
         with open(os.path.join(self.home, "start.err"), encoding="utf-8", errors="replace", opener=plain) as stream:
             said = [line.strip() for line in stream.read(4096).splitlines() if line.strip()]
         raise SchedulerError(
@@ -330,7 +331,7 @@ class Server:
     def _stop(self, number: int) -> None:
         """End the scheduler, whose jobs go on, and wait until it has ended; one not running yet has done nothing."""
         end = time.monotonic() + READY_S
-        while daemon_alive(self.places) or self._starting():
+        while self._may_come():
             pid = self.in_office()
             about_to_begin = 0 if pid or daemon_alive(self.places) else self._started_pid()
             with contextlib.suppress(ProcessLookupError):
@@ -339,8 +340,7 @@ class Server:
                 elif about_to_begin:
                     os.kill(about_to_begin, signal.SIGKILL)
             until = min(end, time.monotonic() + (5.0 if pid or about_to_begin else 0.005))
-            while (daemon_alive(self.places) or self._starting()) and time.monotonic() < until:
-                time.sleep(0.005)
+            wait_until(lambda: not self._may_come(), until - time.monotonic())
             if time.monotonic() >= end:
                 raise SchedulerError(f"the server (pid {pid or about_to_begin}) does not end", where=self.home)
 
@@ -369,12 +369,10 @@ class Server:
 def _is_running(told: Mapping[str, Any]) -> bool:
     """Whether the process that said this of itself is the one that has its number now."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
-            boot = stream.read().strip()
         ticks = ticks_of(int(told["pid"]))
+        return ticks > 0 and ticks == told.get("ticks") and told.get("boot") == boot_id()
     except (OSError, ValueError, KeyError):
         return False
-    return ticks > 0 and ticks == told.get("ticks") and boot == told.get("boot")
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from scheduler.client.client import SchedulerClient
 from scheduler.core.job import Job, JobState
-from scheduler.system.proc_stat import ticks_of
+from scheduler.system.proc import ticks_of
 from scheduler.ts.server import Server, temporary
 
 ERROR = 255

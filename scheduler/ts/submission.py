@@ -13,6 +13,7 @@ from scheduler.core.errors import Refused, SchedulerError
 from scheduler.core.gpu import parse_gpu_ids
 from scheduler.core.job import Job, JobSpec
 from scheduler.core.model_table import ModelTable
+from scheduler.system.waiting import wait_until
 from scheduler.ts.server import READY_S
 from scheduler.ts.spooler import ERROR, FULL, RequestError, give_up_stdout, number_of, user_name
 from scheduler.ts.words import Mistake
@@ -179,9 +180,7 @@ def _ids(text: str | None) -> tuple[int, ...]:
 
 def _until_noted(client: SchedulerClient) -> None:
     """A server that has just begun has not looked at its GPUs yet."""
-    end = time.monotonic() + READY_S
-    while not client.remembered("settings") and time.monotonic() < end:
-        time.sleep(0.005)
+    wait_until(lambda: bool(client.remembered("settings")), READY_S)
 
 
 def _stay(spooler: Spooler, client: SchedulerClient, job: Job, *, unseen: bool) -> int:

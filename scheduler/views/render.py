@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from scheduler.client.client import SCHEMA
 from scheduler.client.overview import GpuView, Overview, words_run
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import ENDED, Job, JobState, Reason
 from scheduler.core.job_text import how_it_ended, state_text
 from scheduler.core.secrets import without_secrets, words_without_secrets
-from scheduler.core.units import mib_text, span_text
+from scheduler.core.units import maybe_utc, mib_text, span_text, utc
 from scheduler.system.terminal_text import safe as safe
 from scheduler.system.terminal_text import shown
 from scheduler.views import terminal
+
+if TYPE_CHECKING:
+    from scheduler.views.documents import Counts, GpuDocument, JobDocument, StatusDocument
 
 MOST_WAITING = 20
 MOST_ENDED = 10
@@ -26,15 +27,7 @@ WIDEST_COMMAND = 60  # columns up to which commands are padded
 LABEL = 11  # columns of the words before the lines of `status`
 
 
-def utc(seconds: float | None) -> str | None:
-    """ISO 8601 in UTC, or None."""
-    if seconds is None:
-        return None
-    whole = int(seconds)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{int((seconds - whole) * 1000):03d}Z"
-
-
-def job_json(job: Job, reason: Reason | None = None) -> dict[str, Any]:
+def job_json(job: Job, reason: Reason | None = None) -> JobDocument:
     """A job as the formats in docs/formats.md give it."""
     return {
         "id": job.id,
@@ -63,8 +56,8 @@ def job_json(job: Job, reason: Reason | None = None) -> dict[str, Any]:
               "peak_memory": _bytes(job.failure.peak_mib), "asked_memory": _bytes(job.failure.asked_mib)},
         "notes": [without_secrets(note) for note in job.notes],
         "submitted_at": utc(job.submitted_at),
-        "started_at": utc(job.started_at),
-        "finished_at": utc(job.finished_at) if job.state.ended else None,
+        "started_at": maybe_utc(job.started_at),
+        "finished_at": maybe_utc(job.finished_at) if job.state.ended else None,
         "log": job.log or None,
     }  # fmt: skip
 
@@ -73,7 +66,7 @@ def _bytes(mib: int | None) -> int | None:
     return None if mib is None else mib << 20
 
 
-def gpu_json(gpu: GpuView) -> dict[str, Any]:
+def gpu_json(gpu: GpuView) -> GpuDocument:
     """A GPU as `status --json` gives it."""
     return {
         "index": gpu.gpu.index,
@@ -92,18 +85,18 @@ def gpu_json(gpu: GpuView) -> dict[str, Any]:
     }
 
 
-def status_json(view: Overview) -> dict[str, Any]:
+def status_json(view: Overview) -> StatusDocument:
     """`status --json`."""
     return {
-        "schema": SCHEMA,
+        "schema": 1,
         "daemon": {
             "alive": view.alive,
             "pid": view.pid,
-            "started_at": utc(view.started_at),
+            "started_at": maybe_utc(view.started_at),
             "runner": view.runner or None,
         },
         "paused": view.queue_paused,
-        "counts": dict(view.counts),
+        "counts": cast("Counts", dict(view.counts)),
         "gpus": [gpu_json(gpu) for gpu in view.gpus],
         "jobs": [job_json(job, view.reasons.get(job.id)) for job in view.jobs],
         "refused": [

@@ -13,8 +13,9 @@ from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.job import Event, Job
 from scheduler.core.log_names import logs_of
 from scheduler.core.secrets import without_secrets
+from scheduler.core.units import utc
 from scheduler.core.usage_report import attempts_of
-from scheduler.views.render import in_pieces, job_json, status_json, utc
+from scheduler.views.render import in_pieces, job_json, status_json
 from scheduler.web import commands, history, job_log, metrics, openapi
 from scheduler.web import events as live
 from scheduler.web.openapi import ref

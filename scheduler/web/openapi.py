@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from scheduler import __version__
-from scheduler.views.schemas import schema
-from scheduler.web.history import OF_GPU, OF_JOB
+from scheduler.views.documents import JobDocument
+from scheduler.views.json_schema import schema_of
+from scheduler.web.documents import FORMS
 from scheduler.web.routes import JSON, Call
 
 HIGHEST = 10**15 - 1  # of the numbers in an address
@@ -16,92 +17,6 @@ ABOUT = (
     "that lies beside the scheduler's store, as `Authorization: Bearer`; a browser that has signed in also sends "
     "`X-Gpujob: 1` with each change."
 )
-_WHEN = {"type": ["string", "null"], "format": "date-time"}
-_STATE = {"$ref": "job.schema.json#/properties/state"}
-SCHEMA_NUMBER = {"const": 1, "description": "Version of this form."}
-
-
-def _object(about: str, **properties: Mapping[str, Any]) -> dict[str, Any]:
-    """A closed object, all keys of which are always there."""
-    return {
-        "type": "object",
-        "description": about,
-        "properties": dict(properties),
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-def _samples(keys: Iterable[str], **more: Mapping[str, Any]) -> dict[str, Any]:
-    numbers: dict[str, Mapping[str, Any]] = {key: {"type": ["number", "null"]} for key in keys}
-    point = _object("Means over a step; null where nothing was measured.", at={"type": "number"}, **numbers, **more)
-    return {"type": "array", "items": point}
-
-
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-OWN: dict[str, dict[str, Any]] = {
-    "error": _object("What went wrong, and what to do.", error={"type": "string"}),
-    "made": _object("The job that was made.", id={"type": "integer", "minimum": 0}),
-    "acted": _object("The job, as it is now.", id={"type": "integer", "minimum": 0}, state=_STATE),
-    "paused": _object("The GPUs that are paused now.", paused_gpus=_IDS),
-    "queue": _object("Whether the queue is paused now.", paused={"type": "boolean"}),
-    "gpus": _object("The GPUs.", schema=SCHEMA_NUMBER, gpus={"$ref": "status.schema.json#/properties/gpus"}),
-    "preview": _object(
-        "What would happen.",
-        schema=SCHEMA_NUMBER,
-        would={"enum": ["start", "wait", "never"]},
-        gpus=_IDS,
-        reason={"type": ["string", "null"], "description": "Why it would wait, or never start."},
-        reason_code={"type": ["string", "null"]},
-        need={"type": ["number", "null"], "description": "GPUs it takes."},
-        command={"type": "array", "items": {"type": "string"}},
-        notes={"type": "array", "items": {"type": "string"}},
-    ),
-    "story": _object(
-        "What happened to a job.",
-        schema=SCHEMA_NUMBER,
-        events={
-            "type": "array",
-            "items": _object("", at=_WHEN, kind={"type": "string"}, detail={"type": "object"}),
-        },
-        attempts={
-            "type": "array",
-            "items": _object(
-                "A run.",
-                attempt={"type": "integer"},
-                started_at=_WHEN,
-                run_seconds={"type": "number"},
-                gpus=_IDS,
-                share={"type": "number", "description": "Of each GPU."},
-                lost={"type": "boolean"},
-                log={"type": ["string", "null"]},
-            ),
-        },
-    ),
-}
-_PAUSE: dict[str, Mapping[str, Any]] = {
-    "gpu": {"type": ["integer", "null"]},
-    "from": {"type": "number"},
-    "to": {"type": ["number", "null"]},
-}
-OWN["gpu_history"] = _object(
-    "Curves of the GPUs: memory in bytes, loads and shares 0 to 1, times in seconds since 1970.",
-    schema=SCHEMA_NUMBER,
-    gpus={
-        "type": "array",
-        "items": _object("A GPU.", index={"type": "integer"}, samples=_samples(OF_GPU, paused={"type": "boolean"})),
-    },
-    pauses={
-        "type": "array",
-        "items": _object("A pause of a GPU, or of the queue (null); it goes on where there is no end.", **_PAUSE),
-    },
-)
-OWN["job_history"] = _object(
-    "Curves of a job.",
-    schema=SCHEMA_NUMBER,
-    attempts={"type": "array", "items": _object("A run.", attempt={"type": "integer"}, samples=_samples(OF_JOB))},
-)
-PUBLISHED = ("job", "jobs", "status")
 OF_THE_GATE = {
     400: "What was sent cannot be read, or holds an unknown key or a bad value.",
     401: "No token, or a wrong one.",
@@ -128,13 +43,13 @@ def document(calls: Iterable[Call]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for call in calls:
         paths.setdefault(call.path, {})[call.method.lower()] = _operation(call)
-    named = {name: schema(name) for name in PUBLISHED} | OWN
+    forms = {name: described(form) for name, form in FORMS.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "gpujob", "version": __version__, "description": ABOUT},
         "paths": paths,
         "components": {
-            "schemas": {name: _inner(value) for name, value in named.items()},
+            "schemas": forms,
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer"},
                 "browser": {
@@ -149,16 +64,17 @@ def document(calls: Iterable[Call]) -> dict[str, Any]:
     }
 
 
-def _inner(value: Any) -> Any:
-    """A schema with its references into this document."""
-    if isinstance(value, Mapping):
-        return {key: _inner(inner) for key, inner in value.items() if key != "$schema"}
-    if isinstance(value, (list, tuple)):
-        return [_inner(inner) for inner in value]
-    if isinstance(value, str) and ".schema.json" in value:
-        name, _, rest = value.partition(".schema.json")
-        return f"#/components/schemas/{name}{rest.removeprefix('#')}"
-    return value
+def described(form: Any) -> dict[str, Any]:
+    """The schema of a form, which refers to a job by its place in this document."""
+    made = schema_of(form, {} if form is JobDocument else {JobDocument: "job"})
+    return {"description": form.__doc__, **_here(made)}
+
+
+def _here(value: Any) -> Any:
+    """A schema whose references lead into this document."""
+    if isinstance(value, dict):
+        return ref("job") if "$ref" in value else {key: _here(inner) for key, inner in value.items()}
+    return [_here(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _operation(call: Call) -> dict[str, Any]:
@@ -169,7 +85,7 @@ def _operation(call: Call) -> dict[str, Any]:
         str(code): {"description": about, "content": {JSON: {"schema": ref("error")}}} for code, about in codes.items()
     }
     for code, (about, form) in call.answers.items():
-        content = {JSON: {"schema": _inner(form)}} if form is not None else {call.media: {"schema": {"type": "string"}}}
+        content = {JSON: {"schema": form}} if form is not None else {call.media: {"schema": {"type": "string"}}}
         answers[str(code)] = {"description": about, "content": content}
         if call.headers and code == 200:
             answers[str(code)]["headers"] = {
@@ -182,7 +98,7 @@ def _operation(call: Call) -> dict[str, Any]:
         "responses": dict(sorted(answers.items())),
     }
     if call.body is not None:
-        found["requestBody"] = {"required": True, "content": {JSON: {"schema": _inner(call.body)}}}
+        found["requestBody"] = {"required": True, "content": {JSON: {"schema": call.body}}}
     return found
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 
 from scheduler.store.paths import name_of
+from scheduler.system.proc import command_words
 
 _LISTENS = "0A"
 
@@ -47,7 +48,7 @@ def _command(pid: int) -> str:
     """The first words of its command, without what may be secret."""
     from scheduler.core.secrets import words_without_secrets
 
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as stream:
-        words = stream.read(4096).decode("utf-8", "replace").split("\0")
+    with contextlib.suppress(OSError):
+        words = [word.decode("utf-8", "replace") for word in command_words(pid, 4096)]
         return " ".join(words_without_secrets(words)).strip()[:80]
     return "?"

@@ -13,8 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from scheduler.core.secrets import without_secrets
-from scheduler.core.units import mib_text, span_text
-from scheduler.views.render import utc
+from scheduler.core.units import mib_text, span_text, utc
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # File → its media type. The only files that are given out: there is no path to look one up by.

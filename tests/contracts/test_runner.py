@@ -17,7 +17,8 @@ from scheduler.core.launch import Streams
 from scheduler.core.observations import Ended, Gone, Lost, NeverRan, Started, Unclaimed
 from scheduler.runners import attempt_record, local
 from scheduler.system import processes
-from scheduler.system.processes import boot_id, lives
+from scheduler.system.proc import boot_id
+from scheduler.system.processes import lives
 from tests.bench import Bench, direct_bench, screen_bench
 from tests.stories.harness import wait_for
 

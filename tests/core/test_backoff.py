@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.backoff import LONGEST_WAIT_S, backoff_s
+from scheduler.core.backoff import LONGEST_WAIT_S, Backoff, backoff_s
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,16 @@ def test_the_spread_is_a_tenth_and_the_limit_holds(attempt: int, base: float, ji
 
 def test_no_base_means_no_wait() -> None:
     assert backoff_s(9, 0.0, 0.9) == 0
+
+
+def test_each_wait_is_twice_the_one_before_up_to_the_limit() -> None:
+    wait = Backoff(2, 60)
+    assert [wait.next() for _ in range(7)] == [2, 4, 8, 16, 32, 60, 60] and wait.tries == 7
+    wait.reset()
+    assert (wait.tries, wait.next(), wait.next()) == (0, 2, 4)
+
+
+def test_another_limit_counts_from_then_on() -> None:
+    wait = Backoff(1, 600)
+    assert [wait.next() for _ in range(8)][-1] == 128
+    assert [wait.next(30), wait.next(30), wait.next()] == [30, 30, 30]

@@ -13,8 +13,8 @@ from scheduler.core.placement import Fleet
 from scheduler.core.requests import Cancel
 from scheduler.core.runtime_estimate import Estimates
 from scheduler.core.scheduler_state import Policy, SchedulerState
-from scheduler.core.units import span_text
-from scheduler.views.render import run_time, utc
+from scheduler.core.units import span_text, utc
+from scheduler.views.render import run_time
 from tests.builders import M0, T0, a_job, a_world, some_gpus
 
 S = JobState

@@ -22,20 +22,18 @@ from scheduler.core.errors import (
     word,
 )
 from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
-from scheduler.doctor import findings_gpus, findings_machine, findings_state_dir
-from scheduler.doctor.findings_gpus import DriverSeen
-from scheduler.doctor.findings_machine import (
-    ClockSeen,
-    Finding,
-    FolderSeen,
-    InotifySeen,
-    LoginSeen,
-    Mark,
-    Place,
-    ScreenSeen,
-    Who,
-)
-from scheduler.doctor.findings_state_dir import FilesSeen, Leftover, LeftSeen, SchedulerSeen, StoreSeen
+from scheduler.doctor import clock, disks, gpus, inotify, inputs, leftovers, logout, private_files, screen, store
+from scheduler.doctor.clock import ClockSeen
+from scheduler.doctor.disks import FolderSeen
+from scheduler.doctor.examination import StoreSeen
+from scheduler.doctor.finding import Finding, Mark, Who, worst
+from scheduler.doctor.gpus import DriverSeen
+from scheduler.doctor.inotify import InotifySeen
+from scheduler.doctor.leftovers import Leftover, LeftSeen
+from scheduler.doctor.logout import LoginSeen, Place
+from scheduler.doctor.private_files import FilesSeen
+from scheduler.doctor.screen import ScreenSeen
+from scheduler.doctor.store import SchedulerSeen
 from scheduler.intake.tail import cannot_be_read
 from scheduler.system.filesystems import file_system
 
@@ -73,7 +71,7 @@ def test_a_proposed_word_means_itself_to_a_shell_and_stands_in_one_line(text: st
      ("bash: screen: not found", ())],
 )  # fmt: skip
 def test_s10_versions_of_screen(said: str, version: tuple[int, ...]) -> None:
-    assert findings_machine.screen_version(said) == version
+    assert screen.screen_version(said) == version
 
 
 @pytest.mark.parametrize(
@@ -84,7 +82,7 @@ def test_s10_versions_of_screen(said: str, version: tuple[int, ...]) -> None:
 def test_s10_a_setuid_screen_before_5_0_1_is_bad(version: str, setuid: bool, mark: Mark) -> None:
     """S10: CVE-2025-23395 and its neighbours need the bit; the command takes it from the file behind all links."""
     said = f"Screen version {version} (GNU)" if version else "Segmentation fault"
-    found = findings_machine.screen(ScreenSeen("/usr/bin/screen", "/usr/bin/screen-4", said, setuid), EVE)
+    found = screen.judge(ScreenSeen("/usr/bin/screen", "/usr/bin/screen-4", said, setuid), EVE)
     whole(found)
     assert found.mark is mark and "/usr/bin/screen, which is /usr/bin/screen-4" in found.seen
     assert found.mend == ("sudo chmod u-s /usr/bin/screen-4" if setuid and mark is not OK else "")
@@ -96,7 +94,7 @@ def test_s10_a_setuid_screen_before_5_0_1_is_bad(version: str, setuid: bool, mar
      (Who(5, "x"), True, BAD, "")],
 )  # fmt: skip
 def test_s10_no_screen_is_wrong_only_where_it_is_wanted(who: Who, wanted: bool, mark: Mark, mend: str) -> None:
-    found = findings_machine.screen(ScreenSeen(wanted=wanted), who)
+    found = screen.judge(ScreenSeen(wanted=wanted), who)
     whole(found)
     assert (found.mark, found.mend) == (mark, mend)
 
@@ -114,7 +112,7 @@ def test_s10_no_screen_is_wrong_only_where_it_is_wanted(who: Who, wanted: bool, 
      ("8:pids:/system.slice/x.service\n0::/\n", Place.HIDDEN, ""), ("0::/\n", Place.HIDDEN, ""), ("", Place.HIDDEN, "")],
 )  # fmt: skip
 def test_h11_where_a_process_lives_is_told_by_its_control_group(cgroups: str, place: Place, unit: str) -> None:
-    assert findings_machine.place_of(cgroups) == (place, unit)
+    assert logout.place_of(cgroups) == (place, unit)
 
 
 IN_SESSION = LoginSeen(True, True, ("root",), (), False, Place.SESSION, start="gpujob start --detach")
@@ -139,7 +137,7 @@ LOGOUTS = [
 @pytest.mark.parametrize("seen, who, mark, mend", LOGOUTS)
 def test_h11_what_a_logout_ends(seen: LoginSeen, who: Who, mark: Mark, mend: str) -> None:
     """H11: KillUserProcesses ends a login's scope, lingering or not; the user manager ends unless it lingers."""
-    found = findings_machine.logout(seen, who)
+    found = logout.judge(seen, who)
     whole(found)
     assert found.mark is mark and mend in found.mend and bool(mend) == bool(found.mend)
     assert found.mark is OK or found.wrong or found.mark is UNKNOWN
@@ -157,7 +155,7 @@ def test_h12_a_service_that_takes_its_whole_group_along(
 ) -> None:
     """H12: the default KillMode ends all jobs with the unit."""
     seen = replace(IN_SESSION, place=place, unit="g.service", kill_mode=kill_mode, daemon=daemon, lingers=True)
-    found = findings_machine.logout(seen, EVE)
+    found = logout.judge(seen, EVE)
     whole(found)
     assert found.mark is mark and mend in found.mend
 
@@ -167,7 +165,7 @@ def test_h12_the_command_names_the_unit_as_systemd_spells_it(place: Place, tmp_p
     """A dash in a unit's name is written \\x2d: no shell may eat the backslash."""
     unit = r"my\x2djobs.service"
     seen = replace(IN_SESSION, place=place, unit=unit, kill_mode="control-group", daemon=True, lingers=True)
-    mend = findings_machine.logout(seen, Who(0, "root")).mend.replace("/etc/", f"{tmp_path}/")
+    mend = logout.judge(seen, Who(0, "root")).mend.replace("/etc/", f"{tmp_path}/")
     (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
     (tmp_path / "systemctl").chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
@@ -196,7 +194,7 @@ def test_h12_the_command_names_the_unit_as_systemd_spells_it(place: Place, tmp_p
 )  # fmt: skip
 def test_limits_of_inotify(seen: InotifySeen, mark: Mark, mend: str) -> None:
     """The limit that is met is the one that is raised: the machine's, or this user namespace's."""
-    found = findings_machine.inotify(seen, EVE)
+    found = inotify.judge(seen, EVE)
     whole(found)
     assert found.mark is mark and mend in found.mend and bool(mend) == bool(found.mend)
 
@@ -207,11 +205,11 @@ def test_limits_of_inotify(seen: InotifySeen, mark: Mark, mend: str) -> None:
      (ClockSeen(2026, True, "/s.json", 61.0), WARN), (ClockSeen(2026, True, "/s.json", 59.0), OK)],
 )  # fmt: skip
 def test_the_clock(seen: ClockSeen, mark: Mark) -> None:
-    found = findings_machine.clock(seen, EVE)
+    found = clock.judge(seen, EVE)
     whole(found)
     assert found.mark is mark
     assert found.mend == ("sudo timedatectl set-ntp true" if mark in (WARN, BAD) else "")
-    other = findings_machine.clock(replace(seen, timedated=False), EVE)
+    other = clock.judge(replace(seen, timedated=False), EVE)
     assert other.mend == ("sudo apt-get install -y chrony" if mark in (WARN, BAD) else "")
 
 
@@ -242,7 +240,7 @@ FOLDERS = [
 @pytest.mark.parametrize("seen, mark, mend", FOLDERS)
 def test_e16_the_disk_of_the_state(seen: FolderSeen, mark: Mark, mend: str) -> None:
     """E16, E08, E11, E19: shared, in memory, without modes, full, out of inodes, read-only."""
-    found = findings_machine.folder(seen, EVE)
+    found = disks.judge(seen, EVE)
     whole(found)
     assert (found.mark, found.mend) == (mark, mend)
 
@@ -281,7 +279,7 @@ DRIVERS = [
 
 @pytest.mark.parametrize("seen, mark, mend", DRIVERS)
 def test_the_driver(seen: DriverSeen, mark: Mark, mend: str) -> None:
-    found = findings_gpus.driver(seen, EVE)
+    found = gpus.judge_driver(seen, EVE)
     whole(found)
     assert found.mark is mark and mend in found.mend and bool(mend) == bool(found.mend)
 
@@ -291,13 +289,11 @@ def test_the_driver(seen: DriverSeen, mark: Mark, mend: str) -> None:
 )
 def test_gputil(trouble: str | None, mark: Mark) -> None:
     """Since Python 3.12 it needs setuptools, which brings its distutils back."""
-    found = findings_gpus.gputil(replace(DRIVER, imports=("", trouble)))
+    found = gpus.judge_gputil(replace(DRIVER, imports=("", trouble)))
     whole(found)
     assert found.mark is mark
     assert found.mend == ("/v/bin/python -m pip install gputil setuptools" if mark is WARN else "")
-    assert findings_gpus.gputil(replace(DRIVER, smi=False, imports=(None, None))).mark is OK, (
-        "nothing to be asked by it"
-    )
+    assert gpus.judge_gputil(replace(DRIVER, smi=False, imports=(None, None))).mark is OK, "nothing to be asked by it"
 
 
 def reading(used: int | None, *processes: GpuProcess, told: bool = True, **more: object) -> GpuSnapshot:
@@ -324,7 +320,7 @@ GHOSTS = [
 @pytest.mark.parametrize("seen, dead, mark, wrong", GHOSTS)
 def test_ghost_memory(seen: GpuSnapshot, dead: set[int] | None, mark: Mark | None, wrong: str) -> None:
     """Memory that nobody who lives owns; in a container, or through nvidia-smi, that is not known and never good."""
-    (found,) = findings_gpus.gpus([seen], dead, EVE)
+    (found,) = gpus.judge_gpus([seen], dead, EVE)
     whole(found)
     assert found.mark is (mark or OK) and wrong in found.wrong
     assert found.mend == ("sudo nvidia-smi --gpu-reset -i 3" if mark is BAD else "")
@@ -334,7 +330,7 @@ def test_gpus_without_trouble_share_a_line() -> None:
     lost = reading(None, lost=True, problem="GPU is lost", ordinal=1)
     mig = reading(10, ordinal=4, problem="MIG mode is on; gpujob gives out whole cards")
     worn = reading(10, ordinal=5, errors="2 uncorrected memory errors")
-    found = findings_gpus.gpus([reading(10, ordinal=0), lost, reading(10, ordinal=2), mig, worn], set(), EVE)
+    found = gpus.judge_gpus([reading(10, ordinal=0), lost, reading(10, ordinal=2), mig, worn], set(), EVE)
     assert [(one.check, one.mark) for one in found] == [
         ("GPU", OK), ("GPU 1", BAD), ("GPU 4", WARN), ("GPU 5", BAD)
     ]  # fmt: skip
@@ -356,7 +352,7 @@ def test_gpus_without_trouble_share_a_line() -> None:
      (StoreSeen(True, trouble="Permission denied", kind="denied"), UNKNOWN, ""), (StoreSeen(True, trouble="locked"), BAD, "")],
 )  # fmt: skip
 def test_the_store(seen: StoreSeen, mark: Mark, mend: str) -> None:
-    found = findings_state_dir.store(replace(seen, recover="RECOVER", again="AGAIN"))
+    found = store.judge_store(replace(seen, recover="RECOVER", again="AGAIN"))
     whole(found)
     assert (found.mark, found.mend) == (mark, mend)
 
@@ -377,7 +373,7 @@ def test_the_store(seen: StoreSeen, mark: Mark, mend: str) -> None:
 )  # fmt: skip
 def test_g04_who_works_on_it(seen: SchedulerSeen, marks: list[Mark], mend: str) -> None:
     """G04: one that was stopped is named, with the signal that wakes it."""
-    found = findings_state_dir.scheduler(seen)
+    found = store.judge_scheduler(seen)
     for one in found:
         whole(one)
     assert [one.mark for one in found] == marks and found[-1].mend == mend
@@ -388,24 +384,22 @@ def test_g04_who_works_on_it(seen: SchedulerSeen, marks: list[Mark], mend: str) 
 
 def test_files_that_are_not_private_are_named_with_one_command_each() -> None:
     seen = FilesSeen(("/h",), "eve", 9, foreign=("/h/a b",), open=("/h/x", "/h/y"), locked=("/h/z",))
-    found = findings_state_dir.files(seen, EVE)
+    found = private_files.judge(seen, EVE)
     assert [(one.mark, one.mend) for one in found] == [
         (BAD, "sudo chown -h eve '/h/a b'"), (BAD, "chmod go-rwx /h/x /h/y"), (BAD, "chmod u+rwX /h/z")
     ]  # fmt: skip
     assert found[1].seen == "/h/x and 1 more"
-    many = findings_state_dir.files(
-        FilesSeen(("/h h", "/l"), "eve", 99, open=tuple(f"/h h/{n}" for n in range(21))), EVE
-    )
+    many = private_files.judge(FilesSeen(("/h h", "/l"), "eve", 99, open=tuple(f"/h h/{n}" for n in range(21))), EVE)
     assert many[0].mend == "find '/h h' /l -xdev ! -type l -perm /077 -exec chmod go-rwx {} +"
-    others = findings_state_dir.files(FilesSeen(("/h",), "adam", 9, open=("/h/x",)), Who(0, "root"))
+    others = private_files.judge(FilesSeen(("/h",), "adam", 9, open=("/h/x",)), Who(0, "root"))
     assert others[0].mend == "chmod go-rwx /h/x", "root needs no sudo"
-    (odd,) = findings_state_dir.files(FilesSeen(owner="root", no_file="/dev/null"), ROOT)
+    (odd,) = private_files.judge(FilesSeen(owner="root", no_file="/dev/null"), ROOT)
     assert odd.mark is BAD and odd.mend == "" and "--state-file" in odd.wrong, "a device is nothing of ours to change"
     for untold in (FilesSeen(owner="eve", untold="/h/sessions"), FilesSeen(owner="eve", number=9, whole=False)):
-        (one,) = findings_state_dir.files(untold, EVE)
+        (one,) = private_files.judge(untold, EVE)
         whole(one)
         assert one.mark is UNKNOWN
-    assert findings_state_dir.files(FilesSeen(number=9), EVE)[0].mark is OK
+    assert private_files.judge(FilesSeen(number=9), EVE)[0].mark is OK
 
 
 def exposed(path: str, exposure: Exposure) -> FileTrouble:
@@ -439,7 +433,7 @@ def test_c37_files_that_people_write(error: SchedulerError | None, mark: Mark, m
     """C37: who else could write it, and the chmod; a mistake with its line."""
     path = error.where if error is not None and error.where.startswith("/") else "/a/j"
     seen = "/a/j" if path.count(":") else path
-    found = findings_state_dir.input_file("config", seen, error, EVE, True, device=seen.startswith("/dev/"))
+    found = inputs.judge("config", seen, error, EVE, True, device=seen.startswith("/dev/"))
     whole(found)
     assert (found.mark, found.mend) == (mark, mend)
     assert not error or not error.do or error.do in found.wrong, "what would be right is said beside the command, too"
@@ -448,28 +442,28 @@ def test_c37_files_that_people_write(error: SchedulerError | None, mark: Mark, m
 def test_h17_files_of_another_user_are_never_taken_from_him() -> None:
     """What is his in his own scheduler's folder is right; whether others may write it, he alone is told."""
     mine = exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "chown it to yourself: /a/j"))
-    found = findings_state_dir.input_file("jobs file", "/a/j", mine, ROOT, True, owner=7, again="sudo -u adam AGAIN")
+    found = inputs.judge("jobs file", "/a/j", mine, ROOT, True, owner=7, again="sudo -u adam AGAIN")
     whole(found)
     assert (found.mark, found.mend) == (UNKNOWN, "sudo -u adam AGAIN")
-    other = findings_state_dir.input_file("jobs file", "/a/j", mine, ROOT, True, owner=8, again="sudo -u adam AGAIN")
+    other = inputs.judge("jobs file", "/a/j", mine, ROOT, True, owner=8, again="sudo -u adam AGAIN")
     assert other.mark is BAD and other.mend == "", "nor is it known here whose it should be"
 
 
 def test_what_was_left() -> None:
     left = tuple(Leftover(pid, 3, 1, f"python {pid}.py") for pid in (11, 12, 13, 14))
-    held, free = (findings_state_dir.leftovers(LeftSeen(left, held=held), EVE)[0] for held in (True, False))
+    held, free = (leftovers.judge(LeftSeen(left, held=held), EVE)[0] for held in (True, False))
     assert (held.mark, free.mark) == (WARN, BAD) and free.mend == held.mend == "kill 11 12 13 14"
     assert "and 1 more" in free.seen and "job 3" in free.wrong
-    (files,) = findings_state_dir.leftovers(LeftSeen(files=("/h/attempts/a b",)), EVE)
-    theirs = findings_state_dir.leftovers(LeftSeen(left, files=("/h/x",), sudo="sudo -u adam "), ROOT)
+    (files,) = leftovers.judge(LeftSeen(files=("/h/attempts/a b",)), EVE)
+    theirs = leftovers.judge(LeftSeen(left, files=("/h/x",), sudo="sudo -u adam "), ROOT)
     assert [one.mend for one in theirs] == ["sudo -u adam kill 11 12 13 14", "sudo -u adam rm -r /h/x"]
     assert files.mark is WARN and shlex.split(files.mend) == ["rm", "-r", "/h/attempts/a b"]
-    assert findings_state_dir.leftovers(LeftSeen(untold="which …"), EVE)[0].mark is UNKNOWN
-    assert findings_state_dir.leftovers(LeftSeen(), EVE)[0].mark is OK
+    assert leftovers.judge(LeftSeen(untold="which …"), EVE)[0].mark is UNKNOWN
+    assert leftovers.judge(LeftSeen(), EVE)[0].mark is OK
 
 
 @pytest.mark.parametrize(
     "marks, mark", [([], OK), ([OK, UNKNOWN], UNKNOWN), ([UNKNOWN, WARN], WARN), ([WARN, BAD, OK], BAD)]
 )
 def test_the_worst_mark_stands_for_all(marks: list[Mark], mark: Mark) -> None:
-    assert findings_machine.worst(Finding("x", one, "seen") for one in marks) is mark
+    assert worst(Finding("x", one, "seen") for one in marks) is mark

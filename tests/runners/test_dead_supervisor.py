@@ -21,7 +21,8 @@ from scheduler.runners import attempt_record, local
 from scheduler.runners import supervisor as supervisor_file
 from scheduler.runners.direct import DirectRunner
 from scheduler.runners.local import WatchedAttempt
-from scheduler.system.processes import boot_id, seen
+from scheduler.system.proc import boot_id
+from scheduler.system.processes import seen
 
 
 def _job(number: int) -> Job:

@@ -11,7 +11,7 @@ from scheduler.core.endings import Rules
 from scheduler.core.job import JobState, Outcome
 from scheduler.runners import attempt_record
 from scheduler.runners.recorded_end import as_recorded
-from scheduler.system.processes import boot_id
+from scheduler.system.proc import boot_id
 from tests.builders import a_job
 
 AT = 1_700_000_000

@@ -22,7 +22,8 @@ from scheduler.core.observations import Ended, NeverRan, Started
 from scheduler.core.recovery import Record
 from scheduler.runners import attempt_record, local, screen, supervisor
 from scheduler.runners import shim as shim_file
-from scheduler.system.processes import boot_id, environment_of, lives, seen
+from scheduler.system.proc import boot_id
+from scheduler.system.processes import environment_of, lives, seen
 from tests.bench import ScreenBench, screen_bench
 from tests.screens import Terminal, tell
 from tests.stories.harness import alive, wait_for

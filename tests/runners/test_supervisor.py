@@ -22,7 +22,7 @@ from scheduler.core.job import Job, JobSpec
 from scheduler.core.recovery import Record
 from scheduler.runners import attempt_record
 from scheduler.runners import supervisor as supervisor_file
-from scheduler.system.processes import boot_id
+from scheduler.system.proc import boot_id
 
 LIMIT_S = 30.0
 Streams = tuple[str, str, tuple[int, int, str] | None]  # errors, packer, caller

@@ -17,6 +17,7 @@ from scheduler.store.daemon_lock import DaemonLock, Elsewhere, daemon_alive, reg
 from scheduler.store.database import Database, open_for_reading
 from scheduler.store.paths import Places
 from scheduler.system.filesystems import file_system
+from scheduler.system.proc import boot_id
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_e16_a_daemon_that_has_just_taken_office_after_a_reboot_is_waited_for(
 ) -> None:
     """It holds the lock and has not yet said who it is."""
     Path(places.daemon_info).write_text(json.dumps({"pid": 7, "boot": "another-boot", "host": "gpu2"}))
-    told = [daemon_lock.holder(places), daemon_lock.holder(places), {"pid": 8, "boot": daemon_lock.this_boot()}]
+    told = [daemon_lock.holder(places), daemon_lock.holder(places), {"pid": 8, "boot": boot_id()}]
     monkeypatch.setattr(daemon_lock, "daemon_alive", lambda places: True)
     monkeypatch.setattr(daemon_lock, "holder", lambda places: told.pop(0))
     daemon_lock.check_here(places)

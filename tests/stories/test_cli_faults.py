@@ -25,6 +25,7 @@ import typer
 from scheduler.cli.app import app
 from scheduler.core.config import OPTIONS, read_option
 from scheduler.core.errors import SchedulerError
+from scheduler.core.job_options import JOB_OPTIONS, PATH, VARIABLES, JobOption
 from tests import fork_server
 from tests.stories.harness import LONG, Scheduler, wait_for
 from tests.stories.pouring import Pouring
@@ -190,13 +191,32 @@ def test_bad_jobs_and_gpus_for_every_verb_that_names_one(two_jobs):
     assert snapshot(s) == before
 
 
+def takes_any_text(option: JobOption) -> bool:
+    """Whether nonsense is a value like any other, as of a label."""
+    try:
+        return option.kind in (PATH, VARIABLES) or option.read("nonsense") == "nonsense"
+    except SchedulerError:
+        return False
+
+
 def test_bad_values_for_every_option(two_jobs):
     """K: values that no option of numbers, sizes, times or choices can take: exit 2, 3 or 6, one line, nothing changed."""
     s = two_jobs.s
     odd = ["nonsense", "-5", "1" + "0" * 400, "nan", "\u0663", "x\ny"]
     # Names of hosts are asked of the network, and a page with any name of its own would serve.
-    free = {"host", "names", "tls_cert", "tls_key", "label", "args", "env", "conda", "cwd", "state_file", "config", "output_file", "script",
-            "log_dir", "log_name", "on_finish", "mail", "info", "info_command"}  # fmt: skip
+    free = {
+        "host",
+        "names",
+        "tls_cert",
+        "tls_key",
+        "args",
+        "state_file",
+        "config",
+        "output_file",
+        "script",
+        "info_command",
+    }
+    free |= {option.name for option in JOB_OPTIONS.values() if takes_any_text(option)}
     lines: list[tuple[str, ...]] = []
     for words, command in VERBS.items():
         for option in command.params:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.store.job_columns import COLUMNS
 from scheduler.store.migrations import VERSION
 from tests.stories.harness import ROOT, Scheduler, alive, wait_for
 from tests.stories.test_hostile import ticks_of
@@ -324,9 +325,12 @@ def test_h15_an_upgrade_takes_over_the_jobs_of_the_old_one(scheduler):
         "DROP TABLE tallies; DROP TABLE calls; DROP TRIGGER jobs_added; DROP TRIGGER jobs_moved; DROP TRIGGER jobs_removed; DROP TABLE counts;"
         "DROP INDEX jobs_in_hand; DROP INDEX line_counts_repeated;"
         "DROP TABLE readings; DROP TABLE old_logs; DROP INDEX jobs_dependents; DROP INDEX jobs_ending;"
-        "ALTER TABLE jobs DROP COLUMN interpreter; PRAGMA user_version=1;"
+        + "".join(f"ALTER TABLE jobs DROP COLUMN {column.name};" for column in COLUMNS if column.since > 1)
+        + "PRAGMA user_version=1;"
     )
     store.close()
+    refused = s.cli("status", code=1).stderr
+    assert "was written by an older gpujob (version 1); start the scheduler" in refused and "damaged" not in refused
     s.start()
     assert s.rows("PRAGMA user_version") == [(VERSION,)] and (s.folder / ".gpujob" / "store.db.v1").exists()
     assert s.job(1)["state"] == "running" and s.job(1)["gpus"] == [0] and s.job(3)["reason_code"] == "paused"

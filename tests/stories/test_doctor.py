@@ -24,8 +24,9 @@ from typing import Any
 import pytest
 
 import scheduler.cli.doctor  # noqa: F401  loaded before the user is changed
-from scheduler.doctor import check_runner, findings_machine
-from scheduler.doctor.machine import Programs
+from scheduler.doctor import check_runner, logout, screen
+from scheduler.doctor.finding import Finding, Who, good
+from scheduler.doctor.programs import Programs
 from tests.stories.harness import ROOT, Scheduler, wait_for
 from tests.stories.machine import IDLE, TOTAL, Machine, machine
 from tests.stories.people import ROOT_ONLY, User
@@ -385,7 +386,7 @@ def test_s10_doctor_warns_of_a_setuid_screen_before_5_0_1(ill: Scheduler) -> Non
         link.symlink_to(real)
         real.chmod(0o755 | setuid * stat.S_ISUID)
         programs = Programs(ill.environ, "root", 30)
-        found = findings_machine.screen(programs.screen(True), findings_machine.Who(0, "root"))
+        found = screen.judge(screen.look(programs, True), Who(0, "root"))
         programs.close()
         assert found.mark.value == mark, found
     ill_one = doctor(ill, code=1)["screen"][0]
@@ -400,8 +401,8 @@ def test_s10_doctor_warns_of_a_setuid_screen_before_5_0_1(ill: Scheduler) -> Non
 
 def test_h11_doctor_says_that_logging_out_ends_jobs(ill: Scheduler) -> None:
     """H11: as the login manager says it, and for whom; in whatever of systemd's places this test itself runs."""
-    place, _ = findings_machine.place_of(Path("/proc/self/cgroup").read_text())
-    of_a_login = place in (findings_machine.Place.HIDDEN, findings_machine.Place.SESSION)
+    place, _ = logout.place_of(Path("/proc/self/cgroup").read_text())
+    of_a_login = place in (logout.Place.HIDDEN, logout.Place.SESSION)
     me = pwd.getpwuid(os.getuid()).pw_name
     program(ill, "systemctl", "echo KillMode=control-group")
     for kills, exempt in (("yes", "nobody"), ("yes", f"adam {me}"), ("no", "")):
@@ -498,7 +499,7 @@ def test_p3_what_hangs_in_a_check_without_a_thread_is_interrupted(monkeypatch: p
     def no_thread(_self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    def hangs() -> list[findings_machine.Finding]:
+    def hangs() -> list[Finding]:
         for _ in range(2):
             with contextlib.suppress(OSError):
                 select.select([], [], [])
@@ -509,7 +510,7 @@ def test_p3_what_hangs_in_a_check_without_a_thread_is_interrupted(monkeypatch: p
     before = signal.getsignal(signal.SIGALRM)
     hung, fine = (
         check_runner.Running("a", "whether", hangs),
-        check_runner.Running("b", "whether", lambda: [findings_machine.good("b", "well")]),
+        check_runner.Running("b", "whether", lambda: [good("b", "well")]),
     )
     now = time.monotonic()
     assert [one.seen for run in (hung, fine) for one in run.result(now)] == ["cannot be told: whether", "well"]
@@ -681,7 +682,7 @@ def test_doctor_on_a_terminal_marks_by_word_and_colour(ill: Scheduler) -> None:
     os.close(ours)
     assert child.wait(60) == 1
     text = data.decode().replace("\r\n", "\n")
-    assert "\x1b[31mbad\x1b[0m" in text and "\x1b[32mok\x1b[0m" in text and str(ROOT) not in text
+    assert "\x1b[31mbad\x1b[0m" in text and "\x1b[32mok\x1b[0m" in text and f"{ROOT}/" not in text
     assert f"\n         mend: chmod o-w {ill.jobs_file}\n" in text
     for line in text.splitlines():
         assert "mend:" in line or len(re.sub(r"\x1b\[\d+m", "", line)) <= 40, line

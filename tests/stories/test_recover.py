@@ -66,6 +66,7 @@ def all_goes_on(s, waiting: bool = True) -> None:
     status = s.status()
     assert [gpu["allocated"] for gpu in status["gpus"]] == [1.0, 0.0], status["gpus"]
     assert [gpu["paused"] for gpu in status["gpus"]] == [False, True]
+    s.wait_state(3, "running")  # a store of an earlier moment says starting, until the supervisor has told
     states = s.states()
     assert [states[n] for n in (1, 2, 3)] == ["done", "failed", "running"], states
     assert s.rows("SELECT exit_code FROM jobs WHERE id < 3 ORDER BY id") == [(0,), (3,)]

@@ -205,7 +205,7 @@ def test_s3_38_the_schemas_are_closed_and_explained(name: str) -> None:
                 assert said.get("description") or "$ref" in said, key
     if name == "show.schema.json":
         job = list(SCHEMAS["job.schema.json"]["properties"])
-        assert list(schema["$defs"]["one"]["properties"]) == ["schema", *job, "events"]
+        assert list(schema["oneOf"][0]["properties"]) == [*job, "events", "schema"]
 
 
 def test_s3_38_the_schemas_find_faults() -> None:

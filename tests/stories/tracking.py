@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scheduler.system.locks import try_lock
 from scheduler.track.plan import age
-from scheduler.track.session_file import lock
 from tests import fork_server
 from tests.stories.harness import ROOT, stopped, wait_for
 
@@ -59,7 +59,7 @@ class Tracked:
     def freeze(self, one: subprocess.Popen[str]) -> None:
         """SIGSTOP of a tracker under way, while it does not keep all others out of the sessions."""
         with (self.folder / ".gpu-tracker" / "lock").open("rb") as held:
-            wait_for(lambda: lock(held.fileno()), "the lock of the sessions")
+            wait_for(lambda: try_lock(held.fileno()), "the lock of the sessions")
             one.send_signal(signal.SIGSTOP)
             wait_for(lambda: stopped(one.pid), "it stands still")
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from scheduler.core.errors import NotFound
+from scheduler.system.locks import try_lock
 from scheduler.track import session_file as sessions
 from scheduler.track.plan import added
-from scheduler.track.session_file import NoSession, SessionDamaged, SessionFiles, find_root, lock
+from scheduler.track.session_file import NoSession, SessionDamaged, SessionFiles, find_root
 
 T0 = 1_700_000_000.0
 
@@ -88,7 +89,7 @@ def test_s0_9_a_lock_that_is_held_is_waited_for_and_named_in_the_end(
     monkeypatch.setattr(sessions, "LOCK_WAIT_S", 0.05)
     fd = os.open(os.path.join(files.sessions_dir, "lock"), os.O_RDWR)
     try:
-        assert lock(fd)
+        assert try_lock(fd)
         with pytest.raises(Exception, match="another gpujob track holds the sessions"), files.changing(name):
             raise AssertionError
     finally:

@@ -307,4 +307,4 @@ def test_durations_are_shown_for_people(seconds: float, text: str) -> None:
 )
 def test_times_are_utc(seconds: float | None, text: str | None) -> None:
     """Contract 6."""
-    assert render.utc(seconds) == text
+    assert render.maybe_utc(seconds) == text

@@ -1,7 +1,10 @@
-"""What is right and wrong with the GPUs and what asks them: what was seen → findings, as `doctor/findings_machine.py` has them."""
+"""The GPUs, and what asks them."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
@@ -9,9 +12,15 @@ from scheduler.core.admission import LEAST_BASELINE_MIB, MOST_BASELINE
 from scheduler.core.errors import word
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.gpu_snapshot import GpuSnapshot
+from scheduler.core.observations import Readings
 from scheduler.core.units import mib_text
-from scheduler.doctor.findings_machine import Finding, Mark, Who, good, not_told
+from scheduler.doctor.examination import Examination
+from scheduler.doctor.finding import Finding, Mark, Who, good, not_told, worst
+from scheduler.gpus.monitor import DECLARED
 
+DRIVER_S = 6.0
+GHOST_AGAIN_S = 0.5  # memory without an owner is looked at twice: what has just ended gives its own back in a moment
+WHOLE_MACHINE = "pid:[4026531836]"  # the kernel's own number for the first namespace of pids
 RELOAD = "sh -c 'modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia'"
 
 
@@ -34,7 +43,7 @@ class DriverSeen:
     package: str = ""  # what asks NVML and cannot be imported
 
 
-def driver(seen: DriverSeen, who: Who) -> Finding:
+def judge_driver(seen: DriverSeen, who: Who) -> Finding:
     """Whether the GPUs can be read."""
     if seen.unread:
         return good("NVML", "not asked (gpu_interval: 0): GPUs are given out by booking alone")
@@ -78,7 +87,7 @@ def _pip(seen: DriverSeen, packages: str) -> str:
     return f"{word(seen.python)} -m pip install {packages}"
 
 
-def gputil(seen: DriverSeen) -> Finding:
+def judge_gputil(seen: DriverSeen) -> Finding:
     """Whether nvidia-smi could be asked if NVML failed."""
     trouble = seen.imports[1]
     if not seen.smi:
@@ -91,7 +100,7 @@ def gputil(seen: DriverSeen) -> Finding:
     return Finding("GPUtil", Mark.WARN, trouble, wrong, _pip(seen, "gputil setuptools"))  # it needs distutils
 
 
-def gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Who) -> list[Finding]:
+def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Who) -> list[Finding]:
     """The GPUs, those without trouble in one line. ``dead``: pids on them that are nobody's; None: that cannot be told."""
     found = [(reading, _gpu(reading, dead, who)) for reading in readings]
     fine = [reading for reading, finding in found if finding is None]
@@ -147,3 +156,60 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
         why = "processes outside of this container are not shown"
         return not_told(check, f"whose {mib_text(rest)} of its memory are ({told})", why)
     return Finding(check, Mark.BAD, told, f"no process owns {mib_text(rest)} of it", reset)
+
+
+def dead(pids: Set[int]) -> set[int] | None:
+    """Those that are nobody's; None where numbers of the whole machine mean nothing (a container)."""
+    try:
+        if os.readlink("/proc/self/ns/pid") != WHOLE_MACHINE:
+            return None
+    except OSError:
+        return None
+    gone = set()
+    for pid in pids:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            gone.add(pid)
+        except PermissionError:
+            continue  # another user's
+    return gone
+
+
+def check_gpus(exam: Examination) -> list[Finding]:
+    """Whether the GPUs can be read, and what is wrong with each."""
+    config, driver, programs, until = exam.config, exam.driver, exam.programs, exam.until
+    unread = not config.gpu_interval
+    readings = None if unread else driver.readings(min(until, driver.asked_at + DRIVER_S))
+    declared = config.gpus is not None or config.gpu_ids is not None
+    declared = declared or any(gpu.uuid.startswith(DECLARED) for gpu in exam.dir_seen.gpus)
+    found = DriverSeen(
+        driver.way,
+        readings.problem if readings else "",
+        driver.absent,
+        0.0 if unread or readings else DRIVER_S,
+        len(readings.gpus) if readings else 0,
+        unread,
+        declared,
+        exam.start,
+        sys.executable,
+        programs.imports(),
+        programs.smi,
+        driver.unasked,
+        driver.package,
+    )
+    out = [judge_driver(found, exam.who), judge_gputil(found)]
+    if readings and readings.gpus:
+        judged = _judged(exam, readings)
+        again_at = time.monotonic() + GHOST_AGAIN_S
+        if worst(judged) is not Mark.OK and again_at + GHOST_AGAIN_S < until:
+            time.sleep(GHOST_AGAIN_S)
+            again = driver.readings(until, anew=True)
+            judged = _judged(exam, again) if again and again.gpus else judged
+        out += judged
+    return out
+
+
+def _judged(exam: Examination, readings: Readings) -> list[Finding]:
+    pids = {process.pid for reading in readings.gpus for process in reading.processes or ()}
+    return judge_gpus(readings.gpus, dead(pids), exam.who)

@@ -1,0 +1,74 @@
+"""The clock: whether times mean something."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import struct
+import time
+from dataclasses import dataclass
+
+from scheduler.core.units import span_text
+from scheduler.doctor.examination import Examination
+from scheduler.doctor.finding import Finding, Mark, Who, good, not_told
+
+BACK_S = 60.0  # a file from further in the future than this shows a clock that went back
+FIRST_YEAR = 2024
+STA_UNSYNC = 0x40
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSeen:
+    """The machine's clock."""
+
+    year: int
+    synchronised: bool | None
+    newest: str = ""  # the file of ours that was written last
+    ahead_s: float = 0.0  # how far in the future that was
+    timedated: bool = True  # there is a timedatectl that works
+
+
+def judge(seen: ClockSeen, who: Who) -> Finding:
+    """Whether times mean something. What decides (limits, back-off) goes by another clock, which cannot be set."""
+    mend = who.root("timedatectl set-ntp true") if seen.timedated else who.install("chrony")
+    if seen.year < FIRST_YEAR:
+        wrong = "times and log names are wrong, and logs look old to keep_logs once the clock is right"
+        return Finding("clock", Mark.BAD, f"the clock says {seen.year}", wrong, mend)
+    if seen.ahead_s > BACK_S:
+        wrong = f"the clock went back: {seen.newest} was written {span_text(seen.ahead_s)} in the future"
+        return Finding("clock", Mark.WARN, "set, but moved", wrong, mend)
+    if seen.synchronised is None:
+        return not_told("clock", "whether it is synchronised")
+    if not seen.synchronised:
+        wrong = "nothing keeps it right: times of jobs and logs may be off, and jump when somebody sets it"
+        return Finding("clock", Mark.WARN, "not synchronised", wrong, mend)
+    return good("clock", "synchronised")
+
+
+def clock_synchronised() -> bool | None:
+    """Whether the kernel was told that its clock is kept right (what timedatectl shows); None where it does not say."""
+    buffer = ctypes.create_string_buffer(512)  # struct timex, with modes 0: only read
+    try:
+        state = ctypes.CDLL(None).adjtimex(buffer)
+    except AttributeError:
+        return None
+    return None if state < 0 else not struct.unpack_from("i", buffer, 40)[0] & STA_UNSYNC
+
+
+def time_service() -> bool:
+    """Whether timedatectl can turn synchronisation on."""
+    return os.path.isdir("/run/systemd/system") and shutil.which("timedatectl") is not None
+
+
+def check_clock(exam: Examination) -> list[Finding]:
+    """Whether the clock is right."""
+    newest, at = "", 0.0
+    for path in (exam.places.state_file, exam.places.store, f"{exam.places.store}-wal", exam.places.wakeup):
+        with contextlib.suppress(OSError):
+            if (written := os.stat(path).st_mtime) > at:
+                newest, at = path, written
+    now = time.time()
+    seen = ClockSeen(time.gmtime(now).tm_year, clock_synchronised(), newest, at - now, time_service())
+    return [judge(seen, exam.who)]

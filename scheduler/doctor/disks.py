@@ -1,0 +1,164 @@
+"""The folders of state and logs, and the disks that they are on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass, replace
+
+from scheduler.core.errors import SchedulerError, word
+from scheduler.core.units import mib_text
+from scheduler.doctor.examination import Examination
+from scheduler.doctor.finding import Finding, Mark, Who, good, name_of, not_told, owner_of
+from scheduler.doctor.inputs import judged_file
+from scheduler.intake.file_watcher import file_system_of
+from scheduler.intake.tail import check_places
+from scheduler.system.filesystems import FileSystem
+
+FULL_MIB, NEARLY_FULL_MIB, FEWEST_INODES = 16, 1024, 64
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSeen:
+    """A folder that the scheduler writes to, or the nearest one above it that is there."""
+
+    check: str
+    path: str
+    there: bool = True
+    system: FileSystem | None = None
+    free_mib: int | None = None
+    free_inodes: int | None = None  # None: this file system has no fixed number of them
+    read_only: bool = False
+    mount: str = "/"
+    owner: str = ""  # who it belongs to, if not to who asks
+    again: str = ""  # the command that asks the same
+    writable: bool = True
+    move: str = ""  # the command that takes the scheduler's files to a disk of this machine
+
+
+def judge(seen: FolderSeen, who: Who) -> Finding:
+    """Whether what stands there is kept, alone with us, and has room."""
+    system = seen.system
+    free = [] if seen.free_mib is None else [f"{mib_text(seen.free_mib)} free"]
+    told = ", ".join([seen.path, *([system.name] if system else []), *free])
+
+    def bad(wrong: str, mend: str, mark: Mark = Mark.BAD) -> Finding:
+        return Finding(seen.check, mark, told, wrong, mend)
+
+    if not seen.there:
+        return bad("there is no such folder", f"mkdir -p {word(seen.path)}")
+    if seen.read_only:
+        return bad("its file system is mounted read-only", who.root(f"mount -o remount,rw {word(seen.mount)}"))
+    if not seen.writable and seen.owner:
+        return bad(
+            f"it belongs to {seen.owner}, who alone can run this scheduler", f"sudo -u {word(seen.owner)} {seen.again}"
+        )
+    if not seen.writable:
+        return bad("it cannot be written", f"chmod u+rwx {word(seen.path)}")
+    look = f"{who.root('du')} -xh {word(seen.mount)} | sort -h | tail -n 20"
+    if seen.free_mib is not None and seen.free_mib < FULL_MIB:
+        return bad("the disk is full: nothing new is started; free some space where this shows most of it", look)
+    if seen.free_inodes is not None and seen.free_inodes < FEWEST_INODES:
+        look = f"{who.root('du')} -x --inodes {word(seen.mount)} | sort -n | tail -n 20"
+        return bad(f"{seen.free_inodes} inodes are left; remove files where this shows most of them", look)
+    if system is None or not system.known:
+        return not_told(seen.check, f"what file system {seen.path} is on", "" if system is None else system.name)
+    if not system.modes:
+        return bad(
+            f"{system.name} keeps no owners and modes: everybody may read and change what stands there", seen.move
+        )
+    if system.shared:
+        wrong = f"{system.name} may be shared with other machines: from those, no command of this scheduler works, and events are polled for"
+        return bad(wrong, seen.move, Mark.WARN)
+    if system.memory:
+        return bad(f"{system.name} is gone when the machine is started anew", seen.move, Mark.WARN)
+    if seen.free_mib is not None and seen.free_mib < NEARLY_FULL_MIB:
+        return bad("little space is left; free some where this shows most of it", look, Mark.WARN)
+    return good(seen.check, told)
+
+
+def look(check: str, path: str, system: FileSystem | None, owner: str, again: str) -> FolderSeen:
+    """A folder and its disk. ``owner``: the name of whoever it belongs to, if not to us."""
+    try:
+        space = os.statvfs(path)
+    except PermissionError:
+        return FolderSeen(check, path, owner=owner, again=again, writable=False)
+    except OSError:
+        return FolderSeen(check, path, there=False, again=again)
+    return FolderSeen(
+        check,
+        path,
+        system=system,
+        free_mib=space.f_bavail * space.f_frsize >> 20,
+        free_inodes=space.f_favail if space.f_files else None,
+        read_only=bool(space.f_flag & os.ST_RDONLY),
+        mount=_mount(path),
+        owner=owner,
+        again=again,
+        writable=os.access(path, os.W_OK | os.X_OK, effective_ids=True),
+    )
+
+
+def _mount(path: str) -> str:
+    """Where its file system is mounted."""
+    place = os.path.realpath(path)
+    while not os.path.ismount(place):
+        place = os.path.dirname(place)
+    return place
+
+
+def _folder(exam: Examination, check: str, path: str, shared: bool, move: str) -> Finding:
+    owner = owner_of(path)
+    owner = "" if owner == exam.who.name else owner
+    system = file_system_of(path)
+    if system is not None and system.shared and not shared:
+        system = replace(system, shared=False)
+    found = look(check, path, system, owner, exam.again)
+    return judge(replace(found, move=move), exam.who)
+
+
+def check_state_folder(exam: Examination) -> list[Finding]:
+    """The disk of the state, and whether others could put a state file there."""
+    above, state_dir = os.path.dirname(exam.places.state_dir), exam.places.state_dir
+    path = state_dir if os.path.isdir(state_dir) else above
+    found = _folder(exam, "state folder", path, True, _move(exam))
+    state_file = exam.places.state_file
+    try:
+        check_places(state_file, (state_file,), exam.config.trust_group)
+    except SchedulerError as error:
+        judged = judged_file(exam, "state folder", state_file, error, True)
+        return [judged] if found.mark is Mark.OK else [found, judged]
+    except OSError:
+        return [found]  # not there, which is said
+    return [found]
+
+
+def check_log_folder(exam: Examination) -> list[Finding]:
+    """The disk of the logs, if it is another one."""
+    path, state = exam.config.log_dir, os.path.dirname(exam.places.state_dir)
+    while not os.path.lexists(path) and path != "/":
+        path = os.path.dirname(path)  # start makes it
+    with contextlib.suppress(OSError):
+        if os.stat(path).st_dev == os.stat(state).st_dev:
+            return []  # said of the state folder
+    kill = f"{exam.sudo}kill {exam.dir_seen.pid} && sleep 6 && " if exam.dir_seen.alive else ""
+    home = f"~{name_of(exam.owner)}" if exam.others else '"$HOME"'
+    move = f"{kill}{exam.start} --log-dir {home}/gpu_scheduler_logs" if exam.start else ""
+    return [_folder(exam, "log folder", path, False, move)]
+
+
+def _move(exam: Examination) -> str:
+    """The command that takes the scheduler to a disk of this machine."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", exam.who.name)
+    there = f"/var/tmp/gpujob-{name}"  # noqa: S108  made by the command with mkdir, which fails where one stands
+    state = os.path.join(there, os.path.basename(exam.places.state_file))
+    if exam.dir_seen.alive:
+        return f"{exam.sudo}gpujob wait{exam.suffix}; {exam.sudo}kill {exam.dir_seen.pid}"
+    if exam.dir_seen.in_hand or exam.others:
+        return exam.start if exam.dir_seen.in_hand else ""
+    mine = [path for path in (exam.places.state_dir, exam.places.state_file) if os.path.lexists(path)]
+    if exam.places.state_dir in mine:
+        return f"mkdir -m 700 {there} && mv {' '.join(map(word, mine))} {there} && gpujob recover --state-file {word(state)}"
+    jobs = f" --jobs-file {word(exam.config.jobs_file)}" if exam.config.jobs_file else ""
+    return f"mkdir -m 700 {there} && gpujob start --detach --state-file {word(state)}{jobs}"

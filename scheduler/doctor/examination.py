@@ -1,0 +1,154 @@
+"""What all checks are made of: the settings, who asks, the store as it was seen, and the commands that would mend something."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.core.config import Config
+from scheduler.core.errors import SchedulerError, word
+from scheduler.core.gpu import Gpu, gpu_ids_text
+from scheduler.core.job import Holding, Job
+from scheduler.doctor.driver import Driver
+from scheduler.doctor.finding import Who, name_of, status_of
+from scheduler.doctor.programs import Programs, installer
+from scheduler.gpus.monitor import DECLARED
+from scheduler.store.paths import Places, check_not_for_another
+
+LIMIT_S = 10.0  # for everything
+ANSWER_S = 5.0  # for programs
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSeen:
+    """The store, looked at without a write."""
+
+    there: bool = False
+    jobs: int = 0
+    trouble: str = ""  # what is wrong with it
+    kind: str = ""  # of trouble: damaged, moved, newer, outdated, elsewhere, denied, late
+    start: str = ""  # the command that starts the scheduler
+    recover: str = ""  # the command that rebuilds it, or takes it over
+    host: str = ""  # where its scheduler runs, if elsewhere
+    again: str = ""  # the command that asks the same
+    python: str = "python3"
+
+
+@dataclass(slots=True)
+class StateDirSeen:
+    """What the store and the daemon lock tell, looked at once for all checks."""
+
+    alive: bool = False
+    hidden: bool = False  # we may not look into it
+    pid: int | None = None
+    running: dict[str, tuple[Any, str]] = field(default_factory=dict)  # settings that the scheduler runs on
+    jobs: int = 0
+    in_hand: list[Job] | None = None  # None: not known
+    holdings: list[tuple[Holding, str]] = field(default_factory=list)
+    gpus: list[Gpu] = field(default_factory=list)
+    store: StoreSeen = field(default_factory=StoreSeen)
+
+
+class Examination:
+    """One look at everything. ``errors``: what is wrong with the settings, so that ``config`` holds only defaults.
+
+    ``suffix``: what a command must say so that it means this scheduler.
+    """
+
+    def __init__(
+        self,
+        state_file: str,
+        config: Config,
+        config_file: str,
+        errors: Sequence[SchedulerError],
+        environ: Mapping[str, str],
+        suffix: str,
+    ) -> None:
+        self.places, self.config, self.config_file, self.errors = Places(state_file), config, config_file, errors
+        self.environ, self.suffix = environ, suffix
+        self.who = Who(os.getuid(), name_of(os.getuid()), installer())
+        self.owner = self.who.uid  # until it was looked at
+        self.again = f"gpujob doctor{suffix}"
+        self.said_gpus = config.gpus is not None or config.gpu_ids is not None
+        self.dir_seen = StateDirSeen()
+        self.until = time.monotonic() + LIMIT_S
+        self.programs = Programs(environ, self.who.name, ANSWER_S)
+        self.driver = Driver(environ)
+
+    def whose(self) -> int:
+        """Whose scheduler it is or would be: by most of what stands there, for a single file may have gone astray."""
+        above = os.path.dirname(self.places.state_dir)
+        tops = (self.places.state_dir, self.places.state_file, self.places.store, self.places.attempts)
+        owners = Counter(status.st_uid for status in map(status_of, tops) if status is not None)
+        if not owners:
+            try:
+                check_not_for_another(above)
+            except SchedulerError:
+                return os.stat(above).st_uid
+            except OSError:
+                return self.who.uid
+            status = status_of(above)
+            may = status is None or os.access(above, os.W_OK | os.X_OK, effective_ids=True)
+            return self.who.uid if may or status is None else status.st_uid
+        if not self.who.uid and (status := status_of(above)) is not None:
+            owners[status.st_uid] += 1
+        most = max(owners.values())
+        return self.who.uid if owners[self.who.uid] == most else owners.most_common(1)[0][0]
+
+    @property
+    def others(self) -> bool:
+        """Whether it is another user's: root must not leave files of his there, anybody else may do nothing there."""
+        return self.owner != self.who.uid
+
+    @property
+    def sudo(self) -> str:
+        """What a command begins with that only the owner may run."""
+        return f"sudo -u {word(name_of(self.owner))} " if self.others else ""
+
+    @property
+    def recover(self) -> str:
+        """The command that rebuilds the store or takes it over."""
+        return f"{self.sudo}gpujob recover{self.suffix}"
+
+    @property
+    def upgrade(self) -> str:
+        """The command that starts the scheduler on a store that it brings up to date."""
+        return f"{self.sudo}gpujob start --detach{self.suffix}"
+
+    @property
+    def may_start(self) -> bool:
+        """Whether a start would not be refused for what stands there."""
+        status = status_of(self.places.state_file)
+        plain = status is None or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
+        return (
+            plain and not self.dir_seen.hidden and not self.dir_seen.store.kind and not (self.others and self.who.uid)
+        )
+
+    @property
+    def apart(self) -> str:
+        """The command that starts the scheduler, to be followed by what GPUs it gets; empty where it would be refused."""
+        return f"{self.sudo}gpujob start --detach{self.suffix}" if self.may_start else ""
+
+    @property
+    def start(self) -> str:
+        """The command that starts the scheduler; with the GPUs that only a command line has declared so far."""
+        ids = sorted(gpu.index for gpu in self.dir_seen.gpus)
+        if (
+            not self.apart
+            or self.said_gpus
+            or not ids
+            or not all(g.uuid.startswith(DECLARED) for g in self.dir_seen.gpus)
+        ):
+            return self.apart
+        number = ids == list(range(len(ids)))
+        return f"{self.apart} {f'--gpus {len(ids)}' if number else f'--gpu-ids {gpu_ids_text(ids)}'}"
+
+    def close(self) -> None:
+        """End what has not answered."""
+        self.driver.close()
+        self.programs.close()

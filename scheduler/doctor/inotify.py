@@ -1,0 +1,117 @@
+"""inotify: whether changes of files are told at once."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from dataclasses import dataclass
+
+from scheduler.doctor.examination import Examination
+from scheduler.doctor.finding import Finding, Mark, Who, good, not_told
+from scheduler.doctor.programs import number_in
+
+SPARE = 0.9  # of a limit: who has used more than this may meet it at the next start
+INSTANCES, WATCHES = 1024, 524288  # limits to set
+IN_DELETE_SELF = 0x400
+
+
+@dataclass(frozen=True, slots=True)
+class InotifySeen:
+    """Whether files can be watched, by trying, and the limits on it."""
+
+    refused: str = ""  # what was refused: instance, watch
+    instances: int | None = None  # fs.inotify.max_user_instances
+    space_instances: int | None = None  # user.max_inotify_instances, of this user namespace
+    watches: int | None = None
+    space_watches: int | None = None
+    used: int | None = None  # instances of this user
+    setting: str = "auto"  # of `watch`
+
+
+def judge(seen: InotifySeen, who: Who) -> Finding:
+    """Whether changes of files are told at once."""
+    if seen.setting == "poll":
+        return good("inotify", "not used (watch: poll)")
+    limits = ", ".join(
+        f"{text} {number}"
+        for text, number in (
+            ("instances", _least(seen.instances, seen.space_instances)),
+            ("watches", _least(seen.watches, seen.space_watches)),
+        )
+        if number is not None
+    )
+    used = "" if seen.used is None else f"; {seen.used} instances in use"
+    told = f"limits: {limits or 'not told'}{used}"
+    then = "start refuses (watch: inotify)" if seen.setting == "inotify" else "files are polled every second instead"
+    mark = Mark.BAD if seen.setting == "inotify" else Mark.WARN
+    if seen.refused == "instance":
+        wrong = f"no inotify instance is left: {then}"
+        return Finding("inotify", mark, told, wrong, _raise("instances", seen.instances, seen.space_instances, who))
+    if seen.refused == "watch":
+        wrong = "no inotify watch is left: changes of files are noticed late"
+        return Finding("inotify", Mark.WARN, told, wrong, _raise("watches", seen.watches, seen.space_watches, who))
+    most = _least(seen.instances, seen.space_instances)
+    if most is None or seen.used is None:
+        return not_told("inotify", "how many inotify instances are left", "one could be had just now")
+    if seen.used >= SPARE * most:
+        wrong = f"nearly all instances of this user are in use; when none is left, {then}"
+        return Finding(
+            "inotify", Mark.WARN, told, wrong, _raise("instances", seen.instances, seen.space_instances, who)
+        )
+    return good("inotify", told)
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((number for number in (one, other) if number is not None), default=None)
+
+
+def _raise(what: str, machine: int | None, space: int | None, who: Who) -> str:
+    """The command that raises the limit that was met (both are the same outside of containers)."""
+    name = f"fs.inotify.max_user_{what}"
+    if space is not None and (machine is None or space < machine):
+        name = f"user.max_inotify_{what}"
+    low = _least(machine, space) or 0
+    return who.root(f"sysctl -w {name}={max(INSTANCES if what == 'instances' else WATCHES, 2 * low)}")
+
+
+def look(folder: str, setting: str) -> InotifySeen:
+    """Tries to watch a folder, for a moment."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    refused = ""
+    fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if fd < 0:
+        refused = "instance"
+    else:
+        if libc.inotify_add_watch(fd, os.fsencode(folder), IN_DELETE_SELF) < 0 and os.path.exists(folder):
+            refused = "watch"
+        os.close(fd)
+    return InotifySeen(
+        refused,
+        number_in("/proc/sys/fs/inotify/max_user_instances"),
+        number_in("/proc/sys/user/max_inotify_instances"),
+        number_in("/proc/sys/fs/inotify/max_user_watches"),
+        number_in("/proc/sys/user/max_inotify_watches"),
+        _inotify_used(),
+        setting,
+    )
+
+
+def _inotify_used() -> int | None:
+    """Inotify instances of this user."""
+    number = 0
+    me = os.getuid()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # gone meanwhile, or not ours to look into
+            if os.stat(f"/proc/{name}").st_uid == me:
+                for fd in os.listdir(f"/proc/{name}/fd"):
+                    with contextlib.suppress(OSError):
+                        number += os.readlink(f"/proc/{name}/fd/{fd}") == "anon_inode:inotify"
+    return number
+
+
+def check_inotify(exam: Examination) -> list[Finding]:
+    """Whether files can be watched."""
+    return [judge(look(os.path.dirname(exam.places.state_dir), exam.config.watch), exam.who)]

@@ -1,0 +1,126 @@
+"""Files that people write: whether they can be read, and nobody else could have written them."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable
+from functools import partial
+
+from scheduler.core.errors import DENIED, LINK, NO_PLAIN_FILE, OWNER, UNSEEN, WRITERS, FileTrouble, SchedulerError, word
+from scheduler.doctor.examination import Examination
+from scheduler.doctor.finding import Finding, Mark, Who, good, status_of
+from scheduler.intake.settings import model_table
+from scheduler.intake.tail import cannot_be_read, check_places, check_private, places_of
+
+_LINE = re.compile(r"(/.*?):(\d+)(?::\d+)?$", re.DOTALL)
+
+
+def judge(
+    check: str,
+    path: str,
+    error: SchedulerError | None,
+    who: Who,
+    there: bool,
+    *,
+    device: bool = False,
+    owner: int | None = None,
+    again: str = "",
+) -> Finding:
+    """Config, jobs file, commands file, model table: whether it can be read, and nobody else could have written it.
+
+    ``device``: it is one, which no command may touch. ``owner``: whose scheduler it is, if not that of who asks; ``again``:
+    the command by which that one asks the same.
+    """
+    if error is None:
+        return good(check, path if there else f"{path}, not there yet")
+    exposed = error.exposure if isinstance(error, FileTrouble) else None
+    if exposed is not None and owner is not None and exposed.code in (OWNER, LINK):
+        if exposed.code == OWNER and exposed.owner == owner:
+            return Finding(check, Mark.UNKNOWN, f"cannot be told: whether only its owner can write {path}", "", again)
+        return Finding(check, Mark.BAD, error.where or path, exposed.said)
+    line = _LINE.match(error.where)
+    wrong, mend = error.what, ""
+    if exposed is not None:
+        wrong, mend = exposed.said, exposed.mend
+        if exposed.code != WRITERS:
+            chown = "chown -h" if exposed.code == LINK else "chown"
+            mend = who.root(f"{chown} {word(who.name)} {word(exposed.place)}")
+    elif line:
+        wrong, mend = f"line {line[2]}: {wrong}", f'"${{EDITOR:-vi}}" +{line[2]} {word(line[1])}'
+    elif error.code == DENIED:
+        mend = f"chmod u+r {word(path)}"
+    elif error.code == NO_PLAIN_FILE:
+        mend = "" if device else f"mv {word(path)} {word(f'{path}.old')}"
+    elif error.code == UNSEEN:
+        mend = ""
+    elif error.where == path:
+        mend = f'"${{EDITOR:-vi}}" {word(path)}'
+    if error.do:
+        wrong = f"{wrong}; {error.do}"
+    return Finding(check, Mark.BAD, error.where or path, wrong, mend)
+
+
+def judged_file(exam: Examination, check: str, path: str, error: SchedulerError | None, there: bool) -> Finding:
+    """What is wrong with a file that people write, seen from where we stand."""
+    status = status_of(path)
+    device = status is not None and (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode))
+    if os.path.islink(path):
+        device = not os.path.isfile(path)  # the link of a distribution or a user: nothing to move away
+    return judge(
+        check, path, error, exam.who, there, device=device, owner=exam.owner if exam.others else None,
+        again=f"{exam.sudo}{exam.again}",
+    )  # fmt: skip
+
+
+def check_config(exam: Examination) -> list[Finding]:
+    """Whether the settings can be read."""
+    if not exam.errors:
+        text = exam.config_file or "none, so the defaults count"
+        return [judged_file(exam, "config", text, None, True)]
+    return [judged_file(exam, "config", exam.config_file or error.where, error, True) for error in exam.errors]
+
+
+def check_inputs(exam: Examination) -> list[Finding]:
+    """Jobs file, commands file and model table."""
+    trust, found = exam.config.trust_group, []
+    for check, path in (("jobs file", exam.config.jobs_file), ("commands file", exam.config.commands_file)):
+        if path:
+            error, there = _trouble(partial(_check_lines, path, trust), path)
+            if not there:  # where it is to stand others may put one first
+                error = _trouble(partial(check_places, path, places_of(path), trust), os.path.dirname(path))[0]
+            found.append(judged_file(exam, check, path, error, there))
+    path = exam.config.llm_config
+    if path and os.path.lexists(path):
+        error, there = _trouble(partial(model_table, path, trust), path)
+        found.append(judged_file(exam, "model table", path, error, there))
+    return found
+
+
+def _trouble(look: Callable[[], object], path: str) -> tuple[SchedulerError | None, bool]:
+    """What is wrong with a file that people write, and whether it is there."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return None, False
+    except OSError as error:
+        return SchedulerError(f"cannot be looked at: {error.strerror}", where=path, code=UNSEEN), True
+    try:
+        look()
+    except OSError as error:
+        return cannot_be_read(error, path), True
+    except SchedulerError as error:
+        return error, True
+    return None, True
+
+
+def _check_lines(path: str, trust_group: bool) -> None:
+    """As the scheduler looks at a file of lines. Raises OSError, SchedulerError."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        what = "is no plain file: nothing is read from it"
+        raise SchedulerError(what, where=path, do="name another one", code=NO_PLAIN_FILE)
+    check_private(path, status, trust_group)
+    if not os.access(path, os.R_OK, effective_ids=True):
+        raise SchedulerError("cannot be read: Permission denied", where=path, code=DENIED)

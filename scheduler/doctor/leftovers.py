@@ -1,0 +1,161 @@
+"""What earlier attempts and killed commands left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scheduler.core.errors import word
+from scheduler.doctor.examination import Examination
+from scheduler.doctor.finding import MOST_NAMED, Finding, Mark, Who, good, many, name_of, not_told, status_of
+from scheduler.recovery.job_reconstruction import alive as living
+from scheduler.system.proc import boot_id, command_words
+from scheduler.system.processes import lives, seen
+
+OLD_S = 120.0
+ATTEMPT = re.compile(r"\d{1,18}\.\d{1,18}")
+_ASIDE = re.compile(r"\.(.+)\.new-(\d{1,10})", re.DOTALL)
+_PACKET = re.compile(r"(packet)-(\d{1,10})-\d+")  # what a daemon handed to its supervisor, by its pid
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A process of an attempt that nobody runs any more."""
+
+    pid: int
+    job: int
+    attempt: int
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftSeen:
+    """What earlier attempts and killed commands left behind."""
+
+    processes: tuple[Leftover, ...] = ()
+    held: bool = False  # a scheduler runs, and keeps their GPUs taken
+    files: tuple[str, ...] = ()
+    untold: str = ""
+    sudo: str = ""  # before whatever root does to another user's
+
+
+def judge(seen: LeftSeen, who: Who) -> list[Finding]:
+    """Processes that outlived their job, and files that nobody needs."""
+    found = []
+    if seen.processes:
+        jobs = ", ".join(map(str, sorted({one.job for one in seen.processes})))
+        named = "; ".join(f"pid {one.pid} {one.command}" for one in seen.processes[:3])
+        more = f" and {len(seen.processes) - 3} more" if len(seen.processes) > 3 else ""
+        then = "its GPUs stay taken until they end" if seen.held else "nobody keeps their GPUs from being given out"
+        mend = f"{seen.sudo}kill " + " ".join(str(one.pid) for one in seen.processes)
+        found.append(
+            Finding(
+                "leftovers",
+                Mark.WARN if seen.held else Mark.BAD,
+                f"{named}{more}",
+                f"of job {jobs}, which has ended or is not known: {then}",
+                mend,
+            )
+        )
+    if seen.files:
+        first = seen.files[:MOST_NAMED]
+        mend = f"{seen.sudo}rm -r {' '.join(map(word, first))}"
+        found.append(
+            Finding("leftovers", Mark.WARN, many(seen.files, len(seen.files)), "nobody needs it any more", mend)
+        )
+    if seen.untold:
+        found.append(not_told("leftovers", seen.untold))
+    return found or [good("leftovers", "none")]
+
+
+def check_leftovers(exam: Examination) -> list[Finding]:
+    """Processes that outlived their job, and files that nobody needs."""
+    dir_seen, places = exam.dir_seen, exam.places
+    untold = ""
+    processes: list[Leftover] = []
+    with contextlib.suppress(OSError):
+        owner = os.stat(places.state_dir).st_uid
+        if owner != exam.who.uid and exam.who.uid:
+            untold = f"which processes are left of jobs: they are of {name_of(owner)}"
+    if dir_seen.in_hand is None and not untold:
+        untold = "which processes are left of jobs: the store cannot be read"
+    if not untold:
+        processes = _processes(exam)
+    files = tuple(sorted(_files_left(exam)))
+    return judge(LeftSeen(tuple(processes), dir_seen.alive, files, untold, exam.sudo), exam.who)
+
+
+def _processes(exam: Examination) -> list[Leftover]:
+    """Processes of attempts that no living job has; looked at twice, for one that ends now is none."""
+    known = {(job.id, job.attempt) for job in exam.dir_seen.in_hand or ()}
+    left = {
+        process: key
+        for key, marked in living(exam.places.state_file).marked.items()
+        if key not in known
+        for process in marked
+    }
+    for holding, boot in exam.dir_seen.holdings:
+        if boot == boot_id():
+            left |= {
+                process: (holding.job, 0) for process in holding.processes if lives(process) and process not in left
+            }
+    if left:
+        time.sleep(0.2)
+    return [
+        Leftover(process.pid, job, attempt, _command(process.pid))
+        for process, (job, attempt) in sorted(left.items(), key=lambda item: item[0].pid)
+        if lives(process)
+    ]
+
+
+def _files_left(exam: Examination) -> Iterator[str]:
+    places = exam.places
+    folder, name = os.path.split(places.state_file)
+    for place in (folder, places.state_dir):
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(place):
+                aside = _ASIDE.fullmatch(entry) or _PACKET.fullmatch(entry)
+                if aside and (place == places.state_dir or aside[1] == name) and seen(int(aside[2])) is None:
+                    path = os.path.join(place, entry)
+                    status = status_of(path)
+                    plain = status is not None and stat.S_ISREG(status.st_mode)
+                    if plain and (aside.re is _ASIDE or _old(path)):  # its supervisor may be reading it yet
+                        yield path
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(places.attempts):
+            if not ATTEMPT.fullmatch(entry):
+                yield os.path.join(places.attempts, entry)
+    if not exam.dir_seen.alive and not os.path.exists(places.recovering):
+        with contextlib.suppress(OSError):
+            start = os.path.basename(places.new_store)
+            yield from (os.path.join(places.state_dir, n) for n in os.listdir(places.state_dir) if n.startswith(start))
+    known = {job.attempt_key for job in exam.dir_seen.in_hand or ()}
+    with contextlib.suppress(OSError):
+        for one in os.scandir(places.sessions):
+            key, _, ending = one.name.rpartition(".")
+            if (
+                ending in ("launch", "said")
+                and key not in known
+                and exam.dir_seen.in_hand is not None
+                and _old(one.path)
+            ):
+                yield one.path
+
+
+def _old(path: str) -> bool:
+    return time.time() - os.lstat(path).st_mtime > OLD_S
+
+
+def _command(pid: int) -> str:
+    """The first words of a process, short."""
+    try:
+        words = command_words(pid, 400)
+    except OSError:
+        return ""
+    text = b" ".join(words).decode("utf-8", "replace").strip()
+    return text if len(text) <= 40 else f"{text[:39]}…"

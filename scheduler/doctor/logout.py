@@ -1,0 +1,166 @@
+"""Logging out: whether the scheduler and its jobs outlive the login that they were started from."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.core.errors import word
+from scheduler.doctor.examination import Examination
+from scheduler.doctor.finding import Finding, Mark, Who, good, not_told
+from scheduler.doctor.programs import Asked, Programs, assignments, text_of, yes_or_no
+
+
+class Place(enum.Enum):
+    """Where in systemd's tree a process lives."""
+
+    SESSION = "session"  # of one login
+    MANAGER = "manager"  # the user's own systemd, which ends with the last login unless it lingers
+    SERVICE = "service"  # of the system
+    HIDDEN = "hidden"
+
+
+def place_of(cgroups: str) -> tuple[Place, str]:
+    """The place by /proc/PID/cgroup, and the unit that it is a service of (or an empty text)."""
+    paths = dict(line.split(":", 2)[1:] for line in cgroups.splitlines() if line.count(":") >= 2)
+    path = max((paths.get("name=systemd", ""), paths.get("", "")), key=len)
+    parts = [part for part in path.split("/") if part]
+    services = [part for part in parts if part.endswith(".service") and not part.startswith("user@")]
+    unit = services[-1] if services else ""
+    if any(re.fullmatch(r"user@\d+\.service", part) for part in parts):
+        return Place.MANAGER, unit
+    if any(re.fullmatch(r"session-[^/]+\.scope", part) for part in parts):
+        return Place.SESSION, ""
+    return (Place.SERVICE, unit) if unit else (Place.HIDDEN, "")
+
+
+@dataclass(frozen=True, slots=True)
+class LoginSeen:
+    """What happens to processes when their user logs out."""
+
+    manager: bool  # a login manager runs here
+    kills: bool | None = None  # KillUserProcesses
+    exclude: tuple[str, ...] = ("root",)  # KillExcludeUsers
+    only: tuple[str, ...] = ()  # KillOnlyUsers
+    lingers: bool | None = None
+    place: Place = Place.HIDDEN
+    unit: str = ""
+    kill_mode: str = ""  # of that unit
+    daemon: bool = False  # the place is the scheduler's; else that of whoever asks, who would start it
+    start: str = ""  # the command that starts the scheduler
+
+
+def judge(seen: LoginSeen, who: Who) -> Finding:
+    """Whether the scheduler and its jobs outlive the login they were started from."""
+    if seen.place is Place.HIDDEN and not seen.manager:
+        return good("logout", "no login manager of systemd here: nothing ends processes at a logout")
+    what = "the scheduler" if seen.daemon else "what is started from here"
+    if seen.unit and seen.place in (Place.SERVICE, Place.MANAGER):
+        found = _of_service(seen, who, what)
+        if found is not None:
+            return found
+    if seen.place is Place.MANAGER:
+        if seen.lingers is None:
+            return not_told("logout", f"whether {who.name} lingers", f"{what} ends with the last login if not")
+        if seen.lingers:
+            return good("logout", f"{what} runs below your own systemd, which lingers")
+        wrong = f"{what} runs below your own systemd, which ends with your last login, and all jobs with it"
+        return Finding("logout", Mark.BAD, f"{who.name} does not linger", wrong, "loginctl enable-linger")
+    if seen.place is Place.SERVICE:
+        return good("logout", f"{what} is part of {seen.unit}, not of a login")
+    if seen.kills is None:
+        return not_told("logout", "whether logging out ends processes (KillUserProcesses of systemd-logind)")
+    if not seen.kills:
+        return good("logout", "KillUserProcesses=no: processes outlive their login")
+    if who.name in seen.exclude or (seen.only and who.name not in seen.only):
+        return good("logout", f"KillUserProcesses=yes, but not for {who.name}")
+    wrong = f"{what} ends when you log out, and all its jobs with it"
+    if seen.place is Place.HIDDEN:
+        wrong += ", if it belongs to a login (which cannot be told)"
+    if seen.daemon:  # what runs already stays where it is, so only the login manager's own setting saves it
+        text = r"[Login]\nKillUserProcesses=no\n"
+        mend = who.root(
+            f'sh -c \'mkdir -p /etc/systemd/logind.conf.d && printf "{text}" >/etc/systemd/logind.conf.d/gpujob.conf && '
+            "systemctl kill -s HUP systemd-logind'"
+        )
+    else:
+        mend = seen.start and f"loginctl enable-linger && systemd-run --user --scope {seen.start}"
+    mark = Mark.WARN if seen.place is Place.HIDDEN else Mark.BAD
+    return Finding("logout", mark, "KillUserProcesses=yes", wrong, mend)
+
+
+def _of_service(seen: LoginSeen, who: Who, what: str) -> Finding | None:
+    """What the service that it is part of does to it when it is stopped."""
+    unit = seen.unit
+    if not seen.kill_mode:
+        return not_told("logout", f"the KillMode of {unit}", f"unless it is process, stopping {unit} ends all jobs")
+    if seen.kill_mode in ("process", "none"):
+        return None
+    mine = seen.place is Place.MANAGER
+    folder = f"{'~/.config/systemd/user' if mine else '/etc/systemd/system'}/{word(f'{unit}.d')}"
+    command = (
+        f'mkdir -p {folder} && printf "[Service]\\nKillMode=process\\n" >{folder}/gpujob.conf && '
+        f"systemctl{' --user' if mine else ''} daemon-reload"
+    )
+    wrong = f"{what} is part of {unit}: when that is stopped or started anew, all running jobs are ended with it"
+    mend = command if mine else who.root(f"sh -c {word(command)}")
+    return Finding("logout", Mark.BAD if seen.daemon else Mark.WARN, f"KillMode={seen.kill_mode}", wrong, mend)
+
+
+def look(programs: Programs, pid: int | None, start: str) -> LoginSeen:
+    """What a logout does to this process, or (None) to what we would start."""
+    place, unit = place_of(text_of(f"/proc/{pid or os.getpid()}/cgroup"))
+    answer = programs.manager.answer(programs.until)
+    said = assignments(answer[1]) if answer and answer[0] == 0 else {}
+    booted = os.path.isdir("/run/systemd/system")
+    if "KillUserProcesses" not in said:
+        said = logind_files() if booted else {}
+    kill_mode = ""
+    if unit:
+        user = ["--user"] if place is Place.MANAGER else []
+        asked = Asked(["systemctl", *user, "show", "-p", "KillMode", unit], programs.plain).answer(programs.until)
+        kill_mode = assignments(asked[1]).get("KillMode", "") if asked else ""
+    return LoginSeen(
+        manager=booted or bool(said),
+        kills=yes_or_no(said.get("KillUserProcesses", "")),
+        exclude=tuple(said.get("KillExcludeUsers", "root").split()),
+        only=tuple(said.get("KillOnlyUsers", "").split()),
+        lingers=_lingers(programs),
+        place=place,
+        unit=unit,
+        kill_mode=kill_mode,
+        daemon=pid is not None,
+        start=start,
+    )
+
+
+def _lingers(programs: Programs) -> bool | None:
+    answer = programs.linger.answer(programs.until)
+    told = yes_or_no(assignments(answer[1]).get("Linger", "")) if answer else None
+    if told is None and os.path.isdir("/var/lib/systemd/linger"):  # who is not logged in is not shown
+        told = os.path.exists(os.path.join("/var/lib/systemd/linger", programs.user))
+    return told
+
+
+def logind_files(roots: Sequence[str] = ("/usr/lib", "/usr/local/lib", "/run", "/etc")) -> dict[str, str]:
+    """The login manager's settings by its files, the strongest last, as systemd reads them."""
+    main = next((text for root in reversed(roots) if (text := text_of(f"{root}/systemd/logind.conf"))), "")
+    pieces: dict[str, str] = {}
+    for root in roots:
+        folder = f"{root}/systemd/logind.conf.d"
+        with contextlib.suppress(OSError):
+            pieces.update((name, f"{folder}/{name}") for name in os.listdir(folder) if name.endswith(".conf"))
+    found = assignments(main)
+    for name in sorted(pieces):
+        found.update(assignments(text_of(pieces[name])))
+    return found
+
+
+def check_logout(exam: Examination) -> list[Finding]:
+    """What a logout does to the scheduler, or to one that is started from here."""
+    pid = exam.dir_seen.pid if exam.dir_seen.alive else None
+    return [judge(look(exam.programs, pid, exam.start), exam.who)]

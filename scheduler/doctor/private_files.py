@@ -1,0 +1,153 @@
+"""Files of the scheduler: whether they are private, and ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from scheduler.core.errors import word
+from scheduler.doctor.examination import Examination
+from scheduler.doctor.finding import MOST_NAMED, Finding, Mark, Who, good, many, name_of, not_told, status_of
+
+MOST_FILES = 100_000
+_JOB_LOG = re.compile(r"job_\d+_.*\.log", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSeen:
+    """Owners and modes of all that is the scheduler's own: the state_dir, the state file, logs."""
+
+    folders: tuple[str, ...] = ()  # those of them that are there
+    owner: str = ""  # whose they should be
+    number: int = 0  # looked at
+    foreign: tuple[str, ...] = ()  # of another owner
+    open: tuple[str, ...] = ()  # others may read or write
+    locked: tuple[str, ...] = ()  # the owner himself may not
+    link: str = ""  # the state_dir is a link
+    no_folder: str = ""  # something of ours that should be a folder and is none
+    no_file: str = ""  # the state file, where it is a device or the like
+    untold: str = ""  # could not be looked into
+    whole: bool = True  # False: there are more than were looked at
+    recover: str = ""
+
+
+def judge(seen: FilesSeen, who: Who) -> list[Finding]:
+    """Whether they are private, and ours."""
+    found = []
+    if seen.link:
+        link = word(seen.link)
+        mend = f'd="$(readlink -f {link})" && rm {link} && mv "$d" {link} && {seen.recover}'
+        found.append(Finding("files", Mark.BAD, seen.link, "it is a link: start refuses it", mend))
+    if seen.no_folder:
+        place = word(seen.no_folder)
+        found.append(
+            Finding("files", Mark.BAD, seen.no_folder, "it is no folder: start refuses it", f"mv {place} {place}.old")
+        )
+    if seen.no_file:  # perhaps of the system, as /dev/null: no command may touch it
+        wrong = "it is no plain file: name another --state-file"
+        found.append(Finding("files", Mark.BAD, seen.no_file, wrong))
+    for names, wrong, command, group in (
+        (seen.foreign, f"not of {seen.owner}", f"chown -h {word(seen.owner)}", f"! -user {word(seen.owner)}"),
+        (seen.open, "others may read or write it", "chmod go-rwx", "! -type l -perm /077"),
+        (seen.locked, "its owner may not read and write it", "chmod u+rwX", "! -type l ! -perm -600"),
+    ):
+        if not names:
+            continue
+        mend = f"{command} {' '.join(map(word, names))}"
+        if len(names) > MOST_NAMED:
+            mend = f"find {' '.join(map(word, seen.folders))} -xdev {group} -exec {command} {{}} +"
+        if command.startswith("chown") or (seen.owner not in ("", who.name)):
+            mend = who.root(mend)
+        found.append(Finding("files", Mark.BAD, many(names, len(names)), wrong, mend))
+    if seen.untold:
+        found.append(not_told("files", f"what is in {seen.untold}"))
+    if not found and seen.whole:
+        return [good("files", f"{seen.number} looked at, private" if seen.number else "none yet")]
+    if not found:
+        found.append(not_told("files", f"whether all are private: the first {seen.number} are"))
+    return found
+
+
+def check_files(exam: Examination) -> list[Finding]:
+    """Whether all that is the scheduler's own is private."""
+    state_dir = exam.places.state_dir
+    empty = FilesSeen(recover=exam.recover)
+    try:
+        status = os.lstat(state_dir)
+    except FileNotFoundError:
+        status = None
+    except OSError:
+        return judge(replace(empty, untold=state_dir), exam.who)
+    if status is not None and os.path.islink(state_dir):
+        return judge(replace(empty, link=state_dir), exam.who)
+    if status is not None and not os.path.isdir(state_dir):
+        return judge(replace(empty, no_folder=state_dir), exam.who)
+    owner = status.st_uid if status is not None and exam.who.uid else exam.owner
+    if owner != exam.who.uid and exam.who.uid:
+        if os.stat(os.path.dirname(state_dir)).st_uid != exam.who.uid:
+            return judge(replace(empty, untold=state_dir), exam.who)
+        return judge(replace(empty, owner=exam.who.name, foreign=(state_dir,)), exam.who)
+    return judge(_walked(exam, owner, replace(empty, owner=name_of(owner))), exam.who)
+
+
+def _walked(exam: Examination, owner: int, out: FilesSeen) -> FilesSeen:
+    foreign: list[str] = []
+    opened: list[str] = []
+    locked: list[str] = []
+    untold: list[str] = []
+    number, whole = 0, True
+    tops = [top for top in (exam.places.state_dir, exam.config.log_dir) if os.path.isdir(top)]
+    state = status_of(exam.places.state_file)
+    if state is not None and not (stat.S_ISREG(state.st_mode) or stat.S_ISLNK(state.st_mode)):
+        out = replace(out, no_file=exam.places.state_file)
+    for path in _ours(exam, tops, untold):
+        if number >= MOST_FILES:
+            whole = False
+            break
+        try:
+            status = os.lstat(path)
+        except OSError:
+            continue  # gone meanwhile
+        number += 1
+        folder = os.path.isdir(path)
+        if status.st_uid != owner:
+            foreign.append(path)
+        elif os.path.islink(path):
+            continue
+        elif status.st_mode & 0o077:
+            opened.append(path)
+        elif status.st_mode & (0o700 if folder else 0o600) != (0o700 if folder else 0o600):
+            locked.append(path)
+    return replace(
+        out, folders=tuple(tops), number=number, foreign=tuple(foreign), open=tuple(opened), locked=tuple(locked),
+        whole=whole, untold=untold[0] if untold and not locked else "",
+    )  # fmt: skip
+
+
+def _ours(exam: Examination, tops: Sequence[str], untold: list[str]) -> Iterator[str]:
+    """Everything in the state_dir, the job logs, the main log, the state file."""
+    for path in (
+        exam.places.state_file,
+        exam.config.log_file,
+        *(f"{exam.config.log_file}.{n}" for n in range(1, 6)),
+    ):
+        if path and (status := status_of(path)) is not None and stat.S_ISREG(status.st_mode):
+            yield path  # a log may go to a device or through a link, which are nothing of ours
+    for top in tops:
+        yield top
+        left = [top]
+        while left:
+            try:
+                entries = list(os.scandir(left.pop()))
+            except OSError as error:
+                untold.append(str(error.filename))
+                continue
+            for entry in entries:
+                if top == exam.config.log_dir and not _JOB_LOG.fullmatch(entry.name):
+                    continue
+                yield entry.path
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(entry.path)

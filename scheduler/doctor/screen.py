@@ -1,0 +1,79 @@
+"""GNU screen: whether it is there, and may be used on a machine that people share."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from dataclasses import dataclass
+
+from scheduler.core.errors import word
+from scheduler.doctor.examination import Examination
+from scheduler.doctor.finding import Finding, Mark, Who, good, not_told
+from scheduler.doctor.programs import Programs
+
+SAFE_SCREEN = (5, 0, 1)  # older ones that are setuid let their users take over what is not theirs
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenSeen:
+    """GNU screen, as PATH leads to it."""
+
+    path: str = ""  # where PATH leads; empty: nowhere
+    real: str = ""  # behind all links
+    said: str = ""  # by `screen -v`
+    setuid: bool = False
+    wanted: bool = False  # `screen: true` is set
+
+
+def screen_version(said: str) -> tuple[int, ...]:
+    """(4, 9, 0) of ``Screen version 4.09.00 (GNU) 30-Jan-22``; empty where none is to be read."""
+    found = re.search(r"version (\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?", said, re.ASCII | re.IGNORECASE)
+    return tuple(int(part or 0) for part in found.groups()) if found else ()
+
+
+def judge(seen: ScreenSeen, who: Who) -> Finding:
+    """Whether there is a screen, and one that may be used on a machine that people share."""
+    if not seen.path:
+        if not seen.wanted:
+            return good("screen", "not installed; only start --screen needs it")
+        return Finding(
+            "screen", Mark.BAD, "not in PATH", "screen: true is set, so start refuses", who.install("screen")
+        )
+    where = seen.path if seen.real in ("", seen.path) else f"{seen.path}, which is {seen.real}"
+    version = screen_version(seen.said)
+    told = ".".join(map(str, version)) or "of unknown version"
+    if not seen.setuid:
+        return (
+            good("screen", f"{told}, not setuid ({where})")
+            if version
+            else not_told("screen", f"the version of {where}")
+        )
+    mend = who.root(f"chmod u-s {word(seen.real or seen.path)}")
+    if not version:
+        wrong = "it is setuid; before 5.0.1 that lets its users take over what is not theirs"
+        return Finding("screen", Mark.UNKNOWN, f"cannot be told: the version of {where}", wrong, mend)
+    if version >= SAFE_SCREEN:
+        return good("screen", f"{told}, setuid ({where})")
+    wrong = (
+        "setuid and before 5.0.1: its users can read what others' terminals show or become root (CVE-2025-23395, "
+        "CVE-2025-46802 to 46805), unless your distribution has mended that in it"
+    )
+    return Finding("screen", Mark.BAD, f"{told}, setuid ({where})", wrong, mend)
+
+
+def look(programs: Programs, wanted: bool) -> ScreenSeen:
+    """The screen that PATH leads to."""
+    path = shutil.which("screen", path=programs.environ.get("PATH", os.defpath)) or ""
+    if not path:
+        return ScreenSeen(wanted=wanted)
+    real = os.path.realpath(path)
+    answer = programs.screen.answer(programs.until)
+    said = answer[1] if answer else ""
+    return ScreenSeen(path, real, said, bool(os.stat(real).st_mode & stat.S_ISUID), wanted)
+
+
+def check_screen(exam: Examination) -> list[Finding]:
+    """Whether there is a screen that may be used."""
+    return [judge(look(exam.programs, exam.config.screen), exam.who)]

@@ -1,0 +1,74 @@
+"""JSON Schemas made from typed forms."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Optional, TypedDict, Union
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from scheduler.views.documents import DOCUMENTS, EVENTS
+from scheduler.views.json_schema import Field, published, schema_of
+from tests.test_docs import ROOT
+
+
+class _Always(TypedDict):
+    id: Annotated[int, Field("Number.", minimum=0)]
+
+
+class Form(_Always, total=False):
+    """A form."""
+
+    word: Annotated[Optional[str], Field("A word.", choices=("a", "b"))]
+    other: Optional[_Always]
+
+
+@pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        (bool, {"type": "boolean"}),
+        (Any, {}),
+        (Optional[str], {"type": ["string", "null"]}),
+        (Annotated[Optional[int], Field(minimum=1)], {"type": ["integer", "null"], "minimum": 1}),
+        (Literal[1], {"const": 1}),
+        (list[Annotated[float, Field(maximum=1)]], {"type": "array", "items": {"type": "number", "maximum": 1}}),
+        (dict[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}),
+        (Union[int, list[str], None], {"oneOf": [{"type": "null"}, {"type": "integer"}, {"type": "array", "items": {"type": "string"}}]}),
+        (tuple[str, int], {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False, "minItems": 2}),
+        (Annotated[Optional[str], Field("One.", choices=("a",))], {"enum": ["a", None], "description": "One."}),
+    ],
+)  # fmt: skip
+def test_each_kind_of_type(form: Any, schema: dict[str, Any]) -> None:
+    assert schema_of(form) == schema
+    Draft202012Validator.check_schema(schema)
+
+
+def test_an_object_is_closed_and_says_which_keys_it_always_has() -> None:
+    made = published("form", Form, {})
+    assert made["title"] == "form" and made["description"] == "A form." and made["required"] == ["id"]
+    validator = Draft202012Validator(made)
+    for good in ({"id": 1}, {"id": 1, "word": None, "other": {"id": 2}}, {"id": 1, "word": "b", "other": None}):
+        assert validator.is_valid(good), good
+    for bad in ({}, {"id": -1}, {"id": 1, "word": "c"}, {"id": 1, "more": 1}, {"id": 1, "other": {}}):
+        assert not validator.is_valid(bad), bad
+
+
+def test_a_form_with_a_file_of_its_own_is_referred_to() -> None:
+    assert schema_of(list[Form], {Form: "form"}) == {"type": "array", "items": {"$ref": "form.schema.json"}}
+    assert "$ref" not in str(published("form", Form, {Form: "form"}))
+
+
+def test_what_json_has_not_is_no_form() -> None:
+    with pytest.raises(TypeError, match="no form of JSON"):
+        schema_of(set)
+
+
+def test_the_choices_of_the_documents_are_all_that_the_program_writes() -> None:
+    """A kind of event that is written and not published would be refused by a reader."""
+    told = set()
+    for path in (ROOT / "scheduler" / "core").glob("*.py"):
+        told |= set(re.findall(r"changed\(\s*job,\s*\"(\w+)\"", path.read_text()))
+    assert len(told) > 10 and told <= set(EVENTS)
+    for form in DOCUMENTS.values():
+        Draft202012Validator.check_schema(schema_of(form))
