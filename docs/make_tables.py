@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from scheduler.core.config import OPTIONS, RELOADABLE, written
-from scheduler.core.job_options import GPUS, JOBS, LINE_KEYS, PATH, SUBMIT_OPTIONS, TEXT, VARIABLES, YES
+from scheduler.core.job_options import BOOLEAN, GPUS, JOBS, LINE_KEYS, PATH, SUBMIT_OPTIONS, TEXT, VARIABLES
 from scheduler.views.documents import DOCUMENTS, JobDocument
 from scheduler.views.json_schema import published
 
@@ -28,7 +28,7 @@ HEAD = """\
 IN_JSON = {
     TEXT: "text or number",
     PATH: "text",
-    YES: "true or false",
+    BOOLEAN: "true or false",
     JOBS: "list of ids, or text",
     GPUS: "list of ids, or text",
     VARIABLES: "object",

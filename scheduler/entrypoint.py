@@ -24,9 +24,9 @@ COMMON = {"--state-file": ("state_file", ONE), "--config": ("config", ONE)}
 
 def _of_submit() -> dict[str, tuple[str, str]]:
     """The options of `submit`, most of them options of a job."""
-    from scheduler.core.job_options import SUBMIT_OPTIONS, VARIABLES, YES
+    from scheduler.core.job_options import BOOLEAN, SUBMIT_OPTIONS, VARIABLES
 
-    kinds = {YES: FLAG, VARIABLES: MANY}
+    kinds = {BOOLEAN: FLAG, VARIABLES: MANY}
     return {
         **{option.flag: (option.name, kinds.get(option.kind, ONE)) for option in SUBMIT_OPTIONS},
         "--info-command": ("info_command", ONE), "-f": ("foreground", FLAG), "--foreground": ("foreground", FLAG), "--wait": ("wait", FLAG),
@@ -36,14 +36,14 @@ def _of_submit() -> dict[str, tuple[str, str]]:
 def _of_start() -> dict[str, tuple[str, str]]:
     """The options of `start`, most of them settings."""
     from scheduler.core.config import OPTIONS
+    from scheduler.core.errors import flag
 
     found = {"--drain": ("drain", FLAG), "--detach": ("detach", FLAG)}
     for name, row in OPTIONS.items():
-        word = name.replace("_", "-")
         if row.metadata["metavar"]:
-            found[f"--{word}"] = (name, ONE)
+            found[flag(name)] = (name, ONE)
         else:
-            found |= {f"--{word}": (name, FLAG), f"--no-{word}": (name, OFF)}
+            found |= {flag(name): (name, FLAG), flag(f"no_{name}"): (name, OFF)}
     return found
 
 
@@ -53,7 +53,7 @@ HOT: dict[str, tuple[dict[str, tuple[str, str]] | Callable[[], dict[str, tuple[s
     "add": (
         {
             "--conda": ("conda", ONE), "--args": ("args", ONE), "--priority": ("priority", ONE), "--gpus": ("gpus", ONE), "--allowed": ("gpus", ONE),
-            "--set": ("wishes", MANY), "--output-file": ("output_file", ONE),
+            "--set": ("pairs", MANY), "--output-file": ("output_file", ONE),
         },
         "one",
     ),

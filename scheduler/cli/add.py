@@ -12,7 +12,7 @@ from typing import Any
 
 from scheduler.client.client import SchedulerClient
 from scheduler.client.locate import settings_for, state_file_for
-from scheduler.client.submission import Wish, model_table_for, spec_of, table_for, trusting
+from scheduler.client.submission import Submission, model_table_for, spec_of, table_for, trusting
 from scheduler.client.submit_context import limits_here, said_by
 from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.gpu import parse_gpu_ids
@@ -40,7 +40,7 @@ def add(
     args: str = "",
     priority: str = "",
     gpus: str = "",
-    wishes: tuple[str, ...] = (),
+    pairs: tuple[str, ...] = (),
     output_file: str = "",
     state_file: str | None = None,
     config: str | None = None,
@@ -64,7 +64,7 @@ def add(
         raise UsageError(f"{error.what}: --gpus of add names the allowed GPUs", do=error.do) from None
     if "," in script and not os.path.exists(script):
         raise UsageError(f"there is no script {script}", do=f"a whole line is appended by: echo '{script}' >> {path}")
-    options, values = _as_options(wishes)
+    options, values = _as_options(pairs)
     line = write_line(script, priority=level, conda=conda, arguments=args, gpus=gpus, options=options)
     try:
         line.encode()
@@ -104,20 +104,20 @@ def add(
     return 0
 
 
-def _as_options(wishes: Sequence[str]) -> tuple[str, dict[str, Any]]:
+def _as_options(pairs: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """The words of ``--set`` as ``;key=value`` texts and as fields of JobSpec. Raises UsageError, Refused."""
     values: dict[str, Any] = {}
-    for wish in wishes:
-        key, equals, text = wish.partition("=")
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
         if not equals:
-            raise UsageError(f"{wish!r} is not KEY=VALUE", where="--set", do=f"keys: {', '.join(LINE_KEYS)}")
-        if re.search(r"[;\r\n\0]", wish):
-            raise UsageError(f"{wish!r} holds a semicolon or a line break", where="--set", do="give each its own --set")
+            raise UsageError(f"{pair!r} is not KEY=VALUE", where="--set", do=f"keys: {', '.join(LINE_KEYS)}")
+        if re.search(r"[;\r\n\0]", pair):
+            raise UsageError(f"{pair!r} holds a semicolon or a line break", where="--set", do="give each its own --set")
         try:
             values.update(read_line_keys([(key, text)], lambda key: f"{key}="))
         except SchedulerError as error:
             raise type(error)(error.what, where="--set", do=error.do.replace(";", "")) from None
-    return "".join(f";{wish}" for wish in wishes), values
+    return "".join(f";{pair}" for pair in pairs), values
 
 
 def submit(
@@ -131,7 +131,7 @@ def submit(
     config: str | None = None,
     **options: str | bool,
 ) -> int:
-    """Queue a command as it stands, in this folder and environment; prints its id. ``options``: by the names of SUBMIT_OPTIONS."""
+    """Queue a command as it stands, in this folder and environment; print its id. ``options``: values by option name (`core/job_options.py`)."""
     if not command:
         raise UsageError("the command is missing", do="write gpujob submit -- COMMAND…")
     if not command[0]:
@@ -143,10 +143,10 @@ def submit(
     texts = {name: ("yes" if value else "") if isinstance(value, bool) else value for name, value in options.items()}
     if info_command and not texts.get("info"):
         texts["info"] = said_by(info_command)
-    wish = Wish(
+    given = Submission(
         command=command, folder=os.getcwd(), environ=os.environ, options=texts, env=env, umask=mask, limits=limits_here()
     )  # fmt: skip
-    spec, environment = spec_of(wish)
+    spec, environment = spec_of(given)
     table = table_for(spec, client, config, warn)
     caller = None
     if foreground:

@@ -16,8 +16,8 @@ from scheduler.cli import completions, control, sessions, show
 from scheduler.cli import logs as logs_of
 from scheduler.cli.verbs import Verbs
 from scheduler.core.config import OPTIONS
-from scheduler.core.errors import UsageError, did_you_mean
-from scheduler.core.job_options import EDITABLE, JOB_OPTIONS, SUBMIT_OPTIONS, VARIABLES, YES, JobOption, flag
+from scheduler.core.errors import UsageError, did_you_mean, flag
+from scheduler.core.job_options import BOOLEAN, EDITABLE, JOB_OPTIONS, SUBMIT_OPTIONS, VARIABLES, JobOption
 from scheduler.system.terminal_text import charset, shown
 
 app = typer.Typer(
@@ -105,7 +105,7 @@ def _parameter(name: str, kind: Any, default: Any, declared: Any) -> inspect.Par
 
 
 def _with(*rows: inspect.Parameter) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb's function one parameter a row in place of its ``**given``, behind its arguments and before its own options."""
+    """Replace the ``**`` parameter of a verb's function by these parameters. They stand after its arguments and before its own options."""
 
     def declare(verb: Callable[..., None]) -> Callable[..., None]:
         own = [
@@ -123,7 +123,7 @@ def _with(*rows: inspect.Parameter) -> Callable[[Callable[..., None]], Callable[
 
 
 def _setting(name: str, help: str = "") -> inspect.Parameter:
-    """The option of `start` and `run` for a setting."""
+    """The Typer option for a setting, for `start` and `run`."""
     row = OPTIONS[name]
     text = str(row.metadata["help"])
     usual = "" if row.default in (None, "", False) else f" [{row.default}]"
@@ -139,14 +139,14 @@ def _setting(name: str, help: str = "") -> inspect.Parameter:
 
 
 def _job_option(option: JobOption, *, edit: bool = False) -> inspect.Parameter:
-    """The option of `submit` or `edit` for an option of a job."""
+    """The Typer option for a row of `JOB_OPTIONS`, for `submit`, `add` and `edit`."""
     complete = getattr(completions, option.completion) if option.completion else None
     declared = typer.Option(
         option.flag, metavar=option.metavar or None, help=option.help, show_default=False, autocompletion=complete
     )  # fmt: skip
     if option.kind == VARIABLES:
         return _parameter(option.name, Optional[list[str]], None, declared)
-    if option.kind == YES:
+    if option.kind == BOOLEAN:
         return _parameter(option.name, bool, False, declared)
     return _parameter(option.name, Optional[str] if edit else str, None if edit else "", declared)
 
@@ -209,7 +209,7 @@ def add(
     *,
     args: Annotated[str, typer.Option("--args", metavar="TEXT", help="Arguments of the script.")] = "",
     gpus: Annotated[str, _words("--gpus", "LIST", "Allowed GPUs: 0,2 or 0-3.", completions.gpu_list, "--allowed")] = "",
-    wishes: Annotated[
+    pairs: Annotated[
         Optional[list[str]],
         _words("--set", "K=V", "What the line has no column for: gpus=0.5, time=4h, label=x…", completions.line_key),
     ] = None,
@@ -220,7 +220,7 @@ def add(
 ) -> None:
     """Append one line to the jobs file and print it."""
     code = adding.add(
-        script, args=args, gpus=gpus, wishes=tuple(wishes or ()), output_file=output_file, **_which(state_file, config), **columns
+        script, args=args, gpus=gpus, pairs=tuple(pairs or ()), output_file=output_file, **_which(state_file, config), **columns
     )  # fmt: skip
     raise typer.Exit(code)
 
@@ -380,7 +380,7 @@ def swap(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = N
 @app.command("edit")
 @_with(*(_job_option(option, edit=True) for option in EDITABLE.values()))
 def edit(jobs: PendingJobs, *, state_file: StateFile = None, config: ConfigFile = None, **options: Any) -> None:
-    """Change waiting jobs; an empty value takes a wish back (--time '')."""
+    """Change waiting jobs; an empty value gives an option its default back (--time '')."""
     raise typer.Exit(control.edit(jobs, _given(options), **_which(state_file, config)))
 
 
@@ -561,7 +561,7 @@ def version_of() -> None:
 
 
 def run(words: list[str], interfaces: Mapping[str, Callable[..., int]] = MappingProxyType({})) -> int:
-    """Run the command line and return the exit code. Raises Typer's own errors for a mistake in the words.
+    """Run the command line and return the exit code. Raises Typer's own errors for a wrong command line.
 
     ``interfaces``: the user interfaces that are verbs here (`ts`, `track`, `web`), by their names.
     """

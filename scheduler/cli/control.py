@@ -98,22 +98,23 @@ def swap(jobs: Sequence[str], *, state_file: str | None = None, config: str | No
 
 
 def edit(
-    jobs: Sequence[str], wishes: Mapping[str, str], *, state_file: str | None = None, config: str | None = None
+    jobs: Sequence[str], options: Mapping[str, str], *, state_file: str | None = None, config: str | None = None
 ) -> int:
-    """Change waiting jobs. ``wishes``: option → text as `submit` takes it, an empty text takes the wish back."""
+    """Change waiting jobs. ``options``: option → text as `submit` takes it; an empty text gives the default back."""
     from scheduler.cli.add import warn
     from scheduler.client.submission import model_table_for
-    from scheduler.core.job_options import changed_fields, check_launch
+    from scheduler.core.job_options import PATH_FIELDS, changed_fields, check_launch
     from scheduler.core.model_table import ModelTable, need_of
 
     found = state_file_for(state_file, config)
     ids = _chosen(found, jobs)
-    if not wishes:
+    if not options:
         raise UsageError("what is to be changed?", do="say it, as in gpujob edit 12 --gpus 0.5; see gpujob edit --help")
     client = SchedulerClient(found)
-    changes = changed_fields(wishes)
-    if changes.get("cwd"):
-        changes["cwd"] = os.path.abspath(os.path.expanduser(changes["cwd"]))
+    changes = changed_fields(options)
+    for name in PATH_FIELDS.intersection(changes):
+        if changes[name]:
+            changes[name] = os.path.abspath(os.path.expanduser(changes[name]))
     chosen = client.states(ids)
     specs = [replace(job.spec, **changes) for job in chosen]
     needs: tuple[tuple[int, int], ...] = ()

@@ -18,6 +18,7 @@ from scheduler.core.job import Job
 from scheduler.core.job_text import how_it_ended
 from scheduler.gpus.nvidia import NvidiaProbe
 from scheduler.system.own_process import own_command, start_own
+from scheduler.system.waiting import wait_until
 from scheduler.views import render
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _examples(folder: str) -> None:
 
 
 class _Daemon:
-    """The scheduler of the demo, which is a child of ours."""
+    """The scheduler of the demo: a child process of this one."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self._over = pid, False
@@ -79,12 +80,10 @@ class _Daemon:
         return self._over
 
     def end(self) -> None:
-        """End it, if it has not ended, and wait for that."""
+        """End it with SIGTERM and wait until it has ended, for `END_S` at most."""
         if not self.over():
             os.kill(self.pid, signal.SIGTERM)
-        until = time.monotonic() + END_S
-        while not self.over() and time.monotonic() < until:
-            time.sleep(LOOK_S)
+            wait_until(self.over, END_S, LOOK_S)
 
 
 def _run(folder: str) -> int:

@@ -58,7 +58,7 @@ class SchedulerClient:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """The store at one moment; an empty one where there is none yet."""
+        """A snapshot of the store; of an empty one as long as no store was made."""
         if self.places.exist():
             try:
                 connection = open_for_reading(self.places)
@@ -557,7 +557,7 @@ def _noted(connection: sqlite3.Connection, setting: str) -> Any:
 
 
 def _booking_memory(connection: sqlite3.Connection, gpus: list[Gpu], spec: JobSpec) -> JobSpec:
-    """The spec with the GPU memory that it books, as the daemon would read it from a line (`daemon/ingest.py`)."""
+    """The spec with the GPU memory that the job books where it asks for no share; `daemon/ingest.py` does the same for lines."""
     from scheduler.core.model_table import booking_memory
 
     mib = _noted(connection, "min_free_mem_mb")

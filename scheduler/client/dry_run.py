@@ -52,7 +52,7 @@ class Preview:
 def preview(
     places: Places, config: Config, spec: JobSpec, environment: Mapping[str, str], table: ModelTable, *, alive: bool
 ) -> Preview:
-    """What would become of this wish. Nothing is written, and nothing begun.
+    """What would become of a job with this spec. Nothing is written, and nothing begun.
 
     It goes by the last readings of the GPUs. It does not know how often other jobs were overtaken, so it may miss a
     reservation that the scheduler has made. Raises Refused when it could never run, NotFound for a job to wait for that is not
@@ -133,7 +133,7 @@ def _decided(
 
 
 def _state(connection: sqlite3.Connection, config: Config, gpus: list[Gpu], now: Now, alive: bool) -> SchedulerState:
-    """The state of the daemon, as far as the store has it: bookings, and the last readings if a daemon runs."""
+    """The scheduler's state, read from the store: bookings, and the last readings of the GPUs if a daemon runs."""
     state = read_state(connection, config, gpus, may_start=alive)
     book_in_hand(connection, state, boot_id(), now)
     state.timers.clear()  # what falls due is no business of a look ahead

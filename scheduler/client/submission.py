@@ -11,9 +11,17 @@ from scheduler.client.client import SchedulerClient
 from scheduler.client.locate import settings_if_readable
 from scheduler.core.command_limits import LONGEST_WORD
 from scheduler.core.config import Config
-from scheduler.core.errors import FileTrouble, SchedulerError, UsageError
+from scheduler.core.errors import FileTrouble, SchedulerError, UsageError, flag
 from scheduler.core.job import JobSpec
-from scheduler.core.job_options import PATH_FIELDS, Named, allowed_gpus, check_launch, check_utf8, flag, read_options
+from scheduler.core.job_options import (
+    JOB_OPTIONS,
+    PATH_FIELDS,
+    Named,
+    allowed_gpus,
+    check_launch,
+    check_utf8,
+    read_options,
+)
 from scheduler.core.model_table import ModelTable, table_from
 from scheduler.environments.discovery import program_in
 from scheduler.intake.settings import model_table
@@ -42,7 +50,7 @@ def in_terminal(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Submission:
     """What is to be submitted. Relative paths in it are meant from ``folder``.
 
     ``options``: texts by the names of `core/job_options.py: SUBMIT_OPTIONS`, an empty one was not given; ``env``: NAME=VALUE over
@@ -58,16 +66,16 @@ class Wish:
     limits: tuple[tuple[int, int, int], ...] = ()
 
 
-def spec_of(wish: Wish, named: Named = flag, shell: Shell = in_terminal) -> tuple[JobSpec, dict[str, str]]:
+def spec_of(given: Submission, named: Named = flag, shell: Shell = in_terminal) -> tuple[JobSpec, dict[str, str]]:
     """The job that is meant, and its environment. Raises UsageError, Refused, which call options by ``named``."""
-    command = list(wish.command)
+    command = list(given.command)
     if not command:
         raise UsageError("the command is missing", where=named("command"))
     if not command[0]:
         raise UsageError("the name of the program is empty", where=named("command"))
-    values = read_options(wish.options, named)
-    environment = dict(wish.environ)
-    for item in wish.env:
+    values = read_options(given.options, named)
+    environment = dict(given.environ)
+    for item in given.env:
         name, equals, value = item.partition("=")
         if not equals or not name:
             raise UsageError(f"{item!r} is not NAME=VALUE", where=named("env"))
@@ -77,9 +85,10 @@ def spec_of(wish: Wish, named: Named = flag, shell: Shell = in_terminal) -> tupl
         environment[name] = value
     for name in PATH_FIELDS.intersection(values):
         if name != "conda_env" or "/" in values[name]:  # else an environment's name
-            values[name] = _path(wish.folder, values[name])
-    check_utf8(values.get("conda_env", ""), named("conda"))
-    folder = values.pop("cwd", wish.folder)
+            values[name] = _path(given.folder, values[name])
+    for option in ("log_dir", "conda"):  # a path is text in the store; only the folder of a job may be any bytes
+        check_utf8(values.get(JOB_OPTIONS[option].field, ""), named(option))
+    folder = values.pop("cwd", given.folder)
     script = ""
     if values.get("launch"):
         check_utf8(command[0], named("launch"))
@@ -88,7 +97,7 @@ def spec_of(wish: Wish, named: Named = flag, shell: Shell = in_terminal) -> tupl
         _check_program(command, folder, environment.get("PATH", os.defpath), shell)
     values["allowed"] = allowed_gpus(values)
     spec = JobSpec(
-        source="submit", script=script, arguments=tuple(command), cwd=folder, umask=wish.umask, limits=wish.limits, **values
+        source="submit", script=script, arguments=tuple(command), cwd=folder, umask=given.umask, limits=given.limits, **values
     )  # fmt: skip
     check_launch(spec)
     return spec, environment

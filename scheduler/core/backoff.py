@@ -15,14 +15,14 @@ def backoff_s(attempt: int, base: float, jitter: float) -> float:
 
 
 class Backoff:
-    """How long to wait before the next try: twice as long each time, up to a limit."""
+    """Exponential back-off: each wait is twice as long as the one before it, up to a limit. Times in seconds."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self.first_s, self.longest_s = first_s, longest_s
         self.wait_s, self.tries = first_s, 0
 
     def next(self, longest_s: float | None = None) -> float:
-        """The wait before this try, in seconds; the one after it is twice as long. ``longest_s``: another limit from now on."""
+        """The wait before the next try. ``longest_s``: a limit for this wait, in place of the usual one."""
         most = self.longest_s if longest_s is None else longest_s
         self.tries += 1
         wait_s = min(self.wait_s, most)
@@ -30,5 +30,5 @@ class Backoff:
         return wait_s
 
     def reset(self) -> None:
-        """Begin anew: it went well."""
+        """Go back to the first wait, after a success."""
         self.wait_s, self.tries = self.first_s, 0

@@ -193,7 +193,7 @@ def _option(
     path: bool = False,
     section: str = "",
 ) -> Any:
-    """The row of a setting. ``metavar`` empty: two flags, ``--web`` and ``--no-web``; ``section``: a heading before it in the example file."""
+    """The row of a setting. An empty ``metavar`` makes two flags, such as ``--web`` and ``--no-web``. ``section``: the heading above it in the example file."""
     row = {"read": read, "help": meaning, "metavar": metavar, "reload": reload, "path": path, "section": section}
     return field(default=default, metadata=row)
 

@@ -32,7 +32,7 @@ class Plan:
     starts: list[Job] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
-    respecs: dict[int, Job] = field(default_factory=dict)  # those of ``changed`` whose wish itself has changed
+    respecs: dict[int, Job] = field(default_factory=dict)  # those of ``changed`` whose spec has changed
     held: list[Holding] = field(default_factory=list)
     freed: list[str] = field(default_factory=list)
     pauses_changed: bool = False

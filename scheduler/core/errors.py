@@ -176,6 +176,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near}?" if near else ""
 
 
+def flag(name: str) -> str:
+    """What an option is called on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
 def word(text: str) -> str:
     """A word for a shell, in one line whatever it holds (`$'…'` is known to bash, zsh and ksh)."""
     import shlex  # only for those to whom a command is proposed

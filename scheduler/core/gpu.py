@@ -150,8 +150,11 @@ def decimal_text(parts: int) -> str:
     return text
 
 
+GPU_STATES = ("AVAILABLE", "BUSY", "PAUSED", "STALE", "GONE", "UNHEALTHY", "FOREIGN", "DRAINING")
+
+
 def gpu_state(*, paused: bool, admission: str, booked: bool) -> str:
-    """What a GPU is called everywhere. ``admission``: the state that its readings gave it (`core/admission.py`), empty if none."""
+    """The state of a GPU, one of `GPU_STATES`, wherever it is shown. ``admission``: what its readings say (`core/admission.py`), or empty."""
     return "PAUSED" if paused else admission or ("BUSY" if booked else "AVAILABLE")
 
 

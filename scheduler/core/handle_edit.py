@@ -1,4 +1,4 @@
-"""`edit`: a waiting job's wish, changed; part of the one place that chooses (`decide.py`)."""
+"""`edit`: a waiting job's spec, changed; part of the one place that chooses (`decide.py`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tuple[int, int] | None) -> str:
-    """Change a waiting job's wish and queue it anew. Raises SchedulerError, and changes nothing, when it cannot be."""
+    """Change a waiting job's spec and queue it anew. Raises SchedulerError, and changes nothing, when it cannot be."""
     if job.state is not JobState.PENDING:
         raise SchedulerError(f"job {job.id} is {job.state.value}: only a waiting job can be edited")
     unknown = [name for name in changes if name not in EDITABLE]

@@ -1,4 +1,4 @@
-"""When two wishes are the same job: script, arguments in order, environment."""
+"""When two lines or commands are the same job: script, arguments in order, environment."""
 
 from __future__ import annotations
 

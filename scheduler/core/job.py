@@ -259,6 +259,12 @@ class Job:
         return self.state is JobState.DONE
 
 
+EVENT_KINDS = (
+    "started", "leader_ended", "retry_scheduled", "unclaimed", "missing", "leftovers", "gpu_gone", "stray", "stopping", "undying", "done",
+    "failed", "cancelled", "skipped", "requeued", "changed", "held", "released", "first", "swapped", "edited", "afterwards",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened to a job, for the journal, the log and `gpujob show`."""
@@ -269,9 +275,15 @@ class Event:
     detail: dict[str, Any] = field(default_factory=dict)
 
 
+REASON_CODES = (
+    "new", "no-room", "no-wide-room", "behind", "allowed-busy", "paused", "missing", "backoff", "depends", "hold-user", "never",
+    "stale", "gone", "unhealthy", "foreign", "over-share", "releasing", "reserved", "claimed",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job waits: a code for programs, a sentence for people."""
+    """Why a job waits: a code for programs (one of `REASON_CODES`), a sentence for people."""
 
     code: str
     sentence: str

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.core.errors import Refused, SchedulerError, UsageError, nearest
+from scheduler.core.errors import Refused, SchedulerError, UsageError, flag, nearest
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import JobSpec
 from scheduler.core.launch import CUDA_MODES, LAUNCHERS
@@ -26,7 +26,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 # What the value of an option is in JSON.
 TEXT = "text"  # a text, or a number in its place
 PATH = "path"  # a text; relative paths are resolved by whoever read the option
-YES = "yes"  # true or false; on the command line a flag without a value
+BOOLEAN = "boolean"  # true or false; on the command line a flag without a value
 JOBS = "jobs"  # a list of ids, or its text
 GPUS = "gpus"  # the same, never empty
 VARIABLES = "variables"  # an object; on the command line NAME=VALUE, as often as needed
@@ -72,11 +72,6 @@ class JobOption:
     def flag(self) -> str:
         """What it is called on the command line."""
         return flag(self.name)
-
-
-def flag(name: str) -> str:
-    """What an option is called on the command line."""
-    return f"--{name.replace('_', '-')}"
 
 
 def job_ids(text: str) -> tuple[int, ...]:
@@ -256,7 +251,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
             meaning="run the `.py` script as `python -m torch.distributed.run --standalone --nproc_per_node=N SCRIPT ARGS`, N = its GPUs "
             "(1 without any), with the environment's python; an existing `--cuda` is replaced, none is added. Default: `python`",
         ),
-        JobOption(name="cpu", kind=YES, sets=("gpus", "0"), help="Needs no GPU."),
+        JobOption(name="cpu", kind=BOOLEAN, sets=("gpus", "0"), help="Needs no GPU."),
         JobOption(
             name="slots", metavar="N", field="slots", read=_slots, key="slots", example="2",
             help="Slots it takes, if it needs no GPU.",
@@ -277,13 +272,13 @@ JOB_OPTIONS: dict[str, JobOption] = {
             help="Keep stderr in a file of its own.",
             meaning="keep stderr in a file of its own: the log's name and `.e`",
         ),
-        JobOption(name="no_output", kind=YES, sets=("output", "none"), help="Keep nothing of what it writes."),
+        JobOption(name="no_output", kind=BOOLEAN, sets=("output", "none"), help="Keep nothing of what it writes."),
         JobOption(
-            name="stderr_apart", kind=YES, sets=("stderr", "apart"),
+            name="stderr_apart", kind=BOOLEAN, sets=("stderr", "apart"),
             help="Keep stderr in a file of its own: the log's name and .e.",
         ),
         JobOption(
-            name="gzip", kind=YES, field="gzip", read=_is("yes", "no"), key="gzip", example="yes",
+            name="gzip", kind=BOOLEAN, field="gzip", read=_is("yes", "no"), key="gzip", example="yes",
             help="Pack the log.", meaning="pack the log (`.gz`)",
         ),
         JobOption(

@@ -28,7 +28,7 @@ def never_missing(job: Job) -> str:
 
 
 def no_blocker(identity: str) -> Job | None:
-    """No job is the same wish as another (for worlds without a store)."""
+    """No job repeats another (for worlds without a store)."""
     return None
 
 

@@ -25,7 +25,7 @@ from scheduler.core.requests import Answer, Cancel, Hold
 from scheduler.intake.parsers import PARSERS
 from scheduler.recovery.ingest_recovery import look_through, settle_file, watched_before
 from scheduler.recovery.job_reconstruction import Rebuilt, put_together
-from scheduler.recovery.salvage import COMPANIONS, Left, Row, copy_store, new_schema, read_what_is_left
+from scheduler.recovery.salvage import COMPANIONS, Row, Salvaged, copy_store, new_schema, read_what_is_left
 from scheduler.store import integrity
 from scheduler.store import jobs as rows
 from scheduler.store.daemon_lock import DaemonLock, daemon_alive, holder
@@ -160,7 +160,7 @@ def _rebuild(places: Places, config: Config, home: str, environ_home: str, probl
     return _exchange(places, bad, report)
 
 
-def _salvage(places: Places) -> Left:
+def _salvage(places: Places) -> Salvaged:
     """Read what is left, from a copy in a folder of its own."""
     scratch = os.path.join(places.state_dir, "recover.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -211,7 +211,7 @@ def _remove(*paths: str) -> None:
 
 
 def _fill(
-    connection: sqlite3.Connection, left: Left, places: Places, config: Config, home: str, environ_home: str,
+    connection: sqlite3.Connection, left: Salvaged, places: Places, config: Config, home: str, environ_home: str,
     report: Report,
 ) -> None:  # fmt: skip
     now = time.time()
@@ -242,7 +242,7 @@ def _fill(
     report.code = 1 if out.lost or out.gone or out.unreadable or report.unsure or refused or serious else 0
 
 
-def _insert(connection: sqlite3.Connection, name: str, left: Left) -> None:
+def _insert(connection: sqlite3.Connection, name: str, left: Salvaged) -> None:
     """Rows as they were; one that the table refuses is a row that was damaged."""
     known = {row[1] for row in connection.execute(f"PRAGMA table_info({name})")}
     for row in left.rows.get(name, []):
@@ -255,7 +255,7 @@ def _insert(connection: sqlite3.Connection, name: str, left: Left) -> None:
             left.trouble.setdefault(name, "a row holds what we never write")
 
 
-def _holdings(connection: sqlite3.Connection, left: Left) -> list[Holding]:
+def _holdings(connection: sqlite3.Connection, left: Salvaged) -> list[Holding]:
     try:
         return [holding for holding, _ in rows.holdings(connection)]
     except (ValueError, TypeError) as error:
@@ -286,7 +286,7 @@ def _refuse_requests(connection: sqlite3.Connection) -> int:
     return len(refused)
 
 
-def _watched(places: Places, config: Config, left: Left) -> dict[str, str]:
+def _watched(places: Places, config: Config, left: Salvaged) -> dict[str, str]:
     """Path → kind of the files that jobs came from, or come from by the settings of today."""
     found = watched_before(places)
     found.update({path: kind for kind in PARSERS if (path := str(getattr(config, kind)))})
@@ -299,7 +299,7 @@ def _watched(places: Places, config: Config, left: Left) -> dict[str, str]:
     return {path: kind for path, kind in found.items() if kind in PARSERS}
 
 
-def _say_jobs(out: Rebuilt, left: Left, report: Report) -> None:
+def _say_jobs(out: Rebuilt, left: Salvaged, report: Report) -> None:
     say = report.lines.append
     if out.stale and "jobs" not in left.trouble and not report.older:
         say(f"the store is older than what happened since: {out.stale}")

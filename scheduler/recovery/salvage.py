@@ -23,7 +23,7 @@ MOST_LOOKED_UP = 5_000_000
 
 
 @dataclass(slots=True)
-class Left:
+class Salvaged:
     """Rows by table, and what was wrong with each table that could not be read whole."""
 
     rows: dict[str, list[Row]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ def copy_store(store: str, copy: str) -> None:
             shutil.copyfile(store + ending, copy + ending)
 
 
-def read_what_is_left(copy: str, top: int) -> Left:
+def read_what_is_left(copy: str, top: int) -> Salvaged:
     """All that can be read of this copy, which is changed. ``top``: the highest job id that may be in it."""
     fresh = f"{copy}.fresh"
     model = sqlite3.connect(fresh, isolation_level=None)
@@ -54,7 +54,7 @@ def read_what_is_left(copy: str, top: int) -> Left:
         keys = {name: _key_of(model, name) for name in tables if not name.startswith("sqlite_")}
     finally:
         model.close()
-    left = Left()
+    left = Salvaged()
     connection, damage = _open(copy, fresh, set(keys))
     try:
         if damage:
@@ -142,7 +142,7 @@ def _until_error(connection: sqlite3.Connection, query: str, *values: Any) -> tu
 
 
 def _read_table(
-    connection: sqlite3.Connection, name: str, key: tuple[str, ...], by_row: bool, top: int, left: Left
+    connection: sqlite3.Connection, name: str, key: tuple[str, ...], by_row: bool, top: int, left: Salvaged
 ) -> None:
     """From both ends up to what is damaged; between them each row by its number."""
     rows, problem = _until_error(connection, f"SELECT * FROM {name} NOT INDEXED ORDER BY {', '.join(key)}")
@@ -161,7 +161,7 @@ def _read_table(
     left.rows[name] = rows
 
 
-def _fill_events(connection: sqlite3.Connection, left: Left) -> None:
+def _fill_events(connection: sqlite3.Connection, left: Salvaged) -> None:
     """The stories of jobs between two damaged ends."""
     if "events" in left.trouble:
         known = {(row["job"], row["n"]) for row in left.rows["events"]}

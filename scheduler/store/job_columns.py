@@ -24,7 +24,7 @@ else:
 
 # When a column is written.
 ONCE = "once"  # with the job
-WISH = "wish"  # also when what was asked is changed
+SPEC = "spec"  # also when the job is edited
 STATE = "state"  # also whenever something happens to the job
 LATER = "later"  # the same, but not with a new job: in it the default of SQL stands, which means the default of Job
 
@@ -117,7 +117,7 @@ COLUMNS: tuple[Column, ...] = (
     _plain("id", "INTEGER PRIMARY KEY", when=ONCE),
     Column(name="state", sql="TEXT NOT NULL", write="state.value", field="state",
            read={state.value: state for state in JobState}.__getitem__),
-    Column(name="spec", sql="TEXT NOT NULL", write=_spec, field="spec", read=lambda text: JobSpec.from_dict(json.loads(text)), when=WISH),
+    Column(name="spec", sql="TEXT NOT NULL", write=_spec, field="spec", read=lambda text: JobSpec.from_dict(json.loads(text)), when=SPEC),
     _plain("identity", "TEXT NOT NULL", when=ONCE),
     # The identity while an equal line is a repetition, else NULL.
     Column(name="blocking", sql="TEXT UNIQUE", write=lambda job: job.identity if blocks(job) else None),
@@ -127,8 +127,8 @@ COLUMNS: tuple[Column, ...] = (
     # Among equal priorities; 0 is the id's.
     Column(name="place", sql="INTEGER NOT NULL", write="order", field="order", read=lambda place, number: place or number, second="id"),
     Column(name="allowed", sql="TEXT", write=_allowed, field="allowed", read=_allowed_of),
-    Column(name="vram_mib", sql="INTEGER NOT NULL DEFAULT 0", write=lambda job: job.spec.vram_mib or 0, when=WISH),
-    Column(name="waits_for", sql="INTEGER NOT NULL DEFAULT 0", write=lambda job: 1 if job.spec.after or job.spec.after_ok else 0, when=WISH),
+    Column(name="vram_mib", sql="INTEGER NOT NULL DEFAULT 0", write=lambda job: job.spec.vram_mib or 0, when=SPEC),
+    Column(name="waits_for", sql="INTEGER NOT NULL DEFAULT 0", write=lambda job: 1 if job.spec.after or job.spec.after_ok else 0, when=SPEC),
     _plain("submitted_at", "REAL NOT NULL", when=ONCE),
     _plain("started_at", "REAL", when=LATER),
     _plain("finished_at", "REAL", when=LATER),  # NULL while the job lives
@@ -193,7 +193,7 @@ _ONE = [(place, read) for place, read, second in _READ_BY if second is None]
 _TWO = [(place, read, second) for place, read, second in _READ_BY if second is not None]
 _DEFAULTS = {
     column.name: ast.literal_eval(column.sql.partition(" DEFAULT ")[2] or "None") for column in COLUMNS
-}  # as SQLite fills a column in that is added
+}  # what SQLite puts into the rows that were there when a column is added
 NEWEST = max(column.since for column in COLUMNS)  # a store before this version has not all columns that are read
 SELECT = f"SELECT {', '.join(READ)} FROM jobs"
 STATE_AT, FINISHED_AT = _AT["state"], _AT["finished_at"]
@@ -201,7 +201,7 @@ STATE_AT, FINISHED_AT = _AT["state"], _AT["finished_at"]
 WHOLE = Writer(COLUMNS)
 NEW = Writer([column for column in COLUMNS if column.when != LATER and column.name != "id"])
 CHANGED = Writer([column for column in COLUMNS if column.when in (STATE, LATER)])
-WISHED = Writer([column for column in COLUMNS if column.when == WISH])
+OF_SPEC = Writer([column for column in COLUMNS if column.when == SPEC])
 
 
 def job_of(row: Sequence[Any]) -> Job:

@@ -11,7 +11,7 @@ from scheduler.core.errors import UsageError
 from scheduler.core.gpu import Gpu, ResourceRequest, gpu_ids_text
 from scheduler.core.job import FIRST, Event, Holding, Job, JobSpec, JobState, Process, Reason
 from scheduler.store.integrity import LAST_ID
-from scheduler.store.job_columns import CHANGED, NEW, SELECT, WHOLE, WISHED, ids_of, ids_text, job_of
+from scheduler.store.job_columns import CHANGED, NEW, OF_SPEC, SELECT, WHOLE, ids_of, ids_text, job_of
 
 # As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scheduler.core.requests import Answer, Request
 
 _UPDATE = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in CHANGED.names)} WHERE id=?"
-_RESPEC = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in WISHED.names)} WHERE id=?"
+_RESPEC = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in OF_SPEC.names)} WHERE id=?"
 _RESTORE = f"INSERT INTO jobs ({', '.join(WHOLE.names)}) VALUES ({','.join('?' * len(WHOLE.names))})"
 _INSERT = f"INSERT INTO jobs (id, {', '.join(NEW.names)}) VALUES (1+({LAST_ID}), {','.join('?' * len(NEW.names))})"
 _LIVE = frozenset({JobState.PENDING.value, JobState.STARTING.value, JobState.RUNNING.value})
@@ -58,8 +58,8 @@ def restore(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
 
 
 def respec(connection: sqlite3.Connection, job: Job) -> None:
-    """Write a waiting job's changed wish."""
-    connection.execute(_RESPEC, (*WISHED.row(job), job.id))
+    """Write a waiting job's changed spec."""
+    connection.execute(_RESPEC, (*OF_SPEC.row(job), job.id))
 
 
 def write_events(connection: sqlite3.Connection, events: Iterable[Event]) -> None:

@@ -135,9 +135,8 @@ class LogWindow:
     def __init__(self, path: str, *, keep: int, most_unpacked: int = MOST_UNPACKED, ours: bool = False) -> None:
         self._fd = (plain if ours else plain_or_link)(path, os.O_RDONLY)
         try:
-            self._file_size = os.fstat(
-                self._fd
-            ).st_size  # a job that writes faster than we read must not keep us for ever
+            # Taken once: a job that writes faster than we read must not keep us for ever.
+            self._file_size = os.fstat(self._fd).st_size
             self._packed, self.cut, self.size = is_packed(path), False, self._file_size
             self._end = bytearray()
             if self._packed:

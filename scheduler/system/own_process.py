@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Mapping
 
+from scheduler.core.errors import flag
+
 PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__main__.py")
 
 
@@ -16,17 +18,19 @@ def own_command(verb: str, options: Mapping[str, object] | None = None) -> list[
     """
     words = [sys.executable, PROGRAM, verb]
     for name, value in (options or {}).items():
-        flag = name.replace("_", "-")
-        words += [f"--{flag}"] if value is True else [f"--no-{flag}"] if value is False else [f"--{flag}", str(value)]
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        else:
+            words += [flag(name), str(value)]
     return words
 
 
 def start_own(
     words: list[str], environ: Mapping[str, str], *, files: Mapping[int, int] | None = None, folder: str = ""
 ) -> int:
-    """Start these words in a session of their own, without input, and return the pid. Raises OSError.
+    """Start this command in a session of its own, with /dev/null as its input, and return its pid. Raises OSError.
 
-    ``files``: descriptor of the new process → ours, which it gets; others stay as they are. ``folder``: its working folder.
+    ``files``: descriptor in the new process → ours that is duplicated to it; all others are inherited as usual. ``folder``: its working folder.
     """
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)

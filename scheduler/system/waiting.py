@@ -1,4 +1,4 @@
-"""Waiting for what is not told: looking again and again, for a limited time."""
+"""Polling for a condition that no event announces, up to a limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def wait_until(met: Callable[[], bool], limit_s: float, every_s: float = 0.005) -> bool:
-    """Whether the condition was met within the time. It is looked at once at least, and once more at the end."""
+    """Poll ``met`` every so many seconds; False if it does not hold within the limit. It is called at least once, and once more at the end."""
     until = time.monotonic() + limit_s
     while not met():
         if time.monotonic() >= until:

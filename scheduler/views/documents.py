@@ -7,24 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Optional, TypedDict, Union
 
+from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_OUT_OF_MEMORY
 from scheduler.core.failure_patterns import FAILURE_KINDS
-from scheduler.core.job import JobState, Outcome
+from scheduler.core.gpu import GPU_STATES
+from scheduler.core.job import EVENT_KINDS, REASON_CODES, JobState, Outcome
 from scheduler.core.journal import STATUSES
 from scheduler.views.json_schema import Field
 
 STATES = tuple(state.value for state in JobState)
 OUTCOMES = tuple(outcome.value for outcome in Outcome)
-GPU_STATES = ("AVAILABLE", "BUSY", "PAUSED", "STALE", "GONE", "UNHEALTHY", "FOREIGN", "DRAINING")
 MARKS = ("ok", "warn", "bad", "unknown")
-REASON_CODES = (
-    "new", "no-room", "no-wide-room", "behind", "allowed-busy", "paused", "missing", "backoff", "depends", "hold-user", "never",
-    "stale", "gone", "unhealthy", "foreign", "over-share", "releasing",
-)  # fmt: skip
-EVENTS = (
-    "started", "leader_ended", "retry_scheduled", "unclaimed", "missing", "leftovers", "gpu_gone", "stray", "stopping", "undying", "done",
-    "failed", "cancelled", "skipped", "requeued", "changed", "held", "released", "first", "swapped", "edited", "afterwards",
-)  # fmt: skip
-CAUSES = ("failed", "out_of_memory", "could_not_start")
+CAUSES = (RETRY_FAILED, RETRY_OUT_OF_MEMORY, RETRY_COULD_NOT_START)
 _MOMENT = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z$"
 _SECOND = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z$"
 
@@ -109,18 +102,13 @@ class JobDocument(TypedDict):
     log: Log
 
 
-class Counts(TypedDict):
-    """Number of jobs in each state."""
-
-    pending: Annotated[Number, Field("Number of jobs that are pending.")]
-    starting: Annotated[Number, Field("Number of jobs that are starting.")]
-    running: Annotated[Number, Field("Number of jobs that are running.")]
-    stopping: Annotated[Number, Field("Number of jobs that are stopping.")]
-    done: Annotated[Number, Field("Number of jobs that are done.")]
-    failed: Annotated[Number, Field("Number of jobs that are failed.")]
-    cancelled: Annotated[Number, Field("Number of jobs that are cancelled.")]
-    skipped: Annotated[Number, Field("Number of jobs that are skipped.")]
-
+# The keys of these two are those of the enumerations.
+Counts = TypedDict(  # type: ignore[misc]
+    "Counts", {state: Annotated[Number, Field(f"Number of jobs that are {state}.")] for state in STATES}
+)
+Endings = TypedDict(  # type: ignore[misc]
+    "Endings", {outcome: Annotated[Number, Field(f"Jobs with the outcome {outcome}.")] for outcome in OUTCOMES}
+)
 
 # -- status, jobs, show, why ---------------------------------------------------------------------------------
 
@@ -197,7 +185,7 @@ class JobsDocument(TypedDict):
 
 class _EventAlways(TypedDict):
     at: Annotated[Moment, Field("When (ISO 8601, UTC, milliseconds).")]
-    kind: Annotated[str, Field("What happened.", choices=EVENTS)]
+    kind: Annotated[str, Field("What happened.", choices=EVENT_KINDS)]
 
 
 class EventDocument(_EventAlways, total=False):
@@ -303,19 +291,6 @@ class ReportedJob(TypedDict):
     wait: Annotated[MaybeSeconds, Field("Seconds from its submission to its first start; null if it never started.")]
     run: Annotated[Seconds, Field("Seconds that its tries ran together, up to now if one runs.")]
     gpu_seconds: GpuSeconds
-
-
-class Endings(TypedDict):
-    """Number of jobs by how they ended."""
-
-    exit: Annotated[Number, Field("Jobs with the outcome exit.")]
-    signal: Annotated[Number, Field("Jobs with the outcome signal.")]
-    time_limit: Annotated[Number, Field("Jobs with the outcome time_limit.")]
-    could_not_start: Annotated[Number, Field("Jobs with the outcome could_not_start.")]
-    lost: Annotated[Number, Field("Jobs with the outcome lost.")]
-    dependency: Annotated[Number, Field("Jobs with the outcome dependency.")]
-    cancelled: Annotated[Number, Field("Jobs with the outcome cancelled.")]
-    passed_over: Annotated[Number, Field("Jobs with the outcome passed_over.")]
 
 
 class Sums(TypedDict):

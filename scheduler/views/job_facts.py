@@ -1,4 +1,4 @@
-"""What is known of a job, as lines for people: the same for `show` and for the page. Times are the caller's: each shows them its way."""
+"""What is known of a job, as lines for people: the same for `show` and for the page. Times are left out: `show` and the page write them differently."""
 
 from __future__ import annotations
 

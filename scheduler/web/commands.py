@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from scheduler.client.client import SCHEMA
 from scheduler.client.dry_run import Preview, preview
-from scheduler.client.submission import Wish, settings_of, spec_of, table_for
+from scheduler.client.submission import Submission, settings_of, spec_of, table_for
 from scheduler.core.command_limits import check_words
 from scheduler.core.errors import NotFound, Refused, UsageError, did_you_mean
 from scheduler.core.job import Job, JobSpec, JobState, Outcome
-from scheduler.core.job_options import GPUS, JOBS, PATH, SUBMIT_OPTIONS, TEXT, VARIABLES, YES, read_options
+from scheduler.core.job_options import BOOLEAN, GPUS, JOBS, PATH, SUBMIT_OPTIONS, TEXT, VARIABLES, read_options
 from scheduler.core.requests import (
     Cancel,
     Edit,
@@ -100,7 +100,7 @@ _NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 KINDS: dict[str, tuple[Reader, Mapping[str, Any]]] = {
     TEXT: (_text, _TEXT),
     PATH: (_path, {"type": "string"}),
-    YES: (_yes, {"type": "boolean"}),
+    BOOLEAN: (_yes, {"type": "boolean"}),
     JOBS: (_ids, {"anyOf": [_TEXT, _NUMBERS]}),
     GPUS: (_gpus, {"anyOf": [_TEXT, {**_NUMBERS, "minItems": 1}]}),
     VARIABLES: (_text, {"type": "object", "additionalProperties": _TEXT}),
@@ -135,7 +135,7 @@ def check_keys(body: Mapping[str, Any], known: Iterable[str]) -> None:
             raise UsageError(f"unknown key {key[:40]!r}{did_you_mean(key, names)}", do=do)
 
 
-def wish_of(ask: Ask) -> Wish:
+def submission_of(ask: Ask) -> Submission:
     """What the body asks to submit. Raises UsageError naming the key."""
     body = ask.body()
     check_keys(body, SUBMITTED["properties"])
@@ -156,13 +156,13 @@ def wish_of(ask: Ask) -> Wish:
     client = ask.source.client
     folder = os.path.dirname(client.remembered("jobs_file") or client.places.state_file)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-    return Wish(command=command, folder=folder, environ=environ, options=texts, env=env)
+    return Submission(command=command, folder=folder, environ=environ, options=texts, env=env)
 
 
 def submit(ask: Ask) -> Response:
     """Queue a job."""
     source = ask.source
-    spec, environment = spec_of(wish_of(ask), str, _shell)
+    spec, environment = spec_of(submission_of(ask), str, _shell)
     try:
         job = source.client.submit(spec, environment, table_for(spec, source.client, source.config))
     except NotFound as error:  # a job that it is to wait for: what is wrong is the body
@@ -175,7 +175,7 @@ def submit(ask: Ask) -> Response:
 def would(ask: Ask) -> Response:
     """What would happen if this were submitted now."""
     source = ask.source
-    spec, environment = spec_of(wish_of(ask), str, _shell)  # a wrong value is no answer, but an error
+    spec, environment = spec_of(submission_of(ask), str, _shell)  # a wrong value is no answer, but an error
     try:
         check_words(spec.arguments)
         doubt = _doubt(spec, environment)
@@ -250,15 +250,15 @@ def _again(job: Job) -> Requeue:
 
 
 def _asking(kind: type[Any]) -> Callable[[Job], Request]:
-    def wish(job: Job) -> Request:
-        request: Request = kind((job.id,))
-        return request
+    def request(job: Job) -> Request:
+        made: Request = kind((job.id,))
+        return made
 
-    return wish
+    return request
 
 
 def _on_job(
-    verb: str, wish: Callable[[Job], Request], possible: Callable[[Job], bool], what: str = ""
+    verb: str, request: Callable[[Job], Request], possible: Callable[[Job], bool], what: str = ""
 ) -> Callable[[Ask], Response]:
     """A route that asks something of one job, where its state allows it. ``what``: what is done, as a sentence ends."""
     what = what or f"{verb} it"
@@ -268,7 +268,7 @@ def _on_job(
         job = ask.source.client.states([ask.numbers["id"]])[0]
         if not possible(job):
             raise Conflict(f"job {job.id} is {job.state.value}: that is no state to {what} in")
-        said = _carry_out(ask, wish(job))
+        said = _carry_out(ask, request(job))
         job = ask.source.client.states([job.id])[0]
         if verb == "cancel" and job.state.ended and job.outcome is not Outcome.CANCELLED:
             raise Conflict(said)  # it ended meanwhile, by itself

@@ -120,7 +120,7 @@ def test_the_quick_doors_defaults_are_the_declared_ones(verb: str) -> None:
     for param in COMMANDS[verb].params:
         if param.param_type_name == "option" and param.name in known and param.name not in ("watch",):
             assert known[param.name].default == (
-                param.default or ({"env": (), "wishes": ()}.get(param.name, param.default))
+                param.default or ({"env": (), "pairs": ()}.get(param.name, param.default))
             ), param.name
 
 

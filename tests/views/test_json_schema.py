@@ -8,8 +8,12 @@ from typing import Annotated, Any, Literal, Optional, TypedDict, Union
 import pytest
 from jsonschema import Draft202012Validator
 
-from scheduler.views.documents import DOCUMENTS, EVENTS
+from scheduler.core.gpu import GPU_STATES, gpu_state
+from scheduler.core.job import EVENT_KINDS, REASON_CODES
+from scheduler.doctor.finding import Mark
+from scheduler.views.documents import DOCUMENTS, MARKS
 from scheduler.views.json_schema import Field, published, schema_of
+from scheduler.web.rendering import GLYPHS
 from tests.test_docs import ROOT
 
 
@@ -64,11 +68,29 @@ def test_what_json_has_not_is_no_form() -> None:
         schema_of(set)
 
 
+def written(pattern: str, *folders: str) -> set[str]:
+    """What stands in the program in the place of this pattern's group."""
+    texts = [path.read_text() for folder in folders for path in (ROOT / "scheduler" / folder).rglob("*.py")]
+    return {found for text in texts for found in re.findall(pattern, text)}
+
+
 def test_the_choices_of_the_documents_are_all_that_the_program_writes() -> None:
-    """A kind of event that is written and not published would be refused by a reader."""
-    told = set()
-    for path in (ROOT / "scheduler" / "core").glob("*.py"):
-        told |= set(re.findall(r"changed\(\s*job,\s*\"(\w+)\"", path.read_text()))
-    assert len(told) > 10 and told <= set(EVENTS)
+    """A word that is written and not published would be refused by a reader."""
+    kinds = written(r"changed\(\s*job,\s*\"(\w+)\"", "core") | written(
+        r"\bEvent\([^\"()]*(?:\(\))?[^\"()]*\"(\w+)\"", "core", "runners"
+    )
+    assert len(kinds) > 14 and kinds <= set(EVENT_KINDS)
+    codes = written(r"\b(?:Reason|Verdict)\(\s*\"([a-z-]+)\"|\bcode=\"([a-z-]+)\"", "core")
+    assert len(codes) > 10 and {code or other for code, other in codes} <= set(REASON_CODES)
+    states = written(r"\"[a-z]+\": \"([A-Z]+)\"", "core") | {
+        gpu_state(paused=paused, admission="", booked=booked) for paused in (True, False) for booked in (True, False)
+    }
+    assert states == set(GPU_STATES) == {name for name in GLYPHS if name.isupper()}
+    assert tuple(mark.value for mark in Mark) == MARKS
+    told = (ROOT / "docs/formats.md").read_text().partition("as `reason_code`:")[2].partition("(next section)")[0]
+    assert {code or other for code, other in codes} <= set(re.findall(r"`([a-z-]+)`", told))
+
+
+def test_the_schemas_are_schemas() -> None:
     for form in DOCUMENTS.values():
         Draft202012Validator.check_schema(schema_of(form))
