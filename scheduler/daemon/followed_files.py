@@ -13,19 +13,26 @@ from scheduler.daemon.context import Context
 from scheduler.daemon.ingest import JUDGED_FOR, refused_again
 from scheduler.daemon.parts import NEVER
 from scheduler.intake.parsers import Parser
-from scheduler.intake.tail import Follower
+from scheduler.intake.tail import NO_SUCH_FILE, Follower
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
+
+RETRY_S = 1.0  # between two tries of a file whose disk gives errors
+RETRIED_S = 30.0  # for so long; then the slow interval
 
 
 @dataclass(slots=True)
 class FollowedFile:
-    """A file that jobs come from. ``due``: when to look at it though nothing was heard of it (``mono``); 0: never."""
+    """A file that jobs come from. ``due``: when to look at it though nothing was heard of it (``mono``); 0: never.
+
+    ``failing_since``: when its disk began to give errors (``mono``).
+    """
 
     follower: Follower
     parse: Parser
     trouble: str = ""
     due: float = 0.0
+    failing_since: float | None = None
 
 
 class FollowedFiles:
@@ -47,13 +54,17 @@ class FollowedFiles:
 
     def step(self, now: Now) -> None:
         """Read ``batches`` of lines from the files that have changed, have more, or are due. Raises sqlite3.Error."""
-        found = self._refused_again()
+        self.batches = []
         for path, file in self.files.items():
-            if path in self._context.changed or self.more or (file.due and now.mono >= file.due):
-                batch = self._look_at(path, file, now)
-                if batch is not None:
-                    found.append((file, batch))
-        self.batches = found
+            due = path in self._context.changed or (file.due != 0 and now.mono >= file.due)
+            if file.failing_since is not None and not due:
+                continue
+            try:
+                self._read_refused_again(path, file)
+                if due or self.more:
+                    self._read(path, file, now)
+            except (FileTrouble, OSError) as error:
+                self._failed(path, file, error, now)
 
     def look_at_all(self) -> None:
         """Look at every file in the next step, and whether one was written anew without a trace in its times."""
@@ -98,34 +109,45 @@ class FollowedFiles:
         for file in self.files.values():
             file.follower.close()
 
-    def _refused_again(self) -> list[tuple[FollowedFile, Batch]]:
-        """Once after the start, if the GPUs are others than they were: lines that were refused may be jobs now."""
-        found = []
-        for path in self.files.keys() - self._judged:
-            file, machine = self.files[path], self._machine()
-            if rows.meta(self._context.db.connection, JUDGED_FOR + path) == machine:
-                self._judged.add(path)
-                continue
-            batch = refused_again(self._context.db.connection, file.follower, machine, self.known_refusals)
-            if batch is not None:  # else as soon as the file is there
-                found.append((file, batch))
-        return found
+    def unread(self) -> list[str]:
+        """A sentence for each file whose lines cannot be had; that a file is missing is no trouble of a drain."""
+        return [text for text in self.troubles() if not text.endswith(NO_SUCH_FILE)]
 
-    def _look_at(self, path: str, file: FollowedFile, now: Now) -> Batch | None:
+    def _read_refused_again(self, path: str, file: FollowedFile) -> None:
+        """Once after the start, if the GPUs are others than they were: lines that were refused may be jobs now. Raises OSError."""
+        if path in self._judged:
+            return
+        connection, machine = self._context.db.connection, self._machine()
+        if rows.meta(connection, JUDGED_FOR + path) == machine:
+            self._judged.add(path)
+            return
+        batch = refused_again(connection, file.follower, machine, self.known_refusals)
+        if batch is not None:  # else as soon as the file is there
+            self.batches.append((file, batch))
+
+    def _read(self, path: str, file: FollowedFile, now: Now) -> None:
+        """The next lines. Raises FileTrouble, OSError."""
         file.due = 0.0
-        try:
-            batch = file.follower.look(now.mono)
-        except (FileTrouble, OSError) as error:
-            text = str(error) if isinstance(error, FileTrouble) else f"{path}: cannot be read: {error.strerror}"
-            if text != file.trouble:
-                file.trouble = text
-                self._context.say(text, 30, kind="file")
-                self._noted()
-            return None
+        batch = file.follower.look(now.mono)
+        if batch is not None:
+            self.batches.append((file, batch))
         if file.trouble and (batch is not None or file.follower.look_again_at is None):
-            file.trouble = ""
+            file.trouble, file.failing_since = "", None
             self._context.say(f"{path}: can be read now", 20, kind="file")
             self._noted()
         if file.follower.look_again_at is not None:
             file.due = file.follower.look_again_at
-        return batch
+
+    def _failed(self, path: str, file: FollowedFile, error: FileTrouble | OSError, now: Now) -> None:
+        """Say it once; an error of the disk may pass, so the file is tried again soon."""
+        text, file.due = str(error), 0.0
+        if isinstance(error, OSError):
+            text = f"{path}: cannot be read: {error.strerror}"
+            if file.failing_since is None:
+                file.failing_since = now.mono
+            if now.mono < file.failing_since + RETRIED_S:
+                file.due = now.mono + RETRY_S
+        if text != file.trouble:
+            file.trouble = text
+            self._context.say(text, 30, kind="file")
+            self._noted()

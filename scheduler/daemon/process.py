@@ -319,8 +319,10 @@ class DaemonProcess:
                     self._last_words(daemon)
                     if not daemon.idle():
                         continue
-                    context.say("nothing is left to do")
-                    return Ending(1 if daemon.messages.ended_badly else 0)
+                    unread = tuple(daemon.files.unread())
+                    if not unread:
+                        context.say("nothing is left to do")
+                    return Ending(1 if unread or daemon.messages.ended_badly else 0, unread)
                 if daemon.stuck():
                     self._last_words(daemon)
                     if daemon.stuck():  # the last look may have started something

@@ -28,6 +28,7 @@ CLOCK_TICK_NS = 50_000_000  # two writes within a tick of the kernel's clock lea
 TRUSTED = " (or set trust_group: true)"
 MOST_LINKS = 40  # as many as the kernel follows
 SETTLE_S = 1.0  # a file that shrank or was replaced is read when it has stood this long
+NO_SUCH_FILE = "no such file; it is read when it appears"
 APPENDED_S = 2.0  # or when lines were only added to it for so long: others may append without end
 
 
@@ -183,7 +184,7 @@ class Follower:
             rest = self._rest_of_old(now)
             if rest is not None:
                 return rest
-            raise FileTrouble("no such file; it is read when it appears", where=self.path) from None
+            raise FileTrouble(NO_SUCH_FILE, where=self.path) from None
         except OSError as error:
             raise FileTrouble(f"cannot be read: {error.strerror}", where=self.path) from None
         if not stat.S_ISREG(fresh.st_mode):
@@ -351,7 +352,11 @@ class Follower:
 
     def check_whole(self) -> None:
         """At the slow interval: have the next look compare the whole prefix, if anything was written since."""
-        if self._fd >= 0 and os.fstat(self._fd).st_ctime_ns != self._whole_ctime:
+        try:
+            unchanged = self._fd < 0 or os.fstat(self._fd).st_ctime_ns == self._whole_ctime
+        except OSError:
+            unchanged = False  # the next look says why
+        if not unchanged:
             self._checked_ctime = self._tail_for = -1
 
     def lines_again(self, numbers: Collection[int]) -> list[LineRead] | None:

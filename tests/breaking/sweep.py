@@ -66,20 +66,22 @@ MARGIN = 2  # a cycle may have a few more calls than the one that was counted
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One fault at one moment."""
+    """One fault at one moment. ``when``: which of its calls, counted from 1, as strace writes it. ``path``: only calls on this file of the cycle's folder are counted and fail."""
 
     target: str
     call: str
     fault: str
-    n: int
+    when: str
+    path: str = ""
 
-    def words(self) -> list[str]:
-        """What strace is told."""
+    def words(self, folder: Path) -> list[str]:
+        """What strace is told for a cycle in this folder."""
         how = {KILL: f"signal={KILL}", SHORT: "retval=0"}.get(self.fault, f"error={self.fault}")
-        return ["-e", f"trace={self.call}", "-e", f"inject={self.call}:{how}:when={self.n}"]
+        of = ["-P", str(folder / self.path)] if self.path else []
+        return [*of, "-e", f"trace={self.call}", "-e", f"inject={self.call}:{how}:when={self.when}"]
 
     def __str__(self) -> str:
-        return f"{self.target}:{self.call}:{self.fault}:{self.n}"
+        return f"{self.target}:{self.call}:{self.fault}:{self.when}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +157,11 @@ def points(forge: Forge, folder: Path, targets: Sequence[str] = TARGETS) -> Iter
     for target in targets:
         found = count(forge, folder / f"count-{target}", target)
         if target == "exec":  # each new child has its own first exec; of the job's children none is ours
-            yield from (Point(target, "execve", fault, 1) for fault in (KILL, "EAGAIN", "ENOMEM", "EMFILE", "EIO"))
+            yield from (Point(target, "execve", fault, "1") for fault in (KILL, "EAGAIN", "ENOMEM", "EMFILE", "EIO"))
             continue
         for call, faults in FAULTS.items():
             for n in range(1, found[call] + MARGIN + 1 if found[call] else 1):
-                yield from (Point(target, call, fault, n) for fault in faults)
+                yield from (Point(target, call, fault, str(n)) for fault in faults)
 
 
 def strike(forge: Forge, folder: Path, point: Point) -> Result:
@@ -169,7 +171,7 @@ def strike(forge: Forge, folder: Path, point: Point) -> Result:
     hit, how = False, ""
     verdict = Verdict()
     try:
-        log, how = one_cycle(cycle, point.target, point.words())
+        log, how = one_cycle(cycle, point.target, point.words(folder))
         text = log.read_text(errors="replace") if log.exists() else ""
         hit = "(INJECTED)" in text or "killed by SIGKILL" in text
         cycle.finish()

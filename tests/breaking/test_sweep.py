@@ -51,8 +51,21 @@ def test_a21_e09_e10_promises_hold_with_a_fault_at_this_call(
 ) -> None:
     """A21, E09, E10: killed, or the call fails; what a later daemon and the jobs' own ledger say is judged."""
     target, call, fault, number = name.split(":")
-    result = strike(forge, tmp_path / "cycle", Point(target, call, fault, int(number)))
+    result = strike(forge, tmp_path / "cycle", Point(target, call, fault, number))
     assert not result.verdict.broken, (result.point, result.how)
+
+
+@pytest.mark.parametrize("when", ["1", "2", "3", "4", "5", "1..3"])
+def test_a21_e09_a_read_of_the_jobs_file_that_fails_is_tried_again(
+    tracing: None, forge: Forge, tmp_path: Path, when: str
+) -> None:
+    """A21, E09: also the read of lines that were refused. It is said in one line, and a drain waits for the lines."""
+    point = Point("daemon", "pread64", "EIO", when, path="jobs.txt")
+    result = strike(forge, tmp_path / "cycle", point)
+    assert result.hit and not result.verdict.broken, (result.point, result.how)
+    log = (tmp_path / "cycle/gpu_scheduler.log").read_text()
+    assert log.count("jobs.txt: cannot be read: Input/output error") == log.count("jobs.txt: can be read now") == 1
+    assert log.rindex("accepted from jobs.txt") < log.index("nothing is left to do")
 
 
 def test_a21_the_judge_sees_what_it_is_there_for(forge: Forge, tmp_path: Path) -> None:
@@ -132,7 +145,7 @@ def test_e09_a_commit_whose_sync_failed_is_not_acknowledged(
     cycle = Cycle(forge, tmp_path / "cycle")
     try:
         submitted = cycle.submit("c", held=True)
-        tracer = hold(submitted, tmp_path / "strace", Point("submit", "fdatasync", "EIO", number).words())
+        tracer = hold(submitted, tmp_path / "strace", Point("submit", "fdatasync", "EIO", str(number)).words(tmp_path))
         _ended(submitted)
         tracer.done()
         cycle.acknowledge(submitted)
@@ -151,7 +164,7 @@ def test_a21_a_store_whose_making_was_cut_off_is_made_to_its_end(
     cycle = Cycle(forge, tmp_path / "cycle")
     try:
         submitted = cycle.submit("c", held=True)
-        hold(submitted, tmp_path / "strace", Point("submit", name, "SIGKILL", int(number)).words()).done()
+        hold(submitted, tmp_path / "strace", Point("submit", name, "SIGKILL", number).words(tmp_path)).done()
         assert (cycle.house / "store.db-journal").stat().st_size
         status = cycle.forge.run(["status"], cycle.folder, cycle.environ, tmp_path / "out")
         assert "was not made to its end" in status.said() and "gpujob start" in status.said()

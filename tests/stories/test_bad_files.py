@@ -543,3 +543,15 @@ def test_b14_a_working_folder_that_may_not_be_entered_is_waited_for(of_nobody):
     closed.chmod(0o700)
     s.wait_ended(4)
     assert sorted(p.noted()) == ["a", "b", "x", "y"]
+
+
+def test_a_drain_that_cannot_read_its_file_does_not_say_that_nothing_is_left(scheduler):
+    """`start --drain && next` must not go on. A file that is not there yet is no such trouble."""
+    s = scheduler(gpus=1)
+    s.jobs_file.write_bytes((s.line("a") + "\n").encode("utf-16"))
+    drained = s.cli("start", "--gpus", "1", "--drain", code=1)
+    assert "UTF-16; save it as UTF-8" in drained.stderr and "nothing is left" not in drained.stdout
+    s.jobs_file.write_text(s.line("a") + "\n")
+    assert "nothing is left to do" in s.cli("start", "--gpus", "1", "--drain").stdout and s.starts("a") == 1
+    s.jobs_file.unlink()
+    assert "nothing is left to do" in s.cli("start", "--gpus", "1", "--drain").stdout

@@ -165,6 +165,26 @@ def test_words_that_are_no_utf8(scheduler):
     assert Path(log).read_bytes() == b"b\xff\n"
 
 
+def test_a_folder_that_is_no_utf8(scheduler):
+    """Its jobs run there; a path in it that the store would have to keep is refused, and the scheduler starts."""
+    s = scheduler(gpus=1)
+    folder = os.fsencode(s.folder) + b"/caf\xe9"
+    os.mkdir(folder)
+    with open(folder + b"/a.py", "w", opener=lambda path, flags: os.open(path, flags, 0o700)) as script:
+        script.write("#!/bin/sh\n")
+    words = [os.fsencode(w) for w in (sys.executable, "-m", "scheduler", "submit")]
+    words += [b"--state-file", os.fsencode(s.folder / "gpu_scheduler_state.json")]
+    code = {}
+    for word in (b"--log-dir=logs", b"--conda=./env", b"--cwd=.", b"--launch=torchrun"):
+        done = subprocess.run([*words, word, b"--", b"./a.py"], cwd=folder, env=s.environ, capture_output=True)
+        code[word.decode().partition("=")[0]] = done.returncode
+        assert b"Traceback" not in done.stderr and done.stderr.count(b"\n") <= 1, done.stderr
+    assert code == {"--log-dir": 2, "--conda": 2, "--cwd": 0, "--launch": 0}
+    s.start()
+    s.wait_ended(2)
+    assert "defect" not in s.said() and os.listdir(folder) == [b"a.py"]
+
+
 def test_a_large_environment(scheduler):
     """300 KB of environment do not fit a packet."""
     s = scheduler(gpus=1)
