@@ -22,7 +22,7 @@ class Backoff:
         self.wait_s, self.tries = first_s, 0
 
     def next(self, longest_s: float | None = None) -> float:
-        """The wait before the next try. ``longest_s``: a limit for this wait, in place of the usual one."""
+        """The wait before the next try. ``longest_s``: the limit for this wait and the one after it, in place of the usual one."""
         most = self.longest_s if longest_s is None else longest_s
         self.tries += 1
         wait_s = min(self.wait_s, most)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,6 +97,10 @@ class FollowedFiles:
             if file.trouble
         ]
 
+    def unread(self) -> list[str]:
+        """A sentence for each file whose lines a drain leaves; one that is missing, or /dev/null, has none."""
+        return [text for text in self.troubles() if not text.endswith(NO_SUCH_FILE) and f" {os.devnull}: " not in text]
+
     @property
     def unsettled(self) -> bool:
         """Whether a file is to be looked at soon: its last line may still be written."""
@@ -108,10 +114,6 @@ class FollowedFiles:
         """Let go of the open files."""
         for file in self.files.values():
             file.follower.close()
-
-    def unread(self) -> list[str]:
-        """A sentence for each file whose lines cannot be had; that a file is missing is no trouble of a drain."""
-        return [text for text in self.troubles() if not text.endswith(NO_SUCH_FILE)]
 
     def _read_refused_again(self, path: str, file: FollowedFile) -> None:
         """Once after the start, if the GPUs are others than they were: lines that were refused may be jobs now. Raises OSError."""
@@ -141,12 +143,16 @@ class FollowedFiles:
     def _failed(self, path: str, file: FollowedFile, error: FileTrouble | OSError, now: Now) -> None:
         """Say it once; an error of the disk may pass, so the file is tried again soon."""
         text, file.due = str(error), 0.0
-        if isinstance(error, OSError):
+        if not isinstance(error, OSError):
+            file.failing_since = None
+        else:
             text = f"{path}: cannot be read: {error.strerror}"
             if file.failing_since is None:
                 file.failing_since = now.mono
             if now.mono < file.failing_since + RETRIED_S:
                 file.due = now.mono + RETRY_S
+            if error.errno == errno.ESTALE:  # removed by another machine (NFS): this descriptor never works again
+                file.follower.close()
         if text != file.trouble:
             file.trouble = text
             self._context.say(text, 30, kind="file")

@@ -540,7 +540,8 @@ class Daemon:
 
     def stuck(self) -> bool:
         """Nothing runs, and what waits cannot start by itself."""
-        return not (self._has_more or self.woken or self._lazy) and self._drain.is_stuck(self.state)
+        busy = self._has_more or self.woken or self._lazy or self.files.unsettled
+        return not busy and self._drain.is_stuck(self.state)
 
     def settle(self) -> None:
         """Record what may wait, and write the state file once more. Raises StoreTrouble."""

@@ -361,7 +361,7 @@ class DaemonProcess:
 
     def _left(self, daemon: Daemon, context: Context) -> tuple[str, ...]:
         reasons = daemon.state.class_reasons()
-        left = []
+        left = daemon.files.unread()
         for job in rows.pending(context.db.connection):
             why = job.reason or (reasons[class_of(job).key].sentence if class_of(job).key in reasons else "")
             left.append(f"job {job.id} ({job.spec.shown_name}) cannot start: {why}")

@@ -28,6 +28,7 @@ CLOCK_TICK_NS = 50_000_000  # two writes within a tick of the kernel's clock lea
 TRUSTED = " (or set trust_group: true)"
 MOST_LINKS = 40  # as many as the kernel follows
 SETTLE_S = 1.0  # a file that shrank or was replaced is read when it has stood this long
+LASTING = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)  # somebody has to mend it
 NO_SUCH_FILE = "no such file; it is read when it appears"
 APPENDED_S = 2.0  # or when lines were only added to it for so long: others may append without end
 
@@ -139,6 +140,10 @@ def check_places(path: str, places: Sequence[str], trust_group: bool) -> None:
             raise not_read(Exposure(LINK, f"the link {link} belongs to user {owner}", link, owner), path)
 
 
+def _cannot_be_read(error: OSError, where: str) -> FileTrouble | OSError:
+    return FileTrouble(f"cannot be read: {error.strerror}", where=where) if error.errno in LASTING else error
+
+
 class Follower:
     """Reads one file line by line. ``mark`` is how far it was read and recorded; nothing else is remembered.
 
@@ -175,7 +180,8 @@ class Follower:
     def look(self, now: float) -> Batch | None:
         """The next lines, or None when there are none yet (``look_again_at`` says when to look, if by time).
 
-        Raises FileTrouble when the file is missing, unreadable, no plain file, or others may write it.
+        Raises FileTrouble when the file is missing, unreadable, no plain file, or others may write it; OSError for an error
+        that may pass (of the disk, or no descriptor is left).
         """
         self.look_again_at = None
         try:
@@ -186,7 +192,7 @@ class Follower:
                 return rest
             raise FileTrouble(NO_SUCH_FILE, where=self.path) from None
         except OSError as error:
-            raise FileTrouble(f"cannot be read: {error.strerror}", where=self.path) from None
+            raise _cannot_be_read(error, self.path) from None
         if not stat.S_ISREG(fresh.st_mode):
             raise FileTrouble("not a plain file; nothing is read from it", where=self.path)
         if self._fd < 0:
@@ -220,7 +226,7 @@ class Follower:
         try:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise FileTrouble(f"cannot be read: {error.strerror}", where=path) from None
+            raise _cannot_be_read(error, path) from None
 
     def _renamed(self) -> str:
         folder = os.path.dirname(os.path.realpath(self.path))
@@ -233,7 +239,7 @@ class Follower:
                             return entry.path
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EACCES):
-                raise FileTrouble(f"cannot be read: {error.strerror}", where=folder) from None
+                raise _cannot_be_read(error, folder) from None
         return ""
 
     def _rest_of_old(self, now: float) -> Batch | None:

@@ -261,6 +261,9 @@ def test_e11_read_only_while_it_runs(scheduler, tmp_path):
         s.end_all()
         words = ["umount", str(place)]
         wait_for(lambda: subprocess.run(words, capture_output=True).returncode == 0, "nobody uses it any more")
+        # It stays mounted, as it is, in mount namespaces that another test made meanwhile.
+        words = ["losetup", "-j", str(image)]
+        wait_for(lambda: not subprocess.run(words, capture_output=True, check=True).stdout, "its device is let go")
         subprocess.run(["e2fsck", "-fy", str(image)], capture_output=True)
         subprocess.run(["mount", "-o", "loop", str(image), str(place)], check=True)
         s.start()
