@@ -42,6 +42,8 @@ PASSING = frozenset(
     }
 )
 
+SETTLED = (Record.ENDED, Record.NEVER_RAN)  # nobody writes on in such a record
+
 GONE = (errno.ECONNREFUSED, errno.ENOENT, errno.ESRCH, errno.ECONNRESET)  # what a caller's socket says without him
 
 
@@ -92,7 +94,7 @@ def read_ending(
     """
     there = seen_as(process) if process is not None else None
     found = attempt_record.read(path)  # after that look: a parent that was gone by then had written what it could write
-    if process is None or there is None or there.alive or found.kind in (Record.ENDED, Record.NEVER_RAN):
+    if process is None or there is None or there.alive or found.kind in SETTLED:
         return found
     supervised = is_supervisor(there.parent, state_file)
     status = zombie_status(process) if impatient or not supervised else None
@@ -121,25 +123,27 @@ class Look:
 def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB_NAMES) -> Look:
     """Look at the last attempt of ``job``, whose record is ``path``; ``names``: of the variables of its mark."""
     mark = Mark(job.id, job.attempt, state_file, names)
-    starter = False
     while True:
         found = attempt_record.read(path)
         process = found.process or job.process
         if (found.boot or job.boot) not in ("", boot_id()):
             return Look(found, process, False, Found.NOTHING)
         found = read_ending(path, process, state_file, terminal=job.runner == "screen")
+        if process is None and found.process is not None:
+            continue  # it was started between the two looks at its record
         if process is not None and (stands(process) if found.kind is not Record.ENDED else lives(process)):
             # A zombie too: its supervisor is about to write its ending down.
             return Look(found, process, True, Found.LEADER)
         others = tuple(members(mark, process))
-        if others:
-            leader = _leader_among(others, job) if process is None and found.kind is Record.CLAIMED else None
-            return Look(found, leader or process, True, Found.LEADER if leader else Found.OTHERS, others)
-        if starter or found.kind not in (Record.CLAIMED, Record.BROKEN):
-            return Look(found, process, True, Found.NOTHING)
-        if starter_lives(job.attempt_key, state_file):
+        leader = _leader_among(others, job) if process is None and found.kind is Record.CLAIMED else None
+        if leader is not None:
+            return Look(found, leader, True, Found.LEADER, others)
+        begun = found.kind is Record.CLAIMED or (found.kind is Record.BROKEN and not others)
+        if begun and starter_lives(job.attempt_key, state_file):
             return Look(found, process, True, Found.STARTER)
-        starter = True  # gone: whatever it did was done before this look, so look once more
+        if found.kind in SETTLED or attempt_record.read(path).kind is found.kind:
+            return Look(found, process, True, Found.OTHERS if others else Found.NOTHING, others)
+        # Its starter went on between the record and the processes, and what it did is in the record now: look once more.
 
 
 def _leader_among(others: Sequence[Process], job: Job) -> Process | None:

@@ -178,6 +178,11 @@ class Scheduler:
         """All output so far."""
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
+    def says(self, text: str, times: int | None = None) -> None:
+        """Wait until it has said this (``times``: so often, and not more): its output comes a moment after what it tells of."""
+        wait_for(lambda: self.said().count(text) >= (times or 1), f"{text!r} in\n{self.said()[-3000:]}")
+        assert times is None or self.said().count(text) == times, self.said()
+
     @property
     def pid(self) -> int:
         assert self.process is not None

@@ -90,4 +90,4 @@ class Pouring:
         ran = self.noted()[len(before) :]
         assert sorted(ran) == sorted(f"good-{first + 2 * number}" for number in range(len(bad) + 1)), ran
         for number in wanted:
-            assert self.s.said().count(f"jobs.txt:{number}: ") == 1, number
+            self.s.says(f"jobs.txt:{number}: ", times=1)

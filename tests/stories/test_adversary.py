@@ -137,7 +137,7 @@ def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(machi
     note = "uses GPU 1, which it was not given"
     assert m.s.job(1)["notes"] == [note] and note in m.s.cli("why", "1").stdout and note in m.s.cli("show", "1").stdout
     assert re.search(rf"^1 +running .*{note}$", status, re.MULTILINE), status
-    assert f"its process {pid} uses GPU 1 (58.6 GiB), which it was not given" in m.s.said()
+    m.s.says(f"its process {pid} uses GPU 1 (58.6 GiB), which it was not given")
     story = json.loads(m.s.cli("show", "1", "--json").stdout)["events"]
     (event,) = (event for event in story if event["kind"] == "stray")
     assert (event["gpu"], event["pid"], event["memory"]) == (1, pid, 60_000 << 20)
@@ -240,7 +240,7 @@ def test_a_driver_seen_at_the_last_start_is_waited_for(machine):
     m.waits(1, "foreign")
     m.s.stop()
     m.s.start("--gpu-interval=0")
-    assert "GPUs are not read (gpu_interval: 0): GPU 0 declared" in m.s.said()
+    m.s.says("GPUs are not read (gpu_interval: 0): GPU 0 declared")
     m.running("a")
     assert m.gpu(0)["uuid"] == "declared:0" and m.gpu(0)["memory_used"] is None
 

@@ -96,7 +96,7 @@ def test_c02_growth_of_a_line_that_was_taken_is_reported_and_not_run(pouring):
     assert sorted(pouring.noted()) == ["a", "b", "open"]
     assert pouring.refused() == {2: "changed after it was taken; start a new line for a new job"}
     assert "jobs.txt:2: changed after it was taken" in s.cli("status").stdout
-    assert s.said().count("jobs.txt:2: changed after it was taken") == 1
+    s.says("jobs.txt:2: changed after it was taken", times=1)
 
 
 def test_c02_blanks_without_a_newline_are_no_line_that_was_taken(pouring):
@@ -123,7 +123,8 @@ def test_c03_a_deleted_file_is_said_once_and_a_new_one_read_from_its_start(pouri
     pouring.pour(pouring.good("c"), pouring.good("a"))
     s.wait_ended(3)
     pouring.rest()
-    assert sorted(pouring.noted()) == ["a", "b", "c"] and s.said().count(missing) == 2
+    assert sorted(pouring.noted()) == ["a", "b", "c"]
+    s.says(missing, times=2)
 
 
 @pytest.mark.smoke
@@ -196,7 +197,7 @@ def test_c07_a_save_by_an_editor_runs_only_what_is_new(pouring, how):
     assert sorted(pouring.noted()) == ["a", "b", "fails", "new"]
     at = s.jobs_file.read_text().splitlines().index("bad line") + 1
     assert list(pouring.refused()) == [at]
-    assert s.said().count("a job needs at least a priority and a script") == 1
+    s.says("a job needs at least a priority and a script", times=1)
 
 
 def test_c08_an_edited_or_removed_line(pouring):
@@ -234,7 +235,8 @@ def test_c11_a_utf16_file_is_not_eaten_and_read_when_mended(pouring, encoding):
     wait_for(lambda: "not UTF-8 but UTF-16; save it as UTF-8: nothing is read from it" in s.said(), "the report")
     pouring.pour(pouring.good("x"))
     time.sleep(1.2)  # a look at the slow interval says nothing more
-    assert s.said().count("not UTF-8 but UTF-16") == 1 and pouring.noted() == ["before"]
+    assert pouring.noted() == ["before"]
+    s.says("not UTF-8 but UTF-16", times=1)
     s.jobs_file.write_text("".join(pouring.good(n) + "\n" for n in "ab"))
     s.wait_ended(3)
     pouring.rest()
@@ -286,7 +288,8 @@ def test_c17_equal_lines_of_one_moment_are_one_job_and_counted(pouring):
     pouring.pour(*[pouring.good("same")] * 3)
     pouring.read()
     assert len(s.states()) == 1 and s.status()["repeated_lines"] == 2
-    assert s.said().count("not run again") == 1 and "jobs.txt: 2 lines repeat jobs" in s.said()
+    s.says("not run again", times=1)
+    s.says("jobs.txt: 2 lines repeat jobs")
     assert "2 line(s) repeat another and are not run again" in s.cli("status").stdout
     pouring.pour(*[pouring.good("same")] * 2)
     pouring.read()
@@ -306,7 +309,8 @@ def test_c18_a_line_of_a_finished_job_is_skipped_and_of_a_failed_one_runs_again(
     pouring.pour(pouring.good("a"), failing)
     s.wait_ended(3)
     pouring.rest()
-    assert sorted(pouring.noted()) == ["a", "fails", "fails"] and "says what job 1 (done) says" in s.said()
+    assert sorted(pouring.noted()) == ["a", "fails", "fails"]
+    s.says("says what job 1 (done) says")
     s.stop()
     s.start()
     s.jobs_file.write_text(s.jobs_file.read_text() + failing + "\n")
@@ -423,7 +427,8 @@ def test_c36_a_file_that_cannot_be_read_for_a_while(of_nobody):
     s.jobs_file.chmod(0o600)
     s.wait_ended(2)
     p.rest()
-    assert sorted(p.noted()) == ["a", "b"] and "can be read now" in s.said()
+    assert sorted(p.noted()) == ["a", "b"]
+    s.says("can be read now")
 
 
 @as_root

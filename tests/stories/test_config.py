@@ -242,7 +242,7 @@ def test_c31_a_changed_model_table_changes_what_starts_and_a_broken_one_changes_
     s.append(s.line("c", more="--llm small"))
     s.wait_state(3, "running")
     assert s.job(3)["need"] == 0.25
-    assert s.said().count("last good model table") == 4
+    s.says("last good model table", times=4)
 
 
 def test_a_config_is_read_again_only_when_it_has_changed_and_mistakes_are_said_once(scheduler):

@@ -24,7 +24,7 @@ def test_s3_2_the_number_of_gpus_is_detected(machine, way):
     m = machine()
     m.cards("GPU-a", "GPU-b", "GPU-c") if way == "nvml" else m.only_smi("GPU-a", "GPU-b", "GPU-c")
     m.s.start()
-    assert "GPUs 0-2, " in m.s.said()
+    m.s.says("GPUs 0-2, ")
     assert [(gpu["index"], gpu["uuid"]) for gpu in m.s.status()["gpus"]] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
     m.add("a", "b", "c", "d")
     for key in "abc":
@@ -60,7 +60,7 @@ def test_i01_without_a_driver_gpus_are_declared_and_that_is_said(machine):
     m = machine(gpus=2)
     m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
     m.s.start(PATH="/usr/bin:/bin") if not _has_nvidia_smi() else pytest.skip("a machine with nvidia-smi")
-    assert "no NVIDIA driver here: GPU 0,1 declared, given out by booking alone" in m.s.said()
+    m.s.says("no NVIDIA driver here: GPU 0,1 declared, given out by booking alone")
     assert [gpu["uuid"] for gpu in m.s.status()["gpus"]] == ["declared:0", "declared:1"]
     m.s.append(m.s.line("a"), m.s.line("c") + ";gpus=0")
     assert set(m.s.wait_ended(2).values()) == {"done"}
@@ -105,7 +105,8 @@ def test_i02_i03_an_nvidia_smi_that_hangs_stops_nothing_but_starts(machine, id_,
         assert len(hanging) <= 1, "a pile of helpers"
     m.s.release("old")
     m.s.wait_state(1, "done")
-    assert m.s.states()[2] == "pending" and "running jobs go on" in m.s.said()
+    assert m.s.states()[2] == "pending"
+    m.s.says("running jobs go on")
     m.smi.clear()
     m.running("new")
     wait_for(lambda: not [pid for pid in processes_with(program) if _state(pid) == "T"], "the end of the stopped one")
@@ -126,7 +127,8 @@ def test_i02_a_driver_that_hangs_from_the_first_call_on(machine):
     m.driver.hang("nvmlInitWithFlags")
     m.add("a")
     m.s.start()
-    assert "no answer within" in m.s.said() and "nothing is started until the driver answers" in m.s.said()
+    m.s.says("no answer within")
+    m.s.says("nothing is started until the driver answers")
     m.waits(1, "stale")
     m.driver.clear_errors()
     m.running("a")
@@ -193,7 +195,7 @@ def test_i05_a_mismatch_while_running_holds_starts_and_ends_no_job(machine):
     m.s.wait_state(1, "done")
     m.driver.clear_errors()
     m.running("new")
-    assert "GPU 0,1 can be given jobs again" in m.s.said()
+    m.s.says("GPU 0,1 can be given jobs again")
 
 
 def test_i05_a_mismatch_at_the_first_start_waits_for_the_driver(machine):
@@ -201,7 +203,8 @@ def test_i05_a_mismatch_at_the_first_start_waits_for_the_driver(machine):
     m.driver.error("nvmlInitWithFlags", MISMATCH)
     m.add("a", "b")
     m.s.start()
-    assert "version mismatch" in m.s.said() and "nothing is started until the driver answers" in m.s.said()
+    m.s.says("version mismatch")
+    m.s.says("nothing is started until the driver answers")
     shown = m.s.status()["gpus"]
     assert [gpu["index"] for gpu in shown] == [0, 1] and all("declared" not in gpu["uuid"] for gpu in shown)
     m.waits(1, "stale", "version mismatch")
@@ -238,7 +241,7 @@ def test_i06_i08_a_gpu_falls_off_the_bus_and_comes_back(machine):
     m.driver.order(["GPU-a", "GPU-b", "GPU-c"])
     m.running("again")
     assert m.s.job(3)["gpus"] == [1]
-    assert m.s.said().count("GPU 1 (GPU-b) is gone; no new job goes there") == 1
+    m.s.says("GPU 1 (GPU-b) is gone; no new job goes there", times=1)
 
 
 def test_i06_a_gpu_that_is_listed_but_lost(machine):
@@ -279,7 +282,7 @@ def test_i07_after_a_restart_with_another_order_pauses_and_lists_follow_the_card
     assert m.s.job(1)["gpus"] == [1]
     m.s.stop()
     m.s.start()
-    assert m.s.said().count("numbers the GPUs anew") == 1, "said once"
+    m.s.says("numbers the GPUs anew", times=1)  # said once
 
 
 # -- errors, MIG, CUDA_VISIBLE_DEVICES --------------------------------------------------------------------
@@ -296,7 +299,7 @@ def test_i09_a_gpu_with_errors_is_held_out_if_that_is_wanted(machine, what):
     m.running("b")
     cause = "XID 79: fell off the bus" if what == "xid" else "3 uncorrected memory errors"
     m.waits(1, "unhealthy", f"GPU 0 reported {cause}")
-    assert f"GPU 0 reported {cause}; no new job goes there" in m.s.said()
+    m.s.says(f"GPU 0 reported {cause}; no new job goes there")
     m.still_waits(1, 3)
     assert m.gpu(1)["state"] == "BUSY"
 
@@ -312,7 +315,7 @@ def test_i09_without_that_wish_errors_hold_nothing(machine):
 def test_i17_cuda_visible_devices_of_the_daemon_limits_what_it_manages(machine):
     m = machine().cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start(CUDA_VISIBLE_DEVICES="2,GPU-b")
-    assert "CUDA_VISIBLE_DEVICES=2,GPU-b in the scheduler's environment: only GPU 1,2 managed" in m.s.said()
+    m.s.says("CUDA_VISIBLE_DEVICES=2,GPU-b in the scheduler's environment: only GPU 1,2 managed")
     assert [gpu["index"] for gpu in m.s.status()["gpus"]] == [1, 2]
     (m.s.folder / "show.py").write_text("import os; print('sees', os.environ['CUDA_VISIBLE_DEVICES'])\n")
     m.s.append("0,show.py,,,1", "0,show.py,,again,2", "0,show.py,,none,0")
@@ -325,7 +328,7 @@ def test_i17_cuda_visible_devices_of_the_daemon_limits_what_it_manages(machine):
 def test_i17_a_value_that_names_no_gpu_is_said_and_not_regarded(machine, text):
     m = machine().cards("GPU-a", "GPU-b")
     m.s.start(CUDA_VISIBLE_DEVICES=text)
-    assert f"CUDA_VISIBLE_DEVICES={text!r} names no GPU here" in m.s.said()
+    m.s.says(f"CUDA_VISIBLE_DEVICES={text!r} names no GPU here")
     assert len(m.s.status()["gpus"]) == 2
 
 
@@ -370,12 +373,13 @@ def test_a_second_scheduler_of_this_machine_is_told_of_at_the_start(machine, tmp
     one.cards("GPU-a", "GPU-b").s.start()
     two.cards("GPU-a", "GPU-b").s.start()
     told = f"another gpujob runs on this machine: pid {one.s.pid} of user"
-    assert told in two.s.said() and "GPUs 0; they do not know" in two.s.said()
+    two.s.says(told)
+    two.s.says("GPUs 0; they do not know")
     assert f"pid {two.s.pid} of user" not in one.s.said()
     one.s.stop()
     two.s.stop()
     two.s.start()
-    assert two.s.said().count(told) == 1, "one that has ended is not told of"
+    two.s.says(told, times=1)  # one that has ended is not told of
 
 
 def test_a_scheduler_of_another_user_is_told_of_too(machine, tmp_path):
@@ -425,4 +429,5 @@ def test_s2_6_gpus_of_the_driver_are_added_and_taken_away_while_it_runs(machine)
     m.add("c", gpus="")
     m.s.release("b")
     m.running("c")
-    assert m.s.job(3)["gpus"] == [1] and m.s.said().count("there is no GPU 7") == 1
+    assert m.s.job(3)["gpus"] == [1]
+    m.s.says("there is no GPU 7", times=1)

@@ -358,7 +358,7 @@ def test_e16_c38_a_folder_on_nfs_is_said_and_polled(scheduler):
         "its files are polled every second" in s.said()
         and ".gpujob is on NFS, which other machines may share" in s.said()
     )
-    assert "--state-file" in s.said()
+    s.says("--state-file")
     s.append(s.line("a", 3))
     s.wait_state(1, "failed")
     state = s.folder / "gpu_scheduler_state.json"

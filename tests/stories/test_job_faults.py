@@ -121,7 +121,7 @@ def test_b10_a_process_that_does_not_die(scheduler, freezer):
     wait_for(lambda: "does not die of SIGKILL" in s.said(), "it is said")
     assert "does not die of SIGKILL" in s.cli("cancel", "1").stdout + s.cli("why", "1").stdout
     assert s.states() == {1: "stopping", 2: "pending", 3: "done"}
-    assert s.said().count("does not die") == 1
+    s.says("does not die", times=1)
     (freezer / "freezer.state").write_text("THAWED")
     s.wait_ended(3)
     assert s.states() == {1: "cancelled", 2: "done", 3: "done"} and s.starts("waits") == 1
@@ -179,7 +179,7 @@ def test_b21_b22_what_a_job_does_with_its_output(scheduler):
     shown = s.cli("show", "2").stdout
     assert "warning       its log says: RuntimeError: CUDA out of memory" in shown and "failure" not in shown
     assert "exit 0 (oom?)" in s.cli("status").stdout and "exit 0 (oom?)" in s.cli("jobs").stdout
-    assert "job 2 (oom) done: exit code 0, but its log says: RuntimeError: CUDA out of memory" in s.said()
+    s.says("job 2 (oom) done: exit code 0, but its log says: RuntimeError: CUDA out of memory")
 
 
 def test_b24_a_job_that_saves_its_work_has_the_whole_grace(scheduler):

@@ -78,7 +78,7 @@ def test_a_changed_line_changes_the_waiting_job(scheduler):
     s.wait_state(2, "done")
     job = s.job(2)
     assert job["gpus"] == [1] and job["priority"] == 4
-    assert "changed" in s.said()
+    s.says("changed")
 
 
 def test_file_of_others_is_not_read_until_mended(scheduler):
@@ -93,7 +93,7 @@ def test_file_of_others_is_not_read_until_mended(scheduler):
     assert s.starts("b") == 0
     s.jobs_file.chmod(0o600)
     s.wait_ended(2)
-    assert s.said().count("everybody may write it") == 1
+    s.says("everybody may write it", times=1)
 
 
 def test_polling_finds_lines_too(scheduler):
@@ -102,7 +102,7 @@ def test_polling_finds_lines_too(scheduler):
     s.start()
     s.append(s.line("a"))
     s.wait_ended(1)
-    assert "polled" in s.said()
+    s.says("polled")
 
 
 def test_no_jobs_file_at_all(scheduler):

@@ -148,14 +148,14 @@ def test_s1_12_a_torn_last_line_is_repaired_or_set_aside(scheduler: Callable[...
         assert journal.read_bytes() == whole
         assert s.stop() == 0
     assert not list(s.folder.glob("*.torn-*"))
-    assert s.said().count("a line that was cut off is written anew") == 3, "whole lines without their end are none"
+    s.says("a line that was cut off is written anew", times=3)  # whole lines without their end are none
     journal.write_bytes(whole + b'{"mine": [1, ')
     s.start()
     assert s.stop() == 0
     assert journal.read_bytes() == whole
     (bad,) = s.folder.glob("queue.jsonl.torn-*")
     assert bad.read_bytes() == b'{"mine": [1, \n'
-    assert s.said().count(f"a line that is no JSON, set aside as {bad}") == 1
+    s.says(f"a line that is no JSON, set aside as {bad}", times=1)
     assert s.starts("a") == s.starts("b") == 1
 
 
@@ -177,7 +177,8 @@ def test_what_stands_in_its_place_holds_no_job_up(scheduler: Callable[..., Sched
     (journal.rmdir if what == "folder" else journal.unlink)()
     wait_for(lambda: journal.exists() and not s.status()["trouble"], "made good")
     assert [line["status"] for line in lines(s)] == ["completed", "completed"]
-    assert s.said().count(text) == 1 and s.said().count("the journal can be written again") == 1
+    s.says(text, times=1)
+    s.says("the journal can be written again", times=1)
     assert victim.read_text() == "precious" and s.stop() == 0
 
 

@@ -45,7 +45,7 @@ def test_lines_run_with_gpu_arguments_and_log(scheduler):
     assert s.job(4)["state"] == "failed"  # CUDA_VISIBLE_DEVICES is not set there, so reading it raises KeyError
     assert "KeyError: 'CUDA_VISIBLE_DEVICES'" in s.log(4)
     wait_for(lambda: "[2] args ['--cuda=0,1', 'second']" in s.said(), "the output in the scheduler's own")
-    assert "[1] to stderr" in s.said()
+    s.says("[1] to stderr")
     log = s.job(1)["log"]
     assert os.path.basename(log).startswith("job_1_") and os.stat(log).st_mode & 0o777 == 0o600
 
@@ -68,7 +68,7 @@ def test_documented_lines_are_read_as_documented(scheduler):
     assert jobs[0]["arguments"] == ["--llm", "qwen2.5-7b-inst", "--epochs", "100"]
     assert jobs[2]["arguments"] == ["--llm", "qwen2.5-32b-inst", "--batch_size", "1"]
     assert [j["reason_code"] for j in jobs[:3]] == ["missing"] * 3
-    assert "read as GPUs 4-7" in s.said()
+    s.says("read as GPUs 4-7")
 
 
 SHOW_ARGUMENTS = "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ['GPUJOB_GPUS'], sys.executable]))\n"
@@ -151,7 +151,7 @@ def test_bad_lines_cost_only_themselves_and_are_said_once(scheduler):
     wait_for(lambda: s.said().count("jobs.txt:2:") >= 1, "the report")
     s.append("# look again")
     s.cli("submit", "--cpu", "--wait", "--", "true")
-    assert s.said().count("jobs.txt:2:") == 1
+    s.says("jobs.txt:2:", times=1)
     log = (s.folder / "gpu_scheduler.log").read_text()
     assert log.count("jobs.txt:2:") == 1
 
@@ -395,7 +395,7 @@ def test_drain_ends_with_the_right_code(scheduler):
     s.append("0,never.py")
     s.start("--drain", ready=False)
     assert s.process.wait(60) == 1
-    assert "job 3 (never.py) cannot start: no such file" in s.said()
+    s.says("job 3 (never.py) cannot start: no such file")
 
 
 def test_no_gpu_is_exit_4_and_bad_settings_exit_2(scheduler):

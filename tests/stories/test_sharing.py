@@ -87,7 +87,7 @@ def test_i10_a_foreign_process_keeps_jobs_out_and_is_named(machine):
     m.still_waits(1)
     m.unuse("GPU-a", foreign_process)
     m.running("a")
-    assert m.s.said().count("not ours") == 1
+    m.s.says("not ours", times=1)
 
 
 def test_i10_little_of_it_keeps_only_whole_gpu_jobs_out(machine):

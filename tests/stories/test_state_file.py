@@ -87,7 +87,7 @@ def test_d09_s3_32_edits_by_any_program_are_obeyed(scheduler, how):
     shows(s, 1, 2)
     edit(s, how, paused_gpus=[1, 99])
     shows(s, 1)
-    assert s.said().count("pauses GPU 99, which is not managed here (managed: 0-2)") == 1
+    s.says("pauses GPU 99, which is not managed here (managed: 0-2)", times=1)
     edit(s, how, paused=True)
     wait_for(lambda: s.status()["paused"], "queue paused")
     s.append(s.line("late", gpus="0"))
@@ -215,7 +215,8 @@ def test_d01_d02_d03_s3_34_damage_is_set_aside_and_pauses_stay(scheduler, damage
     (aside,) = s.folder.glob("gpu_scheduler_state.json.bad-*")
     assert aside.read_text() == damage and aside.stat().st_mode & 0o777 == 0o600
     shows(s, 1)
-    assert s.said().count("not a state file") == 1 and s.said().count("pauses stay in force") == 1
+    s.says("not a state file", times=1)
+    s.says("pauses stay in force", times=1)
 
 
 def test_d04_keys_that_are_none(scheduler):
@@ -363,7 +364,7 @@ def test_d08_a_link_in_its_place(scheduler):
     s.append(s.line("a"))
     s.wait_ended(1)
     assert other.read_text() == "mine\n" and path(s).is_symlink()
-    assert s.said().count("it is a link, which is not followed; put a plain file there") == 1
+    s.says("it is a link, which is not followed; put a plain file there", times=1)
     path(s).unlink()
     wait_for(lambda: path(s).exists() and not path(s).is_symlink(), "painted when it is gone")
 
