@@ -18,8 +18,6 @@ from scheduler.core.log_names import stderr_log
 from scheduler.core.secrets import without_secrets
 from scheduler.core.units import maybe_utc, seconds_of, utc
 from scheduler.views import render, terminal
-from scheduler.views.job_facts import Fact, job_facts
-from scheduler.views.log_glance import last_lines
 
 LOOK_S = 0.5
 MOST_LINES = 5  # of the log of a job that failed
@@ -143,6 +141,8 @@ def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = No
 
 
 def _facts(job: Job, reason: Reason | None) -> list[str]:
+    from scheduler.views.job_facts import Fact, job_facts  # 1 ms, which `status` in a loop has not
+
     known = job_facts(job)
     at = next((place for place, fact in enumerate(known) if fact.name == "log"), len(known))
     facts = [
@@ -226,6 +226,8 @@ def _last_lines(job: Job) -> list[str]:
     """The last lines of a failed job's log; none of one that cannot be read."""
     if not job.state.ended or job.succeeded or not job.log:
         return []
+    from scheduler.views.log_glance import last_lines  # 3 ms, as above
+
     path = _telling(job)
     try:
         return [without_secrets(line) for line in last_lines(path, MOST_LINES)]
@@ -235,6 +237,8 @@ def _last_lines(job: Job) -> list[str]:
 
 def _tail(path: str) -> list[str]:
     """The last lines of a failed job's log, and where the rest stands."""
+    from scheduler.views.log_glance import last_lines  # 3 ms, as above
+
     near = render.safe(render.near(path))
     try:
         last = last_lines(path, MOST_LINES)
