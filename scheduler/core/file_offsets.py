@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from scheduler.core.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any, get_args
 
 from scheduler.core.errors import UsageError
+
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from scheduler.core.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
