@@ -53,7 +53,7 @@ def start(
 
 
 def _say_ready(fd: int, stream: Stream) -> None:
-    """Close the standard streams, then tell the waiting `start --detach` that the daemon runs. In this order, so that it prints last."""
+    """Close the standard streams, then tell the waiting `start --detach` that the daemon runs. In this order: what it prints comes last."""
     stream.close()
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):

@@ -1,4 +1,4 @@
-"""How much GPU a job needs: what it asks for itself, else the model named by ``--llm``, else by the memory it names, else the default."""
+"""How much GPU a job needs: what it asks for, else what the table says of its ``--llm`` model, else the part of a GPU that its memory is, else the default."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def words_of(spec: JobSpec) -> Sequence[str]:
 
 
 def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
-    """The same spec where jobs book ``mib`` of GPU memory in place of a share, unless it says itself what it needs.
+    """The spec, with ``mib`` of GPU memory as its need if it names none; for schedulers whose jobs book memory in place of a share.
 
     Of GPUs that nobody reads (not ``read``) memory cannot be booked: there a job has one to itself.
     """

@@ -80,5 +80,5 @@ def utc(seconds: float) -> str:
 
 
 def maybe_utc(seconds: float | None) -> str | None:
-    """The same; None stays None."""
+    """As `utc`; None for None."""
     return None if seconds is None else utc(seconds)

@@ -28,9 +28,10 @@ CLOCK_TICK_NS = 50_000_000  # two writes within a tick of the kernel's clock lea
 TRUSTED = " (or set trust_group: true)"
 MOST_LINKS = 40  # as many as the kernel follows
 SETTLE_S = 1.0  # a file that shrank or was replaced is read when it has stood this long
-LASTING = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)  # somebody has to mend it
-NO_SUCH_FILE = "no such file; it is read when it appears"
 APPENDED_S = 2.0  # or when lines were only added to it for so long: others may append without end
+# Errors that somebody has to mend; others may pass.
+LASTING = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
+NO_SUCH_FILE = "no such file; it is read when it appears"
 
 
 def read_plain(path: str, most: int) -> bytes:

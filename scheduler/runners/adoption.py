@@ -138,8 +138,8 @@ def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB
         leader = _leader_among(others, job) if process is None and found.kind is Record.CLAIMED else None
         if leader is not None:
             return Look(found, leader, True, Found.LEADER, others)
-        begun = found.kind is Record.CLAIMED or (found.kind is Record.BROKEN and not others)
-        if begun and starter_lives(job.attempt_key, state_file):
+        may_go_on = found.kind is Record.CLAIMED or (found.kind is Record.BROKEN and not others)
+        if may_go_on and starter_lives(job.attempt_key, state_file):
             return Look(found, process, True, Found.STARTER)
         if found.kind in SETTLED or attempt_record.read(path).kind is found.kind:
             return Look(found, process, True, Found.OTHERS if others else Found.NOTHING, others)
