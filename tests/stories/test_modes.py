@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -194,7 +195,10 @@ def _swap(path: str, victim: str, stop: object) -> None:
 
 @pytest.mark.parametrize("what", ["picture", "info", "main log", "job log", "add"])
 def test_s8_a_link_that_is_swapped_in_is_never_written_through(tmp_path: Path, what: str) -> None:
-    """S8: two thousand writes of each kind against a loop that swaps the name: the file of somebody else keeps every byte."""
+    """S8: two thousand writes of each kind against a loop that swaps the name: the file of somebody else keeps every byte.
+
+    All of them may fall into one moment in which the other process does not run: the writes go on until fifty succeeded.
+    """
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious\n")
     folder = tmp_path / "ours"
@@ -205,8 +209,10 @@ def test_s8_a_link_that_is_swapped_in_is_never_written_through(tmp_path: Path, w
     swapper = context.Process(target=_swap, args=(path, str(victim), stop))
     swapper.start()
     refused = written = 0
+    limit = time.monotonic() + 60
     try:
-        for round_ in range(2000):
+        while (round_ := written + refused) < 2000 or written <= 50:
+            assert time.monotonic() < limit, f"{written} written, {refused} refused"
             try:
                 if what == "picture":
                     out = swap_file(path, b"ours\n", there=bool(round_ % 2))
@@ -231,7 +237,6 @@ def test_s8_a_link_that_is_swapped_in_is_never_written_through(tmp_path: Path, w
         stop.set()
         swapper.join(30)
     assert victim.read_bytes() == b"precious\n" or what == "add"
-    assert written > 50 and written + refused == 2000
     if what == "add":  # links of one's own are followed, by a name that is then opened without following
         assert set(victim.read_bytes().splitlines()) <= {b"precious", b"ours"}
 
