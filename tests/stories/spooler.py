@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.client.client import SchedulerClient
+from scheduler.core.job import JobState
 from scheduler.ts.job_list import state_of
 from scheduler.ts.server import Server
 from tests import fork_server
@@ -119,11 +120,14 @@ class Spooler:
         return found
 
     def wait_state(self, number: int, *states: str) -> None:
-        """Until the job is in one of these states."""
+        """Wait until the job is in one of these states, by the words of `ts`.
+
+        A job that is being started is not counted: `ts` calls it running, but it has no start time and no process yet.
+        """
 
         def found() -> bool:
             job = SchedulerClient(self.server.state_file).known([number]).get(number)
-            return job is not None and state_of(job) in states
+            return job is not None and job.state is not JobState.STARTING and state_of(job) in states
 
         wait_for(found, f"job {number} {' or '.join(states)}")
 
