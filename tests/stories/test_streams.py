@@ -416,19 +416,23 @@ def test_s4_17_s4_28_a_scheduler_killed_under_a_foreground_job(scheduler, foregr
     s = scheduler(gpus=1)
     s.start()
     s.cli("queue", "pause")
-    one = foreground(s, "--cpu", "--", "sh", "-c", "read a; echo got $a; exit 6", stdin=subprocess.PIPE)
+    said = s.folder / "stderr"
+    with said.open("wb") as stream:
+        words = ("--cpu", "--", "sh", "-c", "read a; echo got $a; exit 6")
+        one = foreground(s, *words, stdin=subprocess.PIPE, stderr=stream)
     wait_for(lambda: s.states().get(1) == "pending", "it waits")
     s.kill()
     s.start()
     s.cli("queue", "resume")
     s.wait_state(1, "running")
     s.kill()
+    wait_for(lambda: "no scheduler is running; staying with job 1" in said.read_text(), "the caller notices it")
     one.process.stdin.write(b"late\n")
     one.process.stdin.close()
     one.process.stdin = None
-    code, out, error = one.ended()
-    assert (code, out) == (6, "1\n") and s.log(1) == "got late\n", error
-    assert error.count("no scheduler is running; staying with job 1") == 1, error
+    code, out, _ = one.ended()
+    assert (code, out) == (6, "1\n") and s.log(1) == "got late\n", said.read_text()
+    assert said.read_text().count("no scheduler is running; staying with job 1") == 1, said.read_text()
     assert s.job(1)["state"] == "failed" and s.states()[1] == "running", "nobody has taken note of it yet"
     s.start()
     s.wait_state(1, "failed")
