@@ -1,10 +1,10 @@
-"""`python -m scheduler` is `gpujob`."""
+"""Makes `python -m scheduler` equivalent to the command `gpujob`."""
 
 import os
 import sys
 
 if __name__ == "__main__":
-    # Python looks for modules where one happens to be: a scheduler.py or queue.py of somebody's project is none of ours.
+    # Python searches the current folder first: a user's scheduler.py or queue.py there must not replace our modules.
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if not getattr(sys.flags, "safe_path", False) and sys.path[0] != root:
         del sys.path[0]

@@ -1,4 +1,4 @@
-"""The door of every command: the verbs people call in loops are found first and import little."""
+"""Entry point of the command line. Verbs that scripts call in loops are parsed here, without importing Typer."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# Type checkers take this name for true. Importing it from `typing` would slow down verbs that scripts call in loops.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-FLAG = "flag"
+FLAG = "flag"  # kinds of options: FLAG and OFF take no value and mean True and False
 OFF = "off"
-ONE = "one"
-MANY = "many"
+ONE = "one"  # takes a value
+MANY = "many"  # takes a value, and may be given several times
 
-COMPLETION = "_GPUJOB_COMPLETE"  # set by a shell that wants to know what may come next
+COMPLETION = "_GPUJOB_COMPLETE"  # set by a shell that asks for completions
 COMMON = {"--state-file": ("state_file", ONE), "--config": ("config", ONE)}
 
 
 def _of_submit() -> dict[str, tuple[str, str]]:
-    """The options of `submit`, most of them options of a job."""
+    """Return the options of `submit`, most of them options of a job: flag → (parameter name, kind)."""
     from scheduler.core.job_options import BOOLEAN, SUBMIT_OPTIONS, VARIABLES
 
     kinds = {BOOLEAN: FLAG, VARIABLES: MANY}
@@ -34,7 +34,7 @@ def _of_submit() -> dict[str, tuple[str, str]]:
 
 
 def _of_start() -> dict[str, tuple[str, str]]:
-    """The options of `start`, most of them settings."""
+    """Return the options of `start`, most of them settings: flag → (parameter name, kind)."""
     from scheduler.core.config import OPTIONS
     from scheduler.core.errors import flag
 
@@ -47,8 +47,9 @@ def _of_start() -> dict[str, tuple[str, str]]:
     return found
 
 
-# verb → its options, and how many words it takes beside them: none, one, some, or the rest of the line as it stands.
-# The same as `cli/app.py` declares (tests/cli compares the two); whatever is not found here goes there.
+# Verb → (its options, how many words it takes beside them): "none", "one", "some" (at least one), "any" (also none), or
+# "rest" (at least one; options end at the first word). `cli/app.py` declares the same options (a test in tests/cli
+# compares the two) and handles every command line that is not covered here.
 HOT: dict[str, tuple[dict[str, tuple[str, str]] | Callable[[], dict[str, tuple[str, str]]], str]] = {
     "add": (
         {
@@ -78,20 +79,20 @@ HOT: dict[str, tuple[dict[str, tuple[str, str]] | Callable[[], dict[str, tuple[s
 
 
 def options_of(verb: str) -> dict[str, tuple[str, str]]:
-    """The options that a verb of HOT takes: flag → name of the parameter, and kind."""
+    """Return all options of a verb in HOT, the common ones included: flag → (parameter name, kind)."""
     declared = HOT[verb][0]
     return {**COMMON, **(declared() if callable(declared) else declared)}
 
 
 def bare(words: list[str]) -> tuple[str, list[str], dict[str, Any]] | None:
-    """`gpujob` alone, with no more than the options that stand before a verb: the status."""
+    """Parse a command line without a verb, which means `status`. Return None for every other command line."""
     values: dict[str, Any] = {}
     end = _options(words, 0, {**COMMON, "--json": ("json", FLAG)}, values, stop_at_word=True)
     return ("status", [], values) if end == len(words) else None
 
 
 def parse(words: list[str]) -> tuple[str, list[str], dict[str, Any]] | None:
-    """Verb, its words and its options; None when this is for the whole command line (help, a mistake, another verb)."""
+    """Return verb, words and options; None if `cli/app.py` must handle the line (help, a mistake, another verb)."""
     values: dict[str, Any] = {}
     position = _options(words, 0, COMMON, values, stop_at_word=True)
     if position is None or position >= len(words) or words[position] not in HOT:
@@ -123,7 +124,10 @@ def parse(words: list[str]) -> tuple[str, list[str], dict[str, Any]] | None:
 def _options(
     words: list[str], position: int, table: dict[str, tuple[str, str]], values: dict[str, Any], stop_at_word: bool
 ) -> int | None:
-    """Read options from ``position`` on; where they end, or None for one that is not in the table."""
+    """Read options from ``position`` on into ``values``. Return the position behind them, or None.
+
+    None means an unknown option, a missing value, or a value for an option that takes none.
+    """
     while position < len(words) and words[position].startswith("-") and words[position] not in ("-", "--"):
         name, equals, value = words[position].partition("=")
         if name not in table:
@@ -179,7 +183,7 @@ def _web(**options: Any) -> int:
     return web(**options)
 
 
-# User interfaces that do not know each other; each is imported when it is called.
+# User interfaces that are independent of each other. Each is imported only when it is called.
 INTERFACES: dict[str, Callable[..., int]] = {"ts": _ts, "track": _track, "web": _web}
 
 
@@ -203,7 +207,7 @@ def _run(words: list[str]) -> int:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run a command line and return its exit code; every error is one line on stderr."""
+    """Run a command line and return its exit code. Print each error on stderr as one line."""
     _fill_standard_streams()
     words = sys.argv[1:] if words is None else words
     try:
@@ -223,7 +227,7 @@ def main(words: list[str] | None = None) -> int:
     except BrokenPipeError:
         return _enough()
     except SystemExit as error:
-        if not isinstance(error.__context__, BrokenPipeError):  # which the declared door makes an exit code 1 of
+        if not isinstance(error.__context__, BrokenPipeError):  # Typer turns a broken pipe into exit code 1
             raise
         return _enough()
     except KeyboardInterrupt:
@@ -235,7 +239,7 @@ def main(words: list[str] | None = None) -> int:
     except ImportError as error:
         return _fail([_not_loaded(error)], 1)
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # while a class was being made (Python before 3.12)
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while Python before 3.12 created a class
             return 130
         from scheduler.cli.app import usage_text
 
@@ -248,7 +252,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _not_loaded(error: ImportError) -> str:
-    """What is said when a file of the program is missing, or could not be opened."""
+    """Return the error message for a module that is missing or could not be opened."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as trouble:
@@ -257,7 +261,7 @@ def _not_loaded(error: ImportError) -> str:
 
 
 def _nowhere(error: OSError) -> str:
-    """What is to be said when the folder one is in was removed, which the kernel tells without naming it; else empty."""
+    """Return the message for a removed current folder, which the kernel's error does not name; else an empty text."""
     if error.errno != errno.ENOENT or os.path.isabs(error.filename or ""):
         return ""
     try:
@@ -270,18 +274,18 @@ def _nowhere(error: OSError) -> str:
 
 
 def _enough() -> int:
-    """Whoever read our output has enough; keep the interpreter from complaining about it at its end."""
+    """Return exit code 0 after a broken pipe. Redirect stdout, so that the interpreter does not fail at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
 
 def _fill_standard_streams() -> None:
-    """Give a closed 0, 1 or 2 a place to go: else the next file we open, the store perhaps, would become our output."""
+    """Open /dev/null on closed descriptors 0, 1 and 2; else an opened file, such as the store, would get our output."""
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, so this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is ``fd``
         if getattr(sys, name) is None:
             setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  for good
 
@@ -289,14 +293,14 @@ def _fill_standard_streams() -> None:
 def _fail(lines: Sequence[str], code: int) -> int:
     from scheduler.system.terminal_text import safe
 
-    with contextlib.suppress(OSError):  # nobody can be told; the code still says it
+    with contextlib.suppress(OSError):  # stderr is closed or full: the exit code still reports the error
         for line in lines:
             print(f"gpujob: {safe(line)}", file=sys.stderr)
     return code
 
 
 def entry() -> None:
-    """What the installed command calls; called by the name `ts` or `tsp` it is GPU Task Spooler, as `gpu-tracker` `track`."""
+    """Run the installed command. Named `ts` or `tsp` it is `gpujob ts`; named `gpu-tracker` it is `gpujob track`."""
     verb = {"ts": "ts", "tsp": "ts", "gpu-tracker": "track"}.get(os.path.basename(sys.argv[0]))
     if verb is not None:
         sys.argv[1:1] = [verb]

@@ -1,4 +1,4 @@
-"""`add` writes a line, `submit` queues a command."""
+"""The verbs `add` (append a line to the jobs file) and `submit` (queue a command)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from scheduler.system.terminal_text import safe
 
 
 def warn(text: str) -> None:
-    """Say on stderr what is not as it should be, though the verb goes on."""
+    """Print a warning on stderr."""
     print(safe(f"gpujob: {text}"), file=sys.stderr)
 
 
@@ -45,14 +45,19 @@ def add(
     state_file: str | None = None,
     config: str | None = None,
 ) -> int:
-    """Append one line to the jobs file and print it; what the scheduler would refuse is refused here."""
+    """Append one line to the jobs file, print the line, and return the exit code 0.
+
+    Raises UsageError, Refused or SchedulerError, before anything is written, if the scheduler would refuse the
+    line; SchedulerError also if the jobs file cannot be written. ``gpus``: ids of the allowed GPUs; ``pairs``:
+    texts KEY=VALUE; ``output_file``: path of the jobs file, empty: the scheduler's one, ``-``: only print the line.
+    """
     found = state_file_for(state_file, config)
     client = SchedulerClient(found)
     path = output_file or client.remembered("jobs_file")
-    if not path:  # only the settings know it: now they have to be readable
+    if not path:  # no scheduler has run here: the settings name the file, so they must be readable
         path = settings_for({"state_file": found}, config).config.jobs_file or "jobs.txt"
     folder = os.getcwd() if path == "-" else os.path.dirname(os.path.abspath(path))
-    if folder != os.getcwd():  # relative paths in a line are relative to its file
+    if folder != os.getcwd():  # relative paths in a line are relative to the jobs file's folder
         if not script.startswith(("/", "~/")):
             script = os.path.abspath(script)
         if "/" in conda and not conda.startswith(("/", "~/")):
@@ -96,7 +101,7 @@ def add(
     if sys.stdout.isatty():
         print(safe(line))
     else:
-        sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # the very bytes of the line, whatever the encoding
+        sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # the bytes as in the file, whatever stdout's encoding
     if not os.path.exists(parsed.spec.script):
         print(safe(f"gpujob: there is no {parsed.spec.script} yet: the job waits until it appears"), file=sys.stderr)
     if path != "-" and not client.alive():
@@ -105,7 +110,10 @@ def add(
 
 
 def _as_options(pairs: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The words of ``--set`` as ``;key=value`` texts and as fields of JobSpec. Raises UsageError, Refused."""
+    """Return the texts KEY=VALUE of ``--set`` as ``;key=value`` for the line, and as values of JobSpec fields.
+
+    Raises UsageError, Refused.
+    """
     values: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -131,7 +139,12 @@ def submit(
     config: str | None = None,
     **options: str | bool,
 ) -> int:
-    """Queue a command as it stands, in this folder and environment; print its id. ``options``: values by option name (`core/job_options.py`)."""
+    """Queue a command with the current folder and environment, print the job's id, and return the exit code.
+
+    The exit code is 0; with ``wait`` or ``foreground`` it tells how the job ended (`client/wait.py: code_of`), 130
+    after Ctrl-C. ``info_command``: shell text whose output becomes the job's ``info``; ``env``: texts NAME=VALUE;
+    ``options``: values by option name (`core/job_options.py`). Raises UsageError, Refused, SchedulerError.
+    """
     if not command:
         raise UsageError("the command is missing", do="write gpujob submit -- COMMAND…")
     if not command[0]:

@@ -1,4 +1,4 @@
-"""The declared command line: every verb, option and help text; also what completion knows."""
+"""Declaration of the command line: every verb with its options, help texts and completions."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ JOB_HELP = "Id, range 3-9, label, @ for the last, @~1."
 
 
 def _jobs(completion: Any) -> Any:
-    """The argument JOB…, with the ids that fit the verb."""
+    """Return the argument JOB…, completed with the jobs that ``completion`` offers."""
     return typer.Argument(metavar="JOB…", help=JOB_HELP, autocompletion=completion)
 
 
 def _words(flag: str, metavar: str, help: str, completion: Any, *also: str) -> Any:
-    """An option whose values can be completed."""
+    """Return an option whose values are completed by ``completion``. ``also``: other names of the option."""
     return typer.Option(flag, *also, metavar=metavar, help=help, autocompletion=completion)
 
 
@@ -64,7 +64,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON value, for programs
 
 
 class Common:
-    """What was said before the verb."""
+    """Options given before the verb."""
 
     state_file: Optional[str] = None
     config: Optional[str] = None
@@ -105,7 +105,10 @@ def _parameter(name: str, kind: Any, default: Any, declared: Any) -> inspect.Par
 
 
 def _with(*rows: inspect.Parameter) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace the ``**`` parameter of a verb's function by these parameters. They stand after its arguments and before its own options."""
+    """Return a decorator that replaces the ``**`` parameter of a verb's function by the parameters ``rows``.
+
+    They come after the verb's arguments and before its own options.
+    """
 
     def declare(verb: Callable[..., None]) -> Callable[..., None]:
         own = [
@@ -123,7 +126,7 @@ def _with(*rows: inspect.Parameter) -> Callable[[Callable[..., None]], Callable[
 
 
 def _setting(name: str, help: str = "") -> inspect.Parameter:
-    """The Typer option for a setting, for `start` and `run`."""
+    """Return the Typer option for a setting, for `start` and `run`. ``help``: help text in place of its own."""
     row = OPTIONS[name]
     text = str(row.metadata["help"])
     usual = "" if row.default in (None, "", False) else f" [{row.default}]"
@@ -139,7 +142,10 @@ def _setting(name: str, help: str = "") -> inspect.Parameter:
 
 
 def _job_option(option: JobOption, *, edit: bool = False) -> inspect.Parameter:
-    """The Typer option for a row of `JOB_OPTIONS`, for `submit`, `add` and `edit`."""
+    """Return the Typer option for a row of `JOB_OPTIONS`, for `submit`, `add` and `edit`.
+
+    ``edit``: the default is None, because for `edit` an empty text restores the option's default.
+    """
     complete = getattr(completions, option.completion) if option.completion else None
     declared = typer.Option(
         option.flag, metavar=option.metavar or None, help=option.help, show_default=False, autocompletion=complete
@@ -174,7 +180,7 @@ def start(
     raise typer.Exit(code)
 
 
-# Settings that `run` takes; a text is what one means there.
+# Settings that `run` takes → help text for `run`; empty: the setting's own help text.
 OF_RUN = {
     "commands_file": "A shell command a line (commands.txt).",
     "gpus": "", "gpu_ids": "", "min_free_mem_mb": "", "poll_interval": "",
@@ -563,24 +569,26 @@ def version_of() -> None:
 def run(words: list[str], interfaces: Mapping[str, Callable[..., int]] = MappingProxyType({})) -> int:
     """Run the command line and return the exit code. Raises Typer's own errors for a wrong command line.
 
-    ``interfaces``: the user interfaces that are verbs here (`ts`, `track`, `web`), by their names.
+    ``interfaces``: functions of the verbs that other packages implement (`ts`, `track`, `web`), by verb.
     """
     command = _declared(words)
-    if charset() == "ascii":  # Click takes such a stream for a mistake and writes UTF-8 beside it
+    if charset() == "ascii":  # Click treats an ASCII stdout as a misconfiguration and writes UTF-8
         for one in (command, *command.commands.values()):
             one.get_help = _in_ascii(one.get_help)
     try:
         code = command.main(args=words, prog_name="gpujob", standalone_mode=False, obj=interfaces)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # Click makes a failure of it
+        if isinstance(end.__context__, BrokenPipeError):  # Click turns a closed pipe into exit code 1
             raise end.__context__ from None
         raise
     return code if isinstance(code, int) else 0
 
 
 def _declared(words: list[str]) -> Any:
-    """The command line as Click wants it; where it begins with a verb that one alone: to build all takes longer than most verbs
-    (but `help` tells of the others)."""
+    """Return the Click command for ``words``, with all verbs or only the one that ``words`` begin with.
+
+    Building all verbs takes longer than most verbs run. `help` gets all of them, since it describes other verbs.
+    """
     one = [command for command in app.registered_commands if words and command.name == words[0] != "help"]
     meant = copy.copy(app)
     if one:
@@ -593,8 +601,10 @@ def _in_ascii(get_help: Callable[[Any], str]) -> Callable[[Any], str]:
 
 
 def usage_text(error: Exception) -> str | None:
-    """One line for a usage error of Typer's, or None when it is something else. Says it in our words where it can:
-    those of Typer and Click differ from version to version."""
+    """Return one line of text for a usage error of Typer or Click; None for any other error.
+
+    An unknown option gets our own text: the texts of Typer and Click differ from version to version.
+    """
     message = getattr(error, "format_message", None)
     if message is None:
         return None

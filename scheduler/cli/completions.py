@@ -1,4 +1,7 @@
-"""What a shell is offered after TAB: words that are read live from the scheduler; never an error, never a start."""
+"""Shell completion: the words offered after TAB, read from the store of the scheduler.
+
+A completion never shows an error and never starts a scheduler.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ CHOICES: dict[str, Sequence[str]] = {
     "history": ("true", "false"),
     "trust_group": ("true", "false"),
 }
-# The shells' own scripts evaluate what they are given (zsh twice): nothing but these ever reaches them.
+# The completion scripts of the shells evaluate the words they get (zsh twice): other characters are never offered.
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+,/%@")
 
 Found = Iterator[tuple[str, str]]
@@ -34,7 +37,10 @@ Completion = Callable[[typer.Context, str], list[tuple[str, str]]]
 
 
 def _quietly(find: Callable[[SchedulerClient, str], Iterable[tuple[str, str]]]) -> Completion:
-    """A completion that asks the scheduler the command line means; nothing where there is none or it is in trouble."""
+    """Return a completion that offers what ``find`` yields for the scheduler that the command line names.
+
+    It offers nothing if ``find`` fails, and leaves out words that contain characters outside `_PLAIN`.
+    """
 
     def complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         said = [context.params for context in (ctx, ctx.find_root())]
@@ -84,7 +90,7 @@ def _jobs(states: Iterable[JobState]) -> Completion:
 
 
 def _list_of(complete: Completion) -> Completion:
-    """The same for the last word of a comma list, without what stands in it already."""
+    """Return a completion for comma-separated lists: it completes the last item and leaves out the items before it."""
 
     def whole(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         before, comma, last = incomplete.rpartition(",")
@@ -128,20 +134,20 @@ paused_gpu = _quietly(lambda client, incomplete: ((str(gpu), "paused") for gpu i
 
 @_quietly
 def unpaused_gpu(client: SchedulerClient, incomplete: str) -> Found:
-    """GPUs that can be paused."""
+    """Offer the managed GPUs that are not paused."""
     managed, paused = client.pauses()
     return ((str(gpu), "") for gpu in managed if gpu not in paused)
 
 
 @_quietly
 def need(client: SchedulerClient, incomplete: str) -> Found:
-    """Usual needs: shares, and as many whole GPUs as there are."""
+    """Offer common values for a job's GPU need: 0, 0.25, 0.5, and 1 up to the number of managed GPUs."""
     whole = len(client.pauses()[0]) or 1
     return ((word, "") for word in ("0", "0.25", "0.5", *map(str, range(1, whole + 1))))
 
 
 def environment(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Names of conda environments, found by the files they leave; a folder is the shell's to complete."""
+    """Offer the names of conda environments, found without running conda. Folders are completed by the shell."""
     from scheduler.environments.discovery import Prefixes, Remembered
 
     names = Prefixes(os.environ, Remembered()).names(os.environ)
@@ -149,7 +155,7 @@ def environment(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def setting(name: str) -> Completion | None:
-    """The values of a setting that has a few; None leaves its option to the shell, which knows files."""
+    """Return the completion for the values of a setting; None if there is none: the shell then completes file names."""
     if name == "gpu_ids":
         return gpu_list
     return _words(*CHOICES[name]) if name in CHOICES else None
@@ -162,7 +168,7 @@ queue_word = _words("pause", "resume")
 
 
 def verbs(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """All verbs, for `help`."""
+    """Offer all verbs with their short help texts, for `gpujob help`."""
     root = ctx.find_root()
     known = root.command.commands  # type: ignore[attr-defined]
     return [(name, known[name].get_short_help_str()) for name in known if name.startswith(incomplete)]

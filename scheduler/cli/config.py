@@ -1,4 +1,4 @@
-"""`config show`, `config check`: every setting and where it comes from; what is wrong with a config file."""
+"""The verbs `config show` (all settings and their origins) and `config check` (mistakes in the settings)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from scheduler.views import render
 
 
 def show(*, origin: bool = False, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """Every setting as a line of YAML; with ``origin`` where each comes from. What a running scheduler has otherwise is said."""
+    """Print every setting as a line of YAML, or all as JSON, and return the exit code 0. Raises SchedulerError.
+
+    A comment behind a line shows the setting's origin (only with ``origin``) and any other value that the running
+    scheduler uses.
+    """
     settings = settings_for({"state_file": state_file} if state_file else {}, config)
     found = state_file_for(state_file, config)
-    if found != settings.config.state_file:  # the only scheduler alive, which nothing here names
+    if found != settings.config.state_file:  # found as the only running scheduler; no flag, variable or config names it
         settings = settings_for({"state_file": found}, config)
         settings = replace(settings, origin={**settings.origin, "state_file": "the only scheduler running"})
     client = SchedulerClient(found)
@@ -45,7 +49,7 @@ def _json(settings: Settings, running: dict[str, tuple[Any, str]], alive: bool) 
 
 
 def _lines(settings: Settings, running: dict[str, tuple[Any, str]], origin: bool) -> list[str]:
-    """YAML that could be saved as a config file; all else in its comments."""
+    """Return lines of YAML that can be saved as a config file, with origins and differing values as comments."""
     values = {key: f"{key}: {written(value)}" for key, value in settings.config.policy_values().items()}
     width = min(60, max(map(len, values.values())))
     lines = []
@@ -61,7 +65,10 @@ def _lines(settings: Settings, running: dict[str, tuple[Any, str]], origin: bool
 
 
 def check(file: str = "", *, state_file: str | None = None, config: str | None = None) -> int:
-    """Whether `start` would take the settings: this file alone, or all that it would read."""
+    """Check the config ``file`` alone, or all that `start` would read; print the result and return the exit code 0.
+
+    Raises SchedulerError for a mistake (Mistakes for several).
+    """
     named = file or config
     path = find_config({} if file else os.environ, named, os.getcwd())
     errors: list[SchedulerError] = []
@@ -86,6 +93,9 @@ def check(file: str = "", *, state_file: str | None = None, config: str | None =
 
 
 def _trust_only() -> dict[str, str]:
-    """Of the environment only whether the group is trusted: the rest is not what was asked about."""
+    """Return only GPUJOB_SET_TRUST_GROUP from the environment, if it is set.
+
+    `config check FILE` judges the file alone, and only this variable decides whether the file may be read at all.
+    """
     name = "GPUJOB_SET_TRUST_GROUP"
     return {name: os.environ[name]} if name in os.environ else {}

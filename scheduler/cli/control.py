@@ -1,4 +1,4 @@
-"""`cancel`, `retry`, `hold`, `edit`, `pause`, `wait` and their like: what changes or waits."""
+"""Verbs that change jobs, GPUs or the queue (`cancel`, `edit`, `pause`, …), and `wait`, `reset` and `recover`."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def _chosen(found: str, words: Sequence[str]) -> tuple[int, ...]:
 
 
 def cancel(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
-    """End jobs: waiting ones at once, running ones with all their processes."""
+    """Cancel waiting jobs immediately, and end running jobs with all their processes."""
     found = state_file_for(state_file, config)
     return _ask(found, config, Cancel(_chosen(found, jobs)))
 
 
 def retry(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
-    """Run ended jobs again: same id, new attempt, new log."""
+    """Run ended jobs again, each with the same id, a new attempt and a new log."""
     found = state_file_for(state_file, config)
     ids = _chosen(found, jobs)
     known = SchedulerClient(found).known(ids)
@@ -71,25 +71,25 @@ def retry(jobs: Sequence[str], *, state_file: str | None = None, config: str | N
 
 
 def hold(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
-    """Do not start these waiting jobs until they are released."""
+    """Keep waiting jobs from starting until they are released."""
     found = state_file_for(state_file, config)
     return _ask(found, config, Hold(_chosen(found, jobs)))
 
 
 def release(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
-    """Let held jobs wait for room again."""
+    """Release held jobs, so that the scheduler may start them."""
     found = state_file_for(state_file, config)
     return _ask(found, config, Release(_chosen(found, jobs)))
 
 
 def first(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
-    """Start these waiting jobs before all others."""
+    """Move waiting jobs to the front of the queue, in the given order."""
     found = state_file_for(state_file, config)
     return _ask(found, config, First(_chosen(found, jobs)))
 
 
 def swap(jobs: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
-    """Let two waiting jobs change places."""
+    """Exchange the places of two waiting jobs. Raises UsageError unless ``jobs`` name exactly two."""
     found = state_file_for(state_file, config)
     ids = _chosen(found, jobs)
     if len(ids) != 2:
@@ -100,7 +100,7 @@ def swap(jobs: Sequence[str], *, state_file: str | None = None, config: str | No
 def edit(
     jobs: Sequence[str], options: Mapping[str, str], *, state_file: str | None = None, config: str | None = None
 ) -> int:
-    """Change waiting jobs. ``options``: option → text as `submit` takes it; an empty text gives the default back."""
+    """Change waiting jobs. ``options``: option name → text as for `submit`; an empty text restores the default."""
     from scheduler.cli.add import warn
     from scheduler.client.submission import model_table_for
     from scheduler.core.job_options import PATH_FIELDS, changed_fields, check_launch
@@ -122,7 +122,7 @@ def edit(
         for spec in specs:
             check_launch(spec)
     if {"gpus", "vram_mib", "allowed"} & set(changes):
-        # Of a job that says only how much memory it needs, that decides its share of the GPUs it may have.
+        # A job that asks only for GPU memory gets its share from that memory and the sizes of its allowed GPUs.
         by_memory = ("vram_mib" in changes or bool(spec.vram_mib) for spec in specs)
         anew = [
             "gpus" in changes or (books and not spec.gpus and not spec.on)
@@ -146,14 +146,18 @@ def _gpus(words: Sequence[str]) -> tuple[int, ...]:
 
 
 def pause(gpus: Sequence[str], *, state_file: str | None = None, config: str | None = None) -> int:
-    """Give these GPUs no new job; those that run go on."""
+    """Pause GPUs: they get no new jobs, and running jobs go on."""
     return _ask(state_file_for(state_file, config), config, Pause(_gpus(gpus)))
 
 
 def resume(
     gpus: Sequence[str], *, force: bool = False, state_file: str | None = None, config: str | None = None
 ) -> int:
-    """Give these GPUs jobs again; ``force``: also beside what others have on them now."""
+    """Resume paused GPUs.
+
+    ``force``: also start jobs beside the foreign processes and memory that are there now.
+    Raises NoDaemon if ``force`` is given and no scheduler runs.
+    """
     found = state_file_for(state_file, config)
     ids = _gpus(gpus)
     if force and not SchedulerClient(found).alive():
@@ -162,14 +166,14 @@ def resume(
 
 
 def queue(what: str, *, state_file: str | None = None, config: str | None = None) -> int:
-    """Pause or resume the whole queue."""
+    """Pause or resume the whole queue; ``what`` is ``pause`` or ``resume``. Raises UsageError for another word."""
     if what not in ("pause", "resume"):
         raise UsageError(f"queue {what}?", do="write gpujob queue pause or gpujob queue resume")
     return _ask(state_file_for(state_file, config), config, PauseQueue(what == "pause"))
 
 
 def reset(*, yes: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """Forget ended jobs and refused lines; logs stay."""
+    """Delete ended jobs and refused lines from the store; logs stay. Asks first on a terminal, unless ``yes``."""
     client = SchedulerClient(state_file_for(state_file, config))
     if not yes and sys.stdin.isatty() and sys.stdout.isatty():
         counts = client.overview(0).counts
@@ -186,7 +190,12 @@ def reset(*, yes: bool = False, state_file: str | None = None, config: str | Non
 
 
 def wait(jobs: Sequence[str], *, timeout: str = "", state_file: str | None = None, config: str | None = None) -> int:
-    """Wait until jobs have ended (all of them without JOB); one job's own exit code, else 1 if any failed."""
+    """Wait until the given jobs (all jobs if ``jobs`` is empty) have ended, and return an exit code.
+
+    For one job it tells how the job ended (`client/wait.py: code_of`), for several it is 1 if any failed, else 0. It
+    is 124 if ``timeout`` (a duration) was over first. Raises NoDaemon if jobs have not ended and no scheduler runs,
+    NotFound for a job that was deleted.
+    """
     found = state_file_for(state_file, config)
     client = SchedulerClient(found)
     limit = seconds_of(timeout) if timeout else None
@@ -195,7 +204,11 @@ def wait(jobs: Sequence[str], *, timeout: str = "", state_file: str | None = Non
 
 
 def recover(*, dry_run: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """Rebuild a damaged store from what is left; also says that a copied folder is the one to use from now on."""
+    """Rebuild a damaged store from its readable rows, the attempt records and live processes; return the exit code.
+
+    Also records that the state folder belongs to this machine and path, so that a copied folder can be used.
+    ``dry_run``: only print what would be done.
+    """
     import os
 
     from scheduler.recovery.rebuild import recover as rebuild
@@ -208,7 +221,7 @@ def recover(*, dry_run: bool = False, state_file: str | None = None, config: str
     home = home_of(client.places)
     report = rebuild(client.places, settings.config, home, os.path.expanduser("~"), dry=dry_run)
     for line in report.lines:
-        print(safe(without_secrets(line)))  # as it stands: in the list that they name
+        print(safe(without_secrets(line)))  # secrets are masked; the file that the report names has the full lines
     if not dry_run:
         if report.healthy:
             client.settle_here(home)

@@ -1,4 +1,4 @@
-"""`demo`: a real scheduler in a folder of its own, the example jobs, a live table, and what came of them."""
+"""The verb `demo`: runs the example jobs with a scheduler in a temporary folder, and shows a table and a chart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WIDTH = 60
 
 
 def demo(*, keep: bool = False) -> int:
-    """Run the examples to their end; 0 when every job ended as it should."""
+    """Run the example jobs and return 0 if all ended as expected, else 1. ``keep``: do not delete the folder."""
     folder = tempfile.mkdtemp(prefix="gpujob-demo-")
     try:
         return _run(folder)
@@ -66,21 +66,21 @@ def _examples(folder: str) -> None:
 
 
 class _Daemon:
-    """The scheduler of the demo: a child process of this one."""
+    """The daemon of the demo, a child of this process."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self._over = pid, False
 
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the daemon has ended."""
         try:
             self._over = self._over or os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
-        except ChildProcessError:  # nobody is told of ends here (SIGCHLD is ignored)
+        except ChildProcessError:  # SIGCHLD is ignored in this process, so the kernel has reaped the daemon
             self._over = True
         return self._over
 
     def end(self) -> None:
-        """End it with SIGTERM and wait until it has ended, for `END_S` at most."""
+        """Send SIGTERM to the daemon and wait until it has ended, at most `END_S` seconds."""
         if not self.over():
             os.kill(self.pid, signal.SIGTERM)
             wait_until(self.over, END_S, LOOK_S)
@@ -113,7 +113,10 @@ def _run(folder: str) -> int:
 
 
 def _watch(client: SchedulerClient, daemon: _Daemon, until: float) -> None:
-    """A live table on a terminal; elsewhere a line for each change."""
+    """Show the jobs until the daemon ends, or until ``until`` (monotonic seconds).
+
+    On a terminal a table is redrawn in place; elsewhere each change is printed as a line.
+    """
     from rich.console import Console
     from rich.live import Live
 
@@ -177,7 +180,7 @@ def _seconds(job: Job) -> str:
 
 
 def _gantt(jobs: list[Job]) -> list[str]:
-    """A chart of the runs: one row for each job on each GPU, with the times of its attempt's record."""
+    """Return a chart of the runs: a row per job and GPU, from the job's start to its end. Empty if no job ran."""
     ran = [job for job in jobs if job.started_at is not None and job.finished_at is not None and job.gpus]
     if not ran:
         return []

@@ -1,4 +1,4 @@
-"""`doctor`: what is wrong with this machine and this scheduler, and the command that mends it; runs none of them."""
+"""The verb `doctor`: checks this machine and this scheduler, and prints problems with the commands that fix them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from scheduler.doctor.finding import Finding, Mark, worst
 from scheduler.intake.settings import Settings, without_config
 from scheduler.views import render, terminal
 
-WIDTH = 14  # columns of the name of a check
+WIDTH = 14  # columns for the name of a check
 
 
 def doctor(*, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """Print the findings; 1 when one of them is bad."""
+    """Print all findings, as text or JSON; return 1 if one of them is bad, else 0."""
     from scheduler.core.errors import word
     from scheduler.doctor.checks import findings
     from scheduler.doctor.examination import Examination
@@ -36,7 +36,7 @@ def doctor(*, json: bool = False, state_file: str | None = None, config: str | N
     except SchedulerError as error:
         errors = _each(error)
     if not found and settings is not None:
-        raise errors[0]  # which of several is meant
+        raise errors[0]  # several schedulers run: the user must name one
     found = found or os.path.join(os.getcwd(), defaults()["state_file"])
     settings = settings or without_config({"state_file": found})
     suffix = "" if found == os.path.join(os.getcwd(), defaults()["state_file"]) else f" --state-file {word(found)}"
@@ -73,7 +73,10 @@ def _json(state_file: str, findings: list[Finding]) -> dict[str, object]:
 
 
 def _lines(finding: Finding) -> list[str]:
-    """A line for the check; under it what is wrong, and the command, which is never folded: it is to be copied."""
+    """Return the lines of a finding: the check, the problem, and the command that fixes it.
+
+    The command is not folded to the terminal's width, so that it can be copied.
+    """
     mark = finding.mark.value
     indent = 9 + WIDTH
     lines = terminal.folded(f"{mark:<8} {finding.check:<{WIDTH - 1}} {render.safe(finding.seen)}", indent, mark)

@@ -1,4 +1,4 @@
-"""`logs`: what jobs wrote, as a terminal would show it, unpacked where it is packed; or byte for byte."""
+"""The verb `logs`: prints job logs as a terminal would show them, decompressed if necessary, or as raw bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,13 @@ def logs(
     state_file: str | None = None,
     config: str | None = None,
 ) -> int:
-    """The output of jobs; with ``follow`` until the job ends. 1 when ``grep`` finds nothing."""
+    """Print the logs of jobs and return the exit code.
+
+    The code is 1 if ``grep`` matches no line, or if several jobs are named and none of them has a log, else 0.
+
+    ``follow``: go on until the job ends; ``lines``: number of last lines to print; ``raw``: print the bytes unchanged;
+    ``attempt``: number of the attempt, empty: the last one. Raises UsageError, NotFound, NoDaemon, SchedulerError.
+    """
     most = _whole(lines, "-n") if lines else None
     wanted = _whole(attempt, "--attempt") if attempt else None
     pattern = _pattern(grep) if grep is not None else None
@@ -80,7 +86,7 @@ def _whole(text: str, where: str) -> int:
 def _pattern(text: str) -> re.Pattern[str]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what may mean something else in a later Python
+            warnings.simplefilter("ignore")  # warnings about patterns that a later Python may read differently
             return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
         at = getattr(error, "pos", None)
@@ -92,7 +98,10 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _log(job: Job, events: Sequence[Event], wanted: int | None, printer: Printer) -> str:
-    """The log that is meant, empty if there is none; says that there are others. Raises NotFound."""
+    """Return the path of the log of attempt ``wanted`` (None: the last one); empty if the last one has no log.
+
+    For the last attempt, prints a note if earlier attempts have logs. Raises NotFound if attempt ``wanted`` has no log.
+    """
     known = logs_of(job, events)
     if wanted is None:
         earlier = [str(number) for number in sorted(known) if number != job.attempt]
@@ -111,7 +120,7 @@ def _log(job: Job, events: Sequence[Event], wanted: int | None, printer: Printer
 def _several(
     client: SchedulerClient, numbers: Sequence[int], printer: Printer, most: int | None, wanted: int | None
 ) -> int:
-    """Print the logs of several jobs, each under a header; how many there were."""
+    """Print the logs of several jobs, each below a header, and return how many were printed."""
     shown = 0
     for number in numbers:
         try:
@@ -142,9 +151,9 @@ def _opened(path: str, printer: Printer) -> LogReader:
 
 
 def _print_log(path: str, printer: Printer, most: int | None) -> None:
-    """Print what a log holds now."""
+    """Print what a log holds now, or only its last ``most`` lines."""
     with _opened(path, printer) as log:
-        end = log.size  # a job that writes faster than we print must not keep us for ever
+        end = log.size  # a fixed end: the job may write faster than we print
         printer.begin(log, most)
         for data in log.new(until=end):
             printer.feed(data)
@@ -152,7 +161,7 @@ def _print_log(path: str, printer: Printer, most: int | None) -> None:
 
 
 class Printer:
-    """Takes the bytes of logs and prints what was asked for: lines, those that match, or the bytes as they are."""
+    """Prints log data as the user asked: all lines, only matching lines, or raw bytes."""
 
     def __init__(self, raw: bool, pattern: re.Pattern[str] | None) -> None:
         self.raw, self.pattern = raw, pattern
@@ -161,19 +170,22 @@ class Printer:
         self.redraws = self.terminal and pattern is None and os.environ.get("TERM", "dumb") != "dumb"
         self.matched = False
         self._folder = Folder(self.terminal)
-        self._last: deque[str] | None = None  # the last lines, of those that match, until all are read
-        self._drawn = ""  # the unfinished line, as it stands on the terminal
+        self._last: deque[str] | None = None  # the last (matching) lines, collected until the log is read
+        self._drawn = ""  # the unfinished line as drawn on the terminal
         self._header = ""
         self._any = False
         self._said: set[str] = set()
         self._reader: select.poll | None = None
 
     def headed(self, header: str) -> None:
-        """Begin another job; its header is printed with its first line, or at its end."""
+        """Set the header of the next log. It is printed before the log's first output, or at the log's end."""
         self._header = header
 
     def begin(self, log: LogReader, most: int | None) -> None:
-        """Begin a log, at its last ``most`` lines. Raises UsageError where these cannot be told."""
+        """Begin a log at its last ``most`` lines; None: at its start.
+
+        Raises UsageError for a packed log that is printed raw, since its lines cannot be counted.
+        """
         if most is None:
             return
         if self.raw and is_packed(log.path):
@@ -186,7 +198,7 @@ class Printer:
             self._folder.enter()
 
     def feed(self, data: bytes) -> None:
-        """Print what is whole with these bytes."""
+        """Print the lines that ``data`` completes, or the bytes themselves if raw."""
         if self.raw:
             self._print_header()
             sys.stdout.buffer.write(data)
@@ -194,13 +206,13 @@ class Printer:
             self._take(self._folder.feed(data))
 
     def caught_up(self) -> None:
-        """All that was there is read: print its last lines; what comes is printed as it comes."""
+        """Print the collected last lines, at the end of the log; later lines are printed as they come."""
         if self._last is not None:
             lines, self._last = list(self._last), None
             self._print(lines)
 
     def end(self, log: LogReader | None = None) -> None:
-        """The log ends here: so does its last line."""
+        """End the log: print its unfinished last line, and note what is wrong with the file."""
         if log is not None and (trouble := log.trouble()):
             self.say(trouble)
         if not self.raw:
@@ -214,24 +226,24 @@ class Printer:
         self._header = ""
 
     def draw(self) -> None:
-        """Show the unfinished line in its place, and let others see what was printed."""
+        """Redraw the unfinished line on a terminal and flush stdout. Raises BrokenPipeError if stdout has no reader."""
         if self.redraws:
             line = self._folder.unfinished()
             if line or self._drawn:
                 width = terminal.width() or 80
                 text = clipped(upright(line), max(1, width - 1)) + (RESET if "\x1b" in line else "")
                 if text != self._drawn:
-                    self._drawn = text  # first: Ctrl-C between the two must not leave the line open
+                    self._drawn = text  # set first: Ctrl-C in between must not leave the line open
                     sys.stdout.write(f"\r{text}\x1b[K")
         sys.stdout.flush()
         if self._reader is None:
             self._reader = select.poll()
             self._reader.register(sys.stdout.fileno(), 0)
         if any(what & (select.POLLERR | select.POLLHUP) for _, what in self._reader.poll(0)):
-            raise BrokenPipeError  # whoever read it has gone; else that would be noticed with the next line only
+            raise BrokenPipeError  # else a reader that is gone would be noticed only at the next line
 
     def say(self, text: str) -> None:
-        """Talk to the user, beside the output; everything once."""
+        """Print a note on stderr; each note once."""
         if text not in self._said:
             self._said.add(text)
             self._undraw()
@@ -239,7 +251,7 @@ class Printer:
             print(f"gpujob: {render.safe(text)}", file=sys.stderr)
 
     def leave(self) -> None:
-        """Leave the terminal with a line of its own for what comes next."""
+        """End the line that `draw` left open on the terminal."""
         if self._drawn:
             self._drawn = ""
             sys.stdout.write("\n")
@@ -287,7 +299,10 @@ class Printer:
 
 
 class _Following:
-    """One job followed to its end, through cut and removed logs and further attempts."""
+    """Follows one job to its end, through truncated and removed logs and further attempts.
+
+    ``once``: only its current attempt.
+    """
 
     def __init__(self, client: SchedulerClient, job: Job, printer: Printer, once: bool) -> None:
         self.client, self.job, self.printer, self.once = client, job, printer, once
@@ -295,10 +310,13 @@ class _Following:
         self.path, self.near = "", ""
         self.log: LogReader | None = None
         self.ever_read = False
-        self.waits_said = -1  # the attempt after which it was said
+        self.waits_said = -1  # number of the attempt after which the reason to wait was printed
 
     def run(self, most: int | None) -> None:
-        """Print until the job ends. Raises NoDaemon when nobody would ever start it."""
+        """Print the logs until the job ends.
+
+        Raises NoDaemon if the job waits and no scheduler runs, SchedulerError if it has no log.
+        """
         try:
             while True:
                 over = self._look()
@@ -316,13 +334,16 @@ class _Following:
             self._close()
         if not self.ever_read:
             if self.job.log:
-                _opened(self.job.log, self.printer).close()  # says what is wrong with it
+                _opened(self.job.log, self.printer).close()  # raises the error that says why
             raise SchedulerError(
                 f"job {self.number} has no log: it is {self.job.state.value}", do=f"see gpujob why {self.number}"
             )
 
     def _look(self) -> bool:
-        """How the job is now, with the log of a new attempt; True if nothing more will come."""
+        """Read the job's state, switch to the log of a new attempt, and return whether no more output will come.
+
+        Raises NoDaemon if the job waits and no scheduler runs.
+        """
         try:
             self.job = job = self.client.states([self.number])[0]
         except NotFound:
@@ -351,7 +372,7 @@ class _Following:
         return False
 
     def _say_why_it_waits(self) -> None:
-        """Once for each time that it waits, and only when it has been looked at."""
+        """Print why the job waits: once per attempt, and only when the scheduler has considered the job."""
         if self.job.state is not JobState.PENDING or self.waits_said == self.job.attempt:
             return
         job, reason, _ = self.client.job(self.number)
@@ -363,7 +384,7 @@ class _Following:
             self.printer.say(f"{after}job {job.id} waits ({reason.code}): {reason.sentence}")
 
     def _read(self, most: int | None) -> None:
-        """Print what is new, and see what became of the file."""
+        """Print new output, and handle a log that was removed or replaced."""
         log = self.log or (self._begin(most) if self.path else None)
         if log is None:
             return
@@ -409,5 +430,8 @@ class _Following:
 
 
 def _lives(process: Process) -> bool:
-    """Whether the very process still runs; without a scheduler nobody else would tell."""
+    """Return whether this process (pid and start time) still runs.
+
+    Needed without a scheduler, when nobody updates the job's state.
+    """
     return ticks_of(process.pid) == process.ticks

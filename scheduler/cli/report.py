@@ -1,4 +1,4 @@
-"""`report`: how long jobs waited and ran, and what they used of the GPUs; as tables, CSV or JSON."""
+"""The verb `report`: waiting times, run times and GPU use of jobs, as tables, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOUR_S = 3600
 COLUMNS = (
     "id label command state outcome exit_code signal attempts lost gpus submitted_at started_at finished_at wait_s run_s gpu_s"
 ).split()
-_FORMULA = ("=", "+", "-", "@")  # what a spreadsheet would compute
+_FORMULA = ("=", "+", "-", "@")  # a spreadsheet takes a text that begins so for a formula
 
 
 def report(
@@ -35,7 +35,10 @@ def report(
     state_file: str | None = None,
     config: str | None = None,
 ) -> int:
-    """What jobs waited, ran and used; 0 also when some of them failed."""
+    """Print the report and return the exit code 0, also if jobs failed.
+
+    ``since``: a duration or a date; ``label``: only jobs with this label. Raises UsageError, NotFound.
+    """
     if json and csv:
         raise UsageError("--json and --csv are two forms", do="ask for one of them")
     now = time.time()
@@ -54,7 +57,11 @@ def report(
 
 
 def _moment(text: str, now: float) -> float:
-    """When `--since` begins: so long ago, or a date (without a time its first moment, without a zone the local one's)."""
+    """Return the time that `--since` names, in seconds since 1970 (UTC): a duration before ``now``, or a date.
+
+    A date without a time means its midnight, one without a time zone local time. Raises UsageError, also for a time
+    after ``now``.
+    """
     try:
         ago = seconds_of(text)
     except UsageError:
@@ -62,7 +69,7 @@ def _moment(text: str, now: float) -> float:
     if ago is not None:
         return now - ago
     try:
-        spelled = f"{text[:-1]}+00:00" if text[-1] in "zZ" else text  # which Python 3.10 does not read
+        spelled = f"{text[:-1]}+00:00" if text[-1] in "zZ" else text  # Python 3.10 does not read the Z
         found = datetime.fromisoformat(spelled).timestamp()
     except (ValueError, OverflowError, OSError):
         raise UsageError(
@@ -218,12 +225,12 @@ def _print_csv(found: Report) -> None:
     for line in found.lines:
         value = _line_json(line)
         value |= {"label": _text(value["label"] or ""), "command": _text(value["command"])}
-        value |= {"gpus": " ".join(map(str, line.gpus))}  # neither a date (1-2) nor a number (1,2) to a spreadsheet
+        value |= {"gpus": " ".join(map(str, line.gpus))}  # a spreadsheet would read 1-2 as a date, 1,2 as a number
         value |= {"wait_s": value["wait"], "run_s": value["run"], "gpu_s": value["gpu_seconds"]}
         out.writerow(["" if value[name] is None else value[name] for name in COLUMNS])
 
 
 def _text(text: str) -> str:
-    """What people wrote, so that a spreadsheet takes it for text and a terminal is not played."""
+    """Return user text for CSV: control characters escaped, and ``'`` before text that looks like a formula."""
     shown = render.safe(text)
     return f"'{shown}" if shown.startswith(_FORMULA) else shown

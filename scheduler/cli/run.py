@@ -1,4 +1,4 @@
-"""`run`: a file of commands to the end of its last job, with a bar and the question that Ctrl-C asks on a terminal."""
+"""The verb `run`: runs a file of commands to the end, with a progress bar and a question after Ctrl-C on a terminal."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ def run(
     config: str | None = None,
     **said: str | bool,
 ) -> int:
-    """Run the commands of a file on the GPUs until all have ended: 0 if all ended well, 1 if not, 130 if it was stopped.
+    """Run a file of commands on the GPUs until all have ended; return 0 if all succeeded, 1 if not, 130 if stopped.
 
-    ``again``: also those that have ended before. ``said``: settings by name, as `gpujob run` understands them
-    (`intake/settings.py: DISPATCHER`).
+    ``file``: path of the file, empty: from the settings. ``again``: also run commands that have ended before. ``said``:
+    settings by name, with the defaults and meanings of `gpujob run` (`intake/settings.py: DISPATCHER`). Raises
+    SchedulerError, such as Taken if a scheduler runs already.
     """
     flags: dict[str, Any] = {**said, **({"commands_file": file} if file else {})}
     if state_file:
@@ -63,7 +64,7 @@ def run(
     shown = _Shown(client) if sys.stdout.isatty() else None
     try:
         stream = Stream(write=shown.write if shown else None, follow=False)
-    except RuntimeError as error:  # a limit on processes
+    except RuntimeError as error:  # no thread could be started: the user's limit on processes
         raise SchedulerError(str(error), do="allow this user more processes (ulimit -u)") from None
     try:
         while True:
@@ -73,7 +74,7 @@ def run(
                 if sys.stdin.isatty() and sys.stderr.isatty():
                     daemon.question = _Question(shown)
             ending = daemon.run(drain=True)
-            # What was still being ended, when the last run was left, has come to its end only now.
+            # Jobs that were still being ended when the previous run stopped have ended in this one: run them as well.
             if daemon.stop_signal or not _take_up(client, settings, config):
                 break
     except Taken:
@@ -89,7 +90,7 @@ def run(
 
 
 def _check_file(path: str, named: str) -> None:
-    """Raises UsageError: what is to be run to its end must be there now."""
+    """Raise UsageError if there is no commands file: `start` would wait for one, `run` does not."""
     if not os.path.isfile(path):
         what = "is no file" if os.path.exists(path) else "no such file of commands"
         do = "name it: gpujob run --commands-file FILE (one command alone: gpujob submit -- COMMAND)"
@@ -99,7 +100,7 @@ def _check_file(path: str, named: str) -> None:
 
 
 def _check_alone(client: SchedulerClient) -> None:
-    """Raises Taken where a scheduler runs already: what it runs goes on by itself."""
+    """Raise Taken, with advice what to do, if a scheduler with this state file runs already."""
     view = client.overview(0)
     if view.alive and view.pid is not None:
         if view.dispatcher:
@@ -111,7 +112,11 @@ def _check_alone(client: SchedulerClient) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Commands:
-    """What stands in the file: the newest job of each command, how many were run before and forgotten, how many are still to be read."""
+    """The commands in the file, grouped by what the store knows about them.
+
+    ``jobs``: the newest job of each command; ``forgotten``: identities of commands that were read before and whose jobs
+    were deleted since; ``unread``: number of commands that were never read.
+    """
 
     jobs: list[Job]
     forgotten: list[str]
@@ -119,7 +124,10 @@ class _Commands:
 
 
 def _look(client: SchedulerClient, settings: Settings, *, as_read: bool = False) -> _Commands:
-    """``as_read``: what was read of the file so far is what stands there. Raises SchedulerError if it cannot be read."""
+    """Return the commands in the file. Raises SchedulerError if it cannot be read.
+
+    ``as_read``: use the lines that were read so far, without opening the file.
+    """
     path = settings.config.commands_file
     newest = {job.identity: job for job in client.jobs()[0] if job.spec.source == "commands"}
     read = client.lines_read(path)
@@ -135,7 +143,7 @@ def _look(client: SchedulerClient, settings: Settings, *, as_read: bool = False)
 
 
 def _all_again(client: SchedulerClient, settings: Settings, config: str | None) -> None:
-    """What has ended waits again, and lines whose jobs were forgotten count as new ones."""
+    """Requeue the ended jobs of the file, and have commands whose jobs were deleted read as new lines."""
     found = _look(client, settings)
     if found.forgotten or found.unread:
         read_anew(client.places, settings.config.commands_file, found.forgotten)
@@ -145,7 +153,7 @@ def _all_again(client: SchedulerClient, settings: Settings, config: str | None) 
 
 
 def _take_up(client: SchedulerClient, settings: Settings, config: str | None) -> bool:
-    """What was ended when the last run was interrupted waits again, if it stands in this file; whether anything does."""
+    """Requeue the jobs that a user ended after Ctrl-C and that are still in the file; return whether there are any."""
     noted = client.remembered(INTERRUPTED)
     if not noted:
         return False
@@ -160,12 +168,15 @@ def _take_up(client: SchedulerClient, settings: Settings, config: str | None) ->
 
 
 def _last_word(client: SchedulerClient, settings: Settings, before: _Commands, stopped: bool) -> int:
-    """Say what became of the file's commands, and the exit code of it all."""
+    """Print how the file's commands ended, and return the exit code of the run.
+
+    ``before``: the commands as they were before the run; ``stopped``: a signal ended the run.
+    """
     path = settings.config.commands_file
     name, unreadable = os.path.basename(path), False
     try:
         found = _look(client, settings)
-    except SchedulerError as error:  # it is gone: what was read of it is told
+    except SchedulerError as error:  # the file is gone or unreadable: report the commands read so far
         _say(f"{error}", sys.stderr)
         unreadable = True
         found = _look(client, settings, as_read=True)
@@ -205,7 +216,7 @@ def _last_word(client: SchedulerClient, settings: Settings, before: _Commands, s
 
 
 def _say(text: str, stream: TextIO | None = None) -> None:
-    """A sentence; where nobody can take it any more (a closed terminal), the exit code stays true all the same."""
+    """Print a line. If the stream is broken, redirect it to /dev/null, so that the exit code stays true."""
     out = stream or sys.stdout
     try:
         print(safe(f"gpujob: {text}"), file=out, flush=True)
@@ -214,11 +225,11 @@ def _say(text: str, stream: TextIO | None = None) -> None:
 
 
 class _Shown:
-    """A progress bar below what is said; on a terminal only. It looks into the store by itself, from a thread."""
+    """A progress bar on a terminal, below the printed lines. Its own thread reads the counts from the store."""
 
     def __init__(self, client: SchedulerClient) -> None:
         self.client = client
-        self.question = ""  # stands below what is said, until it is answered
+        self.question = ""  # repeated below everything printed, until it is answered
         self._progress: Progress | None = None
         self._task: Any = None
         self._up = False
@@ -227,7 +238,7 @@ class _Shown:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Show it; also after `stop`."""
+        """Show the bar. May be called again after `stop`."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -245,7 +256,7 @@ class _Shown:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take it away."""
+        """Remove the bar from the terminal and end its thread."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(3.0)
@@ -256,8 +267,8 @@ class _Shown:
             self._up = False
 
     def write(self, text: str) -> None:
-        """Print above it."""
-        with self._lock, contextlib.suppress(OSError, ValueError):  # nobody reads any more; the main log has it
+        """Print ``text`` above the bar or above the open question."""
+        with self._lock, contextlib.suppress(OSError, ValueError):  # stdout has no reader; the main log has the text
             if self._progress is not None and self._up:
                 self._progress.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
                 return
@@ -265,7 +276,7 @@ class _Shown:
             sys.stdout.flush()
 
     def ask(self, question: str) -> None:
-        """Show this below all that is said; empty: no more."""
+        """Print ``question``, and repeat it below everything printed later; an empty ``question`` ends this."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             self.question = question
             sys.stdout.write(question)
@@ -276,7 +287,7 @@ class _Shown:
             try:
                 counts = self.client.overview(0).counts
             except (SchedulerError, OSError):
-                counts = {}  # looked at again in a moment
+                counts = {}  # the store is read again after LOOK_S
             if counts:
                 self._show(counts)
             self._stop.wait(LOOK_S)
@@ -291,7 +302,10 @@ class _Shown:
 
 
 class _Question:
-    """What is to become of the jobs that run: asked on the terminal, and asked again below whatever is said meanwhile."""
+    """The question after Ctrl-C: leave the running jobs, end them, or continue (`daemon/interrupt.py: Question`).
+
+    It is repeated below whatever is printed before the answer.
+    """
 
     fd = 0
 
@@ -300,7 +314,7 @@ class _Question:
 
     def heard(self) -> bool:
         try:
-            return os.tcgetpgrp(self.fd) == os.getpgrp()  # in the background reading would stop us
+            return os.tcgetpgrp(self.fd) == os.getpgrp()  # a background process that reads its terminal is stopped
         except OSError:
             return False
 
@@ -313,13 +327,13 @@ class _Question:
         self.shown.ask("(l)eave them running, (e)nd all that runs, or (c)ontinue? [Ctrl-C again leaves] ")
 
     def answer(self) -> str:
-        if not self.heard():  # put into the background meanwhile
+        if not self.heard():  # put into the background after the question
             return GO_ON
         try:
             data = os.read(self.fd, 4096)
         except OSError:
             data = b""
-        if not data:  # its end: nobody is there any more
+        if not data:  # end of input: the terminal is gone
             return LEAVE
         found = ANSWERS.get(data.decode(errors="replace").strip().lower(), "")
         if not found:

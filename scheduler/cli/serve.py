@@ -1,4 +1,4 @@
-"""`start`: the daemon, in the foreground or detached."""
+"""The verb `start`: runs the daemon in the foreground or detached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def start(
     detach: bool = False,
     **said: str | bool,
 ) -> int:
-    """Run the scheduler until it is told to end, or has nothing left to do (``drain``). ``said``: settings by name."""
+    """Run the daemon until a signal ends it, or with ``drain`` until nothing is left to do; return its exit code.
+
+    ``detach``: run it in the background and return when it is ready. ``said``: settings by name. Raises
+    SchedulerError.
+    """
     flags: dict[str, Any] = {**said, "state_file": state_file} if state_file else dict(said)
     config = config or None
     settings = settings_for(flags, config)
@@ -35,10 +39,10 @@ def start(
     environ = {name: value for name, value in os.environ.items() if name != READY}
     ready_fd = int(os.environ.pop(READY, "-1"))
     if ready_fd >= 0:
-        os.set_inheritable(ready_fd, False)  # the supervisor must not hold it: the waiting command reads to its end
+        os.set_inheritable(ready_fd, False)  # a copy in the supervisor would keep `start --detach` waiting
     try:
         stream = Stream(follow=ready_fd < 0)
-    except RuntimeError as error:  # a limit on processes
+    except RuntimeError as error:  # no thread could be started: the user's limit on processes
         raise SchedulerError(str(error), do="allow this user more processes (ulimit -u)") from None
     daemon = DaemonProcess(settings, flags, stream, environ)
     if ready_fd >= 0:
@@ -53,7 +57,10 @@ def start(
 
 
 def _say_ready(fd: int, stream: Stream) -> None:
-    """Close the standard streams, then tell the waiting `start --detach` that the daemon runs. In this order: what it prints comes last."""
+    """Redirect the standard streams to /dev/null, then report to the waiting `start --detach` that the daemon is ready.
+
+    In this order, the last line on the terminal is the one that `start --detach` prints.
+    """
     stream.close()
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -64,7 +71,7 @@ def _say_ready(fd: int, stream: Stream) -> None:
 
 
 def _tell_page(meant: Config) -> None:
-    """Where the page will be; that its port is taken only the main log can tell."""
+    """Print the address of the web page and where its token is. Only the main log reports a port that is in use."""
     from scheduler.store.paths import Places
     from scheduler.views.ssh_tunnel import LOOPBACK, tunnel
 
@@ -79,7 +86,7 @@ def _tell_page(meant: Config) -> None:
 
 
 def _detached(flags: dict[str, Any], config: str | None, drain: bool, meant: Config) -> int:
-    """Start the daemon in a session of its own, and wait until it is ready."""
+    """Start the daemon in the background, wait until it is ready, and return the exit code. Raises SchedulerError."""
     options = {**flags, **({"config": os.path.abspath(config)} if config else {}), **({"drain": True} if drain else {})}
     read, write = os.pipe()
     os.set_inheritable(write, True)

@@ -1,4 +1,4 @@
-"""`screens` and `attach`: the terminals of running jobs."""
+"""The verbs `screens` and `attach`: the screen sessions of running jobs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from scheduler.views import render
 
 
 def _command(job: Job, folder: str) -> list[str]:
-    """What attaches to a job's session: by number and name, for a name alone may be the beginning of another."""
+    """Return the command that attaches to a job's screen session. ``folder``: screen's socket folder, empty: default.
+
+    The session is named with its pid, since a name alone may be the beginning of another session's name.
+    """
     prefix = ["env", f"SCREENDIR={folder}"] if folder and folder != os.environ.get("SCREENDIR", "") else []
     return [*prefix, "screen", "-r", job.session or ""]
 
 
 def _lives(job: Job) -> bool:
-    """Whether the server of its session is there: a job that ignores the end of its terminal may outlive it."""
+    """Return whether the screen process of the job's session lives. A job that ignores the hang-up may outlive it."""
     number, _, name = (job.session or "").partition(".")
     if not number.isdigit():
-        return True  # not proven yet
+        return True  # the session's pid is not known yet
     try:
         return os.fsencode(name) in command_words(int(number))
     except OSError:
@@ -35,7 +38,10 @@ def _lives(job: Job) -> bool:
 
 
 def screens(*, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """This scheduler's sessions that live, by its own records: a dead session that screen still lists is none."""
+    """Print the live screen sessions of this scheduler's jobs, and return the exit code 0.
+
+    The list comes from the store, not from `screen -ls`, which also lists dead sessions.
+    """
     client = SchedulerClient(state_file_for(state_file, config))
     jobs, folder = [job for job in client.sessions() if _lives(job)], client.remembered("screen_folder")
     if json:
@@ -68,7 +74,7 @@ def screens(*, json: bool = False, state_file: str | None = None, config: str | 
 
 
 def attach(job: str, *, state_file: str | None = None, config: str | None = None) -> int:
-    """Become `screen`, attached to the job's session. Returns only by raising."""
+    """Replace this process by `screen`, attached to the job's session. Raises UsageError, SchedulerError."""
     client = SchedulerClient(state_file_for(state_file, config))
     numbers = client.select([job])
     if len(numbers) != 1:
@@ -90,5 +96,5 @@ def attach(job: str, *, state_file: str | None = None, config: str | None = None
     if folder:
         os.environ["SCREENDIR"] = folder
     sys.stdout.flush()
-    # -x: also when another terminal is attached already.
+    # -x attaches even if another terminal is attached.
     os.execv(program, ["screen", "-x", mine[0].session or ""])

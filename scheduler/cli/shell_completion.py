@@ -1,4 +1,4 @@
-"""Answers a shell that asks for completions after TAB."""
+"""Answers a shell's request for completions after TAB."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import signal
 
 from scheduler.cli.app import run
 
-PATIENCE_S = 3.0  # who presses TAB does not wait for a disk that hangs
+PATIENCE_S = 3.0  # a disk that hangs must not block the user's shell for longer
 
 
 def answer(words: list[str]) -> int:
-    """Have Typer print the completions. An error prints nothing, since the shell would show it in the typed line."""
+    """Print the completions and return the exit code.
+
+    An error prints nothing, since the shell would show it in the typed line.
+    """
     signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
     signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
     _join_equals(os.environ)
@@ -24,7 +27,7 @@ def answer(words: list[str]) -> int:
 
 
 def _join_equals(environ: os._Environ[str]) -> None:
-    """bash takes ``--state=fa`` for three words, Click only for two: leave the ``=`` out."""
+    """Remove the words ``=`` from COMP_WORDS: bash splits ``--state=fa`` into three words, Click expects two."""
     if not environ.get("COMP_CWORD", "").isdigit():
         return
     words, current = environ.get("COMP_WORDS", "").split("\n"), int(environ["COMP_CWORD"])

@@ -1,4 +1,4 @@
-"""`status`, `jobs`, `show`, `why`: what only looks."""
+"""The verbs `status`, `jobs`, `show` and `why`, which only read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scheduler.core.units import maybe_utc, seconds_of, utc
 from scheduler.views import render, terminal
 
 LOOK_S = 0.5
-MOST_LINES = 5  # of the log of a job that failed
+MOST_LINES = 5  # of the log of a job that did not succeed
 
 
 def _desk(state_file: str | None, config: str | None) -> SchedulerClient:
@@ -33,7 +33,10 @@ def _desk(state_file: str | None, config: str | None) -> SchedulerClient:
 def status(
     *, json: bool = False, watch: str | None = None, state_file: str | None = None, config: str | None = None
 ) -> int:
-    """GPUs, running and waiting jobs with their reasons, the last ended, refused lines."""
+    """Print GPUs, running jobs, waiting jobs with their reasons, the jobs that ended last, and refused lines.
+
+    ``watch``: repeat it after this duration (empty: 2 seconds) until Ctrl-C; None: print it once.
+    """
     client = _desk(state_file, config)
     if watch is not None:
         return _watch(client, seconds_of(watch) if watch else 2.0)
@@ -51,7 +54,7 @@ def _status_lines(client: SchedulerClient) -> list[str]:
 
 
 def _watch(client: SchedulerClient, every: float) -> int:
-    """The same again and again: in place on a terminal, one block after the other elsewhere."""
+    """Show the status every ``every`` seconds until Ctrl-C: in place on a terminal, else one block below the other."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -82,7 +85,10 @@ def jobs(
     state_file: str | None = None,
     config: str | None = None,
 ) -> int:
-    """All jobs, or those in some states (comma-joined), or the newest of them."""
+    """Print all jobs as a table or JSON. Raises UsageError.
+
+    ``state``: only jobs in these states (comma-separated); ``last``: only the newest jobs, at most this number.
+    """
     known = [s.value for s in JobState]
     states = [word for word in state.split(",") if word]
     unknown = [word for word in states if word not in known]
@@ -116,7 +122,10 @@ def _reason_text(reason: Reason | None) -> str:
 
 
 def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """All facts about jobs and their stories; as JSON one value: the job, or for several a list of them."""
+    """Print all facts about jobs and their event histories.
+
+    As JSON: one object for a single job, else one object with a list of jobs. Raises NotFound.
+    """
     client = _desk(state_file, config)
     found = [client.job(number) for number in client.select(jobs)]
     if json:
@@ -141,7 +150,7 @@ def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = No
 
 
 def _facts(job: Job, reason: Reason | None) -> list[str]:
-    from scheduler.views.job_facts import Fact, job_facts  # 1 ms, which `status` in a loop has not
+    from scheduler.views.job_facts import Fact, job_facts  # takes 1 ms, which `status` in a loop does not need to spend
 
     known = job_facts(job)
     at = next((place for place, fact in enumerate(known) if fact.name == "log"), len(known))
@@ -180,7 +189,7 @@ _WHY = "id state reason_code reason outcome exit_code signal failure notes log".
 
 
 def why(job: str, *, json: bool = False, state_file: str | None = None, config: str | None = None) -> int:
-    """Why a job waits, or how it ended."""
+    """Print why jobs wait or how they ended, with the last lines of the log of jobs that did not succeed."""
     client = _desk(state_file, config)
     until = time.monotonic() + LOOK_S
     all_found = [_looked_at(client, number, until) for number in client.select([job])]
@@ -208,7 +217,10 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
 
 
 def _looked_at(client: SchedulerClient, number: int, until: float) -> tuple[Job, Reason | None]:
-    """A job and why it waits; one that came this moment is looked at by the scheduler in the next."""
+    """Return a job and the reason why it waits; None if it does not wait.
+
+    Until ``until`` (monotonic seconds), waits for the scheduler to consider a job that was only just added.
+    """
     while True:
         found, reason, _ = client.job(number)
         if reason is None or reason.code != "new" or time.monotonic() >= until or not client.alive():
@@ -217,16 +229,16 @@ def _looked_at(client: SchedulerClient, number: int, until: float) -> tuple[Job,
 
 
 def _telling(job: Job) -> str:
-    """Which of its files tells more of why it failed: what went to stderr, where that is kept apart."""
+    """Return the path of the job's stderr file, if it has one that is not empty, else of its log."""
     errors = stderr_log(job)
     return errors if errors and os.path.exists(errors) and os.path.getsize(errors) else job.log
 
 
 def _last_lines(job: Job) -> list[str]:
-    """The last lines of a failed job's log; none of one that cannot be read."""
+    """Return the last lines of the log of a job that did not succeed; empty if there is none or it cannot be read."""
     if not job.state.ended or job.succeeded or not job.log:
         return []
-    from scheduler.views.log_glance import last_lines  # 3 ms, as above
+    from scheduler.views.log_glance import last_lines  # takes 3 ms
 
     path = _telling(job)
     try:
@@ -236,8 +248,8 @@ def _last_lines(job: Job) -> list[str]:
 
 
 def _tail(path: str) -> list[str]:
-    """The last lines of a failed job's log, and where the rest stands."""
-    from scheduler.views.log_glance import last_lines  # 3 ms, as above
+    """Return the last lines of the log at ``path``, below a line that names the file."""
+    from scheduler.views.log_glance import last_lines  # takes 3 ms
 
     near = render.safe(render.near(path))
     try:

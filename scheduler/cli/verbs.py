@@ -1,4 +1,4 @@
-"""The list of verbs, and what is said of one that does not exist."""
+"""The group of all verbs, with hints for words that are no verbs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from scheduler.core.errors import UsageError, did_you_mean
 
-# What other programs call it, and what it is here.
+# Verb in other programs → what to use here.
 ELSEWHERE = {
     **dict.fromkeys(
         ("stop", "quit", "shutdown", "exit"), "end the scheduler by kill PID (gpujob status tells it): its jobs go on"
@@ -25,10 +25,10 @@ ELSEWHERE = {
 
 
 class Verbs(TyperGroup):
-    """The verbs; an unknown one is answered with the nearest."""
+    """The Typer group of all verbs. Its error for an unknown verb names the verb that was probably meant."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is meant. Raises UsageError."""
+        """Return the command that ``args`` name, as Click expects it. Raises UsageError for an unknown verb."""
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             meant = ELSEWHERE.get(args[0])
             near = f"; {meant}" if meant else did_you_mean(args[0], self.list_commands(ctx))

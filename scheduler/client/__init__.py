@@ -1,1 +1,1 @@
-"""What a user interface may ask of a scheduler, whether or not one runs."""
+"""Access of user interfaces to a scheduler: queries and requests, with and without a running daemon."""

@@ -1,4 +1,4 @@
-"""A client of one scheduler: one method for each question and request. Requests need a daemon (else: `client/offline.py`)."""
+"""Client of one scheduler: reads its store, adds jobs, sends its daemon requests (without one: `client/offline.py`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from scheduler.store.paths import Places, digest
 from scheduler.system.atomic_files import sync_folder
 from scheduler.system.private_files import new_private
 
-# What only some verbs need is imported where it is needed, and `typing` by nobody on this path: calls in loops are to be quick.
+# Commands are called in loops, so this module must import quickly: a module that only some verbs need is imported in
+# the function that uses it, and `typing` is not imported at all.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import replace
@@ -36,41 +37,44 @@ if TYPE_CHECKING:
 else:
     from scheduler.core.quick_dataclass import replace
 
-ANSWER_S = 5.0
-BEGUN_S = 2.0
-MOST_LABELS = 10_000
+ANSWER_S = 5.0  # seconds to wait for the daemon's answer
+BEGUN_S = 2.0  # seconds to wait for a job that is STARTING
+MOST_LABELS = 10_000  # newest jobs with a label that are searched for labels
 STATES = tuple(state.value for state in JobState)
 SCHEMA = 1
-HIDDEN = "hidden"  # in `meta`
+HIDDEN = "hidden"  # key in the table `meta`: ids of the jobs that `forget` could not delete
 
 
 class QueueFull(SchedulerError):
-    """As many jobs wait or run as may."""
+    """Raised by `submit` when ``most`` jobs are already waiting or running."""
 
 
 class SchedulerClient:
-    """One scheduler, named by its state file."""
+    """Access to one scheduler, which its state file identifies; for user interfaces."""
 
     def __init__(self, state_file: str) -> None:
-        """Raises SchedulerError when it is another user's."""
+        """Raise SchedulerError if the scheduler belongs to another user; root may access every scheduler."""
         self.places = Places(state_file)
         self.places.check_ours()
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """A snapshot of the store; of an empty one as long as no store was made."""
+        """Yield a read-only connection in one transaction, so that all queries see the same snapshot of the store.
+
+        While no scheduler has created a store yet, the connection is to an empty one. Raises StoreTrouble, Elsewhere.
+        """
         if self.places.exist():
             try:
                 connection = open_for_reading(self.places)
             except NothingYet:
                 if not self.alive():
                     raise
-                connection = nothing_yet()  # a daemon that has just been started is making it
+                connection = nothing_yet()  # a daemon that has just started is still creating it
         else:
             check_begun(self.places)
             connection = nothing_yet()
         try:
-            connection.execute("BEGIN")  # one moment for all questions
+            connection.execute("BEGIN")  # all queries see the same snapshot
             yield connection
         except sqlite3.Error as error:
             raise trouble(error, self.places.store) from error
@@ -78,23 +82,25 @@ class SchedulerClient:
             connection.close()
 
     def alive(self) -> bool:
-        """Whether a daemon runs."""
+        """Return whether the daemon of this scheduler runs."""
         return daemon_alive(self.places)
 
-    # -- asking -------------------------------------------------------------------------------------------
+    # -- requests and submission --------------------------------------------------------------------------
 
     def ask(self, request: Request, wait_s: float = ANSWER_S) -> Answer:
-        """Have the daemon do something and wait for its answer.
+        """Send a request to the daemon and return its answer.
 
-        Raises NotAsked when none runs, NoDaemon when it does not answer in time: then the request stands.
+        Raises NotAsked if no daemon runs; nothing is stored then. Raises NoDaemon if the daemon ends or does not answer
+        within ``wait_s`` seconds; the request stays in the store and is carried out later.
         """
         from scheduler.core.requests import Answer, to_row
 
         return Answer(0, *self.ask_for(*to_row(request), wait_s))
 
     def ask_for(self, kind: str, arguments: Mapping[str, Any], wait_s: float = ANSWER_S) -> tuple[int, tuple[str, ...]]:
-        """The same by a request's name and fields (`core/requests.py`), for those who have no time for its classes: code
-        and lines of the answer. Raises NoDaemon likewise.
+        """Send a request given by the name of its kind and its fields; return exit code and lines of the answer.
+
+        For callers to whom the import of the request classes (`core/requests.py`) is too slow. Raises as `ask` does.
         """
         if not self.alive():
             raise NotAsked("no scheduler is running", where=self.places.state_file, do="start it: gpujob start")
@@ -134,25 +140,27 @@ class SchedulerClient:
         forgiving: bool = False,
         most: int | None = None,
     ) -> Job:
-        """Queue a job, never deduplicated. ``environment``: the whole one it runs in, kept in a private file.
+        """Add a job to the queue and return it. Equal submissions become separate jobs, unlike equal jobs lines.
 
-        ``forgiving``: jobs that are not there yet are not waited for, and of those that are there no more only those that
-        had to end well. ``most``: so many may wait or run.
-        Raises Refused when it can never run, NotFound for an unknown job in ``after``, QueueFull, StoreTrouble.
+        ``environment``: all variables that the job gets, saved in a private file; None: it gets the scheduler's.
+        ``forgiving``: do not raise NotFound for an unknown dependency. Instead remove dependencies on ids not assigned
+        yet, and remove forgotten jobs from ``after`` (in ``after_ok`` they stay, so that the job is skipped).
+        ``most``: the number of jobs that may be waiting or running, this one included.
+        Raises Refused if the job can never run, NotFound for an unknown dependency, QueueFull, StoreTrouble.
         """
         from scheduler.core.command_limits import check_words
         from scheduler.core.model_table import need_of
 
         if spec.arguments:
             check_words(spec.arguments)
-        need_of(spec, table)  # what is wrong with it is said before anything is written
+        need_of(spec, table)  # raises for an invalid need before anything is written
         database = Database(self.places)
         try:
             if environment is not None:
                 spec = replace(spec, env_file=self._keep_environment(environment))
             with database.writing() as connection:
                 if environment is not None and not os.path.exists(spec.env_file):
-                    self._keep_environment(environment)  # its last job was forgotten meanwhile
+                    self._keep_environment(environment)  # deleted in the meantime, with the last job that used it
                 if most is not None and rows.unfinished(connection) >= most:
                     raise QueueFull(f"{most} jobs wait or run already, and no more may", do="wait until one has ended")
                 if forgiving:
@@ -177,8 +185,8 @@ class SchedulerClient:
             fd = new_private(path)
         except FileExistsError:
             if os.path.getsize(path) == len(data):
-                return path  # many jobs of one shell share one file
-            os.unlink(path)  # cut short by a crash
+                return path  # jobs with the same environment share one file
+            os.unlink(path)  # truncated by a crash
             return self._keep_environment(environment)
         with os.fdopen(fd, "wb") as stream:
             stream.write(data)
@@ -188,29 +196,29 @@ class SchedulerClient:
         return path
 
     def gpus(self) -> list[Gpu]:
-        """The GPUs managed here; none before the first start."""
+        """Return the GPUs that this scheduler manages; empty before its first start."""
         with self._reading() as connection:
             return rows.gpus(connection)
 
     def managed(self) -> tuple[int, ...] | None:
-        """Their ids, or None before the first start."""
+        """Return the ids of the managed GPUs; None if it manages none, as before its first start."""
         return tuple(gpu.index for gpu in self.gpus()) or None
 
     def remembered(self, key: str) -> str:
-        """What the last daemon noted down: ``jobs_file``, ``llm_config``; empty before the first start."""
+        """Return the text that a daemon or `note` saved under ``key`` (e.g. ``jobs_file``); empty if there is none."""
         with self._reading() as connection:
             return rows.meta(connection, key)
 
     def settings(self) -> dict[str, tuple[Any, str]]:
-        """What the running scheduler runs on: value and origin of each setting; empty when none runs."""
+        """Return value and origin of each setting of the running scheduler; empty if none runs."""
         noted = self.remembered("settings") if self.alive() else ""
         found: dict[str, list[Any]] = json.loads(noted) if noted else {}
         return {key: (value, origin) for key, (value, origin) in found.items()}
 
-    # -- reading ------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------
 
     def _now(self, connection: sqlite3.Connection, jobs: Iterable[Job], alive: bool) -> list[Job]:
-        """The same jobs. Without a scheduler, a job that was running when the last one ended has the state that its records give."""
+        """Return the jobs. Without a daemon, a job stored as running gets the state that its attempt record gives."""
         found = list(jobs)
         if alive or not any(job.state in HOLDING for job in found):
             return found
@@ -219,9 +227,9 @@ class SchedulerClient:
         return as_recorded(connection, found, self.places.attempts)
 
     def overview(self, most_waiting: int | None = None) -> Overview:
-        """What there is now: GPUs, live jobs with their reasons, the last ended, refused lines.
+        """Return the GPUs, the live jobs with their reasons, the jobs that ended last, and the refused lines.
 
-        ``most_waiting``: only that many of the waiting jobs, those that come first.
+        ``most_waiting``: the number of waiting jobs to include, from the front of the queue; None: all.
         """
         from scheduler.client.overview import overview_of
 
@@ -230,18 +238,21 @@ class SchedulerClient:
             return overview_of(connection, self.places, alive, most_waiting)
 
     def changes(self) -> Watch:
-        """Who looks again and again what has changed: for one thread, to be closed."""
+        """Return a `Watch`, which reports changes since its last look. One thread may use it, and must close it."""
         from scheduler.client.overview import Watch
 
         return Watch(self.places)
 
     def jobs(self, states: Sequence[str] = (), most: int | None = None) -> tuple[list[Job], dict[int, Reason]]:
-        """All jobs (or those in these states, or the newest of them), by id, and why each waiting one waits."""
+        """Return jobs in the order of their ids, and the reason of each waiting job by its id.
+
+        ``states``: only jobs in these states; empty: in all. ``most``: only this many, the newest; None: all.
+        """
         with self._reading() as connection:
             alive = self.alive()
             if alive or not states:
                 found = self._now(connection, rows.select(connection, states, most), alive)
-            else:  # what ran at last may be in another of these states by now, or in none
+            else:  # by its attempt record, a job stored as running may now be in another state
                 asked = [*states, *(state.value for state in HOLDING if state.value not in states)]
                 found = [
                     job
@@ -256,14 +267,16 @@ class SchedulerClient:
             return found, reasons_of(connection, self._now(connection, rows.live(connection), alive))
 
     def newest_in(self, states: Sequence[str], label: str, most: int) -> tuple[list[Job], int]:
-        """The newest jobs in these states (all without any) with this label (any if empty), the newest first; and how many
-        there are.
+        """Return the newest matching jobs, newest first, and the number of all matching jobs.
+
+        ``states``: the states that match; empty: all. ``label``: the label that matches; empty: any. ``most``: the
+        number of jobs to return. Without a daemon, the number of all is an estimate if it is ``most`` or more.
         """
         with self._reading() as connection:
             alive = self.alive()
             wanted = set(states or STATES)
             asked = list(states or STATES)
-            if not alive:  # what ran at last may be in another of these states by now, or in none
+            if not alive:  # by its attempt record, a job stored as running may now be in another state
                 asked += [state.value for state in HOLDING if state.value not in wanted]
             if label:
                 found, number = rows.newest_labelled(connection, label, asked, most)
@@ -275,7 +288,7 @@ class SchedulerClient:
             return shown[::-1], number if len(found) >= most else len(shown)
 
     def job(self, job_id: int) -> tuple[Job, Reason | None, list[Event]]:
-        """One job, why it waits, and its story. Raises NotFound."""
+        """Return a job, the reason why it waits (None if it does not), and its event history. Raises NotFound."""
         with self._reading() as connection:
             job = rows.get(connection, job_id)
             if job is None:
@@ -294,7 +307,10 @@ class SchedulerClient:
             return job, reason, events
 
     def newest(self, states: Iterable[JobState], prefix: str, most: int) -> tuple[list[Job], dict[str, list[int]]]:
-        """The newest jobs in these states whose id begins with ``prefix``; and the labels that do, with their jobs."""
+        """Return the newest jobs in these states whose id begins with ``prefix``, and the labels that do, with job ids.
+
+        ``most``: the number of jobs and the number of labels to return. For completion in a shell.
+        """
         names = [state.value for state in states]
         with self._reading() as connection:
             known = rows.labels(connection, names, MOST_LABELS)
@@ -302,19 +318,19 @@ class SchedulerClient:
             return rows.newest(connection, names, prefix, most), {label: known[label] for label in labels[:most]}
 
     def lines_read(self, path: str) -> frozenset[str]:
-        """The identities of all lines of a watched file that were read so far."""
+        """Return the identities of all lines read so far from a watched file."""
         from scheduler.store.file_offsets import counted
 
         with self._reading() as connection:
             return counted(connection, path)
 
     def pauses(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The GPUs managed here, and those of them that are paused."""
+        """Return the ids of the managed GPUs, and the ids of the paused GPUs, managed or not."""
         with self._reading() as connection:
             return tuple(gpu.index for gpu in rows.gpus(connection)), rows.paused_gpus(connection)
 
     def states(self, jobs: Sequence[int]) -> list[Job]:
-        """These jobs as they are now. Raises NotFound."""
+        """Return these jobs, in this order, with their current states. Raises NotFound."""
         found = self.known(jobs)
         for number in jobs:
             if number not in found:
@@ -322,20 +338,23 @@ class SchedulerClient:
         return [found[number] for number in jobs]
 
     def known(self, jobs: Iterable[int]) -> dict[int, Job]:
-        """Those of these jobs that are not forgotten, as they are now."""
+        """Return id → job with its current state, for those of the ids in ``jobs`` that exist."""
         with self._reading() as connection:
             found = [rows.get(connection, job) for job in jobs]
             now = self._now(connection, [job for job in found if job is not None], self.alive())
         return {job.id: job for job in now}
 
     def sessions(self) -> list[Job]:
-        """Running jobs that have a terminal session."""
+        """Return the running jobs that have a terminal session."""
         with self._reading() as connection:
             live = list(rows.in_hand(connection))
         return [job for job in live if job.session and job.process is not None]
 
     def select(self, words: Sequence[str]) -> tuple[int, ...]:
-        """Job ids from ``12``, ``3-9``, a label, ``@`` (the last) or ``@~1`` (the one before). Raises NotFound, UsageError."""
+        """Return the ids of the jobs that ``words`` name, without duplicates. Raises NotFound, UsageError.
+
+        A word is an id (``12``), a range (``3-9``), a label, ``@`` (the newest job) or ``@~N`` (N jobs before it).
+        """
         chosen: list[int] = []
         with self._reading() as connection:
             if not self.places.exist():
@@ -351,7 +370,7 @@ class SchedulerClient:
                     if not inside:
                         raise NotFound(f"no job in {word}", do="see gpujob jobs")
                     chosen += inside
-                elif re.fullmatch(r"[0-9]{1,18}", word):  # as long as SQLite's numbers
+                elif re.fullmatch(r"[0-9]{1,18}", word):  # fits into an SQLite integer
                     chosen.append(int(word))
                 elif re.fullmatch(r"@(~[0-9]{1,9})?", word):
                     back = rows.id_back(connection, int(word[2:] or 0))
@@ -372,8 +391,10 @@ class SchedulerClient:
         return tuple(dict.fromkeys(chosen))
 
     def report(self, now: float, since: float | None = None, label: str = "") -> Report:
-        """What jobs waited, ran and used of the GPUs: all that are known, or those with this label, or that had not ended before
-        ``since``. Raises NotFound for a label that no job has.
+        """Return a report on how long jobs waited and ran, and how much they used of the GPUs.
+
+        ``now`` and ``since`` (seconds since 1970): end and start of the reported time; None: from the first job on.
+        ``label``: only jobs with this label. Raises NotFound if no job has it.
         """
         from scheduler.client.overview import story_as_recorded
         from scheduler.core.usage_report import report_of
@@ -402,38 +423,41 @@ class SchedulerClient:
             )
 
     def first_submitted(self) -> float | None:
-        """When the oldest job that is known was submitted; None where none is."""
+        """Return when the oldest known job was submitted (seconds since 1970); None if there is no job."""
         with self._reading() as connection:
             return rows.first_submitted(connection)
 
     # -- curves -------------------------------------------------------------------------------------------
 
     def gpu_history(self, since: float, until: float, step_s: float) -> dict[int, list[GpuSample]]:
-        """What each GPU was like in this time (seconds since 1970), averaged over ``step_s`` or more; see `core/history.py`."""
+        """Return GPU index → its samples between ``since`` and ``until`` (seconds since 1970); see `core/history.py`.
+
+        Each sample is a mean over ``step_s`` seconds or more.
+        """
         from scheduler.store.history_db import gpu_history
 
         return gpu_history(self.places.history, since, until, step_s, time.time())
 
     def job_history(self, job: int) -> dict[int, list[JobSample]]:
-        """Attempt → the GPU memory and load that were measured of it."""
+        """Return attempt number → samples of the GPU memory and load of that attempt."""
         from scheduler.store.history_db import job_history
 
         return job_history(self.places.history, job)
 
     def pause_spans(self, since: float, until: float) -> list[PauseSpan]:
-        """When GPUs or the whole queue were paused, as far as that reaches into this time."""
+        """Return the pauses of GPUs and of the queue that overlap ``since`` to ``until`` (seconds since 1970)."""
         from scheduler.store.history_db import pauses
 
         return pauses(self.places.history, since, until)
 
     def ticks(self) -> tuple[dict[str, float], float] | None:
-        """How long the turns of the scheduler took: numbers by bucket, and their sum; None where no history is kept."""
+        """Return duration bucket → number of passes, and the seconds of all passes; None if no history is kept."""
         from scheduler.store.history_db import ticks
 
         return ticks(self.places.history)
 
     def tallies(self) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
-        """The counters (`core/counters.py`), and the number of waiting jobs for each reason code."""
+        """Return the counters (`core/counters.py`), and reason code → number of waiting jobs."""
         from scheduler.store.counters import tallies
 
         with self._reading() as connection:
@@ -441,9 +465,9 @@ class SchedulerClient:
             return tallies(connection), {str(code): int(number) for code, number in blocked.items()}
 
     def reset(self) -> int:
-        """Forget all ended jobs, and the refused lines: how many jobs it were.
+        """Delete all ended jobs and the refused lines from the store; return the number of deleted jobs.
 
-        What still matters stays: jobs that a living one waits for or whose processes hold GPUs.
+        Jobs that an unfinished job depends on stay, and so do jobs whose leftover processes hold GPUs.
         """
         from scheduler.store.deletion import forget_finished
 
@@ -457,19 +481,22 @@ class SchedulerClient:
         return number
 
     def listed(self) -> tuple[list[Job], set[int]]:
-        """All jobs, and those of them that were to be forgotten while others wait for them."""
+        """Return all jobs by id, and the ids of the jobs that `forget` marked as hidden."""
         with self._reading() as connection:
             return self._now(connection, rows.select(connection), self.alive()), set(
                 json.loads(rows.meta(connection, HIDDEN) or "[]")
             )
 
     def last_id(self) -> int:
-        """The highest id given out; before the first the number below it."""
+        """Return the highest job id assigned so far; before the first job, the first id minus 1; -1 without a store."""
         with self._reading() as connection:
             return rows.last_id(connection) if self.places.exist() else -1
 
     def forget(self, jobs: Sequence[int]) -> None:
-        """Forget these jobs, as far as they have ended; one that others wait for is only kept from lists (`listed`)."""
+        """Delete these jobs from the store, and mark those that cannot be deleted as hidden (see `listed`).
+
+        A job can be deleted if it has ended, holds no GPU, and no unfinished job depends on it.
+        """
         from scheduler.store.deletion import forget, may_be_forgotten
 
         database = Database(self.places)
@@ -484,7 +511,7 @@ class SchedulerClient:
             database.close()
 
     def number_from_zero(self) -> None:
-        """Let the first job be number 0: said before the first scheduler runs on it."""
+        """Number the jobs from 0 instead of 1; has an effect only before the first job."""
         database = Database(self.places)
         try:
             with database.writing() as connection:
@@ -493,7 +520,7 @@ class SchedulerClient:
             database.close()
 
     def note(self, key: str, text: str) -> None:
-        """Remember a text of the caller's own; `remembered` gives it back."""
+        """Save a text of the caller under ``key``; `remembered` returns it."""
         database = Database(self.places)
         try:
             with database.writing() as connection:
@@ -502,7 +529,7 @@ class SchedulerClient:
             database.close()
 
     def begun(self, number: int) -> Job | None:
-        """A job as it is now; one that is being started this moment once it has its process and its log."""
+        """Return a job, or None if there is none. Waits up to `BEGUN_S` seconds while the job is STARTING."""
         end = time.monotonic() + BEGUN_S
         while True:
             job = self.known([number]).get(number)
@@ -511,7 +538,7 @@ class SchedulerClient:
             time.sleep(0.005)
 
     def settle_here(self, home: str) -> None:
-        """Say that this store belongs to this machine and place from now on."""
+        """Record ``home`` (machine and folder) as the place of the store. Raises SchedulerError if a scheduler runs."""
         if self.alive():
             raise SchedulerError("a scheduler runs on it", where=self.places.state_file, do="end it first")
         database = Database(self.places)
@@ -540,7 +567,7 @@ def _check_parents(connection: sqlite3.Connection, spec: JobSpec) -> None:
 
 
 def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -> None:
-    """Raises Refused when the GPUs and slots that the last daemon knew could never hold the job."""
+    """Raise Refused if the GPUs and slots of the last daemon could never hold the job."""
     from scheduler.core.placement import Fleet
     from scheduler.core.placement_class import class_of
 
@@ -551,13 +578,16 @@ def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -
 
 
 def _noted(connection: sqlite3.Connection, setting: str) -> Any:
-    """A setting of the last daemon, or None."""
+    """Return the value of a setting that the last daemon recorded, or None."""
     noted = rows.meta(connection, "settings")
     return json.loads(noted).get(setting, [None])[0] if noted else None
 
 
 def _booking_memory(connection: sqlite3.Connection, gpus: list[Gpu], spec: JobSpec) -> JobSpec:
-    """The spec with the GPU memory that the job books where it asks for no share; `daemon/ingest.py` does the same for lines."""
+    """Return the spec with the GPU memory to book, if jobs book memory (`min_free_mem_mb`) and this one names no share.
+
+    `daemon/ingest.py` does so for the jobs of lines.
+    """
     from scheduler.core.model_table import booking_memory
 
     mib = _noted(connection, "min_free_mem_mb")
@@ -565,7 +595,10 @@ def _booking_memory(connection: sqlite3.Connection, gpus: list[Gpu], spec: JobSp
 
 
 def _cpu_slots(connection: sqlite3.Connection) -> int:
-    """How many there are, as the last daemon noted it; without a limit where none was there yet."""
+    """Return the number of slots for jobs without GPUs: the last daemon's setting, else the number of CPUs.
+
+    Before the first start it is practically unlimited.
+    """
     noted = bool(rows.meta(connection, "settings"))
     slots = _noted(connection, "cpu_slots")
     return int(slots) if slots is not None else (os.cpu_count() or 1 if noted else 1 << 30)

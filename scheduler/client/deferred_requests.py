@@ -1,7 +1,7 @@
 """Requests made while no scheduler runs, for jobs that were running when the last scheduler ended.
 
-The end of such a job is recorded by the next start only. So a request for it is stored, and the next start carries it out;
-a request that the next start would refuse is refused at once.
+Only the next start of the scheduler records how such a job ended. So a request for the job is stored, and that start
+carries it out. A request that the start would refuse is refused immediately.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DONE = {
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A request carried out on a copy of the stored jobs: its answer, and whether it changed any of them."""
+    """The result of a request on a copy of the stored jobs: the answer, and whether it changed any job."""
 
     answer: Answer
     changes: bool
@@ -43,9 +43,9 @@ class Tried:
 
 @dataclass(slots=True)
 class Divided:
-    """A request in two parts: one to carry out at once, and one to store for the next start.
+    """A request in two parts: one to carry out now, and one to store for the next start.
 
-    ``lines``: the answer for the jobs that were refused or stored. ``code``: the exit code of the refused ones, 0 if there are none.
+    ``lines``: the answer for all jobs outside of ``at_once``. ``code``: the exit code for refused jobs, 0 without any.
     """
 
     at_once: Request
@@ -57,17 +57,17 @@ class Divided:
 def divide(
     request: Request, recorded: Mapping[int, Job], earlier: Collection[Request], try_out: Callable[[JobsRequest], Tried]
 ) -> Divided:
-    """Say which jobs of a request wait for the next start.
+    """Split a request into what can be carried out now and what has to wait for the next start.
 
     ``recorded``: job id → job, for the jobs that were running when the last scheduler ended, in the state that their records give.
     ``earlier``: the requests that already wait for the next start.
     ``try_out``: carries out a request on a copy of the stored jobs.
 
-    A job for which the request would be refused, or would change nothing, is answered now. Of the others, these wait:
+    A job for which the request would be refused, or would change nothing, is answered now. Other jobs wait if they are:
 
-    - the jobs in ``recorded``, and those that a request in ``earlier`` names, so that requests for a job keep their order;
-    - any job in First or Swap if a First or Swap already waits: the order of the queue depends on both;
-    - all remaining jobs of the request as soon as one waits, because a request treats its jobs in order. A Cancel does not.
+    - jobs in ``recorded``, or jobs that a request in ``earlier`` names, so that requests for a job keep their order;
+    - jobs of a First or Swap while another First or Swap waits: the order of the queue depends on both;
+    - further jobs of a request of which one job waits, because a request handles its jobs in order (except Cancel).
     """
     if not isinstance(request, JobsRequest):
         return Divided(request)
@@ -83,7 +83,7 @@ def divide(
     others: set[int] = set()
     for number in request.jobs:
         job = recorded.get(number)
-        unknown = job is not None and job.state.holds_gpus and isinstance(request, (Cancel, Requeue))  # how it will end
+        unknown = job is not None and job.state.holds_gpus and isinstance(request, (Cancel, Requeue))  # its end decides
         tried = None if unknown or number in touched else try_out(_only(request, {number}))
         if tried is not None and not tried.changes:
             divided.lines += tried.answer.lines
@@ -113,9 +113,10 @@ def _of_swap(request: Swap, touched: bool, try_out: Callable[[JobsRequest], Trie
 
 
 def _requeues(request: Requeue, left: Collection[int], recorded: Mapping[int, Job]) -> list[JobsRequest]:
-    """The requests that start ``left`` again: one for jobs that may still run, one for jobs that have ended.
+    """Return the requests that start the jobs in ``left`` again: one for jobs that may still run, one for the rest.
 
-    A job that may still run is started again unless it ends with DONE. For an ended job the request names the attempt that ended.
+    A job that may still run is started again unless it ends with DONE. For a job that is known to have ended, the
+    request names the attempt that ended.
     """
     jobs = [job for job in request.jobs if job in left]
     running = tuple(job for job in jobs if job in recorded and recorded[job].state.holds_gpus)
@@ -146,7 +147,7 @@ def _line(job: int, part: JobsRequest, recorded: Mapping[int, Job]) -> str:
 
 
 def _only(request: JobsRequest, wanted: Collection[int]) -> JobsRequest:
-    """The same request for the jobs in ``wanted`` only."""
+    """Return the request restricted to the jobs in ``wanted``."""
     at = [place for place, job in enumerate(request.jobs) if job in wanted]
     jobs = tuple(request.jobs[place] for place in at)
     if isinstance(request, Requeue):

@@ -1,4 +1,4 @@
-"""What would happen to a job if it were submitted now: the real decision, made on a copy of what the store knows."""
+"""Dry run of a submission: the scheduler's own decision (`core/decide.py`) on a state that is read from the store."""
 
 from __future__ import annotations
 
@@ -33,12 +33,16 @@ from scheduler.store.readings import LastReading, readings
 from scheduler.store.scheduler_state import book_in_hand, read_state
 from scheduler.system.proc import boot_id
 
-MOST_WAITING = 5000  # jobs before it in the queue that are looked at; those behind them change nothing for it
+MOST_WAITING = 5000  # waiting jobs that are considered, from the front of the queue
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """``would``: start, wait or never; ``gpus``: where, of one that would start; ``need`` in GPUs."""
+    """The result of a dry run.
+
+    ``would``: ``start``, ``wait`` or ``never``. ``gpus``: GPUs on which it would start. ``reason_code``, ``reason``:
+    why it would not start. ``need``: in GPUs, e.g. 0.5. ``command``: the words to run. Secrets are masked.
+    """
 
     would: str
     gpus: tuple[int, ...] = ()
@@ -52,11 +56,11 @@ class Preview:
 def preview(
     places: Places, config: Config, spec: JobSpec, environment: Mapping[str, str], table: ModelTable, *, alive: bool
 ) -> Preview:
-    """What would become of a job with this spec. Nothing is written, and nothing begun.
+    """Return what the scheduler would do with this job now. Writes nothing and starts nothing.
 
-    It goes by the last readings of the GPUs. It does not know how often other jobs were overtaken, so it may miss a
-    reservation that the scheduler has made. Raises Refused when it could never run, NotFound for a job to wait for that is not
-    there, StoreTrouble.
+    The decision uses the last GPU readings. The store does not hold how often each job was overtaken, so a reservation
+    of the running scheduler may be missed. ``alive``: whether a daemon runs. Raises Refused for an impossible need,
+    NotFound for an unknown dependency, StoreTrouble.
     """
     try:
         connection = open_for_reading(places) if places.exist() else None
@@ -79,7 +83,7 @@ def _not_yet() -> str:
 
 
 def _as_running(connection: sqlite3.Connection, config: Config, alive: bool) -> Config:
-    """The settings that the scheduler runs on, as it noted them."""
+    """Return ``config`` with the settings that the running scheduler has recorded; unchanged if none runs."""
     noted: dict[str, Any] = json.loads(rows.meta(connection, "settings") or "{}")
     known = {key: _settled(value) for key, (value, _) in noted.items() if key in OPTIONS}
     return replace(config, **known) if alive else config
@@ -133,10 +137,10 @@ def _decided(
 
 
 def _state(connection: sqlite3.Connection, config: Config, gpus: list[Gpu], now: Now, alive: bool) -> SchedulerState:
-    """The scheduler's state, read from the store: bookings, and the last readings of the GPUs if a daemon runs."""
+    """Return the scheduler's state as the store has it: bookings, and the last GPU readings if a daemon runs."""
     state = read_state(connection, config, gpus, may_start=alive)
     book_in_hand(connection, state, boot_id(), now)
-    state.timers.clear()  # what falls due is no business of a look ahead
+    state.timers.clear()  # a dry run carries out no timers
     read = readings(connection) if alive else {}
     if read:
         state.fleet.admission = _LastAdmission.of_last(gpus, read, config, now)
@@ -145,11 +149,11 @@ def _state(connection: sqlite3.Connection, config: Config, gpus: list[Gpu], now:
 
 
 class _LastAdmission(Admission):
-    """What the GPUs said last: it stands as it was judged then."""
+    """Admission by stored GPU readings, with the verdicts that the daemon reached on them."""
 
     @classmethod
     def of_last(cls, gpus: Sequence[Gpu], read: Mapping[int, LastReading], config: Config, now: Now) -> _LastAdmission:
-        """One card for each GPU of which a reading is known; the others are given out by booking alone."""
+        """Return an admission with a card for each GPU with a stored reading; GPUs without a card are not blocked."""
         made = cls({}, thresholds_of(config))
         for gpu in gpus:
             last = read.get(gpu.index)
@@ -179,7 +183,7 @@ class _LastAdmission(Admission):
         return made
 
     def judge(self, now: Now) -> None:
-        """Nothing new was read."""
+        """Do nothing: the stored verdicts are final."""
 
 
 def _missing(environments: Environments, job: Job) -> str:
@@ -188,7 +192,7 @@ def _missing(environments: Environments, job: Job) -> str:
 
 
 def _missed(job: Job) -> str:
-    """What a waiting job lacked when the scheduler looked."""
+    """Return what a waiting job lacked when the scheduler last checked; empty if it lacked nothing."""
     return job.reason if job.reason_code == "missing" else ""
 
 

@@ -1,4 +1,4 @@
-"""Waits for a job in the foreground, and passes Ctrl-C on to it. The job uses this process's streams (`foreground_caller.py`)."""
+"""Waits for a foreground job and passes Ctrl-C on to it. `foreground_caller.py` gives the job its streams."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from scheduler.core.errors import NoDaemon, SchedulerError
 from scheduler.core.requests import Cancel
 from scheduler.system.proc import ticks_of
 
-EVERY_S = 0.1
+EVERY_S = 0.1  # seconds between attempts to find a daemon
 
 
 class Interrupts:
-    """While it is entered, Ctrl-C goes to the job: one that waits is cancelled, a running one is told as by its terminal."""
+    """Context manager that redirects Ctrl-C: it cancels a waiting job, or sends SIGINT to a running job's processes."""
 
     def __init__(self, client: SchedulerClient, number: int) -> None:
         self.client, self.number = client, number
-        self.cancelled = False  # before it ran
+        self.cancelled = False  # True once Ctrl-C has cancelled the job before it ran
 
     def __enter__(self) -> Interrupts:
         self._before = signal.signal(signal.SIGINT, self._pass_on)
@@ -38,21 +38,21 @@ class Interrupts:
         if job is None or job.state.ended:
             return
         if job.process is not None and ticks_of(job.process.pid) == job.process.ticks:
-            os.killpg(job.process.pid, signal.SIGINT)  # it leads a group of its own
+            os.killpg(job.process.pid, signal.SIGINT)  # the process leads its own process group
             return
         from scheduler.client.send_request import do
 
         self.cancelled = True
         try:
             do(self.client, Cancel((self.number,)))
-        except SchedulerError as error:  # one starts or ends this moment: Ctrl-C can be pressed again
+        except SchedulerError as error:  # a daemon is just starting or ending; the user can press Ctrl-C again
             print(f"gpujob: {error}", file=sys.stderr)
 
 
 def stay(client: SchedulerClient, number: int, caller: Caller) -> int:
-    """Wait for a foreground job, whatever becomes of the scheduler: it has our descriptors, or will ask for them.
+    """Wait for a foreground job; return its exit code, or 130 if Ctrl-C cancelled it before it ran. Closes ``caller``.
 
-    Its exit code, or 130 if it was given up by Ctrl-C before it ran.
+    The wait goes on if the daemon ends: the job has this process's descriptors, or the next supervisor asks for them.
     """
     from scheduler.client.wait import wait_for
 

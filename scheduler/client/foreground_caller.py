@@ -1,4 +1,4 @@
-"""Gives this process's stdin, stdout and stderr to a job: the supervisor fetches them from a socket."""
+"""Passes this process's stdin, stdout and stderr to a job, over a Unix socket to which the supervisor connects."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from scheduler.system.proc import ticks_of
 
 
 class Caller:
-    """This process as the one that waits for a job in the foreground: gives it our stdin, and with ``output`` the other two.
+    """The Unix socket from which the supervisor gets descriptors of this process for a foreground job.
 
-    A socket in ``folder``, a private one, where the supervisor asks for them. Raises SchedulerError.
+    The descriptors are stdin, and with ``output`` also stdout and stderr. The socket is created in the private folder
+    ``folder``. Raises SchedulerError if that fails.
     """
 
     def __init__(self, folder: str, *, output: bool) -> None:
@@ -24,27 +25,27 @@ class Caller:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._socket.bind(f"/proc/self/fd/{place}/{os.path.basename(self.path)}")  # else it may be too long a path
+            self._socket.bind(f"/proc/self/fd/{place}/{os.path.basename(self.path)}")  # the full path may be too long
         except OSError as error:
             raise SchedulerError(f"a socket cannot be made: {error.strerror}", where=self.path) from None
         finally:
             os.close(place)
         self._socket.listen()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for that thread: Ctrl-C is for this one
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the thread
         threading.Thread(target=self._give, daemon=True).start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def hold_ctrl_c(self) -> None:
-        """Let it wait for `Interrupts`, or `close`: until then nobody knows what it has to end."""
+        """Block SIGINT until `Interrupts` or `close` unblocks it: until then there is no job that Ctrl-C could end."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
     def let_ctrl_c(self) -> None:
-        """Ctrl-C ends us again: there is no job yet."""
+        """Unblock SIGINT, so that Ctrl-C ends this process while it has no job."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     @property
     def word(self) -> str:
-        """What JobSpec.caller says of it."""
+        """The value of JobSpec.caller: pid, start time in clock ticks since boot, and path of the socket."""
         return f"{os.getpid()} {ticks_of(os.getpid())} {self.path}"
 
     def _give(self) -> None:
@@ -52,12 +53,12 @@ class Caller:
             try:
                 asking, _ = self._socket.accept()
             except OSError:
-                return  # closed: it has begun, or will not
-            with asking, contextlib.suppress(OSError):  # asked again, if it was not there to take them
+                return  # `close` was called
+            with asking, contextlib.suppress(OSError):  # if the supervisor ended first, the next one asks again
                 socket.send_fds(asking, [bytes(self._given)], list(self._given))
 
     def close(self) -> None:
-        """Nobody is asked for any more."""
+        """Remove the socket and unblock SIGINT."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         self._socket.close()

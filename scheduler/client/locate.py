@@ -1,4 +1,4 @@
-"""Which scheduler a command means: flag, environment, config, here, or the only one alive."""
+"""Finds the scheduler that a command means: by flag, variable, config, current folder, or as the only one that runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ _said: set[str] = set()
 
 
 def settings_for(flags: Mapping[str, Any], config_file: str | None = None, *, dispatcher: bool = False) -> Settings:
-    """The settings a command works with. ``flags``: only what was given. Raises UsageError."""
+    """Return the settings for a command. Raises UsageError, FileTrouble.
+
+    ``flags``: only those given on the command line. ``dispatcher``: apply the defaults of `gpujob run`.
+    """
     return load(flags, os.environ, config_file, dispatcher=dispatcher)
 
 
 def settings_if_readable(flags: Mapping[str, Any], config_file: str | None = None) -> Settings:
-    """The same for commands that can go on by flags and defaults alone: what is wrong is said, once, on stderr."""
+    """Return the settings; if they cannot be read, print the error on stderr, once, and use only flags and defaults."""
     try:
         return settings_for(flags, config_file)
     except SchedulerError as error:
@@ -38,7 +41,10 @@ def _say(trouble: SchedulerError, then: str = "") -> None:
 
 
 def state_file_for(state_file: str | None, config_file: str | None = None) -> str:
-    """The state file of the scheduler that is meant; one found only by being alone alive is named on stderr."""
+    """Return the state file of the scheduler that the command means. Raises UsageError if that is ambiguous.
+
+    If it is chosen only because no other scheduler of the user runs, its path is printed on stderr.
+    """
     for said, where in ((state_file, "--state-file"), (os.environ.get("GPUJOB_STATE_FILE"), "GPUJOB_STATE_FILE")):
         if said:
             path = os.path.abspath(os.path.expanduser(said))
@@ -53,9 +59,9 @@ def state_file_for(state_file: str | None, config_file: str | None = None) -> st
 
 
 def _unnamed(here: str) -> str:
-    """The scheduler of this folder, else the only one alive."""
+    """Return the state file in the folder ``here``, else that of the only running scheduler, else the default path."""
     default = os.path.join(here, "gpu_scheduler_state.json")
-    if os.path.exists(default) or os.path.isdir(Places(default).state_dir):  # one that starts has made it first
+    if os.path.exists(default) or os.path.isdir(Places(default).state_dir):  # a start creates the folder first
         return default
     alive = registered(dict(os.environ))
     if len(alive) == 1:

@@ -1,4 +1,4 @@
-"""Requests carried out without a daemon: what needs none is done at once, the rest waits for the next start."""
+"""Carries out requests without a daemon; stores the parts that only the next start of a daemon can carry out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from scheduler.system.proc import boot_id
 
 
 def carry_out(places: Places, config: Config, request: Request) -> Answer:
-    """Do what was asked of a scheduler that does not run. Raises SchedulerError when one has started meanwhile."""
+    """Carry out a request while no scheduler runs, and return the answer. Raises Taken if one has just started."""
     places.make()
     daemon_lock = DaemonLock(places)
     daemon_lock.take({"pid": os.getpid(), "what": "a command without daemon"}, wait_s=2.0)
@@ -60,7 +60,7 @@ def _carry_out(database: Database, config: Config, request: Request) -> Answer:
     said: list[str] = []
     file = open_state_file(config.state_file, database, state, {gpu.uuid: gpu.index for gpu in gpus})
     painter = StateWriter(file, database, lambda text, _level, _kind: said.append(text))
-    edit = painter.look(now, 0.0, heard=True)  # somebody may have edited it since the last picture
+    edit = painter.look(now, 0.0, heard=True)  # a user may have edited it since it was written
     asked = [] if edit is None else [Asked(0, edit.request)]
     with database.writing() as writing:
         divided = divide(request, recorded, [wish for _, _, wish in rows.asked(writing)], try_out)

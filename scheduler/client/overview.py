@@ -1,4 +1,4 @@
-"""What stands in the store, as people are shown it: all at once, with reasons, shares and endings that nobody noted."""
+"""Overview of a scheduler, read from its store and its attempt records; `Watch` reports changes of it."""
 
 from __future__ import annotations
 
@@ -23,48 +23,50 @@ from scheduler.store.job_columns import job_of
 from scheduler.store.paths import Places
 from scheduler.store.readings import LastReading, readings
 
-LAST_ENDED = 100
+LAST_ENDED = 100  # ended jobs in an overview
 NOT_YET = Reason("new", "it has not been looked at yet")
-ALIVE_EVERY_S = 1.0
+ALIVE_EVERY_S = 1.0  # seconds between checks of whether a daemon runs
 
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """A GPU as status shows it."""
+    """A GPU as `status` shows it.
+
+    ``allocated``: the booked part of it, 0 to 1. ``jobs``: jobs that hold it, and ended jobs whose leftover processes
+    hold it.
+    """
 
     gpu: Gpu
     state: str
     allocated: float
     jobs: tuple[int, ...]
     paused: bool
-    reading: LastReading | None = None  # None: declared, or no scheduler is running
+    reading: LastReading | None = None  # None: not read (a declared GPU), or no scheduler runs
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Everything `status` shows, read in one go."""
+    """Everything that `status` shows, read in one transaction."""
 
     alive: bool
     pid: int | None
     counts: Mapping[str, int]
     gpus: Sequence[GpuView]
-    jobs: Sequence[Job]  # all live ones, then the last ended
+    jobs: Sequence[Job]  # live jobs, then the jobs that ended last, newest first
     reasons: Mapping[int, Reason]
     refused: Sequence[Refusal]
     repeated: int
     queue_paused: bool
-    held: Mapping[int, str]  # GPU → by what processes it is still held
-    started_at: float | None = None  # of the daemon that runs
-    runner: str = ""  # direct or screen, as that daemon runs its jobs
-    set_aside: str = ""  # what somebody saved last that was no state file, if it is still there
-    dispatcher: bool = False  # it was begun by `gpujob run`
-    trouble: Sequence[
-        str
-    ] = ()  # what holds it up: files that are not read, a stopped supervisor; each with what mends it
+    held: Mapping[int, str]  # GPU → text that names the leftover processes that hold it
+    started_at: float | None = None  # start of the running daemon, in seconds since 1970
+    runner: str = ""  # of the running daemon: direct or screen
+    set_aside: str = ""  # path of the newest invalid state file that was set aside and still exists
+    dispatcher: bool = False  # started by `gpujob run`
+    trouble: Sequence[str] = ()  # current problems of the daemon, such as a file that is not read; each with its fix
 
 
 def overview_of(connection: sqlite3.Connection, places: Places, alive: bool, most_waiting: int | None) -> Overview:
-    """Everything that `status` shows. ``most_waiting``: see `SchedulerClient.overview`."""
+    """Return everything that `status` shows. ``most_waiting``: see `SchedulerClient.overview`."""
     told = holder(places) if alive else {}
     pid, since, runner = told.get("pid"), _moment(told.get("started_at")), str(told.get("runner") or "")
     if most_waiting is None:
@@ -94,7 +96,7 @@ def overview_of(connection: sqlite3.Connection, places: Places, alive: bool, mos
 
 
 def _gpu_views(connection: sqlite3.Connection, alive: bool, live: Sequence[Job]) -> list[GpuView]:
-    """The GPUs. ``live``: at least the jobs that hold some."""
+    """Return the managed GPUs. ``live``: jobs, among them all that hold GPUs."""
     paused = set(rows.paused_gpus(connection))
     booked = _booked(connection, live)
     read = readings(connection) if alive else {}
@@ -109,8 +111,9 @@ def _gpu_views(connection: sqlite3.Connection, alive: bool, live: Sequence[Job])
 
 
 def as_recorded(connection: sqlite3.Connection, jobs: Sequence[Job], attempts: str) -> list[Job]:
-    """The same jobs while no scheduler runs. Those that ran when the last scheduler ended are as the next start will take them
-    up (`runners/recorded_end.py`).
+    """Return the jobs; a job that is stored as running gets the state that its attempt record gives.
+
+    For use while no scheduler runs. See `runners/recorded_end.py`.
     """
     if not any(job.state in HOLDING for job in jobs):
         return list(jobs)
@@ -124,7 +127,10 @@ def as_recorded(connection: sqlite3.Connection, jobs: Sequence[Job], attempts: s
 def story_as_recorded(
     connection: sqlite3.Connection, job: Job, events: Sequence[Event], attempts: str
 ) -> tuple[Job, Sequence[Event]]:
-    """The same for one job and its story, which then tells of a run that is to be followed by another."""
+    """Return a job with the state that its attempt record gives, and its event history.
+
+    If the next scheduler will run the job again, the event of that retry is added to the history.
+    """
     from scheduler.runners import recorded_end
     from scheduler.store.last_rules import last_rules
 
@@ -133,7 +139,7 @@ def story_as_recorded(
 
 
 def _recount(counts: dict[str, int], rows_: Sequence[Job], now: list[Job]) -> list[Job]:
-    """Correct ``counts`` (jobs in each state, as the store has them) by what became of these rows; returns ``now``."""
+    """Correct ``counts`` (state → stored jobs) for jobs that have another state in ``now``; return ``now``."""
     for row, job in zip(rows_, now, strict=True):
         counts[row.state.value] -= 1
         counts[job.state.value] += 1
@@ -156,7 +162,7 @@ def _booked(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, tu
 
 
 def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int, Reason]:
-    """Why each waiting job waits: its own reason, else that of its class with its place in it."""
+    """Return id → reason of each waiting job: its own, else that of its placement class and its place in the class."""
     classes = rows.class_reasons(connection)
     before: dict[str, int] = {}
     reasons: dict[int, Reason] = {}
@@ -173,7 +179,7 @@ def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int,
 
 
 def reason_of(connection: sqlite3.Connection, job: Job) -> Reason:
-    """Why this waiting job waits, as `reasons_of` has it, without reading all others."""
+    """Return the reason of one waiting job, equal to that of `reasons_of`, without reading all waiting jobs."""
     if job.reason_code:
         return Reason(job.reason_code, without_secrets(job.reason))
     reason = rows.class_reasons(connection).get(class_of(job).key) or NOT_YET
@@ -181,9 +187,12 @@ def reason_of(connection: sqlite3.Connection, job: Job) -> Reason:
 
 
 def words_run(job: Job) -> list[str]:
-    """The command of a job as it is run: with its `--cuda` and `{gpus}`, once it has GPUs."""
+    """Return the words of a job's command as they are run.
+
+    Before a job has GPUs, `{gpus}` is not filled in and `--cuda` is missing.
+    """
     spec = job.spec
-    if job.argv and job.state is not JobState.PENDING:  # one that waits again may get other GPUs
+    if job.argv and job.state is not JobState.PENDING:  # a job that waits for a retry may get other GPUs
         return list(job.argv)
     if not spec.is_script:
         return list(spec.arguments)
@@ -200,19 +209,19 @@ def words_run(job: Job) -> list[str]:
 
 @dataclass(slots=True)
 class News:
-    """What has changed since the last look: jobs with why they wait, where that is known. None: nothing of that kind."""
+    """Changes since the last look of a `Watch`. ``jobs``: each with its reason or None. Unchanged fields are None."""
 
     jobs: list[tuple[Job, Reason | None]] = field(default_factory=list)
     gpus: Sequence[GpuView] | None = None
-    queue: tuple[bool, Mapping[str, int]] | None = None  # paused, jobs in each state
+    queue: tuple[bool, Mapping[str, int]] | None = None  # whether it is paused; state → number of jobs
     alive: bool | None = None
 
 
 class Watch:
-    """Looks at a store again and again, for those who want to be told of changes. For one thread.
+    """Repeated queries of a store that return only changes. For use by one thread.
 
-    Waiting jobs are watched as far as they come first (`store/change_feed.py: MOST_WAITING`); of the others it is told that they
-    came, were begun, or ended.
+    It returns all changes of the first waiting jobs in the queue (`store/change_feed.py: MOST_WAITING`), but of later
+    ones only that they were added, started or ended.
     """
 
     def __init__(self, places: Places) -> None:
@@ -225,17 +234,17 @@ class Watch:
         self._recorded: dict[int, JobState] = {}
 
     def close(self) -> None:
-        """Close the store."""
+        """Close the connection to the store."""
         self._changes.close()
 
     def look(self) -> News:
-        """What has changed; at the first call GPUs, queue and whether a scheduler runs. Raises SchedulerError."""
+        """Return the changes; in the first call GPUs, queue, and whether a scheduler runs. Raises SchedulerError."""
         news = News()
         now = time.monotonic()
         force = False
         if now >= self._alive_due:
             alive = daemon_alive(self._places)
-            force = alive is not self._alive or not alive  # of what ends while none runs only records tell
+            force = alive is not self._alive or not alive  # without a daemon only records show that jobs end
             news.alive = alive if alive is not self._alive else None
             self._alive, self._alive_due = alive, now + ALIVE_EVERY_S
         try:
@@ -277,5 +286,5 @@ class Watch:
 
 
 def _told(gpus: Iterable[GpuView]) -> list[tuple[object, ...]]:
-    """What of the GPUs is told when it changes: not each reading."""
+    """Return the values whose change is reported for a GPU; memory, load and temperature are not among them."""
     return [(one.gpu.uuid, one.state, one.paused, one.allocated, one.jobs) for one in gpus]

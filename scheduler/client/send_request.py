@@ -1,4 +1,4 @@
-"""Sends a request to the daemon, or carries it out if none runs; waits until the state file shows the result."""
+"""Sends a request to the daemon, or carries it out without one; waits until the state file shows the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.core.requests import Answer, Pause, PauseQueue, Request, Resume
 from scheduler.system.safe_open import plain
 from scheduler.system.waiting import wait_until
 
-SHOWN_S = 0.5  # how long a verb waits for the state file
+SHOWN_S = 0.5  # seconds that a verb waits for the state file
 
 
 def do(
@@ -22,9 +22,10 @@ def do(
     config: str | None = None,
     one_by_one: contextlib.AbstractContextManager[object] | None = None,
 ) -> tuple[Answer, bool]:
-    """Have the daemon carry the request out, or do it here if none runs: the answer, and whether one runs. Raises SchedulerError.
+    """Send the request to the daemon, or carry it out if none runs; return the answer and whether a daemon runs.
 
-    ``one_by_one``: a lock for the threads of one process: a request without a daemon holds the daemon's lock, so another thread would take it for a daemon.
+    ``one_by_one``: a lock that all threads of the process use here. A request without a daemon holds the daemon's lock,
+    which another thread would mistake for a daemon. Raises SchedulerError.
     """
     from scheduler.client.offline import carry_out
     from scheduler.store.daemon_lock import Taken
@@ -33,14 +34,14 @@ def do(
         with one_by_one or contextlib.nullcontext():
             if not client.alive():
                 settings = settings_if_readable({"state_file": client.places.state_file}, config)
-                with contextlib.suppress(Taken):  # a daemon has started meanwhile: then it is to be asked
+                with contextlib.suppress(Taken):  # a daemon has just started: ask it
                     return carry_out(client.places, settings.config, request), False
-        with contextlib.suppress(NotAsked):  # it has ended meanwhile: then it is to be done without
+        with contextlib.suppress(NotAsked):  # it has just ended: try again without it
             return client.ask(request), True
 
 
 def revision_of(state_file: str) -> int:
-    """The revision of the state file, 0 if it is absent or cannot be read."""
+    """Return the revision of the state file; 0 if the file is absent or cannot be read."""
     revision = _read(state_file).get("revision")
     return revision if isinstance(revision, int) else 0
 
@@ -48,8 +49,9 @@ def revision_of(state_file: str) -> int:
 def until_shown(state_file: str, request: Pause | Resume | PauseQueue, before: int) -> None:
     """Wait, at most ``SHOWN_S`` seconds, until the state file shows the result of a request.
 
-    ``before``: the revision of the state file when the request was made. A later revision is waited for, even if the old one
-    shows the same pauses: a user's edit of the old revision would count as older than the request, and be ignored.
+    ``before``: the revision of the state file when the request was made. The wait ends only at a later revision, even
+    if the old one shows the same pauses: a user's edit of the old one would count as older than the request and be
+    ignored.
     """
     wait_until(lambda: revision_of(state_file) > before and _shows(_read(state_file), request), SHOWN_S, every_s=0.003)
 
@@ -62,7 +64,7 @@ def _shows(document: dict[str, Any], request: Pause | Resume | PauseQueue) -> bo
 
 
 def _read(state_file: str) -> dict[str, Any]:
-    """The state file; empty if it is absent, or if a user is saving it at this moment."""
+    """Return the contents of the state file; empty if it is absent or not valid, as while a user saves it."""
     try:
         with open(state_file, encoding="utf-8", opener=plain) as stream:
             document = json.load(stream)

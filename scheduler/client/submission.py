@@ -1,4 +1,4 @@
-"""From what a submitter gives (words, options as texts, folder, environment) to a JobSpec: for `submit` and for the page."""
+"""Builds a JobSpec from command words, option texts, folder and environment, for `submit` and for the HTTP API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scheduler.core.model_table import ModelTable, table_from
 from scheduler.environments.discovery import program_in
 from scheduler.intake.settings import model_table
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: the import of `typing` would slow commands called in loops (`client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
 else:
     from scheduler.core.quick_dataclass import dataclass
 
-Shell = Callable[[str], str]  # a shell's text → how to submit it
+Shell = Callable[[str], str]  # shell text → the command that submits it
 _SHELL = frozenset(" \t\n;|&<>()$`\"'*?")
 
 
 def _not_said(text: str) -> None:
-    """The scheduler says it, too."""
+    """Print nothing, because the scheduler reports the same problem."""
 
 
 def in_terminal(text: str) -> str:
-    """How a shell's text is submitted there."""
+    """Return the command that submits shell text from a terminal."""
     return f"gpujob submit -- sh -c {shlex.quote(text)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What is to be submitted. Relative paths in it are meant from ``folder``.
+    """The input of a submission. Relative paths in it are relative to ``folder``.
 
-    ``options``: texts by the names of `core/job_options.py: SUBMIT_OPTIONS`, an empty one was not given; ``env``: NAME=VALUE over
-    ``environ``. ``umask`` None and no ``limits``: those of the scheduler.
+    ``options``: name of an option (`core/job_options.py: SUBMIT_OPTIONS`) → its text, empty if it is not given.
+    ``env``: NAME=VALUE texts, which override ``environ``. ``umask`` None, ``limits`` empty: the scheduler's own apply.
     """
 
     command: Sequence[str]
@@ -67,7 +67,10 @@ class Submission:
 
 
 def spec_of(given: Submission, named: Named = flag, shell: Shell = in_terminal) -> tuple[JobSpec, dict[str, str]]:
-    """The job that is meant, and its environment. Raises UsageError, Refused, which call options by ``named``."""
+    """Return the JobSpec of a submission and the job's environment. Raises UsageError, Refused.
+
+    ``named``: option → its name in error messages. ``shell``: shell text → the command that an error message proposes.
+    """
     command = list(given.command)
     if not command:
         raise UsageError("the command is missing", where=named("command"))
@@ -84,9 +87,9 @@ def spec_of(given: Submission, named: Named = flag, shell: Shell = in_terminal) 
                              do=f"the kernel takes {LONGEST_WORD} bytes a variable")  # fmt: skip
         environment[name] = value
     for name in PATH_FIELDS.intersection(values):
-        if name != "conda_env" or "/" in values[name]:  # else an environment's name
+        if name != "conda_env" or "/" in values[name]:  # without a slash it is the name of an environment
             values[name] = _path(given.folder, values[name])
-    for option in ("log_dir", "conda"):  # a path is text in the store; only the folder of a job may be any bytes
+    for option in ("log_dir", "conda"):  # stored as text; only `cwd` may contain arbitrary bytes
         check_utf8(values.get(JOB_OPTIONS[option].field, ""), named(option))
     folder = values.pop("cwd", given.folder)
     script = ""
@@ -106,19 +109,19 @@ def spec_of(given: Submission, named: Named = flag, shell: Shell = in_terminal) 
 def table_for(
     spec: JobSpec, client: SchedulerClient, config: str | None, warn: Callable[[str], None] = _not_said
 ) -> ModelTable:
-    """The model table, as far as this job's need is asked of it: one that cannot be read matters only then."""
+    """Return the model table; for a job that names its GPU need an empty one, without reading the file."""
     return ModelTable() if spec.gpus else model_table_for(client, config, warn)
 
 
 def model_table_for(client: SchedulerClient, config: str | None, warn: Callable[[str], None] = _not_said) -> ModelTable:
-    """The model table. While a scheduler runs and the file cannot be read, it is the last good one, as for lines of the jobs file.
+    """Return the model table; if its file cannot be read, the last good table of the running scheduler.
 
-    ``warn`` is told so. Raises what `model_table` raises.
+    ``warn`` gets a message in the second case. Without a good table it raises as `model_table` does.
     """
     path = client.remembered("llm_config") or settings_of(client, config).llm_config
     noted = client.remembered("model_table") if client.alive() else ""
     in_force = table_from(json.loads(noted), path) if noted else None
-    needed = in_force not in (None, ModelTable())  # one that was there is not taken for none when it is gone
+    needed = in_force not in (None, ModelTable())  # a missing file is an error if a table is in force
     try:
         return trusting(client, config, lambda trust: model_table(path, trust, needed=needed))
     except SchedulerError as error:
@@ -129,7 +132,11 @@ def model_table_for(client: SchedulerClient, config: str | None, warn: Callable[
 
 
 def trusting(client: SchedulerClient, config: str | None, look: Callable[[bool], Read]) -> Read:
-    """Read a file that nobody else could write; only if its group could, the settings are asked whether it may."""
+    """Return the result of ``look``, which reads a file that no other user may be able to write.
+
+    The argument of ``look`` is whether users of the file's group may be able to write it. It is False at first; only if
+    that raises FileTrouble, the setting `trust_group` is read and ``look`` is called again with it.
+    """
     try:
         return look(False)
     except FileTrouble:
@@ -140,7 +147,7 @@ def trusting(client: SchedulerClient, config: str | None, look: Callable[[bool],
 
 
 def settings_of(client: SchedulerClient, config: str | None) -> Config:
-    """The settings by file and defaults; what is wrong with the file is said."""
+    """Return the settings of this scheduler; if they cannot be read, print the error on stderr and return defaults."""
     return settings_if_readable({"state_file": client.places.state_file}, config).config
 
 
@@ -149,7 +156,7 @@ def _path(folder: str, path: str) -> str:
 
 
 def _check_program(command: list[str], folder: str, path: str, shell: Shell) -> None:
-    """Refuse a shell text that was meant for a shell, unless a program is really called so. Raises UsageError."""
+    """Raise UsageError if the program's name has characters of shell syntax and there is no program of this name."""
     name = command[0]
     if not _SHELL.intersection(name):
         return

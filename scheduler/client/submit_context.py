@@ -1,4 +1,4 @@
-"""What a submitter hands on to his job beside folder and environment: his limits, and what is to be remembered."""
+"""Resource limits of the submitter, and the output of a command that describes the job (`JobSpec.info`)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import resource
 
 from scheduler.core.errors import SchedulerError
 
-LONGEST_SAID = 64 << 10
+LONGEST_SAID = 64 << 10  # bytes
 
 
 def limits_here() -> tuple[tuple[int, int, int], ...]:
-    """This process's limits, for JobSpec; those that are none are left out."""
+    """Return the resource limits of this process for JobSpec.limits: (resource, soft, hard), without unlimited ones."""
     known = sorted({number for name, number in vars(resource).items() if name.startswith("RLIMIT_")})
     found = ((which, *resource.getrlimit(which)) for which in known)
     return tuple(limit for limit in found if limit[1:] != (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def said_by(command: str) -> str:
-    """What this shell text prints, stdout and stderr. Raises SchedulerError when no shell can be had."""
-    import subprocess  # few ask for it, and it costs those who do not
+    """Return the first 64 KiB that a shell command prints. Raises SchedulerError if /bin/sh cannot be run."""
+    import subprocess  # slow to import, and few submissions need it
 
     try:
         done = subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Waits until jobs have ended, and tells their exit code."""
+"""Waits until jobs have ended, and derives an exit code from their outcomes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from scheduler.core.secrets import without_secrets
 from scheduler.system.terminal_text import safe
 
 TIMED_OUT = 124
-SAY_WHY_S = 2.0
-MOST_NAMED = 10  # jobs that failed
-STUCK = ("missing", "paused", "never", "hold-user")
+SAY_WHY_S = 2.0  # seconds until the reasons of stuck jobs are printed
+MOST_NAMED = 10  # jobs that a message names
+STUCK = ("missing", "paused", "never", "hold-user")  # reason codes that only a user's action ends
 
 
 def code_of(job: Job) -> int:
-    """The exit code that tells how a job ended: its own, 128 + signal, else 1."""
+    """Return the exit code for an ended job: its own or 128 + signal number, else 0 for success and 1 for failure."""
     if job.outcome is Outcome.EXIT and job.exit_code is not None:
         return job.exit_code
     if job.outcome is Outcome.SIGNAL and job.signal:
@@ -29,9 +29,11 @@ def code_of(job: Job) -> int:
 
 
 def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float | None, since: float) -> int:
-    """The work of `wait`: looks at the store until all have ended; a forgotten job counts by what was seen of it.
+    """Wait until the jobs have ended. Return the exit code of a single job; of several 0 if all succeeded, else 1.
 
-    Raises NoDaemon when nobody could end them, NotFound when one was forgotten before its end was seen.
+    ``ids``: the jobs; None: all jobs. ``limit``: seconds from ``since`` (monotonic) after which it returns `TIMED_OUT`;
+    None: no limit. A job that is deleted in the meantime counts as it was last seen. Raises NoDaemon if jobs have not
+    ended and no scheduler runs, NotFound if a job was deleted before its end was seen.
     """
     pause_s = 0.01
     said = False
@@ -65,7 +67,7 @@ def wait_for(client: SchedulerClient, ids: tuple[int, ...] | None, limit: float 
 
 
 def _forgotten(client: SchedulerClient, jobs: Sequence[tuple[int, Job | None]]) -> NotFound:
-    """What is to be said of jobs that were there, and then no more. ``jobs``: id, and the job as it was last seen."""
+    """Return the error for deleted jobs. ``jobs``: id, and the job as it was last seen, None if never."""
     logs = [job.log for _, job in jobs if job is not None and job.log]
     several = len(jobs) > 1
     names = ", ".join(str(number) for number, _ in jobs[:MOST_NAMED])
@@ -78,7 +80,7 @@ def _forgotten(client: SchedulerClient, jobs: Sequence[tuple[int, Job | None]]) 
 
 
 def _say_why(client: SchedulerClient, waiting: Sequence[int]) -> None:
-    """Name the jobs that will not start by themselves."""
+    """Print the jobs that do not start until a user does something, and why."""
     for number in waiting[:20]:
         _, reason, _ = client.job(number)
         if reason is not None and reason.code in STUCK:
@@ -86,7 +88,7 @@ def _say_why(client: SchedulerClient, waiting: Sequence[int]) -> None:
 
 
 def _say_failed(ended: Sequence[Job]) -> None:
-    """Name the jobs that have not ended well: an exit code alone does not tell which, nor why."""
+    """Print which jobs did not succeed and how each ended, which the exit code alone does not show."""
     failed = [job for job in ended if not job.succeeded]
     for job in failed[:MOST_NAMED]:
         note = f" ({without_secrets(job.notes[-1])})" if job.notes and job.outcome is not Outcome.EXIT else ""

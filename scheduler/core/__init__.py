@@ -1,1 +1,1 @@
-"""Jobs, requests, states, placement and decisions: pure, without clock, disk, process, network or chance."""
+"""Jobs, requests, states, placement and decisions: pure code without clock, disk, processes, network or randomness."""

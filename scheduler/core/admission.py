@@ -1,8 +1,10 @@
-"""What the GPUs' own readings forbid and leave: foreign use, shares outgrown, GPUs gone or not heard of; memory that is free.
+"""Admission control: decides from the readings which GPUs may take a job now, and how much of their memory is free.
 
-The ledger decides for our own jobs; readings only guard against what it cannot know. So thresholds are held
-against the part of memory and load that is not ours (else a job that works its half hard would lock out the other half), and
-each of our jobs counts with at least its promised share from the moment it is chosen.
+The ledger (`core/placement.py: Fleet`) counts what this scheduler's own jobs have booked. Readings add what the ledger
+cannot know: foreign processes, jobs that use more than their share, GPUs that are gone or give no readings.
+The thresholds apply only to the memory and load that do not come from this scheduler's jobs; otherwise a job that fully
+uses its half of a GPU would lock out a job for the other half. From its placement on, each job counts with at least its
+share.
 """
 
 from __future__ import annotations
@@ -16,23 +18,26 @@ from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
 from scheduler.core.observations import Now, Readings
 from scheduler.core.units import mib_text
 
-PASSING = frozenset({"stale", "foreign", "over-share", "releasing"})  # codes of what ends by itself: a drain waits
-BLOCK_AFTER = 2  # samples above the limit, after which it stays blocked (one already holds jobs back for a moment)
-UNBLOCK_AFTER = 3  # samples below it, by
-HYSTERESIS = 0.05
-STALE_AFTER = 3  # intervals without a reading
-LEAST_STALE_S = 3.0  # a machine under load may be late with a short interval
-OUTGROWN = 1.1  # a job above its share by a tenth is counted as it is
-FRESH_S = 1.0  # nobody is put on a GPU that was not looked at a moment ago
-COUNT_EVERY_S = 0.5  # of several samples within a moment only one counts for blocking
-LOAD_WINDOW_S = 2.0  # the load counter looks back about a second: right after an end it still shows the job
-MOST_BASELINE = 0.05  # of the card: what nobody owns while it is empty (driver, display); more is somebody's
+# Codes of temporary conditions: a draining scheduler (`daemon/drain.py`) waits for their end.
+PASSING = frozenset({"stale", "foreign", "over-share", "releasing"})
+BLOCK_AFTER = 2  # consecutive samples at or above a threshold that block a GPU; one holds jobs back until the next one
+UNBLOCK_AFTER = 3  # consecutive samples below the threshold minus HYSTERESIS that unblock a GPU
+HYSTERESIS = 0.05  # share of memory or load; at most half of the threshold
+STALE_AFTER = 3  # intervals without a reading after which a GPU is stale
+LEAST_STALE_S = 3.0  # a GPU is not stale before this time, however short the interval: a busy machine may be late
+OUTGROWN = 1.1  # a job that uses more than this multiple of its share counts with the memory that it uses
+FRESH_S = 1.0  # a job is placed only on a GPU that was read within this time
+COUNT_EVERY_S = 0.5  # of several samples within this time only one counts for blocking
+LOAD_WINDOW_S = 2.0  # the load counter averages over about a second: after the end of a job it still shows the job
+# The baseline is the memory in use on an empty GPU that no process owns (driver, display). It is at most this share of
+# the GPU's memory, or this many MiB if that is more (but never over a quarter); more memory counts as foreign.
+MOST_BASELINE = 0.05
 LEAST_BASELINE_MIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The settings that readings are judged by; shares 0 to 1, durations in seconds."""
+    """The settings by which readings are judged. Shares are 0 to 1, durations are in seconds."""
 
     memory: float = 0.8
     load: float = 0.8
@@ -41,12 +46,16 @@ class Thresholds:
     settle_s: float = 120.0
     release_s: float = 30.0
     hold_on_errors: bool = False
-    by_memory: bool = False  # jobs book memory, not shares: what counts is how much is free, whoever uses the rest
+    by_memory: bool = False  # jobs book MiB instead of shares: only the free memory counts, not who uses the rest
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """An attempt of ours that has parts of a GPU: ``parts`` of 1000, started at ``started_at`` (seconds since 1970)."""
+    """An attempt of this scheduler with an allocation on a GPU.
+
+    ``key``: the attempt, such as ``12.1``; ``parts``: thousandths of the GPU; ``vram_mib``: MiB that the job asked for
+    on each GPU (0: none); ``started_at``: seconds since 1970, None before the start.
+    """
 
     key: str
     job: int
@@ -57,9 +66,9 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the readings say of a GPU: ``code`` is empty when they forbid nothing."""
+    """The reason why the readings of a GPU keep jobs away from it; an empty ``code`` stands for no reason."""
 
-    code: str = ""  # stale, gone, unhealthy, foreign, over-share, releasing
+    code: str = ""  # stale, gone, unhealthy, foreign, over-share, releasing, no-room
     sentence: str = ""
 
 
@@ -68,19 +77,19 @@ NOTHING_FORBIDDEN = Verdict()
 
 @dataclass(slots=True)
 class GpuAdmission:
-    """One GPU that is read. Memory in MiB."""
+    """The last reading of one GPU, and what is concluded from it. Memory is in MiB, times are monotonic seconds."""
 
     gpu: Gpu
     reading: GpuSnapshot | None = None
     read_at: float = -math.inf
-    measured_at: float = -math.inf  # when it last told its memory
+    measured_at: float = -math.inf  # time of the last reading that contains the memory in use
     verdict: Verdict = NOTHING_FORBIDDEN  # for every job
-    whole: Verdict = NOTHING_FORBIDDEN  # for jobs that need the whole of it
-    overcommit: int = 0  # parts that memory beyond the promised shares takes from the ledger's free ones
-    overcommit_mib: int = 0
+    whole: Verdict = NOTHING_FORBIDDEN  # for jobs that need a whole GPU
+    overcommit: int = 0  # thousandths of the GPU by which memory in use beyond the shares reduces the free part
+    overcommit_mib: int = 0  # that memory in MiB, before the tolerance is subtracted
     why_overcommit: Verdict = NOTHING_FORBIDDEN
-    own: dict[str, float] = field(default_factory=dict)  # measured, by attempt
-    settled: frozenset[str] = frozenset()  # attempts that began so long ago that what they use is what they need
+    own: dict[str, float] = field(default_factory=dict)  # attempt → memory in use; its share where no figure is known
+    settled: frozenset[str] = frozenset()  # attempts that run for longer than ``settle_s``
     own_mib: int = 0
     foreign_mib: int = 0
     baseline_mib: int | None = None
@@ -90,14 +99,14 @@ class GpuAdmission:
     below: int = 0
     clean: int = 0
     counted_at: float = -math.inf
-    freed_at: float | None = None  # a job of ours left it; until it is read again nobody knows what it left
+    freed_at: float | None = None  # when a job left the GPU; None after readings have shown its memory released
     before_mib: int = 0  # foreign memory at that time
-    foreign_processes: list[GpuProcess] = field(default_factory=list)  # processes that are not ours, nor accepted
-    accepted: dict[tuple[int, float], int] = field(default_factory=dict)  # pid and start → MiB that somebody accepted
+    foreign_processes: list[GpuProcess] = field(default_factory=list)  # without those that a user accepted
+    accepted: dict[tuple[int, float], int] = field(default_factory=dict)  # (pid, start time) → MiB that a user accepted
 
     @property
     def reserved_mib(self) -> int | None:
-        """Memory in use that is neither of our jobs nor of others: the driver's own, a display's, what was accepted."""
+        """Memory in use by neither jobs nor foreign processes (driver, display, accepted); None if not known."""
         told = self.reading
         if told is None or told.memory_used_mib is None:
             return None
@@ -105,18 +114,18 @@ class GpuAdmission:
 
     @property
     def reason(self) -> str:
-        """Why it is not given every job that its free parts would hold."""
+        """Sentence with the reason to give the GPU fewer jobs than the ledger has room for; empty if there is none."""
         if self.verdict.code:
             return self.verdict.sentence
         return self.whole.sentence if self.whole_blocked else self.why_overcommit.sentence
 
     def heard_of(self, admission: Admission) -> bool:
-        """Whether it was ever read, or reading it failed."""
+        """Return whether anything is known about this GPU: it was read, or the last reading failed."""
         return self.read_at > -math.inf or bool(admission.trouble)
 
     @property
     def state(self) -> str:
-        """A word for tables, or an empty text when there is nothing to say."""
+        """The verdict as a state for tables, one of `core/gpu.py: GPU_STATES`; empty if the GPU is not blocked."""
         words = {
             "stale": "STALE",
             "gone": "GONE",
@@ -133,39 +142,42 @@ def _nobody(gpu: int) -> Sequence[Tenant]:
 
 @dataclass(slots=True)
 class Admission:
-    """All GPUs that are read, by index; empty without telemetry (declared GPUs), when nothing is forbidden."""
+    """The judged readings of all GPUs. For declared GPUs, which are never read, it is empty and forbids nothing.
+
+    ``cards``: by GPU index; ``tenants``: returns the attempts with an allocation on a GPU. Masks: one bit for each GPU.
+    """
 
     cards: dict[int, GpuAdmission] = field(default_factory=dict)
     thresholds: Thresholds = Thresholds()
     tenants: Callable[[int], Sequence[Tenant]] = _nobody
-    trouble: str = ""
-    took_s: float = 0.0  # from asking to hearing, last time
-    peaks: dict[str, int] = field(default_factory=dict)  # attempt → the most MiB that it was seen to use of one GPU
+    trouble: str = ""  # why the last reading failed
+    took_s: float = 0.0  # seconds that the last reading took
+    peaks: dict[str, int] = field(default_factory=dict)  # attempt → the most MiB that it was seen to use on one GPU
     blocked_mask: int = 0
-    lasting_mask: int = 0  # of the blocked ones those that no waiting mends
-    whole_blocked_mask: int = 0
-    tight_mask: int = 0
-    next_look: float | None = None  # the ``mono`` time at which a GPU becomes stale, or the patience for memory ends
+    lasting_mask: int = 0  # the blocked GPUs whose code is not in PASSING
+    whole_blocked_mask: int = 0  # blocked for jobs that need a whole GPU
+    tight_mask: int = 0  # GPUs with memory in use beyond the shares
+    next_look: float | None = None  # monotonic seconds at which the next GPU becomes stale
 
     @classmethod
     def of(cls, gpus: Iterable[Gpu], thresholds: Thresholds, now: Now) -> Admission:
-        """Admission for these GPUs, none of which was read yet."""
+        """Return the Admission for these GPUs, none of which has been read yet."""
         made = cls({gpu.index: GpuAdmission(gpu) for gpu in gpus}, thresholds)
         made.judge(now)
         return made
 
     def ordinals(self) -> dict[int, int]:
-        """Index → the driver's number now, of GPUs that it numbers otherwise than when the daemon started."""
+        """Return index → the driver's current number, for the GPUs whose number differs from their index."""
         return {
             index: card.reading.ordinal
             for index, card in self.cards.items()
             if card.reading is not None and card.reading.ordinal != index
         }
 
-    # -- taking in ----------------------------------------------------------------------------------------
+    # -- applying readings --------------------------------------------------------------------------------
 
     def take(self, readings: Readings, now: Now) -> None:
-        """Take in what was read, and judge."""
+        """Apply new readings, or their failure, and judge all GPUs again."""
         self.trouble = readings.problem
         self.took_s = max(0.0, now.mono - readings.at)
         if not readings.problem:
@@ -177,23 +189,26 @@ class Admission:
                 if reading is None or reading.lost:
                     card.measured_at = -math.inf
                     card.above = card.below = card.clean = 0
-                elif card.freed_at is None or readings.at > card.freed_at:  # else it may still show the job that left
+                elif card.freed_at is None or readings.at > card.freed_at:  # older readings may show the job that left
                     first = readings.at - card.measured_at > self._stale_s()
                     self._measure(card, reading, now, first)
         self.judge(now)
 
     def fresh(self, gpus: Iterable[int], now: Now) -> bool:
-        """Whether these GPUs were looked at a moment ago, so that somebody may be put on them."""
+        """Return whether these GPUs were read within the last ``FRESH_S`` seconds, as placing a job requires."""
         since = now.mono - FRESH_S - self.took_s
         return all(self.cards[gpu].read_at >= since for gpu in gpus if gpu in self.cards)
 
     @property
     def uncertain(self) -> bool:
-        """Whether one sample says that a GPU is taken, and another has to say so too."""
+        """True while a GPU has a first sample above a threshold that the next sample has to confirm."""
         return any(card.above and not card.blocked for card in self.cards.values())
 
     def left(self, gpus: Iterable[int], now: Now) -> bool:
-        """A job left these GPUs: they are read again before anybody gets them. True if any of them is read at all."""
+        """Record that a job left these GPUs, so that they are read before they get another job.
+
+        Return whether any of them is read at all.
+        """
         mine = [self.cards[gpu] for gpu in gpus if gpu in self.cards]
         for card in mine:
             waited_for = card.freed_at is not None and now.mono - card.freed_at < self.thresholds.release_s
@@ -204,7 +219,7 @@ class Admission:
         return bool(mine)
 
     def accept(self, gpus: Iterable[int], now: Now) -> None:
-        """Somebody says that what is on these GPUs now may stay: it blocks nobody any more."""
+        """Accept the foreign memory and processes on these GPUs, as a user asked: they no longer keep jobs away."""
         for gpu in gpus:
             card = self.cards.get(gpu)
             if card is not None:
@@ -238,7 +253,7 @@ class Admission:
         foreign = int(max(0.0, rest - (card.baseline_mib or 0)))
         capacity = max(1, total - (card.baseline_mib or 0))
         card.settled = frozenset(t.key for t in tenants if self._settled(t, now))
-        shares = () if self.thresholds.by_memory else tenants  # who books memory may use more, as long as there is some
+        shares = () if self.thresholds.by_memory else tenants  # jobs that book memory have no share to exceed
         outgrown = {t: own[t.key] for t in shares if t.key in own and own[t.key] > OUTGROWN * _promised(t, capacity)}
         beyond = sum(used_by - _promised(t, capacity) for t, used_by in outgrown.items())
         card.own = own
@@ -267,10 +282,10 @@ class Admission:
     def _split(
         self, card: GpuAdmission, reading: GpuSnapshot, tenants: Sequence[Tenant], used: int, total: int, now: Now
     ) -> tuple[dict[str, float], list[GpuProcess]]:
-        """Memory of each attempt of ours, and the processes that are not ours.
+        """Return attempt → MiB in use, and the foreign processes.
 
-        Where the driver does not tell (no list, numbers of another container, no figures), our jobs count with what
-        they were promised, as far as that much is used at all.
+        Where the driver does not show the memory of an attempt (no process list, pids of another container, no
+        figures), the attempt counts with its share, or with the rest of the memory in use if that is less.
         """
         own: dict[str, float] = {}
         foreign: list[GpuProcess] = []
@@ -293,7 +308,7 @@ class Admission:
             if mib > self.peaks.get(key, 0):
                 self.peaks[key] = int(mib)
         rest = max(0.0, used - sum(own.values()))
-        # An empty list beside memory in use is what a container shows: as good as no list.
+        # In a container the list of processes may be empty although memory is in use: treat it as no list.
         blind = reading.processes is None or (not reading.processes and rest > _most_baseline(total))
         pool = rest
         if not (blind or silent or any(process.memory_mib is None for process in hidden)):
@@ -308,7 +323,10 @@ class Admission:
         return own, foreign
 
     def _settling(self, process: GpuProcess, tenants: Sequence[Tenant], now: Now) -> str:
-        """The attempt that an unknown process of our own user may belong to: one that started shortly before it."""
+        """Return the attempt that an unknown process of our own user may belong to; empty if there is none.
+
+        That is the latest attempt that started before the process and at most ``settle_s`` seconds ago.
+        """
         if not process.ours or not process.visible:
             return ""
         for tenant in sorted(tenants, key=lambda t: -(t.started_at or now.wall)):
@@ -318,12 +336,12 @@ class Admission:
         return ""
 
     def _learn_baseline(self, card: GpuAdmission, rest: float, foreign: Sequence[GpuProcess], total: int) -> None:
-        """What is in use on a card that nobody computes on: the driver's own, a display's; never more than a little."""
+        """Learn the baseline of a GPU without jobs: memory in use that no compute process owns (driver, display)."""
         working = [process for process in foreign if process.compute]
         if any(process.memory_mib is None for process in working):
             return
         nobodys = max(0, int(rest) - sum(process.memory_mib or 0 for process in working))
-        if nobodys <= _most_baseline(total):  # a card that is full when first seen teaches nothing
+        if nobodys <= _most_baseline(total):  # a larger rest belongs to processes that the driver does not show
             card.baseline_mib = nobodys if card.baseline_mib is None else min(card.baseline_mib, nobodys)
 
     def _hysteresis(
@@ -372,12 +390,12 @@ class Admission:
         known = [process.load for process in working if process.load is not None]
         if len(known) == len(working):
             return min(reading.load, sum(known))
-        # The driver counts only who is busy: what those make that we know is not theirs.
+        # The driver gives the load of busy processes only: subtract the loads of the processes that are not foreign.
         others = (process for process in reading.processes or () if process not in working)
         return max(0.0, reading.load - sum(process.load or 0.0 for process in others))
 
     def _releasing(self, card: GpuAdmission, reading: GpuSnapshot) -> bool:
-        """Whether more memory is in use than before a job left, and it may still be that job's."""
+        """Return whether the job that left may still hold memory: there is more foreign memory than before it left."""
         if (
             self.thresholds.by_memory
             or card.freed_at is None
@@ -387,7 +405,7 @@ class Admission:
         return card.foreign_mib - card.before_mib > self.thresholds.tolerance * (reading.memory_total_mib or 0)
 
     def _whole(self, card: GpuAdmission, foreign: Sequence[GpuProcess], total: int, first: bool) -> None:
-        """A job that was promised the whole card is kept from one on which somebody computes."""
+        """Block the GPU for jobs that need a whole GPU while foreign processes compute on it."""
         working = [process for process in foreign if process.compute]
         memory = sum(process.memory_mib or 0 for process in working)
         if any(process.memory_mib is None for process in working) or memory > self.thresholds.tolerance * total:
@@ -401,7 +419,7 @@ class Admission:
     # -- judging ------------------------------------------------------------------------------------------
 
     def judge(self, now: Now) -> None:
-        """Say anew what each GPU may be given, as of now."""
+        """Judge all GPUs at the time ``now``: set their verdicts, the masks, and ``next_look``."""
         self.blocked_mask = self.lasting_mask = self.whole_blocked_mask = self.tight_mask = 0
         due = []
         for index, card in self.cards.items():
@@ -465,9 +483,10 @@ class Admission:
         return NOTHING_FORBIDDEN
 
     def free_mib(self, index: int) -> int:
-        """Memory of a GPU that is neither in use nor promised to a job of ours that may still grow into it; 0 if unknown.
+        """Return the MiB of a GPU that are neither in use nor set aside for a job; 0 if unknown.
 
-        What a job was promised counts until `settle` seconds after its start, what it uses from then on.
+        Until ``settle_s`` seconds after its start, a job's share or requested memory is set aside for it, as far as the
+        job does not use it yet. After that only the memory that it uses counts.
         """
         card = self.cards[index]
         reading = card.reading
@@ -480,7 +499,7 @@ class Admission:
         return max(0, int(free))
 
     def most_mib(self, index: int) -> int:
-        """What a job on a GPU of its own can count on: its memory without what the driver itself takes; 0 if unknown."""
+        """Return the MiB that a job alone on a GPU can use: all memory less tolerance and baseline; 0 if unknown."""
         card = self.cards.get(index)
         if card is None or card.reading is None or not card.reading.memory_total_mib:
             return 0
@@ -488,7 +507,10 @@ class Admission:
         return int(total * (1 - self.thresholds.tolerance)) - (card.baseline_mib or 0)
 
     def has_room(self, index: int, parts: int, vram_mib: int) -> bool:
-        """Whether the memory that is left holds the job: each of ours counts with what it was promised, or has outgrown."""
+        """Return whether the GPU has enough memory left for the job; True if its memory is not known.
+
+        Each job on the GPU counts with its share, or with the memory in use if that is over `OUTGROWN` times its share.
+        """
         card = self.cards.get(index)
         if card is None or card.reading is None or not card.reading.memory_total_mib:
             return True
@@ -502,7 +524,11 @@ class Admission:
         return max(vram_mib, capacity * parts / WHOLE) <= room + self.thresholds.tolerance * capacity
 
     def forbids(self, index: int, parts: int, free: int, vram_mib: int = 0) -> Verdict:
-        """Why a job that needs ``parts`` of GPU ``index``, of which the ledger has ``free``, must not go there."""
+        """Return why the readings keep a job away from GPU ``index``; `NOTHING_FORBIDDEN` if they do not.
+
+        ``parts``: thousandths of the GPU that the job needs; ``free``: thousandths that are free in the ledger;
+        ``vram_mib``: MiB that the job asked for (0: none).
+        """
         card = self.cards.get(index)
         if card is None:
             return NOTHING_FORBIDDEN
@@ -520,7 +546,7 @@ class Admission:
             )
         if not self.has_room(index, parts, vram_mib):
             if self.thresholds.by_memory:
-                code = "no-room" if self.tenants(index) else "foreign"  # who else it is may go by itself
+                code = "no-room" if self.tenants(index) else "foreign"  # passes when foreign processes end
                 left = f"GPU {index} has {mib_text(self.free_mib(index))} that are neither in use nor promised"
                 return Verdict(code, f"{left}, and it needs {mib_text(vram_mib)}" if vram_mib else left)
             return Verdict(
@@ -530,7 +556,7 @@ class Admission:
 
 
 def _below(limit: float) -> float:
-    """From where a sample counts as well below a limit."""
+    """Return the value that a sample must stay below to count as well below the threshold ``limit``."""
     return limit - min(HYSTERESIS, limit / 2)
 
 
@@ -543,7 +569,7 @@ def _key(process: GpuProcess) -> tuple[int, float]:
 
 
 def _accepted_mib(card: GpuAdmission, reading: GpuSnapshot) -> int:
-    """Memory that somebody accepted, of the processes that are still there; the others are forgotten."""
+    """Return the MiB of accepted processes that still run, and forget the accepted processes that have ended."""
     if card.accepted and reading.processes is not None:
         there = {_key(process): process.memory_mib or 0 for process in reading.processes}
         card.accepted = {key: mib for key, mib in card.accepted.items() if key in there}
@@ -560,7 +586,7 @@ def _in_use(index: int, mib: float, processes: Sequence[GpuProcess]) -> str:
 
 
 def _who(processes: Sequence[GpuProcess]) -> str:
-    """The largest of them, by number and user."""
+    """Return the pid and user (or job) of the process with the most memory, in parentheses; empty without processes."""
     if not processes:
         return ""
     largest = max(processes, key=lambda process: (process.memory_mib or 0, -process.pid))

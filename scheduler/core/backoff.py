@@ -1,4 +1,4 @@
-"""How long to wait before the next try."""
+"""Waits between retries: exponential back-off."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ LONGEST_WAIT_S = 600.0
 
 
 def backoff_s(attempt: int, base: float, jitter: float) -> float:
-    """Seconds after failed try number ``attempt`` (from 1): base · 2^(attempt-1), ±10 %, at most 600.
+    """Return the seconds to wait after failure number ``attempt`` (from 1): base · 2^(attempt-1), ±10 %, at most 600.
 
-    ``jitter`` is a number in [0, 1), given by the caller: core has no dice.
+    ``jitter``: a random number in [0, 1) from the caller, because this package uses no random numbers.
     """
     wait = base * 2.0 ** min(attempt - 1, 40)
     return min(LONGEST_WAIT_S, wait * (0.9 + 0.2 * jitter))
@@ -22,7 +22,7 @@ class Backoff:
         self.wait_s, self.tries = first_s, 0
 
     def next(self, longest_s: float | None = None) -> float:
-        """The wait before the next try. ``longest_s``: the limit for this wait and the one after it, in place of the usual one."""
+        """Return the wait before the next try. ``longest_s`` replaces the limit for this wait and the next one."""
         most = self.longest_s if longest_s is None else longest_s
         self.tries += 1
         wait_s = min(self.wait_s, most)

@@ -1,4 +1,4 @@
-"""What the kernel takes as the words of a command."""
+"""Limits of the kernel on the words of a command."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Collection
 
 from scheduler.core.errors import UsageError
 
-LONGEST_WORD = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux, less the final NUL
-LONGEST_COMMAND = 1 << 20  # words and their NULs; the kernel's limit with a common 8 MiB stack is 2 MiB
+LONGEST_WORD = 128 * 1024 - 1  # bytes: MAX_ARG_STRLEN of Linux without the final NUL
+LONGEST_COMMAND = 1 << 20  # bytes, with the final NULs; the kernel accepts 2 MiB with the usual stack limit of 8 MiB
 
 
 def _bytes(word: str) -> bytes:
-    return word.encode("utf-8", "surrogateescape")  # as the program's own words came in
+    return word.encode("utf-8", "surrogateescape")  # as Python decoded the command line
 
 
 def check_words(words: Collection[str]) -> None:
-    """Raise UsageError when the kernel would not take these words (E2BIG)."""
+    """Raise UsageError if a word holds a NUL byte, or if the kernel would refuse the words as too long (E2BIG)."""
     total = 0
     for word in words:
         total += len(word if word.isascii() else _bytes(word)) + 1

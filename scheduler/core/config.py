@@ -1,4 +1,4 @@
-"""Every setting with its default, limits and meaning, in one place (other defaults of `run`: `intake/settings.py: DISPATCHER`)."""
+"""All settings: name, default, limits, meaning. Other defaults of `gpujob run`: `intake/settings.py: DISPATCHER`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from scheduler.core.launch import CONDA_MODES, CUDA_MODES
 from scheduler.core.retention import Keep, keep_finished, keep_logs
 from scheduler.core.units import seconds_of
 
-LARGEST = 10**9  # of any number: some 30 years, and far from what the store can hold
+LARGEST = 10**9  # limit of every number: about 30 years in seconds, and far below the limit of the store
 HIGHEST_PORT = 65535
-LONGEST_LIST = 4000  # characters of a list of GPUs
+LONGEST_LIST = 4000  # characters in a list of GPUs
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-# What may stand in YAML without quotes and is a text to every reader of YAML.
+# Values that every YAML reader takes for a string without quotes.
 _BARE = re.compile(r"[A-Za-z/][\w/.+@=-]*", re.ASCII)
 _NOT_BARE = frozenset("true false yes no on off y n null".split())
 
@@ -33,7 +33,7 @@ def _text(value: Any) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise UsageError(f"{said(value)} is not UTF-8", do="use another folder or name") from None
-    except ValueError:  # an int of thousands of digits
+    except ValueError:  # Python does not convert an int of thousands of digits
         raise UsageError(f"must be a text, not {said(value)}") from None
     if "\0" in text:
         raise UsageError("holds a NUL character", do="leave it out")
@@ -62,7 +62,7 @@ def _seconds(value: Any) -> float:
 
 
 def _spelled_seconds(text: str) -> float:
-    plain = text.strip()  # also of what `float` itself takes for no blank (\x1f)
+    plain = text.strip()  # strips more than `float` accepts around a number (\x1f)
     return float(plain) if _NUMBER.fullmatch(plain) else seconds_of(text)
 
 
@@ -165,7 +165,7 @@ def _gpu_ids(value: Any) -> tuple[int, ...] | None:
     if value is None:
         return None
     if isinstance(value, (list, tuple)):
-        # As texts too: in YAML a range is one.
+        # An item may be a string as well: YAML reads 0-3 as one.
         return parse_gpu_ids(",".join(item if isinstance(item, str) else str(_whole(0)(item)) for item in value))
     if isinstance(value, int) and not isinstance(value, bool):
         return parse_gpu_ids(str(_whole(0)(value)))
@@ -193,14 +193,18 @@ def _option(
     path: bool = False,
     section: str = "",
 ) -> Any:
-    """The row of a setting. An empty ``metavar`` makes two flags, such as ``--web`` and ``--no-web``. ``section``: the heading above it in the example file."""
+    """Return the dataclass field of a setting.
+
+    ``read``: returns the typed value, or raises UsageError; ``metavar``: empty for two flags, such as ``--web`` and
+    ``--no-web``; ``reload``: a change needs no restart; ``section``: the heading above it in the example file.
+    """
     row = {"read": read, "help": meaning, "metavar": metavar, "reload": reload, "path": path, "section": section}
     return field(default=default, metadata=row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings of a scheduler. Durations in seconds. Paths are absolute once `intake.settings` made them so."""
+    """All settings of a scheduler. Durations are in seconds; `intake/settings.py` makes the paths absolute."""
 
     # fmt: off
     state_file: str = _option(
@@ -335,7 +339,7 @@ class Config:
     # fmt: on
 
     def policy_values(self) -> dict[str, Any]:
-        """Name → value of all settings, for `config show` and tests."""
+        """Return name → value of all settings."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
@@ -346,14 +350,14 @@ TEXTS = frozenset(name for name, f in OPTIONS.items() if f.metadata["read"] in (
 
 
 def defaults() -> dict[str, Any]:
-    """Each setting's default."""
+    """Return name → default of all settings."""
     return {name: (None if f.default is MISSING else f.default) for name, f in OPTIONS.items()}
 
 
 def read_option(name: str, value: Any, where: str, *, named: bool = False) -> Any:
-    """The typed value of one setting. Raises UsageError naming ``where``, the key, and what would be right.
+    """Return the typed value of one setting. Raises UsageError with ``where``, the key, and a correct spelling.
 
-    ``named``: ``where`` names the option already.
+    ``named``: ``where`` already names the setting, so the message does not repeat the key.
     """
     option = OPTIONS.get(name)
     if option is None:
@@ -368,12 +372,12 @@ def read_option(name: str, value: Any, where: str, *, named: bool = False) -> An
 
 
 def config_from(values: Mapping[str, Any]) -> Config:
-    """A Config from typed values (those missing take their defaults)."""
+    """Return a Config from typed values; a missing setting gets its default."""
     return Config(**dict(values))
 
 
 def written(value: Any) -> str:
-    """A setting's value as it would be written in a config file: one line of YAML that reads back the same."""
+    """Return a setting's value as written in a config file: one line of YAML that reads back as the same value."""
     if value is None:
         return "null"
     if isinstance(value, bool):

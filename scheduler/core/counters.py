@@ -1,7 +1,7 @@
-"""What is counted for ever, for `/metrics`: endings, retries, how long jobs waited and ran.
+"""Counters that are never reset, for `/metrics`: endings, retries, waiting times and run times of jobs.
 
-Counted of the events of a turn and added to the store in the turn's own transaction: so a count is lost or doubled only
-with what it counts.
+They are computed from the events of a pass, and added to the store in the transaction that records the events. So a
+count is lost or doubled only together with the event that it counts.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from scheduler.core.job import Event, Job, JobState, Outcome
 
-# Upper bounds in seconds; above the last there is one more. Those of a histogram are never changed: its counts are kept.
+# Upper bounds of histogram buckets in seconds; a bucket without bound follows. Never change them: counts are stored.
 WAIT_BUCKETS = (0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 3600.0, 14400.0, 43200.0, 86400.0, 259200.0, 604800.0)
 RUN_BUCKETS = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 172800.0, 604800.0)
 TICK_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 INF = "+Inf"
 SUM = "sum"
-# Why a job was put back among those that wait: its `retries`, its `oom_retries`, `max_assign_attempts`, a start that a
-# crash cut off, or `gpujob retry`.
+# Causes of another attempt: the job's `retries`, the settings `oom_retries` and `max_assign_attempts`, a crash before
+# the attempt was claimed, `gpujob retry`.
 RETRY_FAILED, RETRY_OUT_OF_MEMORY, RETRY_COULD_NOT_START = "failed", "out_of_memory", "could_not_start"
 RETRY_UNCLAIMED, RETRY_ASKED = "unclaimed", "asked"
 RETRIES = (RETRY_FAILED, RETRY_OUT_OF_MEMORY, RETRY_COULD_NOT_START, RETRY_UNCLAIMED, RETRY_ASKED)
-FINISHED, ENDED, RETRIED, WAITED, RAN = "finished", "ended", "retried", "waited", "ran"  # names of the tallies
+FINISHED, ENDED, RETRIED, WAITED, RAN = "finished", "ended", "retried", "waited", "ran"  # names of the counters
 OUTCOMES = tuple(outcome.value for outcome in Outcome)
 ENDINGS = (JobState.DONE.value, JobState.FAILED.value, JobState.CANCELLED.value, JobState.SKIPPED.value)
 
-Key = tuple[str, str]  # name, label
+Key = tuple[str, str]  # name and label of a counter
 
 
 def label_of(bound: float) -> str:
-    """A bucket's upper bound as its label."""
+    """Return the label of the bucket with this upper bound in seconds."""
     return f"{bound:g}" if bound < 1e6 else str(int(bound))
 
 
 def bucket(bounds: Sequence[float], seconds: float) -> str:
-    """The label of the bucket that a duration falls into."""
+    """Return the label of the bucket that a duration falls into."""
     place = bisect_left(bounds, seconds)
     return label_of(bounds[place]) if place < len(bounds) else INF
 
 
 def counted(events: Iterable[Event], jobs: Mapping[int, Job], began_before: Callable[[int], bool]) -> dict[Key, float]:
-    """What these events add to the tallies.
+    """Return what these events add to the counters.
 
-    ``jobs``: those that changed, as they are now; ``began_before``: whether a job had begun before these events: its wait
-    is counted once, from its submission to its first beginning.
+    ``jobs``: the jobs that the events changed, by id; ``began_before``: returns whether a job had started before these
+    events. A job's waiting time is counted once, from its submission to its first start.
     """
     found: dict[Key, float] = {}
     begun: set[int] = set()
@@ -80,7 +80,7 @@ def counted(events: Iterable[Event], jobs: Mapping[int, Job], began_before: Call
 
 
 def cumulative(bounds: Sequence[float], counts: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Buckets as Prometheus has them: each with all that is not above its bound."""
+    """Return the buckets in the form of Prometheus: each label with the number of values up to its bound."""
     total, out = 0.0, []
     for label in (*map(label_of, bounds), INF):
         total += counts.get(label, 0.0)

@@ -1,4 +1,4 @@
-"""The only place that chooses: observations and a state in, a plan out. The same input gives the same plan."""
+"""The decisions of a pass: `decide` turns state and observations into a plan. Equal input gives an equal plan."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from scheduler.core.placement_class import PlacementClass
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.states import Move, move
 
-MOST_STARTS_A_TURN = 256  # so that one paste of 10,000 lines does not hold up everything else
-KILL_AGAIN_S = 1.0
-UNDYING_S = 5.0  # after the first SIGKILL: a large process may need a moment to give its memory back
+MOST_STARTS_A_TURN = 256  # so that 10,000 lines added together do not delay everything else
+KILL_AGAIN_S = 1.0  # time between two SIGKILLs to the same job
+UNDYING_S = 5.0  # after the first SIGKILL a job gets the note UNDYING; a large process may need time to free its memory
 
 
 def decide(state: SchedulerState, observations: Iterable[Observation], now: Now, jitter: float = 0.5) -> Plan:
-    """Take in what happened, then choose what starts and what is ended.
+    """Apply the observations to the state, decide which jobs start and which are stopped, and return the plan.
 
-    ``jitter`` in [0, 1) spreads back-offs. The state is changed as the plan says; a caller that cannot record
-    the plan must build its state anew from the store.
+    ``jitter``: a random number in [0, 1) that spreads back-offs. The state is changed as the plan describes; a caller
+    that cannot record the plan must rebuild its state from the store.
     """
     decision = _Decision(state, now, jitter)
     for observation in observations:
@@ -54,7 +54,7 @@ def decide(state: SchedulerState, observations: Iterable[Observation], now: Now,
 
 
 class _Decision(DecisionPass):
-    """Takes in what happened, then chooses."""
+    """One call of `decide`: ``take_in`` applies an observation, ``fall_due`` acts on timers, ``place`` starts jobs."""
 
     def take_in(self, observation: Observation) -> None:
         if isinstance(observation, Ended):
@@ -95,7 +95,7 @@ class _Decision(DecisionPass):
         if job.state is JobState.STARTING:
             move(job, Move.STARTED, self.now.wall)
             job.start_failures = 0
-        share = {"share": job.need.parts / WHOLE} if job.gpus else {}  # it may have another in its next attempt
+        share = {"share": job.need.parts / WHOLE} if job.gpus else {}  # the next attempt may have another share
         self.changed(job, "started", pid=observation.process.pid, gpus=list(job.gpus), attempt=job.attempt, **share)
         if job.state is JobState.STOPPING:
             self.plan.stops.append(Stop(job, hard=False))
@@ -106,7 +106,7 @@ class _Decision(DecisionPass):
         job = self._of(observation.job, observation.attempt)
         if job is None:
             return
-        if job.state is JobState.STARTING:  # its start was never reported: the record tells both at once
+        if job.state is JobState.STARTING:  # the start was not reported; the attempt record has the end
             move(job, Move.STARTED, self.now.wall)
         if job.started_at is None:
             job.started_at = observation.at
@@ -116,20 +116,20 @@ class _Decision(DecisionPass):
             job.notes = (*job.notes, observation.note)
         self.plan.must_sync = True
         if job.state is JobState.STOPPING and set(observation.leftovers) - set(observation.unsure):
-            self.state.leader_ended.add(job.id)  # its GPUs are given back when all of it is gone
+            self.state.leader_ended.add(job.id)  # the GPUs are freed when all processes have ended
             self.changed(job, "leader_ended", processes=[p.pid for p in observation.leftovers])
             return
         self._finish(job, observation.leftovers)
 
     def _with_memory(self, job: Job, found: Failure | None) -> Failure | None:
-        """``found`` completed with two sizes in MiB: the GPU memory that the job asked for, and the most that it used."""
+        """Return ``found`` with two sizes in MiB on one GPU: the memory that the job asked for, and its peak use."""
         if found is None:
             return None
         fleet = self.state.fleet
         sizes = [fleet.gpus[gpu].memory_mib for gpu in job.gpus if gpu in fleet.gpus]
         known = [size for size in sizes if size is not None]
         vram, share = job.spec.vram_mib or 0, min(known) * job.need.parts // WHOLE if known else 0
-        asked = max(vram, share) if job.oom_retries else vram or share  # a second run may have a larger share
+        asked = max(vram, share) if job.oom_retries else vram or share  # the share may have been doubled
         return replace(found, peak_mib=fleet.admission.peaks.get(job.attempt_key), asked_mib=asked or None)
 
     def _finish(self, job: Job, leftovers: tuple[Process, ...]) -> None:
@@ -203,7 +203,7 @@ class _Decision(DecisionPass):
         self.after_end(job)
 
     def _release(self, job: Job, leftovers: tuple[Process, ...]) -> None:
-        """Give the job's GPUs back, or keep them for the processes it left behind."""
+        """Free the job's allocation, or keep it for the job's leftover processes until they end."""
         state = self.state
         state.live.pop(job.id, None)
         state.leader_ended.discard(job.id)
@@ -224,7 +224,7 @@ class _Decision(DecisionPass):
             self.plan.events.append(Event(job.id, self.now.wall, "leftovers", {"pids": pids, "gpus": list(job.gpus)}))
 
     def _gone(self, key: str) -> None:
-        self.state.fleet.admission.peaks.pop(key, None)  # its leftovers were measured, too
+        self.state.fleet.admission.peaks.pop(key, None)  # leftover processes were measured as well
         holding = self.state.holdings.pop(key, None)
         if holding is not None:
             if key in self.state.unbooked:
@@ -274,10 +274,10 @@ class _Decision(DecisionPass):
         job.notes = (*job.notes, f"lost: {observation.why}")
         self._end(job, after_loss(job), observation.leftovers)
 
-    # -- time and room ------------------------------------------------------------------------------------
+    # -- timers and placement -----------------------------------------------------------------------------
 
     def fall_due(self) -> None:
-        """Timers: back-off over, time limit reached, grace over; and what the GPUs' readings have come to say."""
+        """Judge the GPUs again, then act on due timers: end of a back-off, time limit, SIGTERM, SIGKILL."""
         judge_gpus(self)
         timers = self.state.timers
         while timers and timers[0][0] <= self.now.mono:
@@ -310,7 +310,7 @@ class _Decision(DecisionPass):
             self.changed(job, "undying")
 
     def place(self) -> None:
-        """Start each waiting job that fits, in order; skip those that do not."""
+        """Start waiting jobs that fit, in queue order, up to ``MOST_STARTS_A_TURN``; skip jobs that do not fit."""
         state = self.state
         if state.queue_paused or not state.may_start or not len(state.queue):
             return
@@ -322,7 +322,7 @@ class _Decision(DecisionPass):
             job_id, kind = offer
             gpus = state.fleet.find(kind)
             if gpus and not kind.need.by_name and not state.fleet.admission.fresh(gpus, self.now):
-                self.plan.read_gpus(self.now.mono - FRESH_S)  # it is placed when they have been looked at
+                self.plan.read_gpus(self.now.mono - FRESH_S)  # the job is placed after that reading
                 gpus = None
             taken = gpus is not None
             if gpus is not None:
@@ -333,7 +333,7 @@ class _Decision(DecisionPass):
                     for other, waits_as in passed_over:
                         if state.fleet.competes(waits_as, kind.need, gpus):
                             state.queue.overtake(other, place)
-                            if state.queue.overtaken(other) == state.policy.max_overtakes:  # from this very start on
+                            if state.queue.overtaken(other) == state.policy.max_overtakes:  # reached with this start
                                 state.fleet.reserve(other, waits_as)
             elif state.policy.max_overtakes:
                 passed_over.append((job_id, kind))

@@ -1,4 +1,4 @@
-"""One pass of decisions: the plan that it makes, and what all parts of the deciding do to a job."""
+"""The plan of a pass, and the steps that all decisions share: queue a job, park it, skip it, stop it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scheduler.core.states import Move, move
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End all processes of a job: ``hard`` is SIGKILL, else SIGTERM."""
+    """The order to send a signal to all processes of a job: SIGKILL if ``hard``, else SIGTERM."""
 
     job: Job
     hard: bool
@@ -25,40 +25,40 @@ class Stop:
 
 @dataclass(slots=True)
 class Plan:
-    """What to record (jobs, events, holdings, answers) and then what to do (starts, stops)."""
+    """The result of a pass: what to record (jobs, events, holdings, answers), then what to do (starts, stops)."""
 
     changed: dict[int, Job] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     starts: list[Job] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
-    respecs: dict[int, Job] = field(default_factory=dict)  # those of ``changed`` whose spec has changed
+    respecs: dict[int, Job] = field(default_factory=dict)  # jobs of ``changed`` whose spec has changed
     held: list[Holding] = field(default_factory=list)
-    freed: list[str] = field(default_factory=list)
+    freed: list[str] = field(default_factory=list)  # attempts whose leftover processes have ended
     pauses_changed: bool = False
-    must_sync: bool = False
-    notices: list[tuple[str, bool]] = field(default_factory=list)  # about no job: a sentence, and whether it warns
-    read_since: float | None = None  # a GPU is waited for that must be read: asked at this ``mono`` time or later
+    must_sync: bool = False  # the commit must be synced to disk
+    notices: list[tuple[str, bool]] = field(default_factory=list)  # messages not about a job: text, is it a warning
+    read_since: float | None = None  # a reading is needed that was begun at this time or later (monotonic seconds)
 
     def read_gpus(self, since: float) -> None:
-        """Have the GPUs read, unless they are being read since ``since``."""
+        """Request a reading of the GPUs that was begun at ``since`` (monotonic seconds) or later."""
         self.read_since = since if self.read_since is None else max(self.read_since, since)
 
     @property
     def empty(self) -> bool:
-        """True when there is nothing to write down."""
+        """True when there is nothing to record."""
         return not (self.changed or self.events or self.answers or self.held or self.freed or self.pauses_changed)
 
 
 class DecisionPass:
-    """One call of ``decide``: the state it changes, the time, and the plan so far. ``jitter`` in [0, 1) spreads back-offs."""
+    """One call of `decide`: the state that it changes, the time, the plan so far, the random number for back-offs."""
 
     def __init__(self, state: SchedulerState, now: Now, jitter: float) -> None:
         self.state, self.now, self.jitter = state, now, jitter
         self.plan = Plan()
 
     def find(self, job_id: int) -> Job | None:
-        """A job as it is in this turn: what the turn changed, what is in hand, else the store's row."""
+        """Return a job as changed in this pass, else from ``state.live``, else from the store; None if unknown."""
         return self.plan.changed.get(job_id) or self.state.live.get(job_id) or self.state.fetch(job_id)
 
     def changed(self, job: Job, kind: str, **detail: object) -> None:
@@ -78,7 +78,7 @@ class DecisionPass:
             return
         if job.not_before is not None and job.not_before > self.now.wall:
             left = min(job.not_before - self.now.wall, LONGEST_WAIT_S)
-            if job.reason_code != "backoff":  # it was held meanwhile
+            if job.reason_code != "backoff":  # it was held and released in the meantime
                 self._park(job, "backoff", f"tried again in {left:.0f} s")
             state.parked[job.id] = "backoff"
             state.at(self.now.mono + left, "retry", job)
@@ -111,7 +111,10 @@ class DecisionPass:
         self._park(job, "missing", sentence)
 
     def _depends(self, job: Job) -> list[int] | None:
-        """Ids that still have to end; None when the job was skipped because one of them failed."""
+        """Return the ids of the jobs that must end first, and park the job if there are any.
+
+        None: the job was skipped, because a dependency that had to succeed failed or is not known.
+        """
         waits_for = []
         for parent_id in dict.fromkeys((*job.spec.after_ok, *job.spec.after)):
             parent = self.find(parent_id)
@@ -140,7 +143,7 @@ class DecisionPass:
         self.after_end(job)
 
     def after_end(self, job: Job) -> None:
-        """Look again at the jobs that waited for this one."""
+        """Queue the jobs that depend on this ended job, or park them with the next reason, or skip them."""
         for child_id in self.state.children.pop(job.id, ()):
             if self.state.parked.get(child_id) == "depends":
                 child = self.find(child_id)

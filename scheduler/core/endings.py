@@ -1,6 +1,6 @@
-"""What the end of an attempt means for its job: done, failed, cancelled, or to be run again.
+"""The meaning of an attempt's end for its job: done, failed, cancelled, or another attempt.
 
-The daemon, `recover`, `track`, and `status` while no scheduler runs all ask here, so that they agree.
+The daemon, `recover`, `track`, and `status` without a running scheduler all call these functions, so that they agree.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ def _unknown(job: Job) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When an attempt that failed is followed by another.
+    """The rules for another attempt after a failed one.
 
-    ``starts``: how many starts may fail for a passing reason. ``retries``: whether the job's own ``retries`` count.
-    ``oom_retries``: how many runs may follow with more GPU memory. ``by_memory``: jobs book memory in place of a share
-    (`core/model_table.py: booking_memory`); ``most_mib`` then gives the MiB that such a job could have at most.
+    ``starts``: number of failed starts, even for a passing cause, after which the job fails. ``retries``: whether the
+    job's own option ``retries`` applies. ``oom_retries``: number of attempts with more GPU memory that may follow.
+    ``by_memory``: jobs book MiB instead of a share (`core/model_table.py: booking_memory`); ``most_mib`` then returns
+    the most MiB that a job can get.
     """
 
     starts: int = 0
@@ -41,10 +42,10 @@ NEVER_AGAIN = Rules(retries=False)
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """``how``: the move that the job makes; ``outcome``: how its attempt ended.
+    """The meaning of an attempt's end: ``how`` is the move that the job makes, ``outcome`` is how the attempt ended.
 
-    Move.RETRY_SCHEDULED is followed by another attempt: ``cause`` is the tally's word for that and ``why`` the sentence. ``need`` and
-    ``vram_mib`` are what the next attempt asks for, where that is more than before.
+    After Move.RETRY_SCHEDULED another attempt follows: ``cause`` is one of `core/counters.py: RETRIES`, ``why`` is the
+    reason as a sentence. ``need`` or ``vram_mib`` is set if the next attempt asks for more GPU memory.
     """
 
     how: Move
@@ -59,7 +60,7 @@ CANCELLED = Meaning(Move.STOPPED, Outcome.CANCELLED)
 
 
 def after_run(job: Job, rules: Rules) -> Meaning:
-    """The command ran; ``job`` has its exit code or signal, and the failure that its log tells."""
+    """Return the meaning for a command that ran; ``job`` has its exit code or signal and the cause found in its log."""
     if _is_cancelled(job):
         return CANCELLED
     if job.state is JobState.STOPPING:
@@ -70,12 +71,12 @@ def after_run(job: Job, rules: Rules) -> Meaning:
 
 
 def after_loss(job: Job) -> Meaning:
-    """The attempt is over and nobody knows how it ended. Such a job is never run again by a guess."""
+    """Return the meaning for an attempt that ended in an unknown way. The job is never run again automatically."""
     return CANCELLED if _is_cancelled(job) else Meaning(Move.FAILED, Outcome.LOST)
 
 
 def after_no_start(job: Job, why: str, lasting: bool, rules: Rules) -> Meaning:
-    """The command could not be started. ``lasting``: trying again would not help."""
+    """Return the meaning for a command that could not be started. ``lasting``: another try would fail as well."""
     if job.state is JobState.STOPPING:
         return CANCELLED
     if lasting or job.start_failures + 1 >= rules.starts:
@@ -85,7 +86,7 @@ def after_no_start(job: Job, why: str, lasting: bool, rules: Rules) -> Meaning:
 
 
 def ran(job: Job) -> dict[str, float]:
-    """The field ``ran`` of the event of an ended attempt: how many seconds it ran. Empty if its times are unknown."""
+    """Return ``{"ran": seconds}`` for the event of an ended attempt; empty if its start or end is not known."""
     if job.started_at is None or job.finished_at is None:
         return {}
     return {"ran": round(max(0.0, job.finished_at - job.started_at), 3)}
@@ -108,7 +109,7 @@ def _after_failure(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
 
 
 def _with_more_memory(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
-    """Run it again with twice the share or the memory, at most all of a GPU."""
+    """Return another attempt with twice the share or memory, at most a whole GPU; a failure if that is no more."""
     before = job.spec.vram_mib or 0
     if rules.by_memory and before and job.need.parts == BY_MEMORY:
         after = min(rules.most_mib(job), 2 * before)

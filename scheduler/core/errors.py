@@ -1,11 +1,11 @@
-"""Errors that say what happened, where, and what to do next."""
+"""Errors for users: what happened, where, what to do next, and the exit code of the command."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -15,15 +15,15 @@ else:
 
 LONGEST_GUESSED = 200
 LONGEST_SHOWN = 40
-_PLAIN = r"[\w.+%-]+"  # compiled when it is needed: most calls say nothing
+_PLAIN = r"[\w.+%-]+"  # compiled on first use: most commands print no error
 
 
 class SchedulerError(Exception):
-    """Something the user has to know: one line, and the exit code that goes with it.
+    """An error that is shown to the user: a one-line message and the exit code of the command.
 
-    ``what`` is a whole sentence without a final full stop; ``where`` names the file, line or job;
-    ``do`` says what would help. ``exit_code`` follows docs/formats.md (1 error). ``code`` tells our own code what kind of
-    error it is, where one class stands for several.
+    ``what``: a whole sentence without a final full stop; ``where``: the file, line or job; ``do``: what would help.
+    ``exit_code``: see docs/formats.md (1: error). ``code``: the kind of error, for the program itself, where one class
+    stands for several kinds.
     """
 
     exit_code = 1
@@ -41,7 +41,7 @@ class SchedulerError(Exception):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What is to be shown: a line for each mistake."""
+        """The message as lines: one for each mistake."""
         return (str(self),)
 
 
@@ -51,18 +51,18 @@ class UsageError(SchedulerError):
     exit_code = 2
 
 
-DENIED, NO_PLAIN_FILE, UNSEEN = "denied", "no plain file", "unseen"  # codes of files that cannot be read
+DENIED, NO_PLAIN_FILE, UNSEEN = "denied", "no plain file", "unseen"  # codes of errors about a file that cannot be read
 BACKWARDS = "backwards"  # code of a range of GPUs such as 3-1
 NEWER = "newer"  # code of a store that a newer gpujob has written
-OLDER = "older"  # code of a store that is older than what happened since
-OUTDATED = "outdated"  # code of a store that an older gpujob has written, and that a start brings up to date
-STATE_FILE = "state file"  # code of a mistake in what a config says of the state file
-DEFECT = "defect"  # code of an error that nobody foresaw
-DECIDE_ANEW = "decide anew"  # code of a turn that was overtaken by what happened meanwhile: nothing is wrong
+OLDER = "older"  # code of a store that lacks later jobs: an old copy was restored
+OUTDATED = "outdated"  # code of a store that an older gpujob has written; the next start migrates it
+STATE_FILE = "state file"  # code of a mistake in the config's key state_file
+DEFECT = "defect"  # code of an unexpected error: a defect of gpujob
+DECIDE_ANEW = "decide anew"  # code of a pass that must be repeated because something changed while it ran; no fault
 
 
 class Mistakes(UsageError):
-    """Several mistakes found in one go; as one line it says the first, and how many more there are."""
+    """Several mistakes found together. The one-line message is the first mistake and the number of the others."""
 
     def __init__(self, errors: Sequence[SchedulerError]) -> None:
         first = errors[0]
@@ -72,12 +72,15 @@ class Mistakes(UsageError):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """A line for each."""
+        """One line for each mistake."""
         return tuple(line for error in self.errors for line in error.lines)
 
 
 def raise_all(errors: Sequence[SchedulerError]) -> None:
-    """Raise what was found: nothing, the one, or all in one; what others could write (exit 1) comes before all else."""
+    """Raise the only error, or all as `Mistakes`; nothing if there is none.
+
+    The first error that is no UsageError, such as a file that other users could write (exit code 1), is raised alone.
+    """
     for error in errors:
         if not isinstance(error, UsageError):
             raise error
@@ -89,9 +92,10 @@ def raise_all(errors: Sequence[SchedulerError]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Who besides us could write a file or folder: ``code`` is OWNER, WRITERS or LINK.
+    """The reason why other users could write a file or folder: ``code`` is OWNER, WRITERS or LINK.
 
-    ``place`` is that file, folder or link, ``owner`` its user id. ``mend``: what to do about it; ``also``: what else would do.
+    ``said``: the reason as text; ``place``: that file, folder or link; ``owner``: its user id; ``mend``: what to do;
+    ``also``: an alternative, printed after ``mend``.
     """
 
     code: str
@@ -105,12 +109,12 @@ class Exposure:
         return f"{self.said}: {self.mend}{self.also}" if self.mend else self.said
 
 
-# Codes of an Exposure: the file is another user's, others may write it, a link to it is another user's.
+# Codes of an Exposure: another user owns the file, other users may write it, another user owns a link to it.
 OWNER, WRITERS, LINK = "owner", "writers", "link"
 
 
 class FileTrouble(SchedulerError):
-    """A file that people write (jobs file, config, model table) cannot be read now; it is looked at again."""
+    """A file that users edit (jobs file, config, model table) cannot be read now; reading is tried again later."""
 
     def __init__(self, what: str, *, where: str = "", exposure: Exposure | None = None) -> None:
         super().__init__(what, where=where)
@@ -118,25 +122,25 @@ class FileTrouble(SchedulerError):
 
 
 class Refused(SchedulerError):
-    """It can be read but can never run (exit code 3)."""
+    """A valid request that cannot be fulfilled, such as a job that this machine can never run (exit code 3)."""
 
     exit_code = 3
 
 
 class NoGpuData(SchedulerError):
-    """No GPU is seen and none is declared (exit code 4)."""
+    """No GPU can be seen and none is declared (exit code 4)."""
 
     exit_code = 4
 
 
 class NoDaemon(SchedulerError):
-    """A daemon is needed for this and none answers (exit code 5)."""
+    """The command needs a running scheduler, and none answers (exit code 5)."""
 
     exit_code = 5
 
 
 class NotAsked(NoDaemon):
-    """None runs, and nothing was written: nobody will ever carry it out."""
+    """No scheduler runs, and the request was not stored: it will not be carried out."""
 
 
 class NotFound(SchedulerError):
@@ -146,15 +150,15 @@ class NotFound(SchedulerError):
 
 
 class InvalidMove(SchedulerError):
-    """A job was told to go where its state does not lead; nothing was changed."""
+    """A move that the state of the job does not allow; nothing was changed."""
 
 
 class StoreTrouble(SchedulerError):
-    """The store could not be read or written: nothing new is started until it can."""
+    """The store could not be read or written; the daemon starts no job until it can be used again."""
 
 
 class Damaged(StoreTrouble):
-    """The store cannot be trusted as it stands; it was left as it is."""
+    """The contents of the store cannot be trusted; the store was left unchanged."""
 
     def __init__(self, what: str, *, where: str = "", code: str = "") -> None:
         super().__init__(
@@ -163,27 +167,27 @@ class Damaged(StoreTrouble):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that was probably meant, or an empty text."""
-    import difflib  # only for those who mistype
+    """Return the known word that was probably meant, or an empty text."""
+    import difflib  # imported here: only mistyped words need it
 
     found = difflib.get_close_matches(word[:LONGEST_GUESSED], list(known), 1)
     return found[0] if found else ""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``; did you mean status?`` for the known word nearest to a wrong one, or nothing."""
+    """Return ``; did you mean status?`` with the known word nearest to ``word``, or an empty text."""
     near = nearest(word, known)
     return f"; did you mean {near}?" if near else ""
 
 
 def flag(name: str) -> str:
-    """What an option is called on the command line."""
+    """Return the command-line flag of an option: ``log_dir`` → ``--log-dir``."""
     return f"--{name.replace('_', '-')}"
 
 
 def word(text: str) -> str:
-    """A word for a shell, in one line whatever it holds (`$'…'` is known to bash, zsh and ksh)."""
-    import shlex  # only for those to whom a command is proposed
+    """Return ``text`` quoted as one word for a shell, always on one line (bash, zsh and ksh understand `$'…'`)."""
+    import shlex  # imported here: only messages that propose a command need it
 
     if text.isprintable():
         return shlex.quote(text)
@@ -193,7 +197,7 @@ def word(text: str) -> str:
 
 
 def said(value: Any) -> str:
-    """A wrong value as an error shows it: short, whatever it is."""
+    """Return a wrong value as an error message shows it: shortened, whatever its type."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**LONGEST_SHOWN:
         return f"a number of over {LONGEST_SHOWN} digits"
     if isinstance(value, (list, tuple)):

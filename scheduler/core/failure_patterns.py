@@ -1,4 +1,4 @@
-"""What the end of a failed job's log says about why it failed."""
+"""Known causes of failure, recognized in the end of a job's log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIGNS = (
     (
         OUT_OF_MEMORY,
         re.compile(r"CUDA out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED", re.I),
-        "it ran out of GPU memory: ",  # and what helps, by what it had (`_more_memory`)
+        "it ran out of GPU memory: ",  # `_more_memory` adds what helps
     ),
     (
         BAD_ORDINAL,
@@ -45,13 +45,13 @@ FAILURE_KINDS = tuple(kind for kind, _, _ in _SIGNS)
 
 
 def warning_in(tail: str, need: ResourceRequest) -> Failure | None:
-    """What a job that ended with exit code 0 should not have said: that it ran out of GPU memory."""
+    """Return the warning for a job with exit code 0 whose log shows that it ran out of GPU memory; None without one."""
     found = failure_in(tail, need) if _SIGNS[0][1].search(tail) else None
     return found if found is not None and found.kind == OUT_OF_MEMORY else None
 
 
 def failure_in(tail: str, need: ResourceRequest) -> Failure | None:
-    """The last line of ``tail`` that names a known cause, with a hint; None when there is none. ``need``: what the job had."""
+    """Return the last known cause in ``tail``, with a hint; None if there is none. ``need``: what the job asked for."""
     for line in reversed(tail.splitlines()):
         for kind, sign, hint in _SIGNS:
             if sign.search(line):

@@ -1,8 +1,8 @@
-"""How far a watched file has been read, and the lines that came out of it."""
+"""Read positions of watched files, and the lines read from these files."""
 
 from __future__ import annotations
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -12,11 +12,11 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class FileMark:
-    """How far a file has been read: ``offset`` bytes, ``lines`` lines, ``crc`` over those bytes.
+    """The read position of a watched file: ``offset`` bytes, ``lines`` lines, ``crc`` (CRC-32) of these bytes.
 
-    ``replaying``: the file was replaced and is being read again from its start; its lines are new only where
-    their number has risen. ``open_line``: the last line was taken without its newline. ``skipping``: inside a line
-    that is too long.
+    ``replaying``: the file was replaced and is read again from its start; a line is new only if the number of equal
+    lines has risen. ``open_line``: the last line was read without its newline. ``skipping``: the position is inside a
+    line that is too long.
     """
 
     path: str
@@ -32,7 +32,7 @@ class FileMark:
 
 @dataclass(frozen=True, slots=True)
 class LineRead:
-    """One whole line: its number, its text, or the problem that makes it unreadable."""
+    """One whole line: its number, its text, and the problem that makes it unreadable (empty: none)."""
 
     number: int
     text: str
@@ -41,12 +41,12 @@ class LineRead:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some lines and the mark that goes with them: both are recorded in one transaction.
+    """Lines of a watched file, and its read position after them: both are recorded in one transaction.
 
-    ``restart``: the counts of equal lines start anew before these lines (the file was replaced).
-    ``settled``: a replay is over with these lines. ``more``: there is more to read at once.
-    ``again``: lines that were refused are read once more, because the GPUs are these now. ``left_out``: why the rest
-    of an older file is not taken.
+    ``restart``: the file was replaced, so the counts of equal lines start at 0 before these lines. ``settled``: these
+    lines end a replay. ``more``: more lines can be read immediately. ``again``: for refused lines that are read again
+    because the GPUs have changed, these GPUs as text; else empty. ``left_out``: why the rest of the previous file is
+    not read; else empty.
     """
 
     mark: FileMark
@@ -60,7 +60,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A line that is no job: where it stands, what it says, why it was refused."""
+    """A refused line: file, line number, text, reason, and the time of the refusal (seconds since 1970)."""
 
     path: str
     number: int

@@ -1,4 +1,4 @@
-"""Shares of GPUs as whole numbers: a GPU is 1000 parts."""
+"""GPUs, lists of GPU ids, and resource requests; shares are whole thousandths of a GPU."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Iterable
 
 from scheduler.core.errors import BACKWARDS, Refused, UsageError
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
 else:
     from scheduler.core.quick_dataclass import dataclass
 
-WHOLE = 1000  # parts of one GPU
-BY_MEMORY = 1  # parts of a job that books memory: so few that nearly as many fit as the memory holds
-HIGHEST_GPU_ID = 4095  # keeps `0-999999999` from eating memory
+WHOLE = 1000  # one GPU in thousandths
+BY_MEMORY = 1  # thousandths that a job books if it books memory: so few that the memory is what limits such jobs
+HIGHEST_GPU_ID = 4095  # limits the memory that a list such as `0-999999999` would need
 
 
 def _is_plain(text: str) -> bool:
-    """Whether it is a whole number as most are written."""
+    """Return whether ``text`` is a whole number of at most 3 digits, which needs no decimal arithmetic."""
     return text.isascii() and text.isdigit() and len(text) < 4
 
 
 def parts_of(text: str) -> int:
-    """Thousandths of a GPU in a decimal text, rounded up (``0.3334`` → 334).
+    """Return the thousandths of a GPU that a decimal text stands for, rounded up (``0.3334`` → 334).
 
-    Raises UsageError when the text is no number and Refused when it is below 0.
+    Raises UsageError when the text is no number, and Refused when it is below 0 or above HIGHEST_GPU_ID.
     """
     if _is_plain(text):
         return int(text) * WHOLE
-    from decimal import ROUND_CEILING, Decimal, InvalidOperation, localcontext  # here: it costs verbs that need none
+    from decimal import ROUND_CEILING, Decimal, InvalidOperation, localcontext  # imported here: slow and rarely needed
 
     try:
         number = Decimal(text.strip())
@@ -51,12 +51,12 @@ def parts_of(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ResourceRequest:
-    """What a job takes: one of three forms.
+    """The resources that a job needs, in one of three forms.
 
     - ``count`` different GPUs of one server, ``parts`` thousandths of each.
-    - No GPU (``count`` 0): ``parts`` is then the number of slots for jobs without GPUs, where it is more than one.
-    - GPUs that the job itself names (``parts`` 0), whoever else is on them: nothing of them is booked, but nobody else is
-      put on them while it runs.
+    - No GPU (``count`` 0): ``parts`` is the number of slots for jobs without GPUs; 0 stands for one slot.
+    - ``count`` GPUs that the job itself names (``parts`` 0): the job starts there beside all other jobs and processes.
+      Nothing is booked on these GPUs, but while it runs, only jobs that name them too are placed there.
     """
 
     count: int
@@ -65,7 +65,7 @@ class ResourceRequest:
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def parse(cls, text: str) -> ResourceRequest:
-        """Read ``0.5``, ``2``, ``1.5`` (→ 2 whole) or ``2x0.5``. Raises UsageError, Refused."""
+        """Read ``0.5``, ``2``, ``1.5`` (rounded up to 2 whole GPUs) or ``2x0.5``. Raises UsageError, Refused."""
         match = re.fullmatch(r"\s*([0-9]{1,4})\s*[xX*]\s*(\S+)\s*", text)
         if match:
             count, parts = int(match.group(1)), parts_of(match.group(2))
@@ -78,7 +78,7 @@ class ResourceRequest:
 
     @classmethod
     def from_parts(cls, total: int) -> ResourceRequest:
-        """The need for ``total`` thousandths: above one GPU it is rounded up to whole GPUs."""
+        """Return the request for ``total`` thousandths of a GPU; more than one GPU is rounded up to whole GPUs."""
         if total <= 0:
             return cls(0, 0)
         if total <= WHOLE:
@@ -87,17 +87,17 @@ class ResourceRequest:
 
     @classmethod
     def of_slots(cls, slots: int) -> ResourceRequest:
-        """The need of a job without GPUs that takes so many slots."""
+        """Return the request of a job that needs no GPU and takes this number of slots."""
         return cls(0, slots if slots > 1 else 0)
 
     @property
     def slots(self) -> int:
-        """How many slots for jobs without GPUs it takes; 0 with GPUs."""
+        """Number of slots that a job without GPUs takes; 0 for a request of GPUs."""
         return 0 if self.count else max(1, self.parts)
 
     @property
     def by_name(self) -> bool:
-        """True for GPUs that the job itself names."""
+        """True for a request of GPUs that the job itself names."""
         return self.count > 0 and self.parts == 0
 
     def __str__(self) -> str:
@@ -113,11 +113,11 @@ class ResourceRequest:
 
     @property
     def total(self) -> int:
-        """Thousandths over all GPUs of the need; 0 where none is booked."""
+        """Thousandths of a GPU booked on all its GPUs together; 0 if nothing is booked."""
         return self.count * self.parts
 
     def in_words(self) -> str:
-        """The need as a person says it: ``0.5 of one GPU``, ``4 whole GPUs of one server``."""
+        """Return the request in words: ``0.5 of one GPU``, ``4 whole GPUs of one server``."""
         if self.count == 0:
             return "no GPU" if self.slots == 1 else f"no GPU and {self.slots} slots"
         if self.by_name:
@@ -131,7 +131,7 @@ class ResourceRequest:
 
 @functools.lru_cache(maxsize=1024)
 def rounding_note(text: str) -> str:
-    """What to say when a need such as 1.5 was rounded up to whole GPUs, else an empty text."""
+    """Return the note that a need such as 1.5 was rounded up to whole GPUs; empty if it was not."""
     if _is_plain(text):
         return ""
     from decimal import Decimal, InvalidOperation
@@ -145,7 +145,7 @@ def rounding_note(text: str) -> str:
 
 
 def decimal_text(parts: int) -> str:
-    """Thousandths as the shortest decimal text: 500 → ``0.5``, 1000 → ``1``."""
+    """Return thousandths as the shortest decimal text: 500 → ``0.5``, 1000 → ``1``."""
     text = f"{parts // WHOLE}.{parts % WHOLE:03d}".rstrip("0").rstrip(".")
     return text
 
@@ -154,14 +154,17 @@ GPU_STATES = ("AVAILABLE", "BUSY", "PAUSED", "STALE", "GONE", "UNHEALTHY", "FORE
 
 
 def gpu_state(*, paused: bool, admission: str, booked: bool) -> str:
-    """The state of a GPU, one of `GPU_STATES`, wherever it is shown. ``admission``: what its readings say (`core/admission.py`), or empty."""
+    """Return the state of a GPU, one of `GPU_STATES`.
+
+    ``admission``: the state that its readings give it (`core/admission.py: GpuAdmission`), or empty.
+    """
     return "PAUSED" if paused else admission or ("BUSY" if booked else "AVAILABLE")
 
 
 def parse_gpu_ids(text: str) -> tuple[int, ...] | None:
-    """Read ``2``, ``0,2``, ``0-3``, ``0-1,5``: ascending ids, doubles folded; empty text → None (any).
+    """Read ``2``, ``0,2``, ``0-3``, ``0-1,5``; return ascending ids without duplicates, None (any GPU) for empty text.
 
-    Raises UsageError with the spelling that would be right.
+    Raises UsageError with a correct spelling, and Refused for an id above HIGHEST_GPU_ID.
     """
     if not text.strip():
         return None
@@ -182,7 +185,7 @@ def parse_gpu_ids(text: str) -> tuple[int, ...] | None:
 
 
 def gpu_ids_text(ids: Iterable[int]) -> str:
-    """Ids as the shortest list that reads back the same: (0,1,2,5) → ``0-2,5``."""
+    """Return ids as the shortest list that `parse_gpu_ids` reads back: (0, 1, 2, 5) → ``0-2,5``."""
     runs: list[list[int]] = []
     for gpu in sorted(ids):
         if runs and gpu == runs[-1][1] + 1:
@@ -199,7 +202,7 @@ def gpu_ids_text(ids: Iterable[int]) -> str:
 
 
 def mask_of(ids: Iterable[int]) -> int:
-    """A bit for each id."""
+    """Return the bit mask in which the bit of each id is set."""
     mask = 0
     for gpu in ids:
         mask |= 1 << gpu
@@ -207,7 +210,7 @@ def mask_of(ids: Iterable[int]) -> int:
 
 
 def ids_of(mask: int) -> tuple[int, ...]:
-    """The ids whose bits are set, ascending."""
+    """Return the ids whose bits are set in ``mask``, ascending."""
     ids = []
     while mask:
         low = mask & -mask
@@ -218,7 +221,7 @@ def ids_of(mask: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One managed GPU: its index, what it is, and which server it stands in."""
+    """A managed GPU: its index, UUID, name, server, and memory in MiB (None: not known)."""
 
     index: int
     uuid: str

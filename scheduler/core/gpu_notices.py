@@ -1,4 +1,4 @@
-"""What is said when the GPUs' readings come to say something else; part of the one place that chooses (`decide.py`)."""
+"""Messages about GPUs whose verdict has changed; part of the decisions (`decide.py`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def judge_gpus(decision: DecisionPass) -> None:
-    """Let time pass over the readings, and say what changed."""
+    """Judge all GPUs again at the time of the pass, and add a message for each verdict that has changed."""
     state, admission = decision.state, decision.state.fleet.admission
     if not admission.cards:
         return
@@ -48,7 +48,7 @@ def judge_gpus(decision: DecisionPass) -> None:
 
 
 def _name_strays(decision: DecisionPass, index: int, card: GpuAdmission) -> None:
-    """Add a note to each job of this scheduler that has a process on a GPU outside its allocation, once for each GPU."""
+    """Add a note to each job that has a process on a GPU outside its allocation, once for each GPU."""
     strays = {
         foreign_process.owner: foreign_process for foreign_process in card.foreign_processes if foreign_process.owner
     }

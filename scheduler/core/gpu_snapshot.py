@@ -1,4 +1,4 @@
-"""What a probe saw of the GPUs and of the processes on them."""
+"""Readings of GPUs and of the processes on them."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that the driver shows on a GPU, and what /proc tells of it; None where nobody would say."""
+    """A process that the driver lists on a GPU, completed from /proc. None stands for a figure that is not known."""
 
     pid: int
     memory_mib: int | None = None
     compute: bool = True  # False: it only draws (a display server)
     load: float | None = None  # 0 to 1
-    visible: bool = True  # False: its number means nothing here (another container, another user's hidden process)
+    visible: bool = True  # False: /proc does not show this pid (it runs in another container, or is hidden)
     user: str = ""
-    ours: bool = False  # of the user that the scheduler runs as
-    owner: str = ""  # attempt of this scheduler that it belongs to, say "12.1"
+    ours: bool = False  # it runs as the scheduler's own user
+    owner: str = ""  # attempt of this scheduler that it belongs to, such as "12.1"; empty: none
     started_at: float = 0.0  # seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSnapshot:
-    """What a probe saw of one GPU; None where the driver would not say (never read as 0)."""
+    """The reading of one GPU. None stands for a figure that the driver does not give, and is never treated as 0."""
 
     uuid: str
-    ordinal: int  # the driver's number for it now
+    ordinal: int  # the driver's current number for the GPU
     name: str = ""
     memory_total_mib: int | None = None
     memory_used_mib: int | None = None
-    load: float | None = None  # 0 to 1; None when this GPU has no such counter
+    load: float | None = None  # 0 to 1; None: this GPU has no such counter
     temperature_c: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
-    lost: bool = False  # the driver lists it, but cannot talk to it
-    problem: str = ""  # why it must not be given jobs
+    lost: bool = False  # the driver lists the GPU but cannot reach it
+    problem: str = ""  # why the GPU must not get jobs; empty: nothing is wrong
     errors: str = ""  # uncorrected memory errors, fatal XIDs
-    reserved_mib: int | None = None  # kept by the driver for itself, and no part of what is used
+    reserved_mib: int | None = None  # kept by the driver for itself; not part of ``memory_used_mib``
     power_w: float | None = None
     energy_j: float | None = None  # since the driver was loaded

@@ -1,4 +1,4 @@
-"""`edit`: a waiting job's spec, changed; part of the one place that chooses (`decide.py`)."""
+"""Carries out the request `edit`: a change of a waiting job's spec; part of the decisions (`decide.py`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tuple[int, int] | None) -> str:
-    """Change a waiting job's spec and queue it anew. Raises SchedulerError, and changes nothing, when it cannot be."""
+    """Change a waiting job's spec, queue the job again, and return the answer for the user.
+
+    ``changes``: fields of JobSpec; ``need``: the new request as (count, parts), None if it stays the same. Raises
+    SchedulerError, and changes nothing, if the edit is not possible.
+    """
     if job.state is not JobState.PENDING:
         raise SchedulerError(f"job {job.id} is {job.state.value}: only a waiting job can be edited")
     unknown = [name for name in changes if name not in EDITABLE]
@@ -58,7 +62,7 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
 
 
 def _check_parents(decision: DecisionPass, job: Job, spec: JobSpec) -> None:
-    """Raises NotFound for a job that is not there, Refused when a job would wait for itself."""
+    """Raise NotFound for a dependency that does not exist, Refused if the job would wait for itself."""
     for parent in (*spec.after, *spec.after_ok):
         if decision.find(parent) is None:
             raise NotFound(f"there is no job {parent} to wait for", do="see gpujob jobs")

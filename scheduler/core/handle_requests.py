@@ -1,4 +1,4 @@
-"""What people ask for, carried out: cancel, retry, hold, pause…; part of the one place that chooses (`decide.py`)."""
+"""Carries out requests of users: cancel, retry, hold, pause and others; part of the decisions (`decide.py`)."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 def answer(decision: DecisionPass, observation: Asked) -> None:
-    """Carry out what was asked, as far as it can be, and answer for each part of it."""
+    """Carry out a request as far as possible, and add its answer to the plan; an edit of the state file has none."""
     request = observation.request
     if isinstance(request, StateEdited):
         _edited(decision, request)
         return
     if isinstance(request, Swap):
         lines, code = _each(decision, request.jobs[:1], lambda job: _swap(decision, job, request.jobs[1:]))
-    elif isinstance(request, First):  # the last one asked for is moved first, so that the first of them ends in front
+    elif isinstance(request, First):  # in reverse order, so that the first job named ends in front
         lines, code = _each(decision, request.jobs[::-1], lambda job: _first(decision, job))
         lines.reverse()
     elif isinstance(request, Edit):
@@ -61,7 +61,7 @@ def answer(decision: DecisionPass, observation: Asked) -> None:
 
 
 def _each(decision: DecisionPass, jobs: Iterable[int], act: Callable[[Job], str]) -> tuple[list[str], int]:
-    """Do something with each job: a line for each, and the first exit code that is not 0."""
+    """Call ``act`` for each job; return one answer line for each, and the first exit code that is not 0."""
     lines, code = [], 0
     for job_id in jobs:
         job = decision.find(job_id)
@@ -88,7 +88,7 @@ def _set_pause(decision: DecisionPass, gpu: int, on: bool) -> None:
 
 def _pause(decision: DecisionPass, request: Pause | Resume) -> tuple[list[str], int]:
     fleet, book, on = decision.state.fleet, decision.state.pauses, isinstance(request, Pause)
-    # One that was taken away while it was paused can be resumed for when it is given back.
+    # A paused GPU that is no longer managed can be resumed too: the pause would hold when it is managed again.
     away = () if on else ids_of(fleet.paused_mask & ~fleet.all_mask)
     known = [gpu for gpu in request.gpus if fleet.manages(gpu) or gpu in away]
     managed = gpu_ids_text(ids_of(fleet.all_mask)) or "none"
@@ -121,10 +121,10 @@ def _pause_queue(decision: DecisionPass, on: bool) -> str:
 
 
 def _edited(decision: DecisionPass, edit: StateEdited) -> None:
-    """Take in what somebody changed in the state file since he read it."""
+    """Apply an edit of the state file: change the pauses that its writer changed after reading the file."""
     state = decision.state
     fleet, book = state.fleet, state.pauses
-    # A paused GPU that was taken from the settings keeps its pause, for when it is given back.
+    # A paused GPU that is no longer managed keeps its pause: it holds when the GPU is managed again.
     known = ids_of(fleet.all_mask | fleet.paused_mask)
     unknown = [gpu for gpu in edit.gpus or () if gpu not in known]
     if unknown:
@@ -156,7 +156,7 @@ def _edited(decision: DecisionPass, edit: StateEdited) -> None:
 
 
 def _waits(job: Job, what: str) -> None:
-    """Raises SchedulerError unless the job waits."""
+    """Raise SchedulerError unless the job waits. ``what``: participle for the message, such as "held"."""
     if job.state is not JobState.PENDING:
         raise SchedulerError(f"job {job.id} is {job.state.value}: only a waiting job can be {what}")
 
@@ -216,7 +216,7 @@ def _cancel(decision: DecisionPass, job: Job) -> str:
     if job.state.ended:
         return f"job {job.id} has ended already ({job.state.value})"
     if job.state is JobState.STOPPING:
-        if job.stop_why != "cancelled":  # its time limit was first; it must not be tried again all the same
+        if job.stop_why != "cancelled":  # the time limit stopped it; cancelling prevents a retry
             job.stop_why = "cancelled"
             decision.changed(job, "stopping", why=job.stop_why)
         return f"job {job.id} is being stopped already" + (f": {UNDYING}" if UNDYING in job.notes else "")
@@ -253,7 +253,7 @@ def _requeue(decision: DecisionPass, job: Job, unless_done: bool, seen: int | No
     job.start_failures = job.runs_failed = job.oom_retries = 0
     job.not_before = job.log_finding = None
     job.order = job.id
-    if job.spec.caller:  # whoever waited for it in the foreground has gone on
+    if job.spec.caller:  # the command that waited in the foreground for it has ended
         job.spec = replace(job.spec, caller="")
         decision.plan.respecs[job.id] = job
     decision.changed(job, "requeued", before=before, attempt=job.attempt, log=job.log)
@@ -264,7 +264,7 @@ def _requeue(decision: DecisionPass, job: Job, unless_done: bool, seen: int | No
 
 
 def _equal(decision: DecisionPass, job: Job) -> Job | None:
-    """Another job with this one's identity that waits, runs or has succeeded."""
+    """Return another job with the same identity that waits, runs or has succeeded; None if there is none."""
     if not job.identity:
         return None
     for other in (*decision.plan.changed.values(), decision.state.blocker(job.identity)):

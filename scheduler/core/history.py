@@ -1,7 +1,7 @@
-"""What of the GPUs' and jobs' readings is kept for curves: means over ten seconds for a day, over five minutes for 90 days.
+"""Samples of GPUs and jobs for history curves: 10-second means are kept for a day, 5-minute means for 90 days.
 
-Times are seconds since 1970, memory in MiB, loads and shares 0 to 1. What was not measured is None and no part of a mean; a
-time of which nothing is known (no scheduler, a machine that slept) has no sample.
+Times are seconds since 1970, memory is in MiB, loads and shares are 0 to 1. A value that was not measured is None and
+no part of a mean. A time without measurements (no scheduler, a sleeping machine) has no sample.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from scheduler.core.counters import INF, TICK_BUCKETS, label_of
 
 SHORT_S, LONG_S = 10.0, 300.0
 KEEP_SHORT_S, KEEP_LONG_S = 86_400.0, 90 * 86_400.0
-MOST_ROWS = 500_000  # of each of the four tables; of more the oldest go: 16 GPUs for 90 days, 57 jobs for a day
-MOST_POINTS = 2000  # of one GPU or attempt, in one answer
-QUEUE = -1  # in place of a GPU: the whole queue
+# In each of the four tables; the oldest rows beyond are deleted. Enough for 16 GPUs in 90 days, or 57 jobs in a day.
+MOST_ROWS = 500_000
+MOST_POINTS = 2000  # for one GPU or attempt in one answer
+QUEUE = -1  # stands for the whole queue in place of a GPU's index
 
 Values = tuple[float | None, ...]
 Row = tuple[float | None, ...]
@@ -28,13 +29,16 @@ JOB_COLUMNS = "memory load memory_most load_most".split()
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """A GPU over some time from ``at``: means, and the most of memory in use and of load. ``paused``: at some moment of it."""
+    """A sample of one GPU over an interval that begins at ``at``: means, and the maxima of memory in use and load.
+
+    ``booked``: share in the ledger; ``paused``: the GPU was paused at any time in the interval.
+    """
 
     at: float
     used_mib: float | None
     own_mib: float | None
     foreign_mib: float | None
-    reserved_mib: float | None  # neither ours nor of others: the driver's, a display's
+    reserved_mib: float | None  # used by neither jobs nor foreign processes: driver, display
     load: float | None
     temperature_c: float | None
     power_w: float | None
@@ -46,7 +50,7 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class JobSample:
-    """An attempt of a job over some time from ``at``, on all its GPUs together; the load is the mean of them."""
+    """A sample of one attempt over an interval from ``at``: the sum of its memory and the mean load on its GPUs."""
 
     at: float
     memory_mib: float | None
@@ -57,7 +61,7 @@ class JobSample:
 
 @dataclass(frozen=True, slots=True)
 class PauseSpan:
-    """A GPU (None: the whole queue) was paused from ``start`` to ``end`` (None: it still is)."""
+    """The time in which a GPU (None: the whole queue) was paused. ``end`` None: it still is."""
 
     gpu: int | None
     start: float
@@ -66,10 +70,11 @@ class PauseSpan:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is to be written at once: the rows of a bucket, what was paused since when, and how long turns took.
+    """The rows of one transaction: samples of an interval, changes of pauses, durations of passes.
 
-    ``gpus``: index, at, and a GpuSample's fields; ``jobs``: job, attempt, at, and a JobSample's. ``ticks``: since the start
-    of the scheduler, by bucket.
+    ``at``: time of writing. ``gpus``: rows of index, interval start, GPU_COLUMNS; ``jobs``: rows of job, attempt,
+    interval start, JOB_COLUMNS. ``pauses``: (time, everything that is paused from that time). ``ticks``: number of
+    passes since the scheduler's start, by bucket of their duration; ``tick_sum``: sum of their durations in seconds.
     """
 
     at: float
@@ -81,7 +86,7 @@ class Batch:
 
 
 class Mean:
-    """Means and greatest values of what was added, column by column; None where nothing was measured."""
+    """Means and maxima of added samples, column by column; None for a column without a value."""
 
     __slots__ = ("_most", "_numbers", "_sums")
 
@@ -99,42 +104,42 @@ class Mean:
                 self._most[column] = value if most is None or value > most else most
 
     def mean(self, column: int, digits: int) -> float | None:
-        """Of this column."""
+        """Return the mean of a column, rounded to ``digits``."""
         number = self._numbers[column]
         return round(self._sums[column] / number, digits) if number else None
 
     def most(self, column: int) -> float | None:
-        """Of this column."""
+        """Return the maximum of a column."""
         return self._most[column]
 
 
 class GpuMean(Mean):
-    """What one GPU was like in a bucket."""
+    """Means and maxima of one GPU in one interval."""
 
-    DIGITS = (0, 0, 0, 0, 3, 1, 1, 3, 0)  # memory four times, load, temperature, power, booked share, paused
+    DIGITS = (0, 0, 0, 0, 3, 1, 1, 3, 0)  # of memory (4 columns), load, temperature, power, booked share, paused
 
     def __init__(self) -> None:
         super().__init__(len(self.DIGITS))
 
     def row(self, gpu: int, at: float) -> Row:
-        """As it is written."""
+        """Return the row for `Batch.gpus`."""
         means = [self.mean(column, digits) for column, digits in enumerate(self.DIGITS[:-1])]
         return (gpu, at, *means, self.most(8), self.most(0), self.most(4))
 
 
 class JobMean(Mean):
-    """What one attempt was like in a bucket."""
+    """Means and maxima of one attempt in one interval."""
 
     def __init__(self) -> None:
         super().__init__(2)
 
     def row(self, job: int, attempt: int, at: float) -> Row:
-        """As it is written."""
+        """Return the row for `Batch.jobs`."""
         return (job, attempt, at, self.mean(0, 0), self.mean(1, 3), self.most(0), self.most(1))
 
 
 def gpu_values(card: GpuAdmission | None, booked: float, paused: bool) -> Values:
-    """What is known of a GPU now; ``card`` None: it is only declared, and nobody measures it."""
+    """Return the current values of a GPU, in the columns of GpuMean. ``card``: None for a declared GPU."""
     reading = card.reading if card is not None and card.verdict.code != "stale" else None
     if card is None or reading is None or reading.lost:
         return (None, None, None, None, None, None, None, booked, float(paused))
@@ -147,7 +152,10 @@ def gpu_values(card: GpuAdmission | None, booked: float, paused: bool) -> Values
 
 
 def job_values(key: str, cards: Iterable[GpuAdmission]) -> Values:
-    """Memory and load of an attempt on these GPUs, as far as the driver tells them; promised memory is not measured."""
+    """Return memory (MiB) and load of an attempt on these GPUs; None for a value that the driver does not give.
+
+    The share that admission assumes for an attempt without figures is not a measured value.
+    """
     memory: float | None = None
     loads: list[float] = []
     for card in cards:
@@ -157,7 +165,7 @@ def job_values(key: str, cards: Iterable[GpuAdmission]) -> Values:
         mine = [process for process in reading.processes if process.owner == key]
         if any(process.memory_mib is not None for process in mine):
             memory = (memory or 0.0) + card.own.get(key, 0.0)
-        elif not mine and key not in card.own:  # it is there, and has taken no memory yet
+        elif not mine and key not in card.own:  # it uses no memory of this GPU yet
             memory = memory or 0.0
         told = [process.load for process in mine if process.load is not None]
         if told:
@@ -166,7 +174,7 @@ def job_values(key: str, cards: Iterable[GpuAdmission]) -> Values:
 
 
 class Ticks:
-    """How long turns took: a histogram that only grows."""
+    """Histogram of the durations of passes since the start of the scheduler. ``total``: their sum in seconds."""
 
     __slots__ = ("counts", "total")
 
@@ -175,7 +183,7 @@ class Ticks:
         self.total = 0.0
 
     def add(self, seconds: float) -> None:
-        """A turn took so long."""
+        """Count a pass that took ``seconds``."""
         self.counts[bisect_left(TICK_BUCKETS, seconds)] += 1
         self.total += seconds
 
@@ -184,13 +192,16 @@ TICK_LABELS = (*map(label_of, TICK_BUCKETS), INF)
 
 
 def bucket_of(at: float, step_s: float) -> float:
-    """Where the bucket begins that a moment lies in."""
+    """Return the start of the interval of ``step_s`` seconds in which ``at`` lies."""
     return math.floor(at / step_s) * step_s
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """From when to when rows are asked for, over how long they are averaged, and whether of the short table."""
+    """A query for samples: the rows from ``since`` to ``until``, averaged over ``step_s`` seconds.
+
+    ``short``: from the table of 10-second means.
+    """
 
     since: float
     until: float
@@ -199,7 +210,10 @@ class Question:
 
 
 def question(since: float, until: float, step_s: float, now: float) -> Question:
-    """How to answer for this time and step with at most ``MOST_POINTS``: from the short table as long as that reaches back."""
+    """Return the query for this time that gives at most ``MOST_POINTS`` samples, ``step_s`` seconds or more apart.
+
+    The 10-second means are used if they reach back far enough and the step is below 5 minutes.
+    """
     until = min(until, now + SHORT_S)
     since = max(since, now - KEEP_LONG_S)
     wanted = max(step_s, (until - since) / MOST_POINTS)
@@ -209,7 +223,10 @@ def question(since: float, until: float, step_s: float, now: float) -> Question:
 
 
 def pause_spans(changes: Iterable[tuple[float, int, bool]], since: float, until: float) -> list[PauseSpan]:
-    """The pauses that reach into this time; ``changes``: when, GPU (or ``QUEUE``), paused from then on; oldest first."""
+    """Return the pauses that overlap the time from ``since`` to ``until``, sorted by their start.
+
+    ``changes``: (time, GPU or ``QUEUE``, whether it is paused after that time), oldest first.
+    """
     begun: dict[int, float] = {}
     found: list[PauseSpan] = []
     for at, gpu, paused in changes:

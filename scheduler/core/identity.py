@@ -1,4 +1,4 @@
-"""When two lines or commands are the same job: script, arguments in order, environment."""
+"""The identity of a job: two lines with equal script, arguments (in order) and environment are the same job."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from scheduler.core.job import JobSpec
 
 
 def identity_of(spec: JobSpec) -> str:
-    """32 hex digits over script path, words and environment; priority and GPU list do not count.
+    """Return a hash of script path, conda environment and arguments: 32 hex digits. Priority and GPU list do not count.
 
-    Fields are separated by NUL bytes, which none of them can hold, so they never run together.
+    The fields are separated by NUL bytes, which none of them can contain, so different fields never give the same text.
     """
     words = [spec.script, spec.conda_env, *spec.arguments]
     return hashlib.blake2b("\0".join(words).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

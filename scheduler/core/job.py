@@ -1,4 +1,4 @@
-"""What a job is: what was asked (JobSpec) and what became of it (Job)."""
+"""The types that describe a job: what the user asked for (JobSpec), its state and attempts (Job), its events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler.core.gpu import ResourceRequest
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.shell_quoting import quoted
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass, field
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 else:
     from scheduler.core.quick_dataclass import dataclass, field
 
-FIRST = -(1 << 62)  # in place of the priority of a job that was put before all others
-TICKS_A_SECOND = 100  # of processes' start times, as Linux shows them to programs everywhere
+FIRST = -(1 << 62)  # sorts before every priority: for jobs that were put first
+TICKS_A_SECOND = 100  # unit of start times in /proc (USER_HZ), the same on every Linux
 _SHELL = frozenset(" \t\n\"'\\|&;<>()$`*?")  # a word with one of these is shown quoted
 
 
 class JobState(enum.Enum):
-    """Where a job is."""
+    """The state of a job (`core/states.py: TABLE` holds the possible moves)."""
 
     PENDING = "pending"
     STARTING = "starting"
@@ -36,12 +36,12 @@ class JobState(enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """True for the four states that nothing leaves by itself."""
+        """True for the four final states, which a job leaves only when a user asks for it."""
         return self in ENDED
 
     @property
     def holds_gpus(self) -> bool:
-        """True while the ledger counts the job's GPUs."""
+        """True for the states in which the job's GPUs are booked."""
         return self in HOLDING
 
 
@@ -50,7 +50,7 @@ HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 
 
 class Outcome(enum.Enum):
-    """How a job ended."""
+    """How an attempt or a job ended."""
 
     EXIT = "exit"
     SIGNAL = "signal"
@@ -64,17 +64,17 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What was asked. Never holds environment values: those lie in a 0600 file named by ``env_file``."""
+    """A job as the user asked for it. The submitter's environment is kept elsewhere: in ``env_file`` (mode 0600)."""
 
-    source: str = "line"  # line, commands, submit
+    source: str = "line"  # line (of the jobs file), commands (file), submit, ts, track, recover
     script: str = ""  # absolute path; empty for a command
     arguments: tuple[str, ...] = ()  # words after the script, or the whole command
     conda_env: str = ""
     priority: int = 0
-    allowed: tuple[int, ...] | None = None
-    gpus: str = ""  # the need as written, empty: by the model table
-    on: tuple[int, ...] = ()  # just these GPUs, whoever else is on them
-    slots: int = 1  # of those for jobs without GPUs
+    allowed: tuple[int, ...] | None = None  # GPUs that it may use; None: any
+    gpus: str = ""  # the need as written; empty: from the model table
+    on: tuple[int, ...] = ()  # run on exactly these GPUs, beside all other jobs and processes
+    slots: int = 1  # slots that it takes if it needs no GPU
     label: str = ""
     after: tuple[int, ...] = ()
     after_ok: tuple[int, ...] = ()
@@ -82,46 +82,46 @@ class JobSpec:
     time_limit_s: float | None = None
     retries: int = 0
     cwd: str = ""
-    cuda: str = ""  # cuda_ids mode of this job, empty: the config's
-    launch: str = "python"  # how a Python script is run: by the interpreter alone, or torchrun
+    cuda: str = ""  # cuda_ids mode of this job; empty: the config's
+    launch: str = "python"  # how a Python script is run: python or torchrun
     env_file: str = ""
     umask: int | None = None
     limits: tuple[
         tuple[int, int, int], ...
-    ] = ()  # of resources: which, soft, hard (-1: none), as its submitter had them
-    variables: tuple[str, ...] = ()  # NAME=VALUE, over the environment; shown nowhere
-    output: str = "log"  # log, or none: what it writes is kept nowhere
-    log_dir: str = ""  # in place of the config's
-    log_name: str = ""  # its log's name (`core/log_names.py`)
-    stderr_apart: bool = False  # into a file called as the log, and ".e"
-    gzip: bool = False
-    caller: str = ""  # "PID TICKS SOCKET" of who waits for it in the foreground, and gives it descriptors there
+    ] = ()  # resource limits of its submitter: resource, soft, hard (-1: unlimited)
+    variables: tuple[str, ...] = ()  # NAME=VALUE, added to the environment; never shown
+    output: str = "log"  # log, or none: its output is discarded
+    log_dir: str = ""  # folder of its log; empty: the config's
+    log_name: str = ""  # file name of its log (`core/log_names.py`)
+    stderr_apart: bool = False  # write stderr to a file of its own: the name of the log and ".e"
+    gzip: bool = False  # compress the log
+    caller: str = ""  # "PID TICKS SOCKET" of the command that waits in the foreground and lends the job its descriptors
     on_finish: str = ""  # program called at its end with id, error level, log and command
-    mail_to: str = ""  # who gets its output at its end
-    info: str = ""  # what its submitter wants to be remembered with it
-    origin: str = ""  # jobs.txt:7
-    edited: tuple[str, ...] = ()  # fields that its owner has changed since: its line has no say in them any more
+    mail_to: str = ""  # address that its output is mailed to at its end
+    info: str = ""  # a note of its submitter
+    origin: str = ""  # file and line that it comes from: jobs.txt:7
+    edited: tuple[str, ...] = ()  # fields changed by `edit`: a changed line of the jobs file no longer changes them
 
     @property
     def is_script(self) -> bool:
-        """True for a line of the jobs file, False for a plain command."""
+        """True for a job that runs a script file, False for a plain command."""
         return bool(self.script)
 
     @property
     def shell_text(self) -> str | None:
-        """The line of a commands file, as it stands there; None for everything else."""
+        """The line of a commands file as written; None for a job from elsewhere."""
         return self.arguments[2] if self.source == "commands" and self.arguments[:2] == ("sh", "-c") else None
 
     @property
     def written_text(self) -> str:
-        """The whole command as it was written, without secrets: the line of a commands file, else words for a shell."""
+        """The whole command as written, secrets hidden: the line of a commands file, else words quoted for a shell."""
         if self.shell_text is not None:
             return without_secrets(self.shell_text)
         return shlex.join(words_without_secrets((self.script, *self.arguments) if self.script else self.arguments))
 
     @property
     def shown_name(self) -> str:
-        """A short name for tables: the label, the script's file name, or the command's first word."""
+        """A short name for tables: label, shortened line of a commands file, script's file name, or first word."""
         if self.label:
             return without_secrets(self.label)
         if self.shell_text is not None:
@@ -130,7 +130,7 @@ class JobSpec:
         return words_without_secrets((first.rsplit("/", 1)[-1],))[0]
 
     def shown_words(self, most: int = 48) -> str:
-        """Label and command, shortened in the middle: what tells the jobs of a sweep apart."""
+        """Return label and command in at most ``most`` characters, shortened in the middle; secrets are hidden."""
         if self.shell_text is not None:
             text = " ".join(without_secrets(self.shell_text).split())
         else:
@@ -141,7 +141,7 @@ class JobSpec:
         return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, as plain values for JSON."""
+        """Return the fields that differ from their defaults, as plain values for JSON."""
         out: dict[str, Any] = {}
         for name, default in _SPEC_DEFAULTS.items():
             value = getattr(self, name)
@@ -151,7 +151,7 @@ class JobSpec:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> JobSpec:
-        """The inverse of ``as_dict``; unknown keys of a newer version are left out."""
+        """Return the JobSpec for values from `as_dict`; unknown keys, which a newer version may write, are ignored."""
         known: dict[str, Any] = {
             name: _as_tuple(value) if isinstance(value, list) else value
             for name, value in values.items()
@@ -169,7 +169,7 @@ _SPEC_DEFAULTS: dict[str, Any] = JobSpec.__init__.__kwdefaults__ or {}  # each f
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Who a process is: pid and start time (clock ticks since boot), true within one boot."""
+    """The identity of a process: pid and start time (clock ticks since boot). It is valid within one boot."""
 
     pid: int
     ticks: int
@@ -177,72 +177,72 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a job failed, as far as its log tells. ``asked_mib`` and ``peak_mib``: memory of one GPU, asked for and measured."""
+    """A cause of failure found in a job's log (`core/failure_patterns.py`). Both sizes are memory of one GPU."""
 
     kind: str
     line: str = ""
     hint: str = ""
-    peak_mib: int | None = None  # None: never measured
-    asked_mib: int | None = None  # None: the size of the GPU is not known
+    peak_mib: int | None = None  # the most that the job used; None: never measured
+    asked_mib: int | None = None  # its share or the memory that it asked for; None: the size of the GPU is not known
 
 
 @dataclass(slots=True)
 class Job:
-    """What became of a job. Times are seconds since 1970 (UTC) unless their name says ``mono``."""
+    """A job: its spec, its state, and its current or last attempt. Times are seconds since 1970 (UTC)."""
 
     id: int
     spec: JobSpec
     need: ResourceRequest
     state: JobState = JobState.PENDING
     identity: str = ""
-    order: int = 0  # place among equal priorities; below 0: before all others
+    order: int = 0  # place among equal priorities; below 0: before all other jobs
     priority: int = 0
     allowed: tuple[int, ...] | None = None
     submitted_at: float = 0.0
     started_at: float | None = None
     finished_at: float | None = None
-    attempt: int = 0  # number of the attempt record and of the log
-    start_failures: int = 0  # tries to start that failed for a passing reason
-    runs_failed: int = 0  # runs that ended badly and were tried again
-    oom_retries: int = 0
-    not_before: float | None = None
+    attempt: int = 0  # number of the current or last attempt, from 1; 0: never started
+    start_failures: int = 0  # failed tries to start since the last start that succeeded
+    runs_failed: int = 0  # attempts that failed and were followed by another one
+    oom_retries: int = 0  # attempts that followed with more GPU memory
+    not_before: float | None = None  # end of a back-off
     gpus: tuple[int, ...] = ()
     process: Process | None = None
     boot: str = ""
     runner: str = "direct"
     session: str | None = None  # "PID.NAME" of its terminal session; NAME alone until it was seen to start
-    interpreter: str = ""  # what ran a script, with its version as far as known
-    argv: tuple[str, ...] = ()  # the words of the last attempt, as they were run
+    interpreter: str = ""  # interpreter that ran the script, with its version if known
+    argv: tuple[str, ...] = ()  # the command of the last attempt, as it was run
     log: str = ""
     outcome: Outcome | None = None
     exit_code: int | None = None
     signal: int | None = None
-    reason_code: str = ""  # of this job alone; a class reason comes from placement
+    reason_code: str = ""  # of this job alone; a queued job has the reason of its placement class
     reason: str = ""
     stop_why: str = ""  # cancelled, time_limit
     stop_at: float | None = None
     held: bool = False
     notes: tuple[str, ...] = ()
-    log_finding: Failure | None = None  # what the end of its log tells; of one that ended with 0 a warning at most
+    log_finding: Failure | None = None  # cause found in the end of its log; only a warning after exit code 0
 
     @property
     def failure(self) -> Failure | None:
-        """Why it failed, as far as its log tells; None for one that ended well."""
+        """The cause of failure found in its log; None if none was found, or if the job succeeded."""
         return None if self.succeeded else self.log_finding
 
     @property
     def attempt_key(self) -> str:
-        """Name of this attempt's record: ``12.1``."""
+        """Key of the current or last attempt, which names its attempt record: ``12.1``."""
         return f"{self.id}.{self.attempt}"
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Sorts waiting jobs as they stand in the queue: those put first, then by priority and place."""
+        """Sort key of waiting jobs: jobs that were put first, then by priority and place."""
         return (self.priority if self.order >= 0 else FIRST, self.order)
 
     @property
     def session_name(self) -> str | None:
-        """The session's name without the number before it."""
+        """Name of the terminal session without the pid before it; None without a session."""
         if self.session is None:
             return None
         number, dot, name = self.session.partition(".")
@@ -250,12 +250,12 @@ class Job:
 
     @property
     def error_level(self) -> int:
-        """Its exit code, also of one that was told to end and did so itself; -1 if it has none: killed, never started, lost."""
+        """Exit code, also of a stopped job that exited on SIGTERM; -1 without one (signal, never started, lost)."""
         return self.exit_code if self.exit_code is not None else -1
 
     @property
     def succeeded(self) -> bool:
-        """True for a job that ended with exit code 0."""
+        """True for a job that is done: it ended with exit code 0."""
         return self.state is JobState.DONE
 
 
@@ -267,7 +267,7 @@ EVENT_KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a job, for the journal, the log and `gpujob show`."""
+    """An entry in the event history of a job. ``kind``: one of `EVENT_KINDS`; ``detail``: figures of that kind."""
 
     job: int
     at: float
@@ -283,7 +283,7 @@ REASON_CODES = (
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job waits: a code for programs (one of `REASON_CODES`), a sentence for people."""
+    """The reason why a job waits: a code for programs (one of `REASON_CODES`), a sentence for people."""
 
     code: str
     sentence: str
@@ -291,7 +291,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """GPUs still held by processes that outlived the end of their job."""
+    """The allocation of an ended job that its leftover processes still hold. ``key``: the attempt."""
 
     key: str
     job: int

@@ -1,7 +1,8 @@
-"""Every option of a job, one row each: what it is called, how its text is read, where it may stand.
+"""The options of a job, one row each: name, function that reads its text, and where it may be given.
 
-From a row come: the option of `gpujob submit` and of `gpujob edit`, the key of a line in the jobs file, the key of the HTTP API, the
-field of the page's form, what a shell completes, and the tables in the documents (`docs/make_tables.py`).
+A row defines the option of `gpujob submit` and `gpujob edit`, the key of a line in the jobs file, the key of the HTTP
+API, the field of the form on the web page, the shell completion, and rows of tables in the documents
+(`docs/make_tables.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from scheduler.core.launch import CUDA_MODES, LAUNCHERS
 from scheduler.core.log_names import check_log_name, is_packed
 from scheduler.core.units import mib_of, seconds_of
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -29,25 +30,25 @@ PRIORITIES = range(-(10**9), 10**9 + 1)
 LONGEST_LABEL = 200
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
-# What the value of an option is in JSON.
-TEXT = "text"  # a text, or a number in its place
-PATH = "path"  # a text; relative paths are resolved by whoever read the option
+# Kinds of options: the type of the value in JSON.
+TEXT = "text"  # a text or a number
+PATH = "path"  # a text; the interface that reads the option resolves relative paths
 BOOLEAN = "boolean"  # true or false; on the command line a flag without a value
-JOBS = "jobs"  # a list of ids, or its text
-GPUS = "gpus"  # the same, never empty
+JOBS = "jobs"  # a list of job ids, or that list as text
+GPUS = "gpus"  # a list of GPU ids, or that list as text; never empty
 VARIABLES = "variables"  # an object; on the command line NAME=VALUE, as often as needed
 
-Named = Callable[[str], str]  # an option's name → what it is called where it was given
+Named = Callable[[str], str]  # an option's name → its name where the user gave it
 
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """The field of the page's form for an option."""
+    """The field for an option in the form on the web page."""
 
     label: str
     hint: str = ""
     placeholder: str = "none"
-    number: bool = False  # a whole number, sent as one
+    number: bool = False  # sent as a JSON number
     keyboard: str = ""  # HTML's inputmode
 
 
@@ -55,8 +56,9 @@ class FormField:
 class JobOption:
     """One option of a job.
 
-    ``field`` is the field of JobSpec that the text becomes by ``read`` (raises UsageError, Refused). An option that only sets another
-    key has none: ``sets`` is that key and its text. ``key``: what it is called on a line of the jobs file; empty: not there.
+    ``read`` turns the text into the value of ``field``, a field of JobSpec (raises UsageError, Refused). An option that
+    only sets another key has no ``field``: ``sets`` is that key and its text. ``key``: name on a line of the jobs file;
+    empty: not allowed there.
     """
 
     name: str
@@ -67,21 +69,21 @@ class JobOption:
     read: Callable[[str], object] = str
     sets: tuple[str, str] = ("", "")
     key: str = ""
-    example: str = ""  # its value in the documents' table of keys, with `meaning`
-    meaning: str = ""  # more than `help` for that table
+    example: str = ""  # value shown in the table of keys in the documents
+    meaning: str = ""  # text for that table, longer than ``help``
     submit: bool = True  # an option of `submit`, and a key of the HTTP API
     edit: bool = False
-    completion: str = ""  # a name in `cli/completions.py`
+    completion: str = ""  # name of a completion in `cli/completions.py`
     form: FormField | None = None
 
     @property
     def flag(self) -> str:
-        """What it is called on the command line."""
+        """The flag on the command line."""
         return flag(self.name)
 
 
 def job_ids(text: str) -> tuple[int, ...]:
-    """Job numbers separated by commas, plus signs or spaces. Raises UsageError."""
+    """Read job ids separated by commas, plus signs or spaces; return them without duplicates. Raises UsageError."""
     pieces = [piece for piece in re.split(r"[,+\s]+", text) if piece]
     if not pieces or not all(re.fullmatch(r"[0-9]{1,15}", piece) for piece in pieces):
         raise UsageError(f"{text!r} is not a list of job numbers", do="write 12 or 12,13")
@@ -89,7 +91,7 @@ def job_ids(text: str) -> tuple[int, ...]:
 
 
 def priority_of(text: str) -> int:
-    """A priority. Raises UsageError."""
+    """Read a priority: a whole number in `PRIORITIES`. Raises UsageError."""
     plain = text.strip()
     if not re.fullmatch(r"[+-]?[0-9]{1,30}", plain):
         raise UsageError(f"the priority must be a whole number, not {text[:40]!r}")
@@ -323,14 +325,14 @@ PATH_FIELDS = frozenset(option.field for option in JOB_OPTIONS.values() if optio
 
 
 def as_on_a_line(key: str) -> str:
-    """What a key is called in a message about a line of the jobs file."""
+    """Return the name of a key in messages about a line of the jobs file: ``;key=``."""
     return f";{key}="
 
 
 def read_line_keys(pairs: Collection[tuple[str, str]], named: Named = as_on_a_line) -> dict[str, Any]:
-    """Fields of JobSpec from the ``key, value`` texts of a line. ``named``: what a key is called in messages.
+    """Return fields of JobSpec from the (key, text) pairs of a line. ``named``: returns a key's name in messages.
 
-    Raises UsageError naming an unknown key's nearest known name, or what `JobOption.read` raises.
+    Raises UsageError for an unknown or repeated key, and what `JobOption.read` raises.
     """
     values: dict[str, Any] = {}
     for key, text in pairs:
@@ -346,9 +348,9 @@ def read_line_keys(pairs: Collection[tuple[str, str]], named: Named = as_on_a_li
 
 
 def read_options(texts: Mapping[str, str], named: Named = flag) -> dict[str, Any]:
-    """Fields of JobSpec from texts by the names of options; an empty text is an option that was not given.
+    """Return fields of JobSpec from option name → text. An option with an empty text counts as not given.
 
-    Raises UsageError, Refused, which call an option by ``named``.
+    ``named``: returns an option's name in messages. Raises UsageError, Refused.
     """
     if texts.get("cpu") and texts.get("gpus"):
         raise UsageError(f"{named('cpu')} and {named('gpus')} exclude each other", do="leave one of them out")
@@ -363,7 +365,7 @@ def read_options(texts: Mapping[str, str], named: Named = flag) -> dict[str, Any
 
 
 def check_utf8(text: str, where: str) -> None:
-    """Raise UsageError for a text that the store cannot take."""
+    """Raise UsageError for a text that the store cannot hold because it is not UTF-8. ``where``: for the message."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -378,7 +380,10 @@ def _read_into(values: dict[str, Any], option: JobOption, text: str, called: str
 
 
 def changed_fields(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of JobSpec that `edit` changes; an empty text gives a field its default back. Raises UsageError, Refused."""
+    """Return the fields of JobSpec that `edit` changes, from option name → text; an empty text resets a field.
+
+    Raises UsageError, Refused.
+    """
     defaults = JobSpec()
     given = read_options(texts)
     return {
@@ -388,7 +393,10 @@ def changed_fields(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def allowed_gpus(values: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The allowed GPUs of a job: those that it names itself, if it does. Raises Refused when the two differ."""
+    """Return the GPUs that a job may use: those of ``on`` if given, else those of ``allowed`` (None: any).
+
+    Raises Refused if both are given and differ, or if ``on`` is given together with ``gpus``.
+    """
     on: tuple[int, ...] | None = values.get("on")
     allowed: tuple[int, ...] | None = values.get("allowed")
     if on is None:
@@ -404,7 +412,7 @@ def allowed_gpus(values: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def check_launch(spec: JobSpec) -> None:
-    """Raise Refused when the script cannot be run the way that is asked for."""
+    """Raise Refused if the launcher of the job cannot run its script."""
     if spec.launch != "python" and not spec.script.endswith(".py"):
         name = spec.script.rsplit("/", 1)[-1]
         raise Refused(

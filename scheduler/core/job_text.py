@@ -1,4 +1,4 @@
-"""What happened to a job, and how it ended, as text."""
+"""Events and endings of jobs as sentences for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAIN = {"held": "is held", "released": "is released", "first": "comes first", "
 
 
 def harmless(text: str) -> str:
-    """``text`` with control and direction-changing characters made visible, so that it cannot play the terminal."""
+    """Return ``text`` with control, line-break and direction characters escaped, so it cannot control a terminal."""
     return _UNSAFE.sub(
         lambda found: f"\\x{ord(found.group()):02x}" if ord(found.group()) < 256 else f"\\u{ord(found.group()):04x}",
         text,
@@ -23,7 +23,7 @@ def harmless(text: str) -> str:
 
 
 def sentence(event: Event, job: Job) -> tuple[str, int]:
-    """An event as a sentence, and its log level."""
+    """Return the sentence for an event of ``job``, and its level for the standard library's logging."""
     name = f"job {job.id} ({harmless(job.spec.shown_name)})"
     detail = event.detail
     gpus = f"GPU {gpu_ids_text(detail['gpus'])}" if detail.get("gpus") else "no GPU"
@@ -87,7 +87,7 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
 
 
 def ending(detail: dict[str, object]) -> str:
-    """How an attempt ended, in words."""
+    """Return in words how an attempt ended. ``detail``: the details of the event that records its end."""
     outcome = detail.get("outcome")
     how = (
         f"exit code {detail.get('exit_code')}"
@@ -104,13 +104,13 @@ def ending(detail: dict[str, object]) -> str:
 
 
 def accepted(job: Job) -> str:
-    """What is said of a new job."""
+    """Return the log message for a newly accepted job, with its notes."""
     notes = f" ({'; '.join(map(harmless, job.notes))})" if job.notes else ""
     return f"job {job.id} ({harmless(job.spec.shown_name)}) accepted from {job.spec.origin or job.spec.source}{notes}"
 
 
 def how_it_ended(job: Job) -> str:
-    """An ended job's ending in words."""
+    """Return how a job ended, as a short text: ``exit 3``, ``signal 9``, ``lost``. Empty if it has not ended."""
     if job.outcome is Outcome.EXIT:
         warning = f" ({job.log_finding.kind}?)" if job.succeeded and job.log_finding is not None else ""
         return f"exit {job.exit_code}{warning}"
@@ -122,6 +122,6 @@ def how_it_ended(job: Job) -> str:
 
 
 def state_text(job: Job) -> str:
-    """An ended job's state, and how it ended where that says more."""
+    """Return an ended job's state, with how it ended where that adds something: ``failed: exit 3``, ``cancelled``."""
     how = how_it_ended(job)
     return job.state.value if how in ("", job.state.value) else f"{job.state.value}: {how}"

@@ -1,4 +1,4 @@
-"""A job as one line of the journal (`journal`): command, status, GPU, times, code, log and the history of its status."""
+"""Records of the journal: a job as one JSON line, with its command, status, GPUs, times, log and status history."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS = (
     "history",
 )
 PENDING, RUNNING = "pending", "running"
-Who = tuple[int, str]  # id and time of acceptance: a scheduler begun anew, or another one, gives the same ids
+Who = tuple[int, str]  # job id and time of acceptance: other schedulers and a new store use the same ids
 ENDS = {
     JobState.DONE: "completed",
     JobState.FAILED: "failed",
@@ -32,7 +32,7 @@ ENDS = {
     JobState.SKIPPED: "skipped",
 }
 STATUSES = (PENDING, RUNNING, *ENDS.values())
-# Kinds of events that give a job another status.
+# Kind of event → the status that a job has after it.
 STATUS_AFTER = {
     "started": RUNNING,
     "retry_scheduled": PENDING,
@@ -40,23 +40,23 @@ STATUS_AFTER = {
     "requeued": PENDING,
     **{state.value: word for state, word in ENDS.items()},
 }
-SHOWN = frozenset({*STATUS_AFTER, "edited", "changed"})  # kinds of events after which the line may be another
+SHOWN = frozenset({*STATUS_AFTER, "edited", "changed"})  # kinds of events that can change a job's record
 _BEGINNING = re.compile(r'\{"id": (\d{1,18}), "c')
 _SHORT = re.compile(r'(\{|\{"|\{"i|\{"id|\{"id"|\{"id":|\{"id": \d{0,18},?|\{"id": \d{1,18}, "?)')
 
 
 def status_of(job: Job) -> str:
-    """The word for where a job is; one that was only placed has no process yet and still counts as pending."""
+    """Return a job's status in the journal, one of `STATUSES`. A placed job without a process yet is ``pending``."""
     if job.state in ENDS:
         return ENDS[job.state]
     return RUNNING if job.state.holds_gpus and job.process is not None else PENDING
 
 
 def history_of(job: Job, moments: Iterable[tuple[float, str]]) -> list[list[str]]:
-    """What the status was from when on. ``moments``: time and kind of all events of the job, oldest first.
+    """Return the changes of a job's status, oldest first, each as [time (ISO 8601, UTC), status].
 
-    Of the last attempt start and end are those of its process; of earlier ones the moments at which they were taken
-    note of, which is all that is kept of them.
+    ``moments``: time and kind of all events of the job, oldest first. The last attempt has the start and end time of
+    its process; earlier attempts have the times at which the daemon recorded their events.
     """
     found: list[tuple[float, str]] = [(job.submitted_at, PENDING)]
     for at, kind in moments:
@@ -64,7 +64,7 @@ def history_of(job: Job, moments: Iterable[tuple[float, str]]) -> list[list[str]
         if word is not None and word != found[-1][1]:
             found.append((at, word))
     status = status_of(job)
-    if found[-1][1] != status:  # a story that was lost in part (`recover`)
+    if found[-1][1] != status:  # some events are lost, as after `gpujob recover`
         found.append((job.finished_at or job.started_at or found[-1][0], status))
     last = max(number for number, (_, word) in enumerate(found) if word in (PENDING, RUNNING))
     if last + 1 < len(found) and job.finished_at is not None:
@@ -75,7 +75,7 @@ def history_of(job: Job, moments: Iterable[tuple[float, str]]) -> list[list[str]
 
 
 def record_of(job: Job, moments: Iterable[tuple[float, str]]) -> dict[str, Any]:
-    """The job as the journal has it (docs/formats.md, Journal)."""
+    """Return the journal record of a job, with the keys `KEYS` (docs/formats.md, Journal)."""
     began = status_of(job) != PENDING
     gpus = job.gpus if began else ()
     return {
@@ -86,7 +86,7 @@ def record_of(job: Job, moments: Iterable[tuple[float, str]]) -> dict[str, Any]:
         "gpu_id": None if not gpus else gpus[0] if len(gpus) == 1 else list(gpus),
         "start_time": utc(job.started_at) if began and job.started_at is not None else None,
         "end_time": utc(job.finished_at) if job.state.ended and job.finished_at is not None else None,
-        "log_file": _text(job.log) or None if job.state is not JobState.STARTING else None,  # a name alone as yet
+        "log_file": _text(job.log) or None if job.state is not JobState.STARTING else None,  # it may not exist yet
         "exit_code": job.exit_code if job.state.ended else None,
         "outcome": job.outcome.value if job.state.ended and job.outcome else None,
         "history": history_of(job, moments),
@@ -94,12 +94,12 @@ def record_of(job: Job, moments: Iterable[tuple[float, str]]) -> dict[str, Any]:
 
 
 def line_of(record: dict[str, Any]) -> bytes:
-    """A record as a line, with its newline; plain ASCII, whatever the command holds."""
+    """Return a record as one line of ASCII JSON, with its newline."""
     return json.dumps(record).encode("ascii") + b"\n"
 
 
 def read_line(line: bytes) -> Any:
-    """What stands in a line. Raises ValueError when that is no JSON."""
+    """Return the JSON value of a line. Raises ValueError if the line is not JSON or is nested too deeply."""
     try:
         return json.loads(line.decode("utf-8"), parse_constant=_constant)
     except RecursionError:
@@ -107,7 +107,7 @@ def read_line(line: bytes) -> Any:
 
 
 def who_is(value: Any) -> Who | None:
-    """Whom a record of ours is about, also one of another version; None for whatever else a line may hold."""
+    """Return id and acceptance time of the job of a record, of any gpujob version; None if ``value`` is no record."""
     if not isinstance(value, dict) or tuple(value)[:3] != KEYS[:3] or type(value["id"]) is not int or value["id"] < 0:
         return None
     match value.get("history"):
@@ -117,23 +117,23 @@ def who_is(value: Any) -> Who | None:
 
 
 def torn_id(torn: bytes) -> int | None:
-    """The job that a line which is no JSON seems to begin with; None when it begins like none, or ends before its id does."""
+    """Return the job id at the start of an incomplete record; None if the line starts differently or is too short."""
     found = _BEGINNING.match(torn[:40].decode("utf-8", "replace"))
     return int(found[1]) if found else None
 
 
 def is_beginning(torn: bytes, job: Job | None) -> bool:
-    """Whether ``torn`` is what was cut off of a line about ``job`` (None: of any job, when not even its id is whole)."""
+    """Return whether ``torn`` is an incomplete record of ``job``. None: of any job, if it ends before the command."""
     if job is None:
         return len(torn) <= 40 and _SHORT.fullmatch(torn.decode("utf-8", "replace")) is not None
     start = json.dumps({"id": job.id, "command": _text(job.spec.written_text)})[:-1].encode("ascii") + b', "status": "'
     if len(torn) <= len(start):
         return start.startswith(torn)
-    return torn.startswith(start) and b"{" not in torn[len(start) :]  # else somebody has written on behind it
+    return torn.startswith(start) and b"{" not in torn[len(start) :]  # a "{": another line follows the cut one
 
 
 def _text(text: str) -> str:
-    """Bytes of a path that is no UTF-8 made visible: half a surrogate pair is no text to most readers of JSON."""
+    """Return ``text`` with bytes that are not UTF-8 escaped: many JSON readers reject the surrogates in their place."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

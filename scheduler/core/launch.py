@@ -1,4 +1,4 @@
-"""From a placed job to what is executed: words, environment, folder, log."""
+"""Builds the launch of a placed job: command line, environment, working folder, log."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CONDA_MODES = ("auto", "direct", "activate", "run")
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A way to run a Python script: words between interpreter and script, ``{gpus}`` being the number of GPUs."""
+    """A way to run a Python script: the words between interpreter and script. ``{gpus}`` is the number of GPUs."""
 
     words: tuple[str, ...]
-    adds_cuda: bool = True  # False: `--cuda` is replaced where it stands, but not added
+    adds_cuda: bool = True  # False: an existing `--cuda` is replaced, but none is added
 
 
 LAUNCHERS: dict[str, Launcher] = {
@@ -28,30 +28,30 @@ LAUNCHERS: dict[str, Launcher] = {
 }
 
 
-AS_WRITTEN = frozenset({"ts"})  # sources whose commands are run to the letter
+AS_WRITTEN = frozenset({"ts"})  # sources whose commands run unchanged, without filling in {gpus}
 _BLANK = re.compile(r"(?<!\$)(?:\{\{(gpus|share)\}\}|(?<!\$\{)\{(gpus|share)\})")
 
-NO_GPU = {"ts": "-1"}  # what jobs without GPUs see in CUDA_VISIBLE_DEVICES, by their source; else nothing
+NO_GPU = {"ts": "-1"}  # source → CUDA_VISIBLE_DEVICES of its jobs without GPUs; all other sources: empty
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the hands found on disk for a job about to start."""
+    """The program and environment of a job that is about to start, as found on disk."""
 
-    program: str  # interpreter of a script, or the command's program, as a path
-    runs_by_itself: bool = False  # a script that is not Python
-    prefix: str = ""  # of the conda or virtual environment
-    environment: Mapping[str, str | None] = field(default_factory=dict)  # what the environment sets, None: takes away
-    wrapper: tuple[str, ...] = ()  # words before the command that take it into the environment
-    interpreter: str = ""  # with its version, as far as files tell: "/opt/x/bin/python (3.11.7)"
+    program: str  # path of the script's interpreter, the script itself, or the command's program
+    runs_by_itself: bool = False  # a script that is not Python and is executed directly
+    prefix: str = ""  # folder of the conda or virtual environment; empty: none
+    environment: Mapping[str, str | None] = field(default_factory=dict)  # variables of the environment; None: unset
+    wrapper: tuple[str, ...] = ()  # words before the command that run it in the environment
+    interpreter: str = ""  # path, with the version if known: "/opt/x/bin/python (3.11.7)"
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Where a job reads and writes, beside its log.
+    """The streams of a job besides its log.
 
-    ``errors``: a file of its own for what goes to stderr; ``gzip``: the program that packs the log, empty: none;
-    ``caller``: pid, ticks and socket of the process that gives it descriptors in place of these.
+    ``errors``: separate file for stderr; empty: the log. ``gzip``: program that packs the log; empty: none.
+    ``caller``: pid, start time (clock ticks) and socket path of the process that gives the job its own descriptors.
     """
 
     errors: str = ""
@@ -61,9 +61,9 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """All that a runner needs. ``environment`` is laid over the base one; None takes a variable away.
+    """Everything that a runner needs to start an attempt; ``key`` is the attempt's key, such as ``12.1``.
 
-    An empty ``log``: what the job writes is kept nowhere.
+    ``environment``: variables set over the base environment; None unsets one. ``log``: empty: output is discarded.
     """
 
     key: str
@@ -71,19 +71,19 @@ class Launch:
     environment: Mapping[str, str | None]
     cwd: str
     log: str
-    env_file: str = ""  # whole environment instead of the daemon's (NUL-separated, 0600)
+    env_file: str = ""  # file with the whole environment in place of the daemon's (NUL-separated, 0600)
     umask: int | None = None
-    words: tuple[str, ...] = ()  # the command alone, as people are shown it: ``argv`` without the wrapper
+    words: tuple[str, ...] = ()  # the command as shown to people: ``argv`` without the wrapper
     streams: Streams = Streams()
 
 
 def launch_of(
     job: Job, found: Found, *, mode: str, state_file: str, cwd: str, ordinals: Mapping[int, int] | None = None
 ) -> Launch:
-    """Words and environment of an attempt. ``mode``: physical, local, unset or none, by the table in docs/formats.md.
+    """Return the Launch of a placed job. ``mode``: physical, local, unset or none (docs/formats.md, What a job sees).
 
-    ``ordinals``: GPU → the driver's number for it, where a GPU has vanished or come back since the daemon started;
-    CUDA goes by the driver's numbers, GPUJOB_GPUS by ours.
+    ``ordinals``: GPU id → the driver's current number, for GPUs whose number has changed since the daemon started.
+    CUDA_VISIBLE_DEVICES and ``--cuda`` use the driver's numbers, GPUJOB_GPUS the scheduler's ids.
     """
     moved = ordinals or {}
     share = decimal_text(job.need.parts if job.need.count else 0)
@@ -136,9 +136,10 @@ def _streams(job: Job) -> Streams:
 
 
 def filled(words: Sequence[str], gpus: str, share: str) -> tuple[str, ...]:
-    """The words of a command with ``{gpus}`` and ``{share}`` filled in; ``{{gpus}}`` and ``{{share}}`` lose a pair of braces.
+    """Return the words with ``{gpus}`` and ``{share}`` filled in. ``{{gpus}}`` and ``{{share}}`` lose a pair of braces.
 
-    What stands behind a ``$`` is a variable of the shell's. Only digits, commas and a point come in, so no quoting changes.
+    After a ``$`` they are shell variables and stay unchanged. The values hold only digits, commas and a point, so they
+    need no quoting.
     """
     values = {"gpus": gpus, "share": share}
     return tuple(
@@ -148,15 +149,15 @@ def filled(words: Sequence[str], gpus: str, share: str) -> tuple[str, ...]:
 
 
 def script_words(spec: JobSpec, python: str, arguments: Sequence[str], gpus: int) -> tuple[str, ...]:
-    """The command of a Python script with these arguments on so many GPUs; torchrun starts one process a GPU."""
+    """Return the command line of a Python script on ``gpus`` GPUs. torchrun starts one process for each GPU."""
     words = (word.format(gpus=max(1, gpus)) for word in LAUNCHERS[spec.launch].words)
     return (python, *words, spec.script, *arguments)
 
 
 def with_cuda(arguments: Sequence[str], ids: str, *, add: bool = True) -> tuple[str, ...]:
-    """``arguments`` with every ``--cuda X`` and ``--cuda=X`` replaced, else ``--cuda IDS`` added if ``add``.
+    """Return ``arguments`` with ``ids`` as the value of each ``--cuda``. ``add``: add ``--cuda IDS`` if there is none.
 
-    A following word that begins with ``--`` is not its value; what stands after a bare ``--`` is left alone.
+    A word after ``--cuda`` that begins with ``--`` is not its value. Words after a bare ``--`` stay unchanged.
     """
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     out: list[str] = []

@@ -1,4 +1,4 @@
-"""A message of the scheduler: one sentence, for the main log and for whoever listens."""
+"""Messages of the daemon, for the main log and other listeners."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LogMessage:
-    """One sentence, and the job that it is about. ``level``: of the standard library's logging."""
+    """One sentence, and the job that it is about.
+
+    ``level``: level of the standard library's logging; ``kind``: kind of message, often the kind of the job's event;
+    ``name`` and ``log``: the job's short name and the path of its log.
+    """
 
     text: str
     level: int = 20  # logging.INFO
     kind: str = ""
-    job: int = -1  # none
+    job: int = -1  # job id; -1: about no job
     name: str = ""
     log: str = ""
 

@@ -1,4 +1,4 @@
-"""What the logs of a job are called, and what their names tell."""
+"""File names of the logs of jobs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from scheduler.core.errors import UsageError
 from scheduler.core.job import Event, Job
 
-LONGEST_NAME = 200  # bytes, to which letters and endings are added
+LONGEST_NAME = 200  # bytes of a name chosen by the user; letters, numbers and endings are added to it
 
 
 def check_log_name(name: str) -> None:
-    """Raises UsageError where no log can have this name."""
+    """Raise UsageError if ``name`` cannot be the file name of a log."""
     length = len(name.encode("utf-8", "surrogateescape"))
     if (
         "/" in name
@@ -25,11 +25,11 @@ def check_log_name(name: str) -> None:
 
 
 def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
-    """``job_<id>_<stamp>.log``; attempts after the first add ``_a2``. ``stamp`` is YYYYmmdd_HHMMSS, local time.
+    """Return the file name of a job's log: ``job_<id>_<stamp>.log``; attempts after the first add ``_a2``.
 
-    ``number``: the first, second, … choice, where a file of the name is there already: of another job, or of another scheduler.
-    A job that names its log itself gets that very name, ``run.log``; later attempts and choices add to it: ``run_a2.log``. Those of
-    `ts` get ``<name>.<letters>``. What is packed ends in ``.gz``: in screen mode nothing is.
+    ``stamp``: local time as YYYYmmdd_HHMMSS. ``number``: 2, 3, … (added as ``_2``) if the names before are in use.
+    A job that names its log gets that name, ``run.log``; later attempts and numbers add to it: ``run_a2.log``. A `ts`
+    job gets ``<name>.<letters>``. The name of a packed log ends in ``.gz``; in screen mode no log is packed.
     """
     packed = ".gz" if job.spec.gzip and job.runner != "screen" else ""
     if job.spec.log_name and job.spec.source == "ts":
@@ -44,22 +44,22 @@ def log_name(job: Job, stamp: str, number: int = 1, letters: str = "") -> str:
 
 
 def is_packed(log: str) -> bool:
-    """Whether what stands in this log is packed, as its name tells: also of a job that now runs in a terminal."""
+    """Return whether a log is packed (gzip), by its name alone: the job's runner may differ from that of the log."""
     return log.endswith(".gz")
 
 
 def errors_of(log: str) -> str:
-    """Where what goes to stderr is kept, of a job that keeps it apart."""
+    """Return the path of the separate stderr file that belongs to ``log``."""
     return f"{log}.e"
 
 
 def stderr_log(job: Job) -> str:
-    """The file of the job's stderr, of one that keeps it apart and has begun; else empty."""
+    """Return the path of the job's separate stderr file; empty if it has none or has not begun."""
     return errors_of(job.log) if job.spec.stderr_apart and job.log and job.runner != "screen" else ""
 
 
 def logs_of(job: Job, events: Iterable[Event]) -> dict[int, str]:
-    """Attempt → its log, as far as job and story tell: each attempt has one of its own."""
+    """Return attempt → path of its log, as far as the job and its events name them."""
     found = {
         int(event.detail["attempt"]): str(event.detail["log"])
         for event in events

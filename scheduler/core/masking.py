@@ -1,6 +1,7 @@
-"""What passwords, tokens and keys look like, and what only looks like one; compiled when a text may hold one.
+"""Patterns of passwords, tokens and keys, and of harmless texts that resemble them.
 
-A pattern is tried only on texts that `secrets._HINT` finds: a new one needs its beginning there.
+`secrets.py` imports this module only when a text may hold a secret, because compiling the patterns takes time. It tries
+them only on texts that match `secrets._HINT`: add the beginning of each new pattern there.
 """
 
 from __future__ import annotations
@@ -10,25 +11,25 @@ import re
 WORDS = r"token|key|secret|passw|passphrase|credential|authorization|(?<![a-z])auth(?![a-z])|[-_]pwd"
 NAME = rf"[\w.-]{{0,80}}?(?:{WORDS})[\w.-]{{0,80}}"
 SECRET_NAME = re.compile(NAME, re.IGNORECASE | re.ASCII)
-# Names that only look like it: counts of tokens, special tokens of a vocabulary, keyframes.
+# Names that match SECRET_NAME and are harmless: counts of tokens, special tokens of a vocabulary, keyframes.
 HARMLESS_NAME = re.compile(
     r"tokeni[sz]|(?:^|[-_.])(?:num|max|min|n|pad|eos|bos|unk|mask|sep|cls|image|stop|new)[-_]?(?:new[-_])?tokens?(?:$|[-_.])"
     r"|key(?:frame|point|board|word|note|stone)|(?:mon|tur|hoc|joc|don|whis)key",
     re.IGNORECASE,
 )
 ALWAYS = re.compile(r"passw|pwd|passphrase|secret|credential|auth", re.IGNORECASE)
-# What stands in such a place and is none: a size, a switch, a word of a message of ours.
+# Values that are no secrets, unless the name matches ALWAYS: numbers, switches, placeholders, masked values.
 HARMLESS_VALUE = re.compile(
     r"[+-]?\d{1,6}(?:\.\d*)?(?:e[+-]?\d+)?|true|false|none|null|value|<[\w|/]*>|\*+", re.IGNORECASE
 )
 VALUE = r"""(?:\\"[^"\\]*\\"|"(?:[^"\\]|\\.)*"|'[^']*'|[^\s"'`;&|,)}\]]+)"""
 ASSIGNED = re.compile(rf"(?<![\w.-])(?P<name>{NAME})(?P<between>=)(?P<value>{VALUE})", re.IGNORECASE | re.ASCII)
-# A whole word in quotes: blanks are part of its value.
+# NAME=VALUE within quotes: the value may contain blanks.
 QUOTED = re.compile(
     rf"""(?<=["'])(?P<name>\+{{0,2}}{NAME})(?P<between>=)(?P<value>\\"[^"\\]*\\"|[^"']+)""", re.IGNORECASE | re.ASCII
 )
 OPTION = re.compile(rf"(?<!\S)(?P<name>--?{NAME})(?P<between>[ \t]+)(?P<value>(?!-){VALUE})", re.IGNORECASE | re.ASCII)
-# A header, or a key of JSON: with a colon, as sentences have it too, so only where the name cannot be a plain word.
+# An HTTP header or a JSON key. Sentences have colons too: an unquoted name must contain - or _, or be "authorization".
 HEADER = re.compile(
     rf"""(?<![\w.-])(?P<name>(?<=["']){NAME}|(?=[\w.]*[-_]|authorization){NAME})(?P<between>["']?[ \t]*:[ \t]*)(?P<value>(?:(?:bearer|basic|token)[ \t]+)?{VALUE})""",
     re.IGNORECASE | re.ASCII,

@@ -1,4 +1,4 @@
-"""How much GPU a job needs: what it asks for, else what the table says of its ``--llm`` model, else the part of a GPU that its memory is, else the default."""
+"""How much GPU a job needs: by its own request, the model table, its GPU memory or the default, in this order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler.core.errors import SchedulerError, UsageError, nearest, raise_all
 from scheduler.core.gpu import BY_MEMORY, HIGHEST_GPU_ID, WHOLE, Gpu, ResourceRequest, decimal_text, rounding_note
 from scheduler.core.job import JobSpec
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: commands called in loops must not import `typing` (`scheduler/client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass, field, replace
@@ -19,24 +19,27 @@ else:
     from scheduler.core.quick_dataclass import dataclass, field, replace
 
 KEYS = ("default_requirement", "models")
-LONGEST_NEED = 100  # characters
-MOST_SAID = 20  # mistakes of one table
+LONGEST_NEED = 100  # characters of a need
+MOST_SAID = 20  # mistakes in a table, after which it is not read further
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
-    """Model name → need, as `llm_config.json` gives it; needs are kept as written, for the notes."""
+    """Model name → GPU need, as in `llm_config.json`. Needs are kept as written, for the notes to the user."""
 
     default: str = "1"
     models: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> str:
-        """As a file would have it; `table_from` reads it back."""
+        """Return the table as JSON text in the format of `llm_config.json`."""
         return json.dumps({"default_requirement": self.default, "models": dict(self.models)})
 
 
 def table_from(data: Any, where: str, place: Callable[[str], str] | None = None) -> ModelTable:
-    """A ModelTable from the parsed JSON; ``place`` tells where a key stands. Raises UsageError naming what is wrong."""
+    """Return the ModelTable of parsed JSON. Raises UsageError that names the mistakes and their places.
+
+    ``where``: path of the file; ``place``: returns the file and line of a key, for the errors.
+    """
     place = place or (lambda key: where)
     if not isinstance(data, dict):
         raise UsageError("the model table must be an object", where=where, do='write {"models": {"name": 0.5}}')
@@ -84,7 +87,7 @@ def _need_text(value: Any, shown: str) -> str:
 
 
 def model_in(arguments: Sequence[str]) -> str | None:
-    """The value of the last ``--llm NAME`` or ``--llm=NAME`` before a bare ``--``, as argparse reads it."""
+    """Return the value of the last ``--llm NAME`` or ``--llm=NAME`` before a bare ``--``, else None."""
     found = None
     words = iter(arguments)
     for word in words:
@@ -98,7 +101,7 @@ def model_in(arguments: Sequence[str]) -> str | None:
 
 
 def words_of(spec: JobSpec) -> Sequence[str]:
-    """The words to look for options in: of a shell command, those of its text as far as they can be told apart."""
+    """Return the words of a job in which options are searched: its arguments, or the words of its shell command."""
     if spec.is_script or spec.arguments[:2] != ("sh", "-c") or len(spec.arguments) < 3:
         return spec.arguments
     try:
@@ -108,9 +111,10 @@ def words_of(spec: JobSpec) -> Sequence[str]:
 
 
 def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
-    """The spec, with ``mib`` of GPU memory as its need if it names none; for schedulers whose jobs book memory in place of a share.
+    """Return ``spec`` with ``mib`` MiB of GPU memory as its need, if it names no need itself.
 
-    Of GPUs that nobody reads (not ``read``) memory cannot be booked: there a job has one to itself.
+    For schedulers whose jobs book memory instead of a share (``mib`` > 0). ``read``: whether the GPUs are read; if not,
+    memory cannot be booked, and the job gets a whole GPU.
     """
     if not mib or spec.gpus or spec.on:
         return spec
@@ -120,9 +124,10 @@ def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
 
 
 def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tuple[ResourceRequest, tuple[str, ...]]:
-    """The need of a job and what is to be said about it once (rounded up, unknown model).
+    """Return the need of a job, and notes about it for the user (rounded up, unknown model).
 
-    ``gpus``: the managed ones. A job that says only how much memory it needs (``vram``) gets that part of a GPU.
+    ``gpus``: the managed GPUs. A job that gives only its memory (``vram``) needs that part of a GPU.
+    Raises UsageError or Refused for a need that cannot be read or is impossible.
     """
     notes: list[str] = []
     if spec.on:
@@ -153,7 +158,7 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
 
 
 def _part_of_a_gpu(mib: int, allowed: Collection[int] | None, gpus: Collection[Gpu]) -> str:
-    """``mib`` as a share of the smallest allowed GPU that is large enough, rounded up. "1" where a size is not known."""
+    """Return ``mib`` as a share of the smallest allowed GPU that has it; "1" if none has or a size is unknown."""
     sizes = [gpu.memory_mib for gpu in gpus if allowed is None or gpu.index in allowed]
     large = [size for size in sizes if size is not None and size >= mib]
     if not large or None in sizes:

@@ -1,4 +1,7 @@
-"""What runners and readers report to the decision: typed, one class a kind."""
+"""Observations: what `decide` is given in a pass, one class for each kind.
+
+``job`` is a job id, ``at`` is in seconds since 1970 (UTC) unless a class says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from scheduler.core.requests import Request
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The time: ``wall`` for records (seconds since 1970), ``mono`` for waiting (never jumps).
+    """The current time. ``wall``: seconds since 1970, for records; ``mono``: monotonic seconds, for waiting.
 
-    ``since_boot``: what the start times of processes are counted in; like ``mono`` it never jumps, but goes on while
-    the machine sleeps.
+    ``since_boot``: seconds since boot, the clock of process start times; None: unknown. Like ``mono`` it never jumps,
+    but it also runs while the machine sleeps.
     """
 
     wall: float
@@ -25,14 +28,14 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A job that the store holds as PENDING is to be queued (new, or changed while it waited)."""
+    """A PENDING job in the store has to be queued: it is new, or was changed while it waited."""
 
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The command of this attempt runs."""
+    """The command of an attempt has started. ``process``: its main process."""
 
     job: int
     attempt: int
@@ -43,7 +46,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The attempt's leader ended: exactly one of ``exit_code`` and ``signal`` is set."""
+    """The main process of an attempt ended: exactly one of ``exit_code`` and ``signal`` is set.
+
+    ``leftovers``: processes of the attempt that still live; ``failure``: the cause that the end of the log names.
+    """
 
     job: int
     attempt: int
@@ -52,13 +58,13 @@ class Ended:
     at: float
     leftovers: tuple[Process, ...] = ()
     failure: Failure | None = None
-    note: str = ""  # what else is to be said about it
-    unsure: tuple[Process, ...] = ()  # of ``leftovers``: may be another job's; they hold GPUs, and are not waited for
+    note: str = ""  # a sentence added to the job's notes
+    unsure: tuple[Process, ...] = ()  # ``leftovers`` that may be another job's: they hold GPUs, but delay no cancel
 
 
 @dataclass(frozen=True, slots=True)
 class NeverRan:
-    """The command could not be started: ``lasting`` tells a wrong script from a full process table."""
+    """The command could not be started. ``lasting``: another try would fail too, as for a wrong script."""
 
     job: int
     attempt: int
@@ -69,7 +75,7 @@ class NeverRan:
 
 @dataclass(frozen=True, slots=True)
 class Unclaimed:
-    """Proven after a crash: nobody began this attempt, and nobody can any more."""
+    """The attempt never began and never will: its record was claimed so that no process can start it any more."""
 
     job: int
     attempt: int
@@ -77,7 +83,7 @@ class Unclaimed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The attempt is over and how it ended cannot be known."""
+    """The attempt is over, and its outcome cannot be known. ``leftovers``: its processes that still live."""
 
     job: int
     attempt: int
@@ -88,14 +94,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """No process of the attempt lives any more."""
+    """No process of the attempt ``key`` (such as ``12.1``) lives any more."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A waiting job whose script or environment is not there (yet)."""
+    """A waiting job lacks its script, environment or working folder; ``sentence`` says which."""
 
     job: int
     sentence: str
@@ -103,7 +109,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Somebody asks for something; the answer goes to row ``row`` of the requests."""
+    """A request of a user. Its answer belongs to row ``row`` of the table of requests."""
 
     row: int
     request: Request
@@ -111,9 +117,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What the GPUs said at one moment, or why they said nothing."""
+    """One reading of all GPUs; ``problem``: why it failed, empty if it succeeded."""
 
-    at: float  # when they were asked, ``mono``
+    at: float  # when the reading was requested (monotonic seconds)
     gpus: tuple[GpuSnapshot, ...] = ()
     problem: str = ""
 

@@ -1,11 +1,11 @@
-"""The ledger of GPU parts: where a need fits best, or why it does not.
+"""The ledger: best-fit placement of resource requests on GPUs, or the reason why a request does not fit.
 
-Best fit: a share goes to the usable GPU with the least free that still holds it (ties: the server with the
-fewest whole free GPUs, then the lowest id), a wide job to the server with the fewest whole free GPUs that has
-enough. All sets of GPUs are bit masks, so a look-up costs the number of distinct free levels, not of GPUs.
+Best fit: a share goes to the usable GPU with the smallest free share that holds it (ties: the server with the fewest
+entirely free GPUs, then the lowest id); a job for several GPUs goes to the server with the fewest entirely free GPUs
+that has enough. Sets of GPUs are bit masks, so a search costs the number of distinct free shares, not of GPUs.
 
-Two things stand beside the ledger: *claims* of jobs that named their GPUs (nobody else is put there while they run), and
-*reservations* for jobs that were overtaken too often (what they lack is given to nobody behind them).
+Besides bookings there are *claims* of jobs that named their GPUs (no other job is placed there while they run), and
+*reservations* for jobs that were overtaken too often (jobs behind them are not placed on the GPUs that they wait for).
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from scheduler.core.placement_class import PlacementClass
 
 
 class Fleet:
-    """All managed GPUs: what is free on each, what is paused, who uses how much memory.
+    """The ledger: all managed GPUs with their free shares, unpromised memory, pauses, claims and reservations.
 
-    ``free[i]`` is in thousandths, 0 <= free <= 1000; ``take`` and ``give_back`` keep it so or raise ValueError
-    and change nothing. Index = GPU id; ids may have gaps.
+    ``free[i]``: free thousandths of GPU ``i``, 0 to 1000; ``take`` and ``give_back`` keep it in this range, or raise
+    ValueError and change nothing. GPU ids may have gaps.
     """
 
     def __init__(self, gpus: Iterable[Gpu], cpu_slots: int = 1 << 30, retired: Iterable[int] = ()) -> None:
-        """``retired``: GPUs no longer managed on which jobs still run; they are booked but never given out."""
+        """``retired``: GPUs that are no longer managed but still have jobs; they are booked, never allocated again."""
         self.gpus: dict[int, Gpu] = {gpu.index: gpu for gpu in gpus}
         self.all_mask = mask_of(self.gpus)
         for index in retired:
             self.gpus.setdefault(index, Gpu(index, f"retired:{index}", "retired", server=-1 - index))
         self.paused_mask = (
-            0  # also those that are not managed now: a pause stays when a GPU is taken away and given back
+            0  # may include GPUs that are not managed: a pause outlives the removal of a GPU from the settings
         )
         self.admission = Admission()
         self.cpu_slots = self.cpu_free = cpu_slots
-        self.claims: dict[int, int] = {}  # GPU → how many jobs that named it run there
+        self.claims: dict[int, int] = {}  # GPU → number of running jobs that named it
         self.reserved: list[tuple[int, int, PlacementClass]] = []  # job, the mask of the GPUs kept for it, its class
-        self.slots_reserved = 0  # the job (+ 1) that the next free slots are kept for; 0: none
+        self.slots_reserved = 0  # id + 1 of the job that the next free slots are kept for; 0: none
         self.free: dict[int, int] = dict.fromkeys(self.gpus, WHOLE)
         self.memory_free: dict[int, int] = {i: g.memory_mib for i, g in self.gpus.items() if g.memory_mib is not None}
         self._bucket: dict[int, int] = {WHOLE: mask_of(self.gpus)}
@@ -53,26 +53,26 @@ class Fleet:
         self._ever: dict[PlacementClass, str] = {}
 
     def manages(self, gpu: int) -> bool:
-        """Whether this GPU id is one that jobs may be put on."""
+        """Return whether this is the id of a managed GPU, on which jobs may be placed."""
         return gpu >= 0 and bool(self.all_mask >> gpu & 1)
 
     @property
     def managed(self) -> list[Gpu]:
-        """The GPUs that jobs may be put on."""
+        """The managed GPUs, without the retired ones."""
         return [gpu for index, gpu in self.gpus.items() if self.manages(index)]
 
     @property
     def usable_mask(self) -> int:
-        """GPUs that may take a job at all."""
+        """Mask of the GPUs that are neither paused nor blocked by their readings nor kept for other jobs."""
         return self.all_mask & ~self.paused_mask & ~self.admission.blocked_mask & ~self.kept_mask
 
     @property
     def kept_mask(self) -> int:
-        """GPUs that are kept from others: claimed by name, or reserved."""
+        """Mask of the GPUs that are claimed by name or reserved."""
         return self._kept_from(None)
 
     def _kept_from(self, kind: PlacementClass | None) -> int:
-        """The same for a job of this kind: what is reserved for itself, or for those behind it, is not kept from it."""
+        """Return the mask of the GPUs kept from a job of ``kind``: its own reservation and later ones do not count."""
         kept = mask_of(self.claims)
         for _, mask in self._reserved_before(kind):
             kept |= mask
@@ -85,17 +85,17 @@ class Fleet:
             yield job, mask
 
     def resize(self, cpu_slots: int) -> None:
-        """From now on there are so many slots for jobs without GPUs; those that run keep theirs."""
+        """Set the number of slots for jobs without GPUs. Running jobs keep theirs."""
         self.cpu_free += cpu_slots - self.cpu_slots
         self.cpu_slots = cpu_slots
         self._ever.clear()
 
     def allowed_mask(self, allowed: tuple[int, ...] | None) -> int:
-        """The managed GPUs among ``allowed`` (None: all)."""
+        """Return the mask of the managed GPUs among ``allowed`` (None: all)."""
         return self.all_mask if allowed is None else mask_of(allowed) & self.all_mask
 
     def find(self, kind: PlacementClass) -> tuple[int, ...] | None:
-        """GPU ids, ascending, on which one job of ``kind`` fits best now; () without GPUs; None if nowhere."""
+        """Return the GPUs, ascending, on which a job of ``kind`` fits best; () if it needs none; None if none fits."""
         need = kind.need
         if need.count == 0:
             return () if self.cpu_free >= need.slots and not self.slots_reserved else None
@@ -120,7 +120,7 @@ class Fleet:
         return self._find_share(need.parts, usable) if need.count == 1 else self._find_wide(need, usable)
 
     def _find_most_memory(self, usable: int) -> tuple[int, ...] | None:
-        """The GPU with the most free memory; ties: the lowest id."""
+        """Return the GPU with the most free memory (ties: the lowest id), or None."""
         fitting = [i for i in ids_of(usable) if self.free[i] >= BY_MEMORY]
         return (max(fitting, key=lambda i: (self.admission.free_mib(i), -i)),) if fitting else None
 
@@ -167,13 +167,13 @@ class Fleet:
         )
 
     def _with_slack(self, mask: int, parts: int) -> int:
-        """Without the GPUs on which memory beyond the promised shares leaves too little."""
+        """Return ``mask`` without GPUs where memory used beyond the booked shares leaves less than ``parts`` free."""
         cards = self.admission.cards
         tight = (i for i in ids_of(mask & self.admission.tight_mask) if parts + cards[i].overcommit > self.free[i])
         return mask & ~mask_of(tight)
 
     def take(self, need: ResourceRequest, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
-        """Book ``need`` on ``gpus``. Raises ValueError, and books nothing, when it does not fit."""
+        """Book ``need`` on ``gpus``, ``vram_mib`` on each. Raises ValueError, and books nothing, if it does not fit."""
         if need.count == 0:
             self.cpu_free -= need.slots
             return
@@ -189,7 +189,7 @@ class Fleet:
                 self.memory_free[i] -= vram_mib
 
     def give_back(self, need: ResourceRequest, gpus: tuple[int, ...], vram_mib: int = 0) -> None:
-        """Undo ``take``. Raises ValueError, and frees nothing, when more would be free than there is."""
+        """Undo ``take``. Raises ValueError, and frees nothing, if a GPU would be more than entirely free."""
         if need.count == 0:
             self.cpu_free += need.slots
             return
@@ -223,12 +223,12 @@ class Fleet:
             self._whole[server] = count + change
             self._by_whole[count + change] = self._by_whole.get(count + change, 0) | mask
 
-    # -- for whom others wait -----------------------------------------------------------------------------
+    # -- reservations -------------------------------------------------------------------------------------
 
     def reserve(self, job: int, kind: PlacementClass) -> None:
-        """Until `open_to_all`, keep what ``job`` lacks from those behind it: the GPUs that are nearest to holding it.
+        """Keep the GPUs nearest to holding ``job``, or the next free slots, from jobs behind it, until `open_to_all`.
 
-        Nothing stands idle for a job that cannot start however long one waits: not with these GPUs paused or gone, these slots.
+        Paused GPUs and GPUs with a lasting problem do not count, and nothing is reserved for a job that needs them.
         """
         need = kind.need
         if need.count == 0:
@@ -246,18 +246,18 @@ class Fleet:
             self.reserved.append((job, mask_of(i for _, _, i in best), kind))
 
     def open_to_all(self) -> None:
-        """Forget all reservations."""
+        """Drop all reservations."""
         self.reserved.clear()
         self.slots_reserved = 0
 
     def competes(self, kind: PlacementClass, need: ResourceRequest, gpus: tuple[int, ...]) -> bool:
-        """Whether what was given away, ``need`` on ``gpus``, is something that a job of ``kind`` waits for."""
+        """Return whether allocating ``need`` on ``gpus`` took GPUs or slots that a job of ``kind`` could have used."""
         if kind.need.count == 0:
             return need.count == 0
         return bool(self.allowed_mask(kind.allowed) & mask_of(gpus))
 
     def can_ever_hold(self, kind: PlacementClass) -> str:
-        """An empty text, or why no state of this machine could ever hold a job of ``kind``."""
+        """Return why this machine can never hold a job of ``kind``, even with all GPUs free; empty if it can."""
         known = self._ever.get(kind)
         if known is None:
             if len(self._ever) > 10_000:
@@ -291,7 +291,7 @@ class Fleet:
         return ""
 
     def why_not(self, kind: PlacementClass) -> Reason:
-        """Why no job of ``kind`` fits now: the first rule that fails, with its figures."""
+        """Return why no job of ``kind`` fits at present: the first rule that fails, with its figures."""
         need = kind.need
         never = self.can_ever_hold(kind)
         if never:
@@ -358,7 +358,7 @@ class Fleet:
         return Reason("no-room", f"needs {need.slots} slots; {free} of {self.cpu_slots} {are} free")
 
     def _kept(self, kind: PlacementClass, usable: int) -> Reason | None:
-        """Why GPUs with room are kept from a job, where that is what it waits for."""
+        """Return the reason of a job that waits only because GPUs with room are claimed or reserved, else None."""
         need, kept = kind.need, self._kept_from(kind)
         fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
         most = max((fitting & mask).bit_count() for mask in self._server_mask.values())
@@ -379,7 +379,7 @@ class Fleet:
         )
 
     def _forbidden(self, need: ResourceRequest, usable: int, vram_mib: int) -> Reason | None:
-        """Why GPUs whose ledger has room must not be used now, where that is what the job waits for."""
+        """Return the reason of a job that waits only because readings block GPUs with room in the ledger, else None."""
         verdicts = {}
         room: dict[int, int] = {}
         for i in ids_of(usable):
@@ -397,7 +397,7 @@ class Fleet:
         for i in verdicts:
             together[self.gpus[i].server] = together.get(self.gpus[i].server, 0) + 1
         if max(together.values()) < need.count:
-            return None  # it would not fit without them either
+            return None  # it would not fit even if the readings allowed these GPUs
         first, *others = verdicts
         if self.admission.thresholds.by_memory:
             first = max(verdicts, key=lambda i: (self.admission.free_mib(i), -i))
@@ -407,6 +407,9 @@ class Fleet:
 
 
 def _lacks(gpus: list[tuple[bool, int, int]], need: ResourceRequest) -> tuple[int, int]:
-    """How far these GPUs (kept or not, free parts below 0, id) are from holding ``need``."""
+    """Return how far GPUs are from holding ``need``: the number of unsuitable ones, and the missing thousandths.
+
+    ``gpus``: (unusable, free thousandths as a negative number, id) of each.
+    """
     missing = sum(unusable or -free < need.parts for unusable, free, _ in gpus)
     return missing, sum(max(0, need.parts + free) for _, free, _ in gpus)

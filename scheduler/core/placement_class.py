@@ -1,4 +1,4 @@
-"""Jobs that placement cannot tell apart, and the reason that such jobs share."""
+"""Placement classes: groups of jobs that placement treats alike, and the reason why they wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler.core.job import Job, Reason
 
 @dataclass(frozen=True, slots=True)
 class PlacementClass:
-    """Jobs that placement cannot tell apart: same need, same allowed GPUs, same memory per GPU."""
+    """The jobs with the same need, allowed GPUs (None: any) and memory per GPU: if one fits, each of them does."""
 
     need: ResourceRequest
     allowed: tuple[int, ...] | None = None
@@ -18,18 +18,18 @@ class PlacementClass:
 
     @property
     def key(self) -> str:
-        """The class as text, for the store's table of reasons."""
+        """The class as text: its key in the store's table of reasons."""
         allowed = "*" if self.allowed is None else gpu_ids_text(self.allowed)
         return f"{self.need.count}x{self.need.parts}/{allowed}/{self.vram_mib}"
 
 
 def class_of(job: Job) -> PlacementClass:
-    """The placement class of a job."""
+    """Return the placement class of a job."""
     return PlacementClass(job.need, job.allowed if job.need.count else None, job.spec.vram_mib or 0)
 
 
 def reason_with_place(reason: Reason, before: int) -> Reason:
-    """The reason of a job that is not the first of its class: how many are before it, and why they wait."""
+    """Return why a job waits that has ``before`` jobs of its class before it. ``reason``: why the first one waits."""
     if before <= 0:
         return reason
     is_are = "is" if before == 1 else "are"

@@ -9,7 +9,7 @@ from scheduler.core.admission import Thresholds
 from scheduler.core.config import Config
 from scheduler.core.queue import Order
 
-UNCHANGED_S = 5.0  # reading can be turned off only at the start
+UNCHANGED_S = 5.0  # in place of an interval of 0: a reload cannot turn readings off
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class Policy:
     assign_retry_wait_s: float = 5.0
     oom_retries: int = 2
     kill_grace_s: float = 15.0
-    max_overtakes: int = 0  # 0: a job may be overtaken without end
+    max_overtakes: int = 0  # 0: no limit
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
 def policy_of(config: Config) -> Policy:
-    """The settings that decisions depend on."""
+    """Return the settings of ``config`` that decisions depend on."""
     return Policy(
         Order(config.order, config.aging),
         config.max_assign_attempts,
@@ -39,7 +39,7 @@ def policy_of(config: Config) -> Policy:
 
 
 def thresholds_of(config: Config) -> Thresholds:
-    """The settings that the GPUs' readings are judged by."""
+    """Return the thresholds by which readings of the GPUs are judged."""
     return Thresholds(
         config.mem_threshold,
         config.load_threshold,

@@ -1,4 +1,4 @@
-"""The shapes of the plugs: what a runner or a probe must be able to do."""
+"""Interfaces of the exchangeable parts: runners and GPU readers."""
 
 from __future__ import annotations
 
@@ -11,74 +11,74 @@ from scheduler.core.observations import Observation, Readings
 
 
 class Runner(Protocol):
-    """Starts attempts, reports what becomes of them, ends them. Chooses nothing and knows no store.
+    """Starts attempts, reports their progress and ends them. It decides nothing and does not use the store.
 
-    Facts are reported exactly once, in order (Started before Ended), by ``look``; ``descriptors`` are what an
-    event loop has to wait on. Nothing here may block for longer than it takes to write to a pipe.
+    ``look`` reports each fact exactly once and in order (Started before Ended). An event loop waits on ``descriptors``.
+    No method may block for longer than a write to a pipe takes.
     """
 
-    name: str  # what the store keeps beside each attempt: direct, screen
+    name: str  # stored with each attempt: direct, screen
 
     def start(self, job: Job, launch: Launch) -> None:
-        """Have the attempt started; what came of it is reported by ``look``. Never raises for a bad command."""
+        """Request the start of an attempt. ``look`` reports the result; a bad command raises nothing here."""
 
     def flush(self) -> None:
-        """Send all starts that were asked for since the last flush."""
+        """Send all starts requested since the last flush."""
 
     def look(self) -> list[Observation]:
-        """What happened since the last look."""
+        """Return the observations since the last call."""
 
     def adopt(self, job: Job) -> list[Observation]:
-        """Take over an attempt found in the store: the observations that follow; it is watched if it still lives."""
+        """Adopt an attempt found in the store: return the observations about it, and watch it if it still lives."""
 
     def stop(self, job: Job, hard: bool) -> None:
-        """Send SIGTERM (or SIGKILL when ``hard``) to every process of the attempt, wherever it went."""
+        """Send SIGTERM (SIGKILL if ``hard``) to every process of the attempt, also in other sessions and groups."""
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
-        """Report Gone(key) once none of these, nor any other process of the attempt, lives."""
+        """Report Gone(key) once neither ``processes`` nor any other process of the attempt lives."""
 
     def leave_alone(self, sessions: Set[int]) -> None:
-        """Processes of these sessions belong to no job, though they may become our children."""
+        """Treat the processes of these sessions as belonging to no job, even if they become children of the daemon."""
 
     def descriptors(self) -> list[int]:
-        """File descriptors that become readable when ``look`` has something to say."""
+        """Return file descriptors that become readable when ``look`` has something to report."""
 
     def next_look(self) -> float | None:
-        """A monotonic time at which to look again even without a readable descriptor."""
+        """Return when to call ``look`` even without a readable descriptor (monotonic seconds), or None."""
 
     def trouble(self) -> str:
-        """What holds up all starts and endings just now, and what mends it, as a sentence; empty if nothing does."""
+        """Return a sentence: what holds up all starts and endings at present, and how to fix it. Empty: nothing."""
 
     def close(self) -> None:
-        """Let go; attempts live on."""
+        """Release all resources. Attempts go on running."""
 
 
 class Probe(Protocol):
-    """Says which GPUs there are and what is on them. Asking never blocks; an error is never read as "none"."""
+    """GPU reader: reports which GPUs exist and what uses them. Only ``first`` blocks. An error never means "no GPU"."""
 
     absent: bool  # the last reading failed because there is no driver at all
 
     def first(self, slow: Callable[[], None] | None = None, meanwhile: Callable[[], None] | None = None) -> Readings:
-        """The first reading, waited for at the start (``slow`` is called once if that takes more than a moment).
+        """Wait for the first reading, at the start of the daemon, and return it. Raises NoGpuData if it fails.
 
-        ``meanwhile`` is called several times a second, and at the end; what it raises ends the wait. Raises NoGpuData when no
-        GPU can be seen.
+        ``slow``: called once if the wait takes more than 2 s. ``meanwhile``: called several times a second while it
+        waits and once at the end; an exception that it raises ends the wait.
         """
 
     def ask(self) -> None:
-        """Begin a reading, unless one is under way."""
+        """Start a reading, unless one is in progress."""
 
     def look(self) -> Readings | None:
-        """The reading that was asked for, once it is there or has failed."""
+        """Return the requested reading once it has succeeded or failed, else None."""
 
     def sessions(self) -> set[int]:
-        """Sessions of the probe's own processes, which belong to no job."""
+        """Return the sessions of the reader's own processes, which belong to no job."""
 
     def descriptors(self) -> list[int]:
-        """File descriptors that become readable when ``look`` has something to say."""
+        """Return file descriptors that become readable when ``look`` has something to report."""
 
     def next_look(self) -> float | None:
-        """A monotonic time at which to look again even without a readable descriptor."""
+        """Return when to call ``look`` even without a readable descriptor (monotonic seconds), or None."""
 
     def close(self) -> None:
-        """Let go."""
+        """End the reader's processes and release all resources."""

@@ -1,4 +1,4 @@
-"""The waiting jobs in their order: one heap per class, so a pass costs classes, not jobs."""
+"""The queue of waiting jobs: one heap for each placement class, so a pass costs the number of classes, not of jobs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from scheduler.core.placement_class import PlacementClass
 Key = tuple[float, float]
 SHORT_BETA = 5.0  # a job expected to run an hour queues as if submitted five hours later
 LONGEST_ESTIMATE_S = 48 * 3600.0
-MOST_PASSES = 1000  # of a class are remembered: any sensible `max_overtakes` is far below
+MOST_PASSES = 1000  # starts remembered for each class; a sensible `max_overtakes` is far below
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How waiting jobs are ordered: ``fifo`` or ``short``, and with ``aging_h`` hours a priority level weighs."""
+    """The order of waiting jobs.
+
+    ``rule``: ``fifo``, or ``short`` (jobs expected to be short first). ``aging_h``: hours of waiting that outweigh one
+    priority level; 0: none do.
+    """
 
     rule: str = "fifo"
     aging_h: float = 0.0
 
     def key(self, priority: int, order: int, submitted_at: float, estimate_s: float | None) -> Key:
-        """A fixed sort key: smaller starts first; nothing in it changes while the job waits."""
+        """Return the sort key of a job, which stays the same while the job waits: smaller keys start first.
+
+        ``order``: place among equal priorities; below 0: before all other jobs. ``estimate_s``: expected run time.
+        """
         if order < 0:
             return (-math.inf, order)
         estimate = min(estimate_s or 0.0, LONGEST_ESTIMATE_S) if self.rule == "short" else 0.0
@@ -40,23 +47,23 @@ class _Line:
     """The waiting jobs of one class."""
 
     kind: PlacementClass
-    heap: list[tuple[float, float, int]] = field(default_factory=list)
+    heap: list[tuple[float, float, int]] = field(default_factory=list)  # may hold entries of dropped jobs
     size: int = 0
-    # The moment of each start that overtook this class, and the place of the job that was started.
+    # Of each start that overtook this class: its moment, and the key of the started job.
     passes: deque[tuple[int, Key]] = field(default_factory=lambda: deque(maxlen=MOST_PASSES))
-    overtaken: dict[int, int] = field(default_factory=dict)  # job → how often; only of jobs that were asked about
+    overtaken: dict[int, int] = field(default_factory=dict)  # job → how often, once `overtaken` was called
 
 
 class Queue:
-    """Jobs that may start as soon as there is room. Parked jobs (back-off, dependency, missing) are not in it.
+    """The jobs that may start as soon as there is room. Parked jobs (back-off, dependency, missing file) are not in it.
 
-    Costs: push and pop O(log n), a pass O(classes · log classes + started · log n).
+    Costs: push and pop O(log jobs), a pass O(classes · log classes + started · log jobs).
     """
 
     def __init__(self) -> None:
         self._lines: dict[PlacementClass, _Line] = {}
         self._where: dict[int, tuple[_Line, Key, int]] = {}
-        self._moment = 0  # counts pushes and passes, which tells what came first
+        self._moment = 0  # counts pushes and overtaking starts, to tell which came first
 
     def __len__(self) -> int:
         return len(self._where)
@@ -65,7 +72,7 @@ class Queue:
         return job in self._where
 
     def push(self, job: int, kind: PlacementClass, key: Key) -> None:
-        """Let a job wait (or wait elsewhere: its old place is given up)."""
+        """Add a waiting job. A job that is already in the queue moves to its new place."""
         self.drop(job)
         line = self._lines.get(kind)
         if line is None:
@@ -76,7 +83,7 @@ class Queue:
         self._where[job] = (line, key, self._moment)
 
     def drop(self, job: int) -> bool:
-        """Take a job out; True if it was waiting here."""
+        """Remove a job. Return whether it was in the queue."""
         place = self._where.pop(job, None)
         if place is None:
             return False
@@ -91,13 +98,13 @@ class Queue:
         return True
 
     def key_of(self, job: int) -> Key:
-        """The place of a job that waits here. Raises KeyError."""
+        """Return the sort key of a waiting job. Raises KeyError if it is not in the queue."""
         return self._where[job][1]
 
     def overtake(self, job: int, by: Key) -> None:
-        """Count a start out of turn: a job with the key ``by`` took GPUs that ``job`` waits for.
+        """Count that a started job with the key ``by`` overtook ``job``: it took GPUs or slots that ``job`` waits for.
 
-        Each job in the class of ``job`` with a key before ``by`` was overtaken once more.
+        The start counts for each job in the class of ``job`` whose key is smaller than ``by``.
         """
         line = self._where[job][0]
         self._moment += 1
@@ -106,7 +113,7 @@ class Queue:
             line.overtaken[other] += self._where[other][1] < by
 
     def overtaken(self, job: int) -> int:
-        """How often a waiting job was overtaken since it took its place, whether or not it was the first of its class. Raises KeyError."""
+        """Return how often a job was overtaken since it was queued, as first of its class or not. Raises KeyError."""
         line, key, since = self._where[job]
         if job not in line.overtaken:
             line.overtaken[job] = sum(at > since and by > key for at, by in line.passes)
@@ -125,10 +132,10 @@ class Queue:
         return None
 
     def in_order(self) -> Generator[tuple[int, PlacementClass], bool, None]:
-        """One pass: first jobs by key over all classes.
+        """Yield waiting jobs with their classes: each time the smallest key among the first jobs of all classes.
 
-        The caller answers with ``send(True)`` after it took the job out by ``drop``, or anything else to leave
-        the whole class out of this pass (what does not fit its first job fits none of it).
+        The caller answers with ``send(True)`` after it removed the job with ``drop``. Any other answer leaves the rest
+        of the class out of this pass: if its first job does not fit, none of its jobs does.
         """
         heads = []
         for line in list(self._lines.values()):
@@ -146,9 +153,9 @@ class Queue:
                 heapq.heapreplace(heads, (following, id(line), line))
 
     def sizes(self) -> dict[PlacementClass, int]:
-        """How many jobs wait in each class."""
+        """Return the number of waiting jobs of each class."""
         return {line.kind: line.size for line in self._lines.values()}
 
     def classes(self) -> list[PlacementClass]:
-        """The classes in which a job waits."""
+        """Return the classes that have waiting jobs."""
         return list(self._lines)

@@ -1,14 +1,14 @@
-"""`dataclass` for the modules that a call in a loop imports: with the standard library's each such call costs 30 ms more.
+"""A `dataclass` that imports fast, for commands called in loops: the standard library's costs each call 30 ms more.
 
-It means the same, for the few things that those modules use; the type checker takes it for the standard one, the tests
-hold one against the other, and `dataclasses.replace`, `fields`, `asdict` and the like know these classes too.
+It supports only what the modules of those commands use, with the same meaning. Type checkers see the standard
+`dataclass`, tests compare both, and `dataclasses.replace`, `fields`, `asdict` and the like accept these classes too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: commands called in loops must not import `typing` (`scheduler/client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeVar
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class _Factory:
-    """What `field` leaves in a class: how a default is made anew for each."""
+    """Default of a field, as `field` returns it: ``make`` creates the default for each new object."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make
 
 
 def field(*, default_factory: Callable[[], Any]) -> Any:
-    """A field whose default is made anew for each object."""
+    """Return the default of a field that ``default_factory`` creates for each new object."""
     return _Factory(default_factory)
 
 
 class _Fields:
-    """`__dataclass_fields__`, made by the standard library when somebody asks for it: few do, and it is slow."""
+    """`__dataclass_fields__`, made by the standard library at the first access: it is slow and rarely needed."""
 
     def __init__(self, namespace: dict[str, Any], kw_only: bool) -> None:
         self.namespace, self.kw_only = namespace, kw_only
@@ -50,9 +50,10 @@ class _Fields:
 def dataclass(
     *, slots: bool, frozen: bool = False, order: bool = False, kw_only: bool = False
 ) -> Callable[[type[T]], type[T]]:
-    """As `dataclasses.dataclass`: always with slots, and without base classes, ``InitVar``, ``ClassVar``, ``__post_init__``.
+    """Return a decorator like `dataclasses.dataclass`, always with slots, without ``InitVar`` and ``ClassVar``.
 
-    Raises TypeError for what it does not do, or for a field without default after one that has one.
+    The decorator raises TypeError for a class with bases or ``__post_init__``, and for a field without a default after
+    one with a default. Raises TypeError if ``slots`` is false.
     """
     if not slots:
         raise TypeError("a quick dataclass has slots")
@@ -60,7 +61,7 @@ def dataclass(
 
 
 def _made(cls: type[T], frozen: bool, order: bool, kw_only: bool) -> type[T]:
-    """The class with slots and methods."""
+    """Return a copy of ``cls`` with slots and the generated methods."""
     namespace = dict(cls.__dict__)
     annotations: dict[str, Any] = namespace.get("__annotations__", {})
     names = tuple(annotations)
@@ -94,7 +95,7 @@ def _made(cls: type[T], frozen: bool, order: bool, kw_only: bool) -> type[T]:
 
 
 def _written(names: tuple[str, ...], defaults: dict[str, Any], frozen: bool, kw_only: bool) -> dict[str, Any]:
-    """The methods that are called often, written out for these fields, in one text: compiling it is most of the cost."""
+    """Return ``__init__``, ``__eq__`` and ``__hash__`` for these fields, compiled in one go to save time."""
     known: dict[str, Any] = {"_set": object.__setattr__, "_new": object()}
     takes, sets = [], []
     for name in names:
@@ -156,7 +157,7 @@ _ORDER = {name: _compared(name) for name in ("__lt__", "__le__", "__gt__", "__ge
 
 
 def replace(instance: T, /, **changes: Any) -> T:
-    """As `dataclasses.replace`."""
+    """Return a copy of ``instance`` with these fields changed, like `dataclasses.replace`."""
     for name in instance.__slots__:  # type: ignore[attr-defined]
         if name not in changes:
             changes[name] = getattr(instance, name)

@@ -1,4 +1,4 @@
-"""What to make of an attempt found after a crash: a table over everything that can be found, with no else."""
+"""Verdicts on attempts found after a crash: a table with an entry for each possible finding."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from scheduler.core.job import JobState
 
 
 class Record(enum.Enum):
-    """What an attempt's record holds."""
+    """Content of an attempt record."""
 
-    NONE = "none"  # nobody claimed the attempt
-    CLAIMED = "claimed"  # claimed; no pid yet: it may have been started
+    NONE = "none"  # there is none: nobody claimed the attempt
+    CLAIMED = "claimed"  # claimed, no pid yet: the command may have been started
     RUNNING = "running"  # pid and start time
-    ENDED = "ended"  # exit code or signal, whole
-    NEVER_RAN = "never_ran"  # its starter says that it could not be started
+    ENDED = "ended"  # exit code or signal, complete
+    NEVER_RAN = "never_ran"  # its starter recorded that the command could not be started
     BROKEN = "broken"  # unreadable
 
 
 class Found(enum.Enum):
-    """Which processes of the attempt live."""
+    """The live processes of an attempt."""
 
     NOTHING = "nothing"
-    STARTER = "starter"  # nothing of it, but who was told to start it, and may be in the midst of that
-    LEADER = "leader"  # the very process recorded (boot, pid, start time)
-    OTHERS = "others"  # only others that carry the attempt's mark
+    STARTER = "starter"  # only its starter (supervisor or shim), which may just be starting it
+    LEADER = "leader"  # its main process: the recorded boot, pid and start time
+    OTHERS = "others"  # only processes other than the main process
 
 
 class Verdict(enum.Enum):
-    """What to do about it."""
+    """The action to take on an attempt."""
 
-    REQUEUE = "requeue"  # proven that it never ran
-    WAIT = "wait"  # it may begin this very moment: keep the GPU, look again
-    ADOPT = "adopt"  # it lives: watch it
-    FINISH = "finish"  # its ending is written down
-    FINISH_HOLDING = "finish_holding"  # the same, but processes of it still hold the GPU
-    WATCH_LOST = "watch_lost"  # only unsupervised processes live: keep the GPU till they end, then lost
-    LOST = "lost"  # it ran, or may have run; how it ended cannot be known
-    NOT_STARTED = "not_started"  # its starter failed to start it
+    REQUEUE = "requeue"  # it never ran, which is proven: the job waits again
+    WAIT = "wait"  # it may just be starting: keep the GPUs, look again
+    ADOPT = "adopt"  # its main process lives: watch it
+    FINISH = "finish"  # its end is recorded
+    FINISH_HOLDING = "finish_holding"  # its end is recorded, but leftover processes hold the GPUs
+    WATCH_LOST = "watch_lost"  # lost, but processes other than the main process hold the GPUs until they end
+    LOST = "lost"  # it ran, or may have run; its outcome cannot be known
+    NOT_STARTED = "not_started"  # its starter could not start it
 
 
 V = Verdict
-# For each record: with nothing · its starter · its leader · others found alive in this boot, and the verdict after another boot.
-# What another boot left is dead; and a claim that is missing then proves nothing: it may just not have reached the disk.
+# Columns: NOTHING, STARTER, LEADER, OTHERS found alive in the same boot; then the verdict after a reboot.
+# No process survives a reboot, and a missing record then proves nothing: it may not have reached the disk.
 _ROWS: dict[Record, tuple[Verdict, Verdict, Verdict, Verdict, Verdict]] = {
-    # A record is claimed exclusively, so a starter that is late cannot start what was taken back.
+    # Before a requeue `runners/adoption.py` claims the record itself, so a late starter cannot start the attempt.
     Record.NONE: (V.REQUEUE, V.REQUEUE, V.ADOPT, V.WATCH_LOST, V.LOST),
     Record.CLAIMED: (V.LOST, V.WAIT, V.ADOPT, V.WATCH_LOST, V.LOST),
     Record.RUNNING: (V.LOST, V.LOST, V.ADOPT, V.WATCH_LOST, V.LOST),
@@ -58,7 +58,7 @@ del V
 
 def _verdict(state: JobState, record: Record, same_boot: bool, found: Found) -> Verdict:
     verdict = _ROWS[record][list(Found).index(found) if same_boot else -1]
-    # A job that was RUNNING had a record once: without one (somebody removed it) nothing proves that it never ran.
+    # A RUNNING job had a record. If it is missing, somebody removed it, and nothing proves that the attempt never ran.
     return Verdict.LOST if verdict is Verdict.REQUEUE and state is JobState.RUNNING else verdict
 
 

@@ -1,4 +1,4 @@
-"""What a person may ask of a scheduler that runs."""
+"""Requests of users to the scheduler, and its answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from scheduler.core.errors import UsageError
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: commands called in loops must not import `typing` (`scheduler/client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -17,17 +17,18 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End these jobs: a waiting one at once, a running one with its whole tree."""
+    """End these jobs: waiting jobs immediately, running jobs with all their processes."""
 
     jobs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Run these ended jobs again: same id, new attempt, new log. ``unless_done``: only those that did not end with DONE.
+    """Run these ended jobs again: same id, new attempt, new log. ``unless_done``: leave out jobs in state DONE.
 
-    ``after``: for each job, the number of the attempt that the user saw end. A job with a later attempt is not started again,
-    so that several users who ask at the same time start one attempt. Empty: each job is started again, whatever its attempt.
+    ``after``: for each job, the number of the attempt that the user saw end. A job with a later attempt is not started
+    again, so that several users who ask at the same time start one attempt. Empty: each job is started again, whatever
+    its attempt.
     """
 
     jobs: tuple[int, ...]
@@ -41,14 +42,14 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """No new job on these GPUs; those that run go on."""
+    """Start no new jobs on these GPUs. Running jobs go on."""
 
     gpus: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """These GPUs take jobs again; ``force``: also beside what others have on them now."""
+    """Start jobs on these GPUs again. ``force``: accept the foreign processes and memory that are on them now."""
 
     gpus: tuple[int, ...]
     force: bool = False
@@ -56,7 +57,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class PauseQueue:
-    """Start nothing at all (``on``), or go on."""
+    """Start no jobs at all (``on``), or start jobs again."""
 
     on: bool
 
@@ -70,28 +71,28 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let held jobs wait for room again."""
+    """Release held jobs: they may start again when there is room."""
 
     jobs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """Start these waiting jobs before all others, in this order."""
+    """Start these waiting jobs before all other jobs, in this order."""
 
     jobs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Let two waiting jobs change places."""
+    """Swap the priorities and places of two waiting jobs."""
 
     jobs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Change waiting jobs: ``changes`` holds fields of JobSpec; ``needs`` each job's new need as (count, parts)."""
+    """Change waiting jobs. ``changes``: field of JobSpec → new value; ``needs``: new need (count, parts) per job."""
 
     jobs: tuple[int, ...]
     changes: dict[str, Any]
@@ -100,9 +101,10 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class StateEdited:
-    """Somebody saved the state file: just these GPUs are to be paused. Never stored: the file itself is the wish.
+    """An edit of the state file: exactly the GPUs in ``gpus`` are to be paused. It is never stored as a request.
 
-    None for what the file does not say: that stays as it is. ``read``: the revision of the picture that was edited, None if the file does not say.
+    ``gpus``, ``paused`` (the whole queue): None if the file lacks the key; the value then stays unchanged. ``read``:
+    the revision of the version that was edited; None if the file does not give it.
     """
 
     gpus: tuple[int, ...] | None
@@ -112,7 +114,7 @@ class StateEdited:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What to tell whoever asked: an exit code and one line for each thing asked."""
+    """The answer to the request in row ``row``: an exit code, and one line for each job or GPU."""
 
     row: int
     code: int
@@ -126,12 +128,12 @@ KINDS: dict[str, type[Any]] = {cls.__name__.lower(): cls for cls in (*get_args(J
 
 
 def to_row(request: Request) -> tuple[str, dict[str, Any]]:
-    """The request as (kind, arguments) for the store."""
+    """Return the request as (kind, arguments) for the store."""
     return type(request).__name__.lower(), asdict(request)
 
 
 def from_row(kind: str, arguments: dict[str, Any]) -> Request:
-    """The inverse of ``to_row``. Raises UsageError for a kind this version does not know."""
+    """Return the request that ``to_row`` stored. Raises UsageError for a kind that this version does not know."""
     cls = KINDS.get(kind)
     if cls is None:
         raise UsageError(f"unknown request {kind!r}", do=f"known: {', '.join(sorted(KINDS))}")

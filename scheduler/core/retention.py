@@ -1,4 +1,4 @@
-"""How much is kept of what has ended: a number or size, an age, or both."""
+"""Limits on how many ended jobs, or how many bytes of their logs, are kept, and for how long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What may stay: the newest ``most`` (jobs, or bytes), and nothing older than ``age_s``. None: no such limit."""
+    """Limits: the newest ``most`` (jobs, or bytes of logs) are kept, for ``age_s`` seconds at most. None: no limit."""
 
     most: int | None = None
     age_s: float | None = None
@@ -25,17 +25,17 @@ class Keep:
 
 
 def keep_logs(text: str) -> Keep:
-    """Read ``30d``, ``20G``, ``30d 20G`` or nothing. Raises UsageError."""
+    """Read ``30d``, ``20G``, ``30d 20G`` or an empty text (no limit). Raises UsageError."""
     return _keep(text, _bytes, "30d, 20G or 30d 20G")
 
 
 def keep_finished(text: str) -> Keep:
-    """Read ``10000``, ``90d``, ``10000 90d`` or nothing. Raises UsageError."""
+    """Read ``10000``, ``90d``, ``10000 90d`` or an empty text (no limit). Raises UsageError."""
     return _keep(text, _number, "10000, 90d or 10000 90d")
 
 
 def _bytes(word: str) -> int | None:
-    # A bare m is minutes, as in every other setting; MB are written with a capital.
+    # A bare m means minutes, as in every other setting; megabytes are written M.
     found = _SIZE.fullmatch(word)
     return int(float(found[1]) * (1 << _UNITS[found[2].upper()])) if found else None
 
@@ -68,7 +68,7 @@ def _keep(text: str, size_of: Any, example: str) -> Keep:
 
 
 def size_text(size: int) -> str:
-    """Bytes for people: ``3.2 GB``, ``512 KB``; powers of 1024, as in the settings."""
+    """Return bytes as text for people: ``3.2 GB``, ``512 KB``. Units are powers of 1024, as in the settings."""
     for unit in ("TB", "GB", "MB", "KB"):
         step = 1 << _UNITS[unit[0]]
         if size >= step:

@@ -1,4 +1,4 @@
-"""How long a job is expected to run, from how long the like of it ran; never used to end one."""
+"""Estimates of run times, from the run times of similar jobs. They order the queue and never end a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.core.model_table import model_in
 
 
 def mode_of(arguments: tuple[str, ...]) -> str | None:
-    """The value of the last ``--mode X`` or ``--mode=X``."""
+    """Return the value of the last ``--mode X`` or ``--mode=X``, else None."""
     found = None
     words = iter(arguments)
     for word in words:
@@ -23,7 +23,7 @@ def mode_of(arguments: tuple[str, ...]) -> str | None:
 
 
 class Estimates:
-    """Medians of the last 3 ended runs by signature (script, model, mode), by script, by need class."""
+    """Medians of the last 3 run times, by signature (script, model, mode), by script and by need."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, ...], deque[float]] = {}
@@ -35,7 +35,7 @@ class Estimates:
         return signature, ("script", script), ("class", str(need))
 
     def learn(self, spec: JobSpec, need: ResourceRequest, seconds: float) -> None:
-        """Remember that a job like this ran ``seconds``."""
+        """Record that a job with this spec and need ran for ``seconds``."""
         for key in self._keys(spec, need):
             runs = self._runs.get(key)
             if runs is None:
@@ -43,7 +43,7 @@ class Estimates:
             runs.append(max(0.0, seconds))  # the clock may have been set back while it ran
 
     def of(self, spec: JobSpec, need: ResourceRequest) -> float | None:
-        """Seconds this job may run: its time limit, else what the like of it ran, else None (unknown)."""
+        """Return the expected run time in seconds: the job's time limit, else the median of similar jobs, else None."""
         if spec.time_limit_s is not None:
             return spec.time_limit_s
         for key in self._keys(spec, need):

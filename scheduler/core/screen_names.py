@@ -1,4 +1,4 @@
-"""The name of a job's terminal session."""
+"""Names of the terminal sessions of jobs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Container, Sequence
 
 LONGEST_MODE = 20
-LONGEST_GPUS = 30  # keeps the whole below the 80 characters that screen takes
+LONGEST_GPUS = 30  # keeps the whole name below the 80 characters that screen accepts
 
 
 def session_name(job: int, gpus: Sequence[int], arguments: Sequence[str]) -> str:
-    """``gpujob_<gpus>_<mode>_<id>``: GPUs joined by ``-``, the mode from ``--mode``; letters, digits, ``_``, ``-``."""
+    """Return ``gpujob_<gpus>_<mode>_<id>``: GPUs joined by ``-``, the value of ``--mode``, the job's id."""
     which = "-".join(map(str, gpus)) or "cpu"
     if len(which) > LONGEST_GPUS:
         which = f"{len(gpus)}gpus"
@@ -18,7 +18,7 @@ def session_name(job: int, gpus: Sequence[int], arguments: Sequence[str]) -> str
 
 
 def mode_of(arguments: Sequence[str]) -> str:
-    """The value of ``--mode``, made safe for a session's name; ``unknown`` without one."""
+    """Return the value of ``--mode`` with only letters, digits, ``_`` and ``-``; ``unknown`` without one."""
     for position, word in enumerate(arguments):
         value = ""
         if word == "--mode" and position + 1 < len(arguments):
@@ -32,7 +32,7 @@ def mode_of(arguments: Sequence[str]) -> str:
 
 
 def shortened(name: str, most: int) -> str:
-    """``name`` cut to ``most`` characters, before the id at its end."""
+    """Return ``name`` cut to at most ``most`` characters. The job id at its end stays whole."""
     if len(name) <= most:
         return name
     head, _, job = name.rpartition("_")
@@ -40,7 +40,7 @@ def shortened(name: str, most: int) -> str:
 
 
 def free_name(name: str, short_id: str, attempt: int, taken: Container[str]) -> str:
-    """``name``, or with this scheduler's short id, and then the attempt, where another session has it already."""
+    """Return ``name`` or, if it is taken, ``name`` with the scheduler's short id, the attempt or a number added."""
     for candidate in (name, f"{name}_{short_id}", f"{name}_{short_id}_a{attempt}"):
         if candidate not in taken:
             return candidate

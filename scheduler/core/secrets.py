@@ -1,4 +1,4 @@
-"""What of a command is never shown: passwords, tokens and keys, told by their names or by how they look."""
+"""Masks passwords, tokens and keys in commands and texts; they are recognised by their names or their form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 HIDDEN = "***"
-# Most texts hold none of these, and are given back as they are.
+# A text without any of these words holds no secret: it is returned unchanged.
 _HINT = re.compile(
     r"token|key|secret|passw|passphrase|credential|auth|pwd|bearer|://|--user|--proxy-user|hf_|sk-|gh[pousr]_|github_pat_"
     r"|glpat-|xox[abeoprs]-|AKIA|ASIA|AIza|eyJ|npm_|pypi-|ya29\.",
@@ -15,7 +15,7 @@ _HINT = re.compile(
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Whether what this option, variable or key is given is to be hidden."""
+    """Return whether ``value``, given to the option, variable or key ``name``, is a secret."""
     from scheduler.core import masking as shapes
 
     if not shapes.SECRET_NAME.search(name) or shapes.HARMLESS_NAME.search(name):
@@ -24,10 +24,10 @@ def is_secret(name: str, value: str = "") -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """A text (a line, a shell command, a sentence) with ``***`` where a secret stands."""
+    """Return a text (a line, a shell command, a sentence) with each secret replaced by ``***``."""
     if not _HINT.search(text):
         return text
-    from scheduler.core import masking as shapes  # compiled only where a text may hold one
+    from scheduler.core import masking as shapes  # slow to import: only for a text that may hold a secret
 
     text = shapes.PRIVATE_KEY.sub(rf"\1{HIDDEN}", text)
     for pattern in (shapes.QUOTED, shapes.HEADER, shapes.ASSIGNED, shapes.OPTION, shapes.BEARER):
@@ -46,14 +46,14 @@ def _hidden(found: re.Match[str]) -> str:
 
 
 def words_without_secrets(words: Iterable[str]) -> tuple[str, ...]:
-    """The words of a command likewise; a secret may be a word of its own after its option."""
+    """Return the words of a command with each secret replaced by ``***``, also a word that follows its option."""
     words = tuple(words)
     if not any(map(_HINT.search, words)):
         return words
     from scheduler.core import masking as shapes
 
     out: list[str] = []
-    asks = ""  # the option before, if what follows it is to be hidden
+    asks = ""  # the option before, if its value may be a secret
     for word in words:
         if asks and not word.startswith("-") and (asks in _USERS or is_secret(asks, word)):
             before = word.partition(":")[0] + ":" if asks in _USERS else ""

@@ -1,16 +1,16 @@
-"""Words as a shell takes them, in the shorter of two correct spellings."""
+"""Quoting of words for a shell, in the shorter of two correct spellings."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
 
-_ACTS = frozenset('$`"\\!')  # these do something between double quotes, too
+_ACTS = frozenset('$`"\\!')  # special also between double quotes
 
 
 def quoted(word: str) -> str:
-    """A word for a shell: bare where it can be, else in single quotes; one that holds these in double ones, where nothing
-    in it would act there.
+    """Return a word quoted for a shell: unquoted where possible, else in single quotes.
+    A word that holds a single quote is put in double quotes, unless it holds characters that are special there.
     """
     single = shlex.quote(word)
     if "'" not in word or _ACTS.intersection(word):
@@ -19,5 +19,5 @@ def quoted(word: str) -> str:
 
 
 def joined(words: Iterable[str]) -> str:
-    """A command that can be pasted."""
+    """Return words as a command line that can be pasted into a shell."""
     return " ".join(map(quoted, words))

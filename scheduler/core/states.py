@@ -1,4 +1,4 @@
-"""The states of a job as a table; the only code that gives a job a new state."""
+"""The states of a job: the table of moves, and the only function that changes a job's state."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from scheduler.core.job import Job, JobState
 
 
 class Move(enum.Enum):
-    """What can happen to a job."""
+    """An event that changes the state of a job."""
 
     PLACED = "placed"
     STARTED = "started"
     SUCCEEDED = "succeeded"
-    RETRY_SCHEDULED = "retry_scheduled"  # a failure with tries left: waits until not_before
-    FAILED = "failed"  # a failure without
+    RETRY_SCHEDULED = "retry_scheduled"  # the attempt is over, another follows: waits until not_before
+    FAILED = "failed"  # no other attempt follows
     STOP_ASKED = "stop_asked"
     STOPPED = "stopped"
     SKIPPED = "skipped"
@@ -36,9 +36,9 @@ TABLE: dict[JobState, dict[Move, JobState]] = {
 
 
 def move(job: Job, what: Move, now: float) -> JobState:
-    """Give ``job`` the state that ``what`` leads to and note the time; returns the state it left.
+    """Move ``job`` to the state that ``what`` leads to, set the dependent fields, and return its previous state.
 
-    Raises InvalidMove, and changes nothing, when the table has no such row.
+    ``now``: seconds since 1970. Raises InvalidMove, and changes nothing, if the table has no such move.
     """
     after = TABLE[job.state].get(what)
     if after is None:

@@ -1,4 +1,4 @@
-"""Durations and sizes between text and numbers."""
+"""Conversion of durations, sizes and times between text and numbers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _SIZES = {"": 1, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 
-LONGEST_S = 10**9  # some 30 years: more is a slip of the pen
+LONGEST_S = 10**9  # about 30 years: a longer duration is taken for a mistake
 LARGEST_MIB = 1 << 40
-LATEST = 253402300799.0  # the last second of the year 9999, which text can still tell
+LATEST = 253402300799.0  # the last second of the year 9999, the latest that ``datetime`` can format
 
 
 def seconds_of(text: str) -> float:
@@ -52,7 +52,7 @@ def mib_of(text: str) -> int:
 
 
 def span_text(seconds: float) -> str:
-    """A duration for people: ``4 s``, ``3 min 20 s``, ``2 h 05 min``, ``3 d 4 h``."""
+    """Return seconds as a duration for people: ``4 s``, ``3 min 20 s``, ``2 h 05 min``, ``3 d 4 h``."""
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -64,21 +64,21 @@ def span_text(seconds: float) -> str:
 
 
 def mib_text(mib: float) -> str:
-    """A size for people: ``512 MiB``, ``31 GiB``, ``1.5 GiB``."""
+    """Return MiB as a size for people: ``512 MiB``, ``31 GiB``, ``1.5 GiB``."""
     if mib < 1024:
         return f"{mib:.0f} MiB"
     return f"{mib / 1024:.1f}".removesuffix(".0") + " GiB"
 
 
 def utc(seconds: float) -> str:
-    """A moment (seconds since 1970) as ISO 8601 in UTC with milliseconds, which reads back the same."""
-    from datetime import datetime, timezone  # few of the calls in loops tell a time
+    """Return seconds since 1970 as ISO 8601 text in UTC with milliseconds: ``2026-11-22T09:21:55.438Z``."""
+    from datetime import datetime, timezone  # slow to import, and rarely needed by commands called in loops
 
-    # Cut off, not rounded: no moment is told before it has come. The small part makes up for what a float cannot hold.
+    # Truncated, not rounded up: the text is never later than the time. The 0.001 ms compensate for float inaccuracy.
     whole, thousandths = divmod(int(min(max(seconds, 0.0), LATEST) * 1000 + 0.001), 1000)
     return f"{datetime.fromtimestamp(whole, timezone.utc):%Y-%m-%dT%H:%M:%S}.{thousandths:03d}Z"
 
 
 def maybe_utc(seconds: float | None) -> str | None:
-    """As `utc`; None for None."""
+    """Return `utc` of ``seconds``; None for None."""
     return None if seconds is None else utc(seconds)

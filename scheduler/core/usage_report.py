@@ -1,6 +1,6 @@
-"""What jobs waited, ran and used, attempt by attempt, and the sums of it: by label, by GPU, and over all.
+"""The usage report: how long jobs waited and ran and which GPUs they used, with sums by label, by GPU and in total.
 
-Counted in whole milliseconds and in thousandths of GPUs, so that the parts add up to the totals exactly.
+Amounts are whole milliseconds and thousandths of a GPU, so that the parts add up to the totals exactly.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class AttemptUse:
-    """One run of a job. ``lost``: its end is not known, only when it was found to be over."""
+    """Run time and GPUs of one attempt. ``lost``: its end is not known, and ``run_ms`` ends when that was noticed."""
 
     number: int
-    started_ms: int
+    started_ms: int  # since 1970
     run_ms: int
     gpus: tuple[int, ...] = ()
     parts: int = 0  # thousandths of each of its GPUs
     lost: bool = False
 
     def since(self, moment_ms: int) -> AttemptUse | None:
-        """What of it lies behind that moment; None if it was over by then."""
+        """Return the part of it after ``moment_ms`` (since 1970); None if it ended before."""
         end = self.started_ms + self.run_ms
         if end < moment_ms:
             return None
@@ -37,37 +37,37 @@ class AttemptUse:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A job in the report. ``attempts``: what of them lies in the time shown."""
+    """A job in the report. ``attempts``: the parts of its attempts within the reported period."""
 
     job: Job
     wait_ms: int | None  # from its submission to its first start; None if it never started
-    started_at: float | None  # for the first time
+    started_at: float | None  # the first start, seconds since 1970
     attempts: tuple[AttemptUse, ...]
 
     @property
     def run_ms(self) -> int:
-        """All its attempts together."""
+        """Run time of all its attempts within the period, in milliseconds."""
         return sum(attempt.run_ms for attempt in self.attempts)
 
     @property
     def gpu_ms(self) -> int:
-        """The same times GPUs and shares: thousandths of a GPU times milliseconds."""
+        """GPU time of all its attempts within the period: thousandths of a GPU times milliseconds."""
         return sum(attempt.run_ms * attempt.parts * len(attempt.gpus) for attempt in self.attempts)
 
     @property
     def lost(self) -> int:
-        """How many of its attempts have no known end."""
+        """Number of its attempts whose end is not known."""
         return sum(attempt.lost for attempt in self.attempts)
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """The GPUs that it was on, ascending."""
+        """The GPUs that its attempts used, ascending."""
         return tuple(sorted({gpu for attempt in self.attempts for gpu in attempt.gpus}))
 
 
 @dataclass(slots=True)
 class Total:
-    """The sum of some lines."""
+    """Sums over some lines. ``started``: jobs that have started; ``lost``: attempts whose end is not known."""
 
     jobs: int = 0
     states: dict[str, int] = field(default_factory=lambda: {state.value: 0 for state in JobState})
@@ -80,7 +80,7 @@ class Total:
     gpu_ms: int = 0
 
     def add(self, line: Line) -> None:
-        """Count one more job."""
+        """Add a job to the sums."""
         self.jobs += 1
         self.states[line.job.state.value] += 1
         if line.job.outcome is not None:
@@ -95,39 +95,42 @@ class Total:
 
     @property
     def mean_wait_ms(self) -> float | None:
-        """Of the jobs that have started."""
+        """Mean wait of the jobs that have started, in milliseconds; None if there is none."""
         return self.wait_ms / self.started if self.started else None
 
 
 @dataclass(slots=True)
 class GpuUse:
-    """What one GPU was given to. ``run_ms`` counts two jobs that share it twice, ``gpu_ms`` each by its share."""
+    """Use of one GPU. Of two jobs that share it, ``run_ms`` counts both in full, ``gpu_ms`` each by its share."""
 
     gpu: int
     jobs: int = 0
     lost: int = 0
     run_ms: int = 0
     gpu_ms: int = 0
-    busy: float | None = None  # share of the time shown, 0 to 1
+    busy: float | None = None  # used part of the period, 0 to 1; None: the period is empty
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Lines and sums of the time from ``start`` to ``end``. ``known_since``: what ended earlier may be forgotten."""
+    """Lines and sums of the period from ``start`` to ``end``, in seconds since 1970.
+
+    ``known_since``: jobs that ended earlier may be missing, because they were deleted. None: all jobs are known.
+    """
 
     start: float
     end: float
     known_since: float | None
     lines: Sequence[Line]
-    labels: Mapping[str, Total]  # those without one under ""
+    labels: Mapping[str, Total]  # jobs without a label: ""
     gpus: Sequence[GpuUse]
     total: Total
 
 
 def attempts_of(job: Job, events: Iterable[Event], now: float) -> tuple[AttemptUse, ...]:
-    """The runs of a job, oldest first: earlier ones as its story tells them, the last one as the job itself does.
+    """Return the attempts of a job, oldest first: earlier ones from its events, the last one from the job itself.
 
-    A run that goes on counts up to ``now``. Never negative, also when the clock was set back meanwhile.
+    A running attempt counts up to ``now`` (seconds since 1970). No time is negative, even if the clock was set back.
     """
     booked = job.need.parts if job.need.count else 0
     found: dict[int, AttemptUse] = {}
@@ -147,7 +150,7 @@ def attempts_of(job: Job, events: Iterable[Event], now: float) -> tuple[AttemptU
     if job.started_at is not None:
         start, end = round(job.started_at * _MS), round((now if job.finished_at is None else job.finished_at) * _MS)
         lost = job.outcome is Outcome.LOST
-        if 0 < start - end <= _MS:  # a start is noted a moment after it, when a short job may be over
+        if 0 < start - end <= _MS:  # the start of a short job may be recorded after its end
             start = end
         found[job.attempt] = AttemptUse(job.attempt, start, max(0, end - start), job.gpus, booked, lost)
     return tuple(found[number] for number in sorted(found))
@@ -161,10 +164,10 @@ def report_of(
     since: float | None = None,
     known_since: float | None = None,
 ) -> Report:
-    """The report over these jobs. ``since``: without those that ended earlier, and of runs only what came later.
+    """Return the report over these jobs. ``stories``: each job with its events.
 
-    ``gpus``: those to be told of also when they were not used. The time shown begins with ``since``, else with the first
-    submission.
+    ``since``: start of the period; jobs that ended before are left out, and attempts count from then on. None: the
+    period starts with the first submission. ``gpus``: GPUs to list even if no job used them.
     """
     lines: list[Line] = []
     labels: dict[str, Total] = {}
@@ -184,7 +187,7 @@ def report_of(
         line = Line(job, wait_ms, None if first is None else first / _MS, runs)
         lines.append(line)
         total.add(line)
-        if job.spec.label not in labels:  # a Total costs more than all else that is done for a line
+        if job.spec.label not in labels:  # to make a Total costs more than all other work for a line
             labels[job.spec.label] = Total()
         labels[job.spec.label].add(line)
         for gpu in line.gpus:

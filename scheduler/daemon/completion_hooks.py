@@ -1,8 +1,8 @@
-"""What a job wants done at its end: a program called (`on_finish`), its output sent by mail (`mail`).
+"""Actions at the end of a job: a program is called (`on_finish`), the job's output is sent by mail (`mail`).
 
-Written down in the transaction that records the ending, marked as begun before it is done, struck off after: so it is
-done once, also when the scheduler was down at the end of the job. Killed in the very instant in between, nobody knows
-whether it was done: then it is said, and not done again.
+The transaction that records the end of the job also records its actions. They are marked as begun before they run and
+removed afterwards, so they run once, also if no scheduler ran when the job ended. If the scheduler is killed between
+mark and removal, it is not known whether they ran: this is logged, and they do not run again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from scheduler.system.crash_points import crash_point
 from scheduler.system.processes import own_children, seen
 from scheduler.system.safe_open import plain
 
-LARGEST_SAID = 1 << 20  # of what these programs print, kept in `.gpujob/on_finish.log`
-MARKS = ("GPUJOB_ID", "GPUJOB_ATTEMPT")  # of a job that submitted this one: what is called is no process of it
+LARGEST_SAID = 1 << 20  # bytes of `.gpujob/on_finish.log`, their output; a larger file is emptied
+MARKS = ("GPUJOB_ID", "GPUJOB_ATTEMPT")  # not passed on: the program is no process of a job that submitted this one
 KILLED = "the scheduler was killed while it did what was wanted at the end: whether it was done is not known"
 SENDMAIL = ("/usr/sbin", "/usr/lib", "/usr/bin")
 
 
 def wanted_of(changed: Iterable[Job]) -> list[int]:
-    """Those of these jobs that have just ended after they were begun, and want something done."""
+    """Return the ids of ended jobs that have actions, without skipped jobs and jobs that were never started."""
     return [
         job.id
         for job in changed
@@ -47,23 +47,23 @@ def wanted_of(changed: Iterable[Job]) -> list[int]:
 
 
 class CompletionHooks:
-    """Does it, after the turn in which it was recorded. ``environ``: for jobs that bring no environment."""
+    """Runs the actions after the pass that recorded them. ``environ``: for jobs without an environment of their own."""
 
     def __init__(self, db: Database, places: Places, environ: Mapping[str, str], folder: str,
                  say: Callable[[str, int, Job], None]) -> None:  # fmt: skip
         self.db, self.places, self.environ, self.folder, self.say = db, places, environ, folder, say
-        self.wanted = True  # at the start there may be some of the daemon before
+        self.wanted = True  # actions may be recorded; a previous daemon may have left some
         self._mine: set[int] = set()
         self._events: list[Event] = []
 
     def sessions(self) -> set[int]:
-        """Sessions of the programs that run for this, and of what they left running: they belong to no job."""
+        """Return the POSIX sessions of running actions and of processes they left; they belong to no job."""
         if self._mine:
             self._mine &= {found.session for pid in own_children() if (found := seen(pid)) is not None}
         return set(self._mine)
 
     def step(self, _now: Now) -> None:
-        """Do what is to be done. Raises StoreTrouble before anything is done."""
+        """Run the recorded actions, if there are any. Raises StoreTrouble, sqlite3.Error."""
         if not self.wanted:
             return
         wanted = rows.calls(self.db.connection)
@@ -88,23 +88,23 @@ class CompletionHooks:
             crash_point("afterwards.done")
             with self.db.writing(sync=False) as connection:
                 rows.strike_calls(connection, fresh)
-                # Forgotten meanwhile, a job has no story any more.
+                # A job that was forgotten in the meantime has no event history.
                 rows.write_events(connection, [one for one in self._events if rows.get(connection, one.job)])
 
     def due(self) -> float:
-        """At once if something is wanted, else never."""
+        """Return 0 (due now) if actions may be recorded, else ``NEVER``."""
         return 0.0 if self.wanted else NEVER
 
     def close(self) -> None:
-        """What was begun goes on by itself."""
+        """Do nothing: the programs that were started continue."""
 
     def _warn(self, job: Job, text: str) -> None:
-        """In the log, and in the job's story: who asked for it looks there."""
+        """Log a warning, and add it to the event history of the job, where its owner looks."""
         self.say(f"job {job.id} ({job.spec.shown_name}): {text}", 30, job)
         self._events.append(Event(job.id, time.time(), "afterwards", {"why": text}))
 
     def _jobs(self, numbers: Iterable[int]) -> list[Job]:
-        """Those that were not forgotten meanwhile."""
+        """Return the jobs with these ids, without those that were forgotten in the meantime."""
         found = (rows.get(self.db.connection, number) for number in numbers)
         return [job for job in found if job is not None]
 
@@ -154,7 +154,7 @@ class CompletionHooks:
             os.set_blocking(opened[1], True)
             actions = [(os.POSIX_SPAWN_DUP2, opened[0], 0), *((os.POSIX_SPAWN_DUP2, opened[1], fd) for fd in (1, 2))]
             folder = job.spec.cwd if os.path.isdir(job.spec.cwd) else self.folder
-            # posix_spawn itself cannot change the folder.
+            # posix_spawn cannot set the working folder, so exec_limited.py does.
             argv = [sys.executable, "-I", "-S", exec_limited.__file__, folder, "-", path, *words]
             pid = os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True, setsigmask=())
             self._mine.add(pid)
@@ -173,7 +173,7 @@ class CompletionHooks:
 
 
 def command_text(job: Job) -> str:
-    """The command as one would type it: a script with what it was run by, others as they were given. `ts` only joins the words."""
+    """Return the command as shell text, a script with its interpreter. For jobs of `ts`: the words, unquoted."""
     spec = job.spec
     if spec.source == "ts":
         return " ".join(spec.arguments)

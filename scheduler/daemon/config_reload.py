@@ -1,4 +1,4 @@
-"""Settings of a running daemon: read again when their file changes, and handed to those who decide."""
+"""Reloads the config and the model table of a running daemon when their files change."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from scheduler.intake.settings import DEFAULT, Settings, model_table
 from scheduler.store import jobs as rows
 from scheduler.system.safe_open import tail_of
 
-SETTLE_S = 0.3  # a file that is being written is read when it has stood so long
+SETTLE_S = 0.3  # a changed file is read once it has stayed unchanged for this long
 
 
 def note_of(settings: Settings) -> str:
-    """Value and origin of each setting, as the store keeps them for `config show`."""
+    """Return value and origin of each setting as JSON, which the store keeps for `config show`."""
     values = settings.config.policy_values()
     return json.dumps({key: [value, settings.origin[key]] for key, value in values.items()})
 
@@ -33,66 +33,66 @@ GPU_KEYS = frozenset({"gpus", "gpu_ids"})
 
 
 class Reloadable(Protocol):
-    """What takes over settings that were read again: the daemon."""
+    """Interface through which `ConfigReload` applies new settings; implemented by `loop.Daemon`."""
 
     def choose_gpus(self, config: Config) -> list[Gpu]:
-        """The GPUs that ``config`` names, which are recorded. Raises Refused, StoreTrouble."""
+        """Record the GPUs that ``config`` names in the store and return them. Raises Refused, StoreTrouble."""
 
     def use_settings(self, config: Config, gpus: list[Gpu] | None) -> None:
-        """Decide by these settings from now on, and give out these GPUs (None: the same). Raises StoreTrouble."""
+        """Apply these settings and these managed GPUs (None: unchanged). Raises StoreTrouble."""
 
     def use_table(self, table: ModelTable, now: Now) -> None:
-        """Compute the needs of waiting jobs by this model table. Raises StoreTrouble."""
+        """Apply this model table: compute the needs of waiting jobs again. Raises StoreTrouble."""
 
 
 @dataclass(slots=True)
 class ConfigReload:
-    """When a running daemon reads its config and its model table again, and what was said of them.
+    """Reloads the config and the model table, and remembers which problems with them were logged.
 
-    ``load`` reads all settings anew, so that flags and environment still win over the file.
+    ``load`` reads all settings again, so that flags and environment variables still take precedence over the file.
     """
 
     context: Context
     target: Reloadable
     settings: Settings
     load: Callable[[], Settings]
-    has_table: bool = False  # a table that was there is not taken for none when it is gone
-    config_due: float = math.inf
-    table_due: float = math.inf
+    has_table: bool = False  # the table file existed, so a missing one is an error
+    config_due: float = math.inf  # monotonic time of the next read
+    table_due: float = math.inf  # monotonic time of the next read
     config_trouble: str = ""
     table_trouble: str = ""
     gpu_trouble: str = ""
-    doubtful_since: float | None = None  # the table cannot be read: somebody may be in the midst of writing it
-    waiting: dict[str, Any] = field(default_factory=dict)  # what a restart would change, as it was said last
+    doubtful_since: float | None = None  # monotonic: since when the table is invalid, perhaps half written
+    waiting: dict[str, Any] = field(default_factory=dict)  # settings that need a restart, as logged last
     noted: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.noted = note_of(self.settings)
 
     def due(self) -> float:
-        """When to look by itself (``mono``)."""
+        """Return the monotonic time of the next read without an event; infinite if none is planned."""
         return min(self.config_due, self.table_due)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
     def look_at_all(self, now: Now) -> None:
-        """Read both files in the next step, whether or not a change was noticed."""
+        """Have the next step read both files, whether or not a change was noticed."""
         if self.settings.config_file and self.config_due == math.inf:
             self.config_due = now.mono
         if self.settings.config.llm_config and self.table_due == math.inf:
             self.table_due = now.mono
 
     def step(self, now: Now) -> None:
-        """Read what has changed. Raises StoreTrouble."""
+        """Read the files that have changed and are completely written. Raises StoreTrouble."""
         config_file, table_file = self.settings.config_file, self.settings.config.llm_config
         if config_file and config_file in self.context.changed:
-            # Half of a config can be read as well as the whole, unless its last line says that it is the last.
+            # Half of a config is valid YAML, too: wait until it no longer changes, unless it has an end marker.
             self.config_due = now.mono + (0.0 if _says_its_end(config_file) else SETTLE_S)
         if table_file in self.context.changed:
-            self.table_due = now.mono  # half a table cannot be read
+            self.table_due = now.mono  # half of a table is invalid JSON
         if now.mono >= self.config_due:
-            wait_s = _still_written_s(config_file, now)  # whoever looks by the clock may look at any moment
+            wait_s = _still_written_s(config_file, now)  # a look without an event may come during a save
             self.config_due = now.mono + wait_s if wait_s else math.inf
             if not wait_s:
                 self._read_config()
@@ -101,7 +101,7 @@ class ConfigReload:
             self._read_table(now)
 
     def _read_config(self) -> None:
-        """Read the config again; what may change while running, changes."""
+        """Read the config again and apply the settings that may change at run time. Raises StoreTrouble."""
         path = self.settings.config_file
         try:
             fresh = self.load()
@@ -122,7 +122,7 @@ class ConfigReload:
             self.noted = note
 
     def _take(self, fresh: Settings) -> list[str]:
-        """Take over what may change; what has changed, and what waits for a restart, in words."""
+        """Apply the settings that may change. Return log texts: each change, and the settings that need a restart."""
         old, new = self.settings.config, fresh.config
         values = {key: (getattr(old, key), getattr(new, key)) for key in OPTIONS}
         changed = {key for key, (before, after) in values.items() if before != after}
@@ -139,7 +139,7 @@ class ConfigReload:
         waiting = {
             key: values[key][1]
             for key in OPTIONS
-            # Paths that only follow the state file to its new folder are not named one by one.
+            # Default paths that change only because the state file has another folder are not listed one by one.
             if key in changed - set(taken) - left and (fresh.origin[key] != DEFAULT or old.state_file == new.state_file)
         }
         origin = {key: (self.settings if key in changed and key not in taken else fresh).origin[key] for key in OPTIONS}
@@ -156,7 +156,7 @@ class ConfigReload:
         return words
 
     def _read_table(self, now: Now) -> None:
-        """Read the model table again; a broken one, or none, leaves the last good one in force."""
+        """Read the model table again. If it is invalid or missing, the last valid table stays in force."""
         config = self.context.config
         try:
             table = model_table(config.llm_config, config.trust_group, needed=self.has_table)
@@ -179,7 +179,7 @@ class ConfigReload:
 
 
 def _says_its_end(path: str) -> bool:
-    """Whether a YAML file ends with the mark of a document's end."""
+    """Return whether a YAML file ends with the document end marker ``...``."""
     try:
         return tail_of(path, 5) == b"\n...\n"
     except OSError:
@@ -187,16 +187,16 @@ def _says_its_end(path: str) -> bool:
 
 
 def _still_written_s(path: str, now: Now) -> float:
-    """How long a file that was changed a moment ago may still be in the midst of being written; 0 if it is whole."""
+    """Return the seconds to wait before reading a file that has just changed and may be half written, or 0."""
     try:
         age = now.wall - os.stat(path).st_mtime
     except OSError:
         return 0.0
-    # A little below 0 where it was changed since this pass began.
+    # The age is slightly negative if the file was changed after this pass began.
     return SETTLE_S - max(age, 0.0) if -SETTLE_S < age < SETTLE_S and not _says_its_end(path) else 0.0
 
 
 def _may_change(key: str, before: Any, after: Any) -> bool:
     if key == "gpu_interval" and not (before and after):
-        return False  # readings are turned on and off at the start
+        return False  # readings can be turned on or off only at the start
     return key in RELOADABLE

@@ -1,4 +1,4 @@
-"""What all parts of a daemon share: folders, settings in force, the store, and the way to say something."""
+"""Objects shared by all parts of a daemon: paths, settings in force, the store, the listener for messages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from scheduler.store.paths import Places
 
 @dataclass(slots=True)
 class Context:
-    """``config`` and ``table`` are replaced by a reload. ``changed``: files that have changed since the last pass.
+    """The objects that all parts of a daemon share. A reload of the settings replaces ``config`` and ``table``.
 
-    ``folder``: where the daemon was started. ``listener`` must not block.
+    ``changed``: paths of files that changed since the last pass. ``folder``: where the daemon was started.
+    ``listener`` receives every message and must not block.
     """
 
     places: Places
@@ -30,10 +31,10 @@ class Context:
     changed: set[str] = field(default_factory=set)
 
     def say(self, text: str, level: int = 20, *, kind: str = "", job: Job | None = None) -> None:
-        """Tell the listener, without secrets. ``level``: of the standard library's logging."""
+        """Send a message to the listener, with secrets masked. ``level``: a level of the standard library's logging."""
         text = without_secrets(text)
         if job is None:
             self.listener(LogMessage(text, level, kind))
             return
-        packed = job.spec.gzip and job.runner != "screen"  # such a log cannot be shown as it grows
+        packed = job.spec.gzip and job.runner != "screen"  # a compressed log cannot be shown while it grows
         self.listener(LogMessage(text, level, kind, job.id, job.spec.shown_name, "" if packed else job.log))

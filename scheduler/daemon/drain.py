@@ -1,4 +1,4 @@
-"""When a scheduler that drains is done: nothing is left, or nothing that is left can start by itself."""
+"""Detects that none of the waiting jobs of a draining scheduler (`start --drain`) can start any more."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 from scheduler.core.admission import PASSING
 from scheduler.core.scheduler_state import SchedulerState
 
-HOPE_S = 30.0  # how long a drain waits for a GPU that is gone or unhealthy
+HOPE_S = 30.0  # seconds that a drain waits for a GPU that is gone or unhealthy
 LASTING = frozenset({"gone", "unhealthy"})
 
 
 class Drain:
-    """Judges a state between two passes, when all that has happened is taken in."""
+    """Judges whether waiting jobs can still start. Asked between two passes, when all observations are applied."""
 
     def __init__(self) -> None:
         self._hopeless_since: float | None = None
 
     def is_stuck(self, state: SchedulerState) -> bool:
-        """Nothing runs, and what waits cannot start by itself."""
+        """Return whether no job runs and no waiting job can start unless something changes from outside."""
         if state.live or state.holdings or not state.waiting() or "backoff" in state.parked.values():
             return False
         codes = {reason.code for reason in state.class_reasons().values()}

@@ -1,4 +1,4 @@
-"""Why an attempt failed, or could not be started, as far as its log and its program tell."""
+"""Finds the cause of a failed attempt in its log, and of a failed start in its program file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.runners.log_end import log_finding_of
 
 
 def with_causes(state: SchedulerState, observations: list[Observation]) -> list[Observation]:
-    """The same observations; to each ending what the log's end says about it, to a program that was refused what is wrong with it."""
+    """Return the observations with causes added: to endings from the job's log, to failed starts from the program."""
     out: list[Observation] = []
     for observation in observations:
         if isinstance(observation, Ended):

@@ -1,4 +1,4 @@
-"""Follows the files that jobs come from: which lines are new, and which files cannot be read."""
+"""Reads new lines of the watched files, and reports files that cannot be read."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from scheduler.intake.tail import NO_SUCH_FILE, Follower
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 
-RETRY_S = 1.0  # between two tries of a file whose disk gives errors
-RETRIED_S = 30.0  # for so long; then the slow interval
+RETRY_S = 1.0  # between two tries of a file with disk errors
+RETRIED_S = 30.0  # how long such tries go on; later ones come at the safety interval
 
 
 @dataclass(slots=True)
 class FollowedFile:
-    """A file that jobs come from. ``due``: when to look at it though nothing was heard of it (``mono``); 0: never.
+    """A watched file. ``due``: monotonic time of the next read without an event; 0: none.
 
-    ``failing_since``: when its disk began to give errors (``mono``).
+    ``failing_since``: monotonic time of the first disk error in a row; None: no error.
     """
 
     follower: Follower
@@ -38,24 +38,28 @@ class FollowedFile:
 
 
 class FollowedFiles:
-    """``machine`` gives the text that decides whether a line can ever run; ``noted`` is called when a trouble comes or goes."""
+    """All watched files.
+
+    ``machine`` returns the text that decides whether a line can ever run (`ingest.machine_text`). ``noted`` is called
+    when a problem with a file begins or ends.
+    """
 
     def __init__(self, context: Context, machine: Callable[[], str], noted: Callable[[], None]) -> None:
         self._context, self._machine, self._noted = context, machine, noted
         self.files: dict[str, FollowedFile] = {}
-        self.known_refusals: set[tuple[str, str]] = set()  # (hash of the text, reason) already told
-        self.more = True  # a file holds more lines than one batch
-        self._judged: set[str] = set()  # files whose refused lines were read for the GPUs of now
-        self.batches: list[tuple[FollowedFile, Batch]] = []
+        self.known_refusals: set[tuple[str, str]] = set()  # (hash of the line, reason) already logged
+        self.more = True  # a file may have more lines than one batch
+        self._judged: set[str] = set()  # files whose refused lines were read for the current GPUs
+        self.batches: list[tuple[FollowedFile, Batch]] = []  # read by the last step
 
     def follow(self, path: str, parse: Parser) -> None:
-        """Take jobs from this file."""
+        """Watch this file and read its lines with ``parse``. Raises sqlite3.Error."""
         mark = kept.mark_of(self._context.db.connection, path)
         self.files[path] = FollowedFile(Follower(path, mark, self._context.config.trust_group), parse)
         self._context.changed.add(path)
 
     def step(self, now: Now) -> None:
-        """Read ``batches`` of lines from the files that have changed, have more, or are due. Raises sqlite3.Error."""
+        """Read lines of files that have changed, have more lines or are due into ``batches``. Raises sqlite3.Error."""
         self.batches = []
         for path, file in self.files.items():
             due = path in self._context.changed or (file.due != 0 and now.mono >= file.due)
@@ -69,28 +73,28 @@ class FollowedFiles:
                 self._failed(path, file, error, now)
 
     def look_at_all(self) -> None:
-        """Look at every file in the next step, and whether one was written anew without a trace in its times."""
+        """Have the next step look at every file, and compare the lines already read if the file was changed since."""
         for path, file in self.files.items():
             file.follower.check_whole()
             self._context.changed.add(path)
 
     def read_refused_again(self) -> None:
-        """Lines that were refused may be jobs for the GPUs of now."""
+        """Have the next step read refused lines again: they may be valid for the current GPUs."""
         self._judged.clear()
 
     def accept(self, batches: list[tuple[FollowedFile, Batch]]) -> None:
-        """These are recorded: the next step goes on behind them."""
+        """Note that these batches are recorded: the next step continues behind them."""
         for file, batch in batches:
             file.follower.accept(batch)
             self.more = self.more or batch.more
 
     def go_back(self, connection: sqlite3.Connection) -> None:
-        """Go on from what the store says was read. Raises sqlite3.Error."""
+        """Set the reading positions to those in the store. Raises sqlite3.Error."""
         for file in self.files.values():
             file.follower.mark = kept.mark_of(connection, file.follower.path) or file.follower.mark
 
     def troubles(self) -> list[str]:
-        """A sentence for each file that cannot be read."""
+        """Return a sentence for each file that cannot be read."""
         return [
             f"not read: {path}: {file.trouble.removeprefix(f'{path}: ').removeprefix('not read: ')}"
             for path, file in self.files.items()
@@ -98,25 +102,25 @@ class FollowedFiles:
         ]
 
     def unread(self) -> list[str]:
-        """A sentence for each file whose lines a drain leaves; one that is missing, or /dev/null, has none."""
+        """Return a sentence for each unreadable file whose jobs a drain leaves; not for missing files and /dev/null."""
         return [text for text in self.troubles() if not text.endswith(NO_SUCH_FILE) and f" {os.devnull}: " not in text]
 
     @property
     def unsettled(self) -> bool:
-        """Whether a file is to be looked at soon: its last line may still be written."""
+        """Whether a file must be read again soon, for example because its last line may be incomplete."""
         return any(file.due for file in self.files.values())
 
     def due(self) -> float:
-        """When to look at a file though nothing was heard of it (``mono``)."""
+        """Return the monotonic time of the next read without an event; ``NEVER`` if there is none."""
         return min((file.due for file in self.files.values() if file.due), default=NEVER)
 
     def close(self) -> None:
-        """Let go of the open files."""
+        """Close the open files."""
         for file in self.files.values():
             file.follower.close()
 
     def _read_refused_again(self, path: str, file: FollowedFile) -> None:
-        """Once after the start, if the GPUs are others than they were: lines that were refused may be jobs now. Raises OSError."""
+        """Read refused lines again, once, if the GPUs have changed since these lines were refused. Raises OSError."""
         if path in self._judged:
             return
         connection, machine = self._context.db.connection, self._machine()
@@ -124,11 +128,11 @@ class FollowedFiles:
             self._judged.add(path)
             return
         batch = refused_again(connection, file.follower, machine, self.known_refusals)
-        if batch is not None:  # else as soon as the file is there
+        if batch is not None:  # else the next step tries again
             self.batches.append((file, batch))
 
     def _read(self, path: str, file: FollowedFile, now: Now) -> None:
-        """The next lines. Raises FileTrouble, OSError."""
+        """Add the next lines of a file to ``batches``. Raises FileTrouble, OSError."""
         file.due = 0.0
         batch = file.follower.look(now.mono)
         if batch is not None:
@@ -141,7 +145,7 @@ class FollowedFiles:
             file.due = file.follower.look_again_at
 
     def _failed(self, path: str, file: FollowedFile, error: FileTrouble | OSError, now: Now) -> None:
-        """Say it once; an error of the disk may pass, so the file is tried again soon."""
+        """Log the error once. A disk error may be temporary, so schedule another try soon."""
         text, file.due = str(error), 0.0
         if not isinstance(error, OSError):
             file.failing_since = None
@@ -151,7 +155,7 @@ class FollowedFiles:
                 file.failing_since = now.mono
             if now.mono < file.failing_since + RETRIED_S:
                 file.due = now.mono + RETRY_S
-            if error.errno == errno.ESTALE:  # removed by another machine (NFS): this descriptor never works again
+            if error.errno == errno.ESTALE:  # deleted by another machine (NFS): this descriptor stays invalid
                 file.follower.close()
         if text != file.trouble:
             file.trouble = text

@@ -1,7 +1,7 @@
-"""Keeps the history for curves and `/metrics`: the loop only adds numbers, a thread of its own writes them every ten seconds.
+"""Writes the history for curves and `/metrics`: the loop only adds numbers, a thread writes them every ten seconds.
 
-Whatever befalls the file (a full disk, a lock, a disk that hangs), the loop does not notice: what cannot be written in time
-is dropped.
+Problems of the file (a full disk, a lock, a disk that hangs) do not affect the loop: numbers that the thread cannot
+write in time are dropped.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from scheduler.core.observations import Now
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.store.history_db import HistoryFile
 
-MOST_WAITING = 30  # batches: five minutes of a disk that hangs
-LEAST_BETWEEN_S = 1.0  # of two samples; readings may come every 50 ms
-END_S = 1.0  # that an end waits for the last batch
+MOST_WAITING = 30  # batches kept while the disk hangs: five minutes
+LEAST_BETWEEN_S = 1.0  # between two samples; readings may come every 50 ms
+END_S = 1.0  # how long `close` waits for the last batch
 
 
 class HistoryWriter:
-    """The history of a running scheduler. A step costs a microsecond or two, and some ten for each GPU with a new sample.
+    """The history of a running scheduler. A step takes about 2 µs, and about 10 µs more for each GPU with a new sample.
 
-    ``state``: gives the state of now. ``say``: text and level; called in the loop's thread.
+    ``state`` returns the current state. ``say`` logs a text at a level; it is called in the loop's thread.
     """
 
     def __init__(self, path: str, state: Callable[[], SchedulerState], say: Callable[[str, int], None]) -> None:
         self.path, self._state, self.say = path, state, say
-        self._due = 0.0  # when to look next (monotonic), infinite once it is off
+        self._due = 0.0  # monotonic time of the next sample; infinite when the history is off
         self._ticks = Ticks()
         self._gpus: dict[int, GpuMean] = {}
         self._jobs: dict[tuple[int, int], JobMean] = {}
@@ -48,14 +48,14 @@ class HistoryWriter:
         self._thread = threading.Thread(target=self._run, name="gpujob-history", daemon=True)
 
     def begin(self) -> None:
-        """From now on. Where no thread can be had there is no history, which is said."""
+        """Start the writing thread. If it cannot be started, log that no history is kept."""
         try:
             self._thread.start()
         except (RuntimeError, MemoryError) as error:
             self._off(f"no history is kept: {error}")
 
     def step(self, now: Now) -> None:
-        """At the end of a pass that began at ``now``: count its duration, and take a sample if it is time."""
+        """Count the duration of the pass that began at ``now``, and take a sample if one is due."""
         if self._due == math.inf:
             return
         try:
@@ -64,11 +64,11 @@ class HistoryWriter:
             self._off(f"no history is kept any more, a defect of gpujob, please report it: {error!r}")
 
     def due(self) -> float:
-        """When to look next (``mono``)."""
+        """Return the monotonic time of the next sample; infinite when the history is off."""
         return self._due
 
     def close(self) -> None:
-        """Write what is left, unless that takes too long; once more it does nothing."""
+        """Write the last batch, waiting ``END_S`` seconds at most. A second call does nothing."""
         if self._due == math.inf:
             return
         self._close_bucket(self._sampled_wall)
@@ -119,7 +119,7 @@ class HistoryWriter:
             self._say()
 
     def _close_bucket(self, now: float) -> None:
-        """Hand the bucket over, and begin another."""
+        """Pass the current bucket to the writing thread and begin a new one."""
         bucket = self._bucket
         if bucket is None:
             return
@@ -134,7 +134,7 @@ class HistoryWriter:
             )
         )
         self._gpus, self._jobs, self._bucket = {}, {}, None
-        self._changes = self._changes[-1:]  # should this batch be dropped, the next tells what is
+        self._changes = self._changes[-1:]  # the next batch repeats the last change, in case this one is dropped
         self._work.set()
 
     def _say(self) -> None:

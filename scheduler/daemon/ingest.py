@@ -1,4 +1,4 @@
-"""New lines of the watched files become jobs, duplicates or refusals, in the loop's transaction."""
+"""Turns new lines of watched files into jobs, repetitions or refused lines, in the transaction of a pass."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 
 LONGEST_REASON = 3000
-JUDGED_FOR = "refused_for:"  # before a file's path: the GPUs for which its refused lines were last read
+JUDGED_FOR = "refused_for:"  # key in `meta`, before the file's path: the GPUs for which refused lines were last read
 
 
 @dataclass(slots=True)
 class IngestResult:
-    """What came of some batches: jobs to queue, and what is to be said."""
+    """The results of some batches: jobs to queue, events to record, and facts to log."""
 
     jobs: list[Job] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
-    repeated: list[tuple[str, int, Job]] = field(default_factory=list)
-    changed: list[Job] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    repeated: list[tuple[str, int, Job]] = field(default_factory=list)  # file, line number, the job it repeats
+    changed: list[Job] = field(default_factory=list)  # waiting jobs whose line was edited
+    left_out: list[str] = field(default_factory=list)  # why the rest of a replaced file is not read
     left_for_start: set[int] = field(default_factory=set)  # rows of requests that were made while no scheduler ran
 
 
 @dataclass(slots=True)
 class Tally:
-    """Identities of a batch's lines, to be counted in one go."""
+    """Identities of the lines of a batch, collected so that the store counts them in one step."""
 
     counted: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
@@ -50,20 +50,20 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads batches of one file into the store. ``table`` and ``fleet`` are those in force now.
+    """Records batches of lines of one file in the store. ``table`` and ``fleet`` are the current ones.
 
-    ``memory_mib``: what a job books that asks for no share; 0: then it has the table's.
+    ``memory_mib``: MiB of GPU memory that a job without a share books (`min_free_mem_mb`); 0: the model table applies.
     """
 
     parse: Parser
     door: Door
     table: ModelTable
     fleet: Fleet
-    known_refusals: set[tuple[str, str]]  # (hash of the text, reason) already said
+    known_refusals: set[tuple[str, str]]  # (hash of the line, reason) already logged
     memory_mib: int = 0
 
     def take(self, connection: sqlite3.Connection, batch: Batch, now: float, out: IngestResult) -> None:
-        """Record a batch: its mark, its jobs, its refusals."""
+        """Record the jobs, refused lines and new reading position of a batch. Raises StoreTrouble, sqlite3.Error."""
         path = batch.mark.path
         if batch.restart:
             kept.start_recount(connection, path)
@@ -128,7 +128,7 @@ class Reader:
         if replaying or again:
             count, before = kept.count_line(connection, path, identity)
             is_new = count > before if replaying else count == 1
-            if again and not is_new:  # it stands there otherwise, too: that one has become a job
+            if again and not is_new:  # an equal line of the file has already become a job
                 tally.repeated.append(identity)
                 return
         else:
@@ -157,7 +157,7 @@ class Reader:
 
     @staticmethod
     def _blocker(connection: sqlite3.Connection, identity: str) -> Job:
-        """The job that an equal line repeats: the store's own rule has just refused a second one."""
+        """Return the job that blocks a new one of the same identity. Raises StoreTrouble if it is gone."""
         blocker = rows.blocker_of(connection, identity)
         if blocker is None:
             raise StoreTrouble(f"identity {identity} blocks itself", code=DECIDE_ANEW)
@@ -165,7 +165,7 @@ class Reader:
 
 
 def _with_edits(old: JobSpec, new: JobSpec) -> JobSpec:
-    """What a line says now, but for what the job's owner has edited since."""
+    """Return the spec of a changed line, except for the fields that a user changed with `gpujob edit`."""
     mine: dict[str, Any] = {name: getattr(old, name) for name in old.edited}
     return replace(new, **mine, edited=old.edited)
 
@@ -173,18 +173,21 @@ def _with_edits(old: JobSpec, new: JobSpec) -> JobSpec:
 def refused_again(
     connection: sqlite3.Connection, follower: Follower, machine: str, known_refusals: set[tuple[str, str]]
 ) -> Batch | None:
-    """The refused lines that still stand in a file, to be read once more for this ``machine``; None: not to be had now."""
+    """Return a batch of the refused lines that are still in the file; None if the file cannot be read now.
+
+    ``machine``: the text (`machine_text`) of the GPUs for which they are read again. Raises OSError, sqlite3.Error.
+    """
     refused = kept.refused_in(connection, follower.path)
     lines = follower.lines_again(refused)
     if lines is None:
         return None
     standing = [line for line in lines if line.text[: kept.TEXT_KEPT] == refused[line.number][0]]
-    known_refusals |= {(_hash(line.text), refused[line.number][1]) for line in standing}  # was said when it was read
+    known_refusals |= {(_hash(line.text), refused[line.number][1]) for line in standing}  # already logged
     return Batch(follower.mark, tuple(standing), again=machine)
 
 
 def machine_text(gpus: Iterable[Gpu], memory_mib: int = 0) -> str:
-    """What decides whether a line can ever run: the GPUs, and the memory that a job books."""
+    """Return the facts that decide whether a line can ever run, as a text: the GPUs, and the MiB that a job books."""
     books = [f"books:{memory_mib}"] if memory_mib else []
     return " ".join(books) + " ".join(f"{gpu.index}:{gpu.server}:{gpu.memory_mib or '-'}" for gpu in gpus) or "none"
 
@@ -194,7 +197,7 @@ def _hash(text: str) -> str:
 
 
 def _shortened(reason: str) -> str:
-    """A reason that quotes a whole line may be as long as it."""
+    """Shorten a reason that quotes a long line to ``LONGEST_REASON`` characters."""
     return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 200]}…{reason[-199:]}"
 
 

@@ -1,4 +1,4 @@
-"""What follows from Ctrl-C in a run in the foreground: when it is asked, and what each answer does (the words: `cli/run.py`)."""
+"""Ctrl-C in `gpujob run`: when the user is asked what to do, and what each answer does (texts: `cli/run.py`)."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from scheduler.daemon.loop import Daemon
 from scheduler.store import jobs as rows
 
 LEAVE, END, GO_ON = "leave", "end", "go on"
-INTERRUPTED = "interrupted"  # in `meta`: jobs that were ended so, which the next such run takes up again
+INTERRUPTED = "interrupted"  # key in `meta`: ids of jobs ended by Ctrl-C, which the next `run` queues again
 
 
 class Question(Protocol):
-    """Asks the person at the terminal what is to become of the jobs that run, and must not block."""
+    """Asks the user at the terminal what to do with running jobs. ``fd`` becomes readable with an answer."""
 
     fd: int
 
     def heard(self) -> bool:
-        """Whether there is somebody who can answer now."""
+        """Return whether a user can answer now."""
 
     def ask(self, jobs: int) -> None:
-        """Ask, while so many run."""
+        """Ask the user. ``jobs``: the number of running jobs."""
 
     def answer(self) -> str:
-        """LEAVE, END or GO_ON, once ``fd`` can be read; empty for what was no answer, which it has said."""
+        """Read ``fd`` when it is readable. Return LEAVE, END or GO_ON; empty if the user must answer again."""
 
     def over(self) -> None:
-        """Nobody is waited for any more."""
+        """Withdraw the question."""
 
 
 class Interrupt:
-    """Whether the scheduler is to end, when Ctrl-C was pressed. ``question``: None where nobody can be asked."""
+    """Decides whether Ctrl-C ends the scheduler. ``question``: None if no user can be asked."""
 
     def __init__(self, context: Context, question: Question | None) -> None:
         self._context, self.question = context, question
         self.asked = False
 
     def on_ctrl_c(self, daemon: Daemon, epoll: select.epoll) -> bool:
-        """True if the scheduler is to end at once: nobody to ask, nothing to ask for, or pressed once more."""
+        """Ask the user, or return True to end the scheduler: no user to ask, no running job, or a second Ctrl-C."""
         if self.question is None or self.asked or daemon.closing or not daemon.state.live or not self.question.heard():
             self._over(epoll)
             return True
@@ -53,10 +53,10 @@ class Interrupt:
         return False
 
     def look(self, daemon: Daemon, epoll: select.epoll) -> bool:
-        """Take the answer if there is one. True if the scheduler is to end and leave the jobs running."""
+        """Act on the answer if there is one. Return True to end the scheduler and leave the jobs running."""
         if not self.asked or self.question is None:
             return False
-        if not daemon.state.live:  # they have all ended by themselves
+        if not daemon.state.live:  # all jobs have ended in the meantime
             self._over(epoll)
             return False
         if not select.select([self.question.fd], [], [], 0)[0]:
@@ -68,7 +68,7 @@ class Interrupt:
             end_jobs(daemon, self._context)
         if answer != LEAVE:
             return False
-        self.question = None  # it was answered: nothing is asked any more
+        self.question = None  # answered: do not ask again
         return True
 
     def _over(self, epoll: select.epoll) -> None:
@@ -79,8 +79,8 @@ class Interrupt:
 
 
 def end_jobs(daemon: Daemon, context: Context) -> None:
-    """Start nothing more and cancel what runs; which jobs that were is noted down for the next run."""
-    # What somebody has cancelled already is not to be run again.
+    """Start no more jobs, cancel the running ones, and record their ids for the next run."""
+    # A job that is already being ended must not be queued again by the next run.
     ids = tuple(job.id for job in daemon.state.live.values() if job.state is not JobState.STOPPING)
     try:
         with context.db.writing() as connection:

@@ -1,7 +1,7 @@
-"""Keeps the journal (`journal`): what a turn has changed is appended to it, and it is written anew when that is due.
+"""Writes the journal (setting `journal`): appends the jobs that a pass changed, and rewrites the file when needed.
 
-It is a copy of the store and made from the store alone, after the commit: so it costs nothing that is waited for, and
-whatever befalls the file, the next writing mends it.
+The journal is a copy made only from the store, after the commit. So no job waits for it, and if the file is damaged,
+the next rewrite repairs it.
 """
 
 from __future__ import annotations
@@ -26,71 +26,71 @@ from scheduler.store.database import Database
 from scheduler.store.journal_file import JournalFile, holds_records
 from scheduler.store.paths import Places
 
-A_TURN = 200  # lines: some 10 ms
-A_PAGE = 50
-MOST_OWED = 10_000
+A_TURN = 200  # lines appended in one step: about 10 ms
+A_PAGE = 50  # jobs written in one step of a rewrite
+MOST_OWED = 10_000  # changed jobs to remember while the file cannot be written; more need a rewrite
 SLICE_S = 0.005
-BETWEEN_S = 0.02  # so the loop has four fifths of the time while it is written anew
-BEGIN_S = 0.5  # of a start (some 10,000 jobs); what is left is done in slices
-END_S = 2.0  # of an end; what is not done by then is left to the next start
-AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0  # after trouble, doubling
+BETWEEN_S = 0.02  # between two slices of a rewrite: leaves four fifths of the time to the loop
+BEGIN_S = 0.5  # for a rewrite at the start (about 10,000 jobs); the rest is done in slices
+END_S = 2.0  # for a rewrite at the end; the rest is left to the next start
+AGAIN_S, LONGEST_AGAIN_S = 2.0, 60.0  # back-off after an error
 
 
 class JournalWriter:
-    """The journal of a running scheduler. Trouble with it is said once, shown until it is over, and holds nothing up.
+    """The journal of a running scheduler. An error is logged once, shown until it is over, and delays no job.
 
-    ``say``: text and level; ``note``: called when ``trouble`` has changed.
+    ``say`` logs a text at a level. ``note`` is called when ``trouble`` has changed.
     """
 
     def __init__(self, db: Database, path: str, say: Callable[[str, int], None], note: Callable[[], None]) -> None:
         self.db, self.path, self.say, self.note = db, path, say, note
         self.file = JournalFile(path, self._is_ours, self._is_torn)
         self.trouble = ""
-        self._whole = True  # the file is not to be relied on, but to be written anew
-        self._owed: set[int] = set()  # jobs that have changed
-        self._new: set[int] = set()  # of those, the ones that have no line yet
+        self._whole = True  # the file cannot be relied on and must be rewritten
+        self._owed: set[int] = set()  # ids of changed jobs, not appended yet
+        self._new: set[int] = set()  # those of ``_owed`` that have no line yet
         self._work: Generator[None, None, None] | None = None
-        self._position = -1  # up to this job it has been written anew
-        self._late: set[int] = set()  # of those, the ones that have changed since
+        self._position = -1  # a rewrite under way has written the jobs up to this id
+        self._late: set[int] = set()  # those jobs that have changed since they were written
         self._not_before = 0.0
         self._again = Backoff(AGAIN_S, LONGEST_AGAIN_S)
 
     def begin(self) -> None:
-        """Write it anew at the start, with all jobs of the store."""
+        """Rewrite the journal at the start, with all jobs of the store."""
         self._run(BEGIN_S)
 
     def take(self, plan: Plan, gathered: IngestResult) -> None:
-        """Remember which jobs a turn has changed, once it is recorded."""
+        """Note the jobs that a recorded pass changed, for the next `step`."""
         self._new.update(job.id for job in gathered.jobs)
         self._owed |= self._new
         self._owed.update(event.job for event in (*gathered.events, *plan.events) if event.kind in SHOWN)
 
     def distrust(self) -> None:
-        """A turn may have been recorded that we were not told of: have it written anew."""
+        """Rewrite the whole journal in the next step: a pass may have been committed without a call of `take`."""
         self._whole = True
         self._drop_work()
 
     def due(self) -> float:
-        """When to come again (``mono``)."""
+        """Return the monotonic time of the next step; ``NEVER`` if nothing is to be written."""
         return self._not_before if self._busy else NEVER
 
     def step(self, now: Now) -> None:
-        """Append what has changed, and go on writing it anew if that is due; a few milliseconds at most."""
+        """Append the changed jobs, and continue a rewrite if one is needed; takes a few milliseconds at most."""
         if self._busy and now.mono >= self._not_before:
             self._try(SLICE_S)
 
     def end(self) -> None:
-        """Leave one line a job, on the disk."""
-        self.note = lambda: None  # nobody looks any more
+        """Rewrite the journal at the end, with one line per job, synced to disk."""
+        self.note = lambda: None  # the daemon ends: problems are no longer recorded
         self._run(END_S)
         self._drop_work()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.file.close()
 
     def troubles(self) -> list[str]:
-        """A sentence if it cannot be written."""
+        """Return a sentence if the journal cannot be written, else an empty list."""
         return [f"not written: {self.trouble}"] if self.trouble else []
 
     # -- writing ------------------------------------------------------------------------------------------
@@ -100,9 +100,9 @@ class JournalWriter:
         return bool(self._owed or self._whole or self._work is not None or self.file.grown)
 
     def _run(self, limit_s: float) -> None:
-        """All that is to be done at once, but for trouble and what takes too long."""
+        """Append all changed jobs, then rewrite the file if needed, for ``limit_s`` s at most. Stop at an error."""
         while self._owed and not (self._whole or self.trouble):
-            self._try(0.0)  # before it is written anew, should that take too long
+            self._try(0.0)  # first, because the rewrite may take too long
         if self._whole or self.file.appended:
             self.distrust()
             self._try(limit_s)
@@ -132,7 +132,7 @@ class JournalWriter:
                 self._new.difference_update(some)
             else:
                 self.distrust()
-        if self._whole:  # they come with all the others
+        if self._whole:  # the rewrite includes the changed jobs
             self._late.update(job for job in self._owed if job <= self._position)
             self._owed.clear()
             self._new.clear()
@@ -168,7 +168,7 @@ class JournalWriter:
 
     def _is_ours(self, who: Who) -> bool:
         accepted = rows.accepted_at(self.db.connection, who[0])
-        # Before, a moment was cut off to milliseconds a little earlier now and then.
+        # Earlier versions of gpujob sometimes wrote this time 1 ms too early.
         return accepted is not None and who[1] in (utc(accepted), utc(accepted - 0.001))
 
     def _is_torn(self, torn: bytes) -> bool:
@@ -210,7 +210,7 @@ class JournalWriter:
 
 
 def check_apart(config: Config, config_file: str, places: Places) -> None:
-    """Raises UsageError when the journal would take the place of another file of this scheduler."""
+    """Raise UsageError if the journal would overwrite another file of this scheduler, or a file that is no journal."""
     if not config.journal:
         return
     path = os.path.realpath(config.journal)

@@ -1,4 +1,4 @@
-"""The loop: observe, decide, record, act, tell."""
+"""The daemon's main loop. Each pass observes, decides, records, acts and then logs what happened."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ from scheduler.store.scheduler_state import book_in_hand, cpu_slots_of, read_sta
 from scheduler.system.crash_points import crash_point
 from scheduler.system.proc import boot_id
 
-LAZY_S = 0.03  # a pid may wait this long to be written down: its record has it already
-MOST_KEPT = 2000
+LAZY_S = 0.03  # how long a new pid may wait to be stored: the attempt record has it already
+MOST_KEPT = 2000  # waiting jobs kept in memory
 REPORT_IT = "a defect of gpujob, please report it"
 
 
 class Daemon:
-    """The running scheduler: one state, one pass at a time, and the parts that each pass steps.
+    """The running scheduler: its state, its passes, and the parts that run after each pass.
 
-    ``limits``: what jobs get of this process, as resource → soft, hard.
+    ``limits``: the resource limits that jobs inherit from this process, as resource → (soft, hard).
     """
 
     def __init__(
@@ -106,27 +106,27 @@ class Daemon:
         )  # fmt: skip
         self.journal: JournalWriter | None = None
         self.reload: ConfigReload | None = None
-        # Stepped after each pass that was recorded, in this order; ``last`` after every pass, when all is said.
+        # Stepped in this order after each pass that did not fail. ``last``: stepped after every pass, at its end.
         self.parts: list[Part] = [self._hooks, self._retention]
-        self.helpers = [gpus.sessions, self._hooks.sessions]  # each gives the sessions of our own child processes
+        self.helpers = [gpus.sessions, self._hooks.sessions]  # each returns the POSIX sessions of its child processes
         self.last: list[Part] = []
         self.flush_log: Callable[[], None] = lambda: None
-        self.closing = False  # nothing is started any more
-        self.woken = True  # somebody has written a job or a request into the store
-        self.again = True  # there is more to do at once
-        self._at_hand: dict[int, Job] = {}  # waiting jobs, so that the head of the queue needs no look-up
-        self._heard: list[Observation] = []  # of the runner, and not yet recorded: it tells each thing once
-        self._lazy: list[Observation] = []
+        self.closing = False  # start no more jobs
+        self.woken = True  # a command may have written a job or a request
+        self.again = True  # another pass must follow immediately
+        self._at_hand: dict[int, Job] = {}  # waiting jobs by id: placing them needs no query
+        self._heard: list[Observation] = []  # not recorded yet; the runner reports each one only once
+        self._lazy: list[Observation] = []  # starts that wait up to ``LAZY_S`` to be recorded
         self._lazy_due = 0.0
         self._last_id = 0
         self._scan_due = 0.0
         self._drain = Drain()
-        self._began_at = time.time()  # requests from before were made while no scheduler ran
+        self._began_at = time.time()  # older requests were made while no scheduler ran
 
     # -- building the state -------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Build the state from the store and settle what was in hand. Raises StoreTrouble."""
+        """Build the state from the store; adopt or settle starting and running attempts. Raises StoreTrouble."""
         now = self.now()
         connection = self._context.db.connection
         try:
@@ -158,7 +158,7 @@ class Daemon:
         for holding in held:
             _, _, attempt = holding.key.partition(".")
             self.runner.watch_leftovers(holding.key, holding.job, int(attempt), holding.processes)
-        self._last_id = rows.last_id(connection)  # before the list: a job submitted in between is met twice, not never
+        self._last_id = rows.last_id(connection)  # first: a job submitted in between is found twice, not missed
         observations += [Arrived(job) for job in rows.pending(connection)]
         self.problems.note()
         self.files.go_back(connection)
@@ -168,7 +168,7 @@ class Daemon:
         self.woken = True
         self.turn(
             observations, [], now, sync=True, edit=self._edit(now)
-        )  # before anything is placed: it may pause a GPU
+        )  # the edit is applied before any job is placed: it may pause a GPU
         self._heard.clear()
         if admission is not None:
             with self._context.db.writing(sync=False) as writing:
@@ -177,7 +177,10 @@ class Daemon:
         crash_point("adopt.committed")
 
     def _told_of(self, job: Job) -> list[Observation]:
-        """How the attempt in hand ended, if that was told while it could not be recorded; its orphans are known to no one else."""
+        """Return the unrecorded observations of the job's attempt if one of them ends it, else an empty list.
+
+        The runner reports an ending only once, and nothing else names the leftover processes.
+        """
         told: list[Observation] = [
             observation
             for observation in self._heard
@@ -187,7 +190,7 @@ class Daemon:
         return told if any(not isinstance(observation, Started) for observation in told) else []
 
     def _show_state(self) -> None:
-        """Let the state file show this state, and go on from the revision that stands there."""
+        """Mark the state file to be rewritten and continue from its revision. The first call opens the file."""
         numbers = {gpu.uuid: gpu.index for gpu in self.gpus.gpus}
         if not hasattr(self, "state_writer"):
             context = self._context
@@ -200,18 +203,18 @@ class Daemon:
         self.state.pauses.revision = self.state_writer.file.revision
 
     def fetch(self, job_id: int) -> Job | None:
-        """A job as the store has it, or None."""
+        """Return a job as the store has it, or None if there is no such job."""
         return self._at_hand.get(job_id) or rows.get(self._context.db.connection, job_id)
 
     @staticmethod
     def now() -> Now:
-        """The time on all clocks."""
+        """Return the current time on all three clocks."""
         return Now(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
     # -- one pass -----------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Take in whatever happened and act on it. Nothing outside can make this raise."""
+        """Run one pass and step the parts. Raises nothing: a pass that fails begins a store outage."""
         now = self.now()
         if self.outage.lasts and now.mono < self.outage.due():
             return
@@ -229,7 +232,7 @@ class Daemon:
             where = traceback.format_exc().strip().replace("\n", " | ")
             known = passing(error, self._context.places.state_dir)
             self.outage.begin(known or StoreTrouble(f"{REPORT_IT}: {error!r} ({where})", code=DEFECT))
-        with contextlib.suppress(OSError):  # a full disk: the records are lost, the jobs are not
+        with contextlib.suppress(OSError):  # on a full disk only log records are lost
             self.flush_log()
         for part in self.last:
             part.step(now)
@@ -263,7 +266,7 @@ class Daemon:
         self._heard[:0] = self._lazy
         self._lazy = []
         if batches or self.woken:
-            self.gpus.read_if_old(now)  # while the new jobs are written down: they will want to know
+            self.gpus.read_if_old(now)  # in parallel with recording the new jobs: placing them needs a fresh reading
         only_read = bool(read) and len(urgent) == len(read) and not (batches or edit or due)
         self.turn(observations, batches, now, sync=not only_read or bool(self.state.waiting()), edit=edit)
         self._heard.clear()
@@ -278,7 +281,10 @@ class Daemon:
         sync: bool,
         edit: Edit | None = None,
     ) -> None:
-        """Decide and record in one transaction, then act and tell."""
+        """Decide and record in one transaction, then start and end processes and log what happened.
+
+        ``sync``: whether the commit must survive a power loss. Raises StoreTrouble, sqlite3.Error.
+        """
         gathered = IngestResult()
         kinds = {type(observation) for observation in observations}
         if Ended in kinds:
@@ -290,7 +296,8 @@ class Daemon:
                 self._reader(file).take(connection, batch, now.wall, gathered)
                 crash_point("ingest.batch")
             wishes: list[tuple[float, int, Request]] = [] if edit is None else [(edit.at, 0, edit.request)]
-            # Whoever has written a job, and not woken yet, must not be passed over by our own jobs with higher ids.
+            # A gap in the ids: a command has added a job, but not written the wakeup byte yet. Queue that job now, so
+            # that the jobs with higher ids do not overtake it.
             passed_over = gathered.jobs and gathered.jobs[0].id != self._last_id + 1
             if woken or edit or passed_over:
                 known = {job.id for job in gathered.jobs}
@@ -305,7 +312,7 @@ class Daemon:
             news = [Arrived(job) for job in (*gathered.jobs, *gathered.changed)]
             plan = decide(self.state, [*observations, *news, *asked], now, random.random())
             if plan.starts:
-                db.check_in_place()  # nothing is started that is written down only in a file that has no name any more
+                db.check_in_place()  # start nothing that only a deleted store file records
             launches = self._preparer.prepare(plan, self.gpus.admission.ordinals(), now)
             rows.save(connection, plan.changed.values())
             for job in plan.respecs.values():
@@ -364,7 +371,7 @@ class Daemon:
                 self._at_hand.pop(job_id, None)
         self._lookup.forget()
         if plan.empty and not plan.notices and not gathered.jobs and not self.state.waiting() and not woken:
-            return  # nothing to be seen but another reading
+            return  # nothing visible has changed: there was only a new reading
         self.state_writer.dirty = True
 
     def _act(self, plan: Plan, launches: list[tuple[Job, Launch]], observations: list[Observation]) -> None:
@@ -385,10 +392,10 @@ class Daemon:
                     observation.leftovers,
                 )
 
-    # -- what happened ------------------------------------------------------------------------------------
+    # -- observing ----------------------------------------------------------------------------------------
 
     def _look_at_files(self, now: Now) -> None:
-        """Note which files have changed; read settings again, and new lines. From time to time everything is looked at."""
+        """Reload changed settings and read new lines of changed files. At each safety interval, check all files."""
         context = self._context
         context.changed |= self._watcher.changed()
         if now.mono >= self._scan_due:
@@ -407,18 +414,18 @@ class Daemon:
         self.files.step(now)
 
     def _read_gpus(self, now: Now) -> list[Observation]:
-        """What was read of the GPUs, if something has come."""
+        """Return new GPU readings as one observation, or an empty list. Raises StoreTrouble, sqlite3.Error."""
         self.gpus.step(now)
         self._leave_helpers_alone()
         readings = self.gpus.readings
         if readings is None:
             return []
         if self.gpus.bind_unread(readings):
-            self.open()  # the GPUs have names now: the state is built anew with them
+            self.open()  # the GPUs have UUIDs now: rebuild the state with them
         return [readings]
 
     def _leave_helpers_alone(self) -> None:
-        """Our own helpers (readers of the GPUs, hooks at the end of a job, the web page) belong to no job."""
+        """Make the runner ignore our helper processes (GPU reader, hooks, web page), which belong to no job."""
         self.runner.leave_alone({session for sessions_of in self.helpers for session in sessions_of()})
 
     def _machine(self) -> str:
@@ -435,31 +442,31 @@ class Daemon:
         heard = config.state_file in self._context.changed
         return self.state_writer.look(now, config.state_interval, heard=heard)
 
-    # -- settings that were read again (`config_reload.Reloadable`) ---------------------------------------
+    # -- reloaded settings (`config_reload.Reloadable`) ---------------------------------------------------
 
     def choose_gpus(self, config: Config) -> list[Gpu]:
-        """The GPUs that ``config`` names, which are recorded. Raises Refused, StoreTrouble."""
+        """Record the GPUs that ``config`` names in the store and return them. Raises Refused, StoreTrouble."""
         gpus = managed_anew(config, self.gpus.gpus, self.gpus.shown, self._context.environ)
         self.gpus.save(gpus)
         return gpus
 
     def use_settings(self, config: Config, gpus: list[Gpu] | None) -> None:
-        """Decide by these settings from now on. Jobs on a GPU that is taken away go on, and it gets no other.
+        """Apply new settings and, if ``gpus`` is not None, new managed GPUs. Raises StoreTrouble.
 
-        Raises StoreTrouble.
+        Jobs on a GPU that is no longer managed continue; no further job is placed on it.
         """
         self._context.config = config
         self.state.policy = policy_of(config)
         self.state.fleet.resize(cpu_slots_of(config))
         self._lookup.use_settings()
-        self.woken = True  # what waits is looked at by the new settings
+        self.woken = True  # have the next pass place waiting jobs by the new settings
         if gpus is not None and gpus != self.gpus.gpus:
             self.gpus.manage(gpus)
             self.files.read_refused_again()
             self.open()
 
     def use_table(self, table: ModelTable, now: Now) -> None:
-        """Compute the needs of waiting jobs by this model table. Raises StoreTrouble."""
+        """Apply this model table: compute the needs of waiting jobs again. Raises StoreTrouble."""
         context = self._context
         changed = needs_anew(self.gpus.gpus, table, rows.pending(context.db.connection))
         with context.db.writing() as connection:
@@ -480,7 +487,7 @@ class Daemon:
             self.paint(now)
 
     def paint(self, now: Now) -> None:
-        """Write the state file and the reasons; an edit that came meanwhile is taken in first."""
+        """Apply a new edit if there is one, then write the state file and the reasons to wait. Raises StoreTrouble."""
         edit = self.state_writer.look(now, self._context.config.state_interval, heard=True)
         if edit is not None:
             self.turn([], [], now, sync=True, edit=edit)
@@ -489,21 +496,21 @@ class Daemon:
         except sqlite3.Error as error:
             raise trouble(error, self._context.places.store) from error
 
-    # -- when the store cannot be used --------------------------------------------------------------------
+    # -- after a store outage -----------------------------------------------------------------------------
 
     def _reopen(self) -> None:
-        """Go on from what the store holds. Raises StoreTrouble."""
+        """Rebuild the state from the store after a failed pass. Raises StoreTrouble."""
         db = self._context.db
         if db.suspect:
             db.renew()
-        if self.outage.refuses:  # a request that cannot be carried out would be tried again for ever
+        if self.outage.refuses:  # a request that makes each pass fail would be retried forever
             why = f"could not be carried out: {self.outage.error or 'the store changes faster than it is read'}"
             with db.writing() as connection:
                 rows.answer(connection, [Answer(row, 1, (why,)) for _, row, _ in rows.asked(connection)])
         self.open()
         if self.journal is not None:
             self.journal.distrust()
-        # What came meanwhile was heard of, and not taken.
+        # Failed passes noticed changes of these files and did not apply them.
         self._context.changed |= {*self.files.files, self._context.config.state_file}
 
     # -- waiting ------------------------------------------------------------------------------------------
@@ -516,7 +523,7 @@ class Daemon:
         return not (self._has_more or self.woken or self._lazy or self.state_writer.dirty)
 
     def timeout(self) -> float:
-        """Seconds until something falls due by itself."""
+        """Return the seconds until the next pass is due without an event; 0 if it is due now."""
         now = time.monotonic()
         if self.outage.lasts:
             return max(0.0, self.outage.due() - now)
@@ -534,37 +541,37 @@ class Daemon:
         return max(0.0, min(due) - now)
 
     def idle(self) -> bool:
-        """Nothing runs, nothing waits, nothing is still to be read."""
+        """Return whether no job runs, no job waits and nothing is left to read."""
         busy = self.state.live or self.state.waiting() or self._has_more or self.woken or self._lazy
         return not busy and not self.files.unsettled
 
     def stuck(self) -> bool:
-        """Nothing runs, and what waits cannot start by itself."""
+        """Return whether no job runs and no waiting job can start unless something changes from outside."""
         busy = self._has_more or self.woken or self._lazy or self.files.unsettled
         return not busy and self._drain.is_stuck(self.state)
 
     def settle(self) -> None:
-        """Record what may wait, and write the state file once more. Raises StoreTrouble."""
+        """Record the postponed observations and write the state file once more. Raises StoreTrouble."""
         self._lazy_due = 0.0
         self.tick()
         self.paint(self.now())
 
     def stop_starting(self) -> None:
-        """Start nothing more."""
+        """Start no more jobs."""
         self.closing = True
         self.state.may_start = False
         self.woken = True
 
     def wait(self, epoll: select.epoll, wakeup: int) -> None:
-        """Sleep until something happens."""
+        """Sleep until an event or the next due time. ``wakeup``: descriptor that a signal makes readable."""
         limit = min(self.timeout() + 0.001, 3600.0)
         if self.outage.lasts:
-            select.select([wakeup], [], [], limit)  # the others stay readable until the state is built anew
+            select.select([wakeup], [], [], limit)  # the other descriptors stay readable until the state is rebuilt
         elif limit > 0.001:
-            # Rounded up to a whole millisecond, which is what epoll can wait for: else the end would be a busy loop.
+            # epoll waits for whole milliseconds: without rounding up, the last one would be a busy loop.
             epoll.poll(limit)
 
     def close(self) -> None:
-        """End all parts."""
+        """Close all parts, the watched files and the GPU reader."""
         for part in (*self.last, *self.parts, self.files, self.gpus):
             part.close()

@@ -1,4 +1,4 @@
-"""The main log: one record a line, private, rotated."""
+"""The main log: one record per line, mode 0600, rotated by size."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import time
 from scheduler.core.job_text import harmless
 from scheduler.core.log_message import LogMessage
 
-NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})  # disks without them
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})  # file systems without locks
 
 
 class MainLog:
-    """The main log: one record a line, private, rotated. All records of a turn are one write.
+    """The main log. It collects the records of a pass and writes them with one system call.
 
-    Our own, because the standard library's rotating handler formats, stats and flushes once a record: 75 µs each on
-    the path between two jobs (docs/performance.md).
+    It replaces the standard library's rotating handler, which formats, stats and flushes for each record: 75 µs per
+    record, during which no job starts (docs/performance.md).
     """
 
     def __init__(self, path: str, most_bytes: int = 10 << 20, kept: int = 5) -> None:
-        """Open ``path``. Raises OSError."""
+        """Open ``path``. Rotate it at ``most_bytes`` and keep ``kept`` old files. Raises OSError."""
         self.path, self.most_bytes, self.kept = path, most_bytes, kept
         self._lines: list[str] = []
         self._fd = -1
@@ -32,7 +32,7 @@ class MainLog:
         self._open()
 
     def _open(self) -> None:
-        # O_NONBLOCK: a FIFO in its place must not hold up the scheduler.
+        # O_NONBLOCK: a FIFO at this path must not block the scheduler.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(self.path, flags, 0o600)
         status = os.fstat(fd)
@@ -46,13 +46,13 @@ class MainLog:
         self._fd, self._size, self._inode, self._torn = fd, status.st_size, status.st_ino, False
 
     def __call__(self, said: LogMessage) -> None:
-        """Keep a record for the next ``flush``."""
+        """Keep a record for the next `flush`."""
         self._lines.append(_record(said.text, said.level))
 
     def flush(self) -> None:
-        """Write what was kept. Raises OSError (a full disk); the records are dropped then, jobs matter more.
+        """Write the kept records. Raises OSError, for example on a full disk; the records are dropped then.
 
-        How many were dropped is said as soon as there is room again.
+        The next successful flush also writes how many records were dropped, and why.
         """
         if not self._lines:
             return
@@ -65,10 +65,10 @@ class MainLog:
             if not self._in_place():
                 self._open()
             if self._size + len(data) > self.most_bytes:
-                with contextlib.suppress(PermissionError):  # a folder that we may not change: it grows
+                with contextlib.suppress(PermissionError):  # a read-only folder: the log grows
                     self._rotate()
             if self._torn:
-                data = b"\n" + data  # what was cut short is a line of its own
+                data = b"\n" + data  # end the incomplete line of the last write
             written = os.write(self._fd, data)
             self._size += written
             if written < len(data):
@@ -85,30 +85,30 @@ class MainLog:
             there = os.stat(self.path)
         except FileNotFoundError:
             return False
-        self._size = there.st_size  # somebody may have emptied it
+        self._size = there.st_size  # somebody may have truncated it
         return there.st_ino == self._inode
 
     def _rotate(self) -> None:
-        """Another scheduler may log here, too: of two that move the files at once, one would overwrite what is full."""
+        """Rename the log files, under a lock: two schedulers that rotate the same log would overwrite a full file."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # it is being moved by the other one, and what is written now goes along with it
+            return  # another scheduler is rotating it; the records are written into the file that it renames
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-        if not self._in_place():  # it has been done meanwhile
+        if not self._in_place():  # another scheduler has rotated it in the meantime
             self._open()
             return
         for number in range(self.kept - 1, 0, -1):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(f"{self.path}.{number}", f"{self.path}.{number + 1}")
-        with contextlib.suppress(FileNotFoundError):  # somebody removed it: there is nothing to keep
+        with contextlib.suppress(FileNotFoundError):  # somebody removed the log: there is nothing to keep
             os.replace(self.path, f"{self.path}.1")
         self._open()
 
     def close(self) -> None:
-        """Write the rest and let go."""
+        """Write the kept records and close the file."""
         with contextlib.suppress(OSError):
             self.flush()
         os.close(self._fd)

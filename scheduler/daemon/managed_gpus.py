@@ -1,4 +1,4 @@
-"""The GPUs that this daemon gives out, and what is read of them."""
+"""The GPUs that the daemon manages, and their readings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from scheduler.store import jobs as rows
 
 
 class ManagedGpus:
-    """``shown``: all that the driver showed at the start, managed or not. Without a ``monitor`` they are declared.
+    """The managed GPUs with their GPU reader, their latest readings and their admission.
 
-    ``first``: what was read at the start.
+    ``shown``: all GPUs that the driver showed at the start, managed or not. ``monitor``: None for declared GPUs, which
+    are not read. ``first``: the readings of the start.
     """
 
     def __init__(
@@ -31,18 +32,18 @@ class ManagedGpus:
         self.readings: Readings | None = None
 
     def step(self, now: Now) -> None:
-        """Take the ``readings`` that have come, and ask for new ones if it is time."""
+        """Set ``readings`` to new readings, or None. Request the next ones if they are due."""
         self.readings = self.monitor.look(now.mono, self._interval()) if self.monitor is not None else None
 
     def first_readings(self) -> Readings | None:
-        """What was read at the start, with the owners of the processes; once."""
+        """Return the readings of the start with the owners of the processes; None on the next calls."""
         found, self._first = self._first, None
         return self.monitor.identified(found) if self.monitor is not None and found is not None else None
 
     def admission_now(self, now: Now) -> Admission | None:
-        """What the readings say of the managed GPUs, for a state that is built; None for declared GPUs.
+        """Return the admission of the managed GPUs for a state that is being built; None for declared GPUs.
 
-        What was read stays known when the state is built anew, unless the GPUs are others.
+        It is kept when the state is rebuilt. If the managed GPUs have changed, only its memory peaks are kept.
         """
         if self.monitor is None:
             return None
@@ -55,25 +56,25 @@ class ManagedGpus:
         return self.admission
 
     def read_if_old(self, now: Now) -> None:
-        """Have the GPUs read unless that was done a moment ago."""
+        """Request a reading unless all GPUs were read within the last ``FRESH_S`` seconds."""
         if self.monitor is not None and not self.admission.fresh(self.admission.cards, now):
             self.monitor.read(now.mono - FRESH_S)
 
     def read(self, since: float) -> None:
-        """Have the GPUs read at ``since`` (``mono``) or later."""
+        """Request a reading; one requested at ``since`` (monotonic) or later will do."""
         if self.monitor is not None:
             self.monitor.read(since)
 
     def manage(self, gpus: list[Gpu]) -> None:
-        """Manage these GPUs from now on; other schedulers of this machine see it."""
+        """Replace the managed GPUs, and announce the new ones to other schedulers of this machine."""
         self.gpus = gpus
         self._flag.close()
         self._flag = Flag(gpus)
 
     def bind_unread(self, readings: Readings) -> bool:
-        """Name the GPUs that were managed by number while the driver did not answer. Whether there were any.
+        """Set UUID, name and memory of GPUs that were managed while the driver did not answer.
 
-        Raises StoreTrouble, sqlite3.Error.
+        Return whether a GPU has changed. Raises StoreTrouble, sqlite3.Error.
         """
         found = {reading.ordinal: reading for reading in readings.gpus if reading.uuid}
         gpus = [
@@ -94,7 +95,7 @@ class ManagedGpus:
         return True
 
     def save(self, gpus: Sequence[Gpu]) -> None:
-        """Record these GPUs, and what waiting jobs need of them. Raises StoreTrouble, sqlite3.Error."""
+        """Record these GPUs and the needs of waiting jobs computed by them. Raises StoreTrouble, sqlite3.Error."""
         db = self._context.db
         changed = needs_anew(gpus, self._context.table, rows.pending(db.connection))
         with db.writing() as connection:
@@ -102,20 +103,20 @@ class ManagedGpus:
             rows.save(connection, changed)
 
     def sessions(self) -> set[int]:
-        """The sessions of the processes that read the GPUs: they belong to no job."""
+        """Return the POSIX sessions of the processes that read the GPUs; they belong to no job."""
         return self.monitor.probe.sessions() if self.monitor is not None else set()
 
     def due(self) -> float:
-        """When to look again (``mono``)."""
+        """Return the monotonic time of the next step without an event; ``NEVER`` for declared GPUs."""
         return self.monitor.next_look(self._interval()) if self.monitor is not None else NEVER
 
     def close(self) -> None:
-        """End the reader, and be no longer seen by other schedulers."""
+        """End the GPU reader and withdraw the announcement to other schedulers."""
         self._flag.close()
         if self.monitor is not None:
             self.monitor.probe.close()
 
     def _interval(self) -> float:
-        """Seconds between two readings; short while one sample wants another."""
+        """Return the seconds between two readings; at most ``FRESH_S`` while a high sample awaits confirmation."""
         interval = thresholds_of(self._context.config).interval_s
         return min(FRESH_S, interval) if self.admission.uncertain else interval

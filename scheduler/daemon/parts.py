@@ -1,4 +1,4 @@
-"""The shape of the daemon's parts."""
+"""The interface of the daemon's parts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ NEVER = float("inf")
 
 
 class Part(Protocol):
-    """One task of the daemon. The loop steps it in each pass, and wakes up when it is due."""
+    """A background task of the daemon, such as the journal. The loop calls `step` after a pass and wakes at `due`."""
 
     def step(self, now: Now, /) -> None:
-        """Do what is due, in milliseconds. Raises StoreTrouble or sqlite3.Error when the store cannot be used."""
+        """Do what is due, within milliseconds. Raises StoreTrouble or sqlite3.Error if the store cannot be used."""
 
     def due(self) -> float:
-        """The ``mono`` time of the next step, should nothing happen before; ``NEVER`` if only events matter."""
+        """Return the monotonic time of the next step if no event comes earlier; ``NEVER`` if only events matter."""
 
     def close(self) -> None:
-        """End, and let go of what is held. Called once."""
+        """End the task and release its resources. The daemon calls it once."""

@@ -1,4 +1,4 @@
-"""What a turn brought, told: new jobs, what became of them, refused and repeated lines."""
+"""Logs the results of a pass: new jobs, events of jobs, refused and repeated lines, notices about GPUs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MOST_NAMED = 20
 
 
 class PassMessages:
-    """Tells what a pass brought, in the order in which it happened."""
+    """Logs the results of passes. ``ended_badly``: the number of jobs that have failed so far."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._told_running: set[int] = set()  # jobs of which it was said that they run
+        self._told_running: set[int] = set()  # jobs logged as running
         self.ended_badly = 0
 
     def adopted(self, jobs: Iterable[Job], wall: float) -> None:
-        """Say of each of these, found running at a start, that it goes on."""
+        """Log each of these jobs as adopted, once, if it was found running at a start."""
         for job in jobs:
             if job.process is not None and job.state is JobState.RUNNING and job.id not in self._told_running:
                 detail = {"gpus": list(job.gpus), "pid": job.process.pid, "attempt": job.attempt}
@@ -32,7 +32,7 @@ class PassMessages:
                 self._told_running.add(job.id)
 
     def announce(self, plan: Plan, gathered: IngestResult, find: Callable[[int], Job | None]) -> None:
-        """Tell of one pass. ``find``: a job by its id, if the pass has not changed it."""
+        """Log the results of one pass. ``find`` returns a job that the pass has not changed, by its id."""
         if len(gathered.jobs) > MOST_NAMED:
             first, last = gathered.jobs[0], gathered.jobs[-1]
             self._context.say(f"{len(gathered.jobs)} jobs accepted: {first.id} to {last.id}", kind="accepted")
@@ -49,7 +49,7 @@ class PassMessages:
                 self.ended_badly += 1
             if event.kind == "started":
                 if about.id in self._told_running:
-                    continue  # taken over, which is said in other words
+                    continue  # already logged as adopted
                 self._told_running.add(about.id)
             elif event.kind in ("done", "failed", "cancelled", "retry_scheduled", "unclaimed"):
                 self._told_running.discard(about.id)
@@ -57,7 +57,7 @@ class PassMessages:
             self._context.say(text, level, kind=event.kind, job=about)
         for answer in plan.answers:
             for line in answer.lines if answer.row in gathered.left_for_start else ():
-                # Whoever asked does not wait for the answer.
+                # The command that made the request has ended: it does not show the answer.
                 self._context.say(
                     f"asked for before the start: {harmless(line)}", 30 if answer.code else 20, kind="asked"
                 )

@@ -1,4 +1,4 @@
-"""What a placed job is started with: words, environment, log, limits; found before anything is written down."""
+"""Prepares the start of placed jobs, before it is recorded: command, environment, log, resource limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ITS_TERMINAL = "in a screen session what it writes goes to its terminal and log:
 
 
 class LaunchPreparer:
-    """``limits``: what jobs get of this process, as resource → soft, hard."""
+    """Prepares launches. ``limits``: resource → (soft, hard), the limits that jobs inherit from this process."""
 
     def __init__(
         self, context: Context, lookup: ProgramLookup, runner: str, limits: dict[int, tuple[int, int]]
@@ -37,15 +37,19 @@ class LaunchPreparer:
         self._context, self._lookup, self._runner, self._limits = context, lookup, runner, limits
 
     def prepare(self, plan: Plan, ordinals: Mapping[int, int], now: Now) -> list[tuple[Job, Launch]]:
-        """Words, environment and log of each start. Raises StoreTrouble when one has lost what it needs meanwhile."""
+        """Return each job that the plan starts with its launch. Sets the job's log, command and session name.
+
+        ``ordinals``: GPU index → the driver's number, where they differ. Raises StoreTrouble (DECIDE_ANEW) if a job now
+        lacks something that it needs.
+        """
         launches = []
         config = self._context.config
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now.wall))
         boot = boot_id()
-        taken: set[str] = set()  # logs of this pass, none of which is there yet
+        taken: set[str] = set()  # log paths of this pass; the files do not exist yet
         for job in plan.starts:
             found = self._lookup.found_for(job)
-            if isinstance(found, Missing):  # gone since `decide` looked, a moment ago
+            if isinstance(found, Missing):  # it disappeared after `decide` had checked
                 raise StoreTrouble(f"job {job.id}: {found.sentence}", code=DECIDE_ANEW)
             job.runner = self._runner
             if job.runner == "screen":
@@ -68,7 +72,7 @@ class LaunchPreparer:
 
 
 def _say_streams(job: Job) -> None:
-    """A terminal is one stream, and screen writes the log."""
+    """Add a note if output options of the job have no effect: a terminal is one stream, and screen writes the log."""
     spec = job.spec
     wishes = {"output=none": spec.output == "none", "stderr=apart": spec.stderr_apart, "gzip=yes": spec.gzip,
               "--foreground": bool(spec.caller)}  # fmt: skip
@@ -79,14 +83,14 @@ def _say_streams(job: Job) -> None:
 
 
 def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]]) -> Launch:
-    """The same, led into its submitter's limits where those are others than ours."""
+    """Return the launch with the submitter's resource limits, set by a wrapper command if they differ from ours."""
     if not job.spec.limits or "/" not in launch.argv[0]:
         return launch
     theirs = {which: (soft, hard) for which, soft, hard in job.spec.limits}
     differing = {}
     for which, (our_soft, our_hard) in limits.items():
         soft, hard = theirs.get(which, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        hard = exec_limited.lower(hard, our_hard)  # nobody gets more than we have
+        hard = exec_limited.lower(hard, our_hard)  # a hard limit cannot be raised above ours
         soft = exec_limited.lower(soft, hard)
         if (soft, hard) != (our_soft, our_hard):
             differing[which] = (soft, hard)
@@ -98,9 +102,10 @@ def _within_limits(job: Job, launch: Launch, limits: dict[int, tuple[int, int]])
 
 
 def _free_log(job: Job, log_dir: str, stamp: str, taken: Collection[str]) -> str:
-    """The path of a log file that does not exist and is not in ``taken``: other jobs and schedulers may use the same names.
+    """Return the path of a log file that does not exist and is not in ``taken``; empty if no output is kept.
 
-    The file is made with O_EXCL: if two schedulers choose the same path, one of them fails, and chooses again.
+    Other schedulers may use the same names. The file is created with O_EXCL: if two schedulers choose the same path,
+    one start fails and is tried again with another path.
     """
     if job.spec.output == "none" and job.runner != "screen":
         return ""

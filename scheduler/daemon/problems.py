@@ -1,4 +1,4 @@
-"""Problems that hold the scheduler up while they last: told in the log as they come and go, and shown by `status`."""
+"""Problems that hold up the scheduler: logged when they begin and end, shown by `status` while they last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler.system.processes import SHORT_OF
 
 
 class Problems:
-    """``sources``: each gives a sentence for each of its problems."""
+    """The current problems of the daemon. ``sources``: functions that return a sentence for each of their problems."""
 
     def __init__(self, context: Context, runner: Runner) -> None:
         self._context, self._runner = context, runner
@@ -22,7 +22,7 @@ class Problems:
         self.sources: list[Callable[[], list[str]]] = []
 
     def look_at_runner(self) -> None:
-        """Find out whether starts and endings go on: a supervisor that was stopped (SIGSTOP) says nothing."""
+        """Check whether the runner still starts jobs and reports endings; a stopped supervisor (SIGSTOP) does not."""
         before, self._of_runner = self._of_runner, self._runner.trouble()
         if self._of_runner == before:
             return
@@ -33,7 +33,7 @@ class Problems:
         self.note()
 
     def note(self) -> None:
-        """Record the present problems for `status`. Raises StoreTrouble, sqlite3.Error."""
+        """Record the current problems for `status`. Raises StoreTrouble, sqlite3.Error."""
         found = [self._of_runner] if self._of_runner else []
         found += [text for source in self.sources for text in source()]
         text, db = json.dumps(found), self._context.db
@@ -43,9 +43,9 @@ class Problems:
 
 
 def passing(error: Exception, state_dir: str) -> StoreTrouble | None:
-    """What to say of an error that passes by itself (a full disk, no descriptors left); None of any other.
+    """Return a StoreTrouble for a temporary error (full disk, no descriptors or memory left), None for any other.
 
-    What could not be looked at is not known to be gone: it is waited for.
+    After such an error nothing is known about the file or process in question, so the pass is tried again later.
     """
     if not isinstance(error, OSError):
         return None

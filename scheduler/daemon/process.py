@@ -1,4 +1,4 @@
-"""The daemon's life: the lock, the GPUs, the signals, the loop, the end."""
+"""The daemon process from start to end: lock, settings, GPUs, signals, loop, shutdown."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ MOST_LISTED = 1000  # ended jobs in the saved list
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a daemon's run ended: the exit code, and what is left and why when it drained."""
+    """How a daemon ended: its exit code and, after a drain, a sentence for each job or file that is left."""
 
     code: int
     left: tuple[str, ...] = ()
 
 
 def shared_note(places: Places) -> str:
-    """What is to be said of a store on a file system that several machines share; else empty."""
+    """Return a warning if the store is on a file system that several machines share, else an empty text."""
     found = file_system_of(places.state_dir)
     if found is None or not found.shared:
         return ""
@@ -76,11 +76,11 @@ def shared_note(places: Places) -> str:
 
 
 class _Stopped(Exception):
-    """SIGTERM before the loop began."""
+    """SIGTERM arrived before the loop began."""
 
 
 class DaemonProcess:
-    """One run of the scheduler. ``run`` returns when it was told to end, or had nothing left to do."""
+    """One run of the scheduler process. `run` does everything and returns when the scheduler ends."""
 
     def __init__(
         self, settings: Settings, flags: dict[str, object], listener: Listener, environ: dict[str, str]
@@ -88,15 +88,18 @@ class DaemonProcess:
         self.settings, self.flags, self.listener, self.environ = settings, flags, listener, environ
         self.config = settings.config
         self.places = Places(self.config.state_file)
-        # Signals that were not yet looked at. Their handler may run at any moment, so it only appends here.
+        # Signals not handled yet. A signal handler can run at any point of the code, so it only appends to this queue.
         self.caught: deque[int] = deque()
-        self.stop_signal = 0  # the one that ends the scheduler; 0: none yet
-        self.ready: Callable[[], None] = lambda: None
-        self.question: Question | None = None  # what Ctrl-C asks while jobs run
+        self.stop_signal = 0  # number of the signal that ends the scheduler; 0: none yet
+        self.ready: Callable[[], None] = lambda: None  # called when the start is complete
+        self.question: Question | None = None  # asked on Ctrl-C while jobs run; None: Ctrl-C ends the scheduler
 
     def run(self, *, drain: bool = False) -> Ending:
-        """Be the daemon. Raises SchedulerError when it cannot start."""
-        # A handler that raises could do so where nobody hears of it, as in an object's __del__: the stop would be lost.
+        """Run the daemon until a signal ends it or, with ``drain``, until no job can run any more.
+
+        Raises SchedulerError when it cannot start, and KeyboardInterrupt on Ctrl-C during the start.
+        """
+        # A handler that raises could do so inside a __del__ method, where Python ignores it: the signal would be lost.
         early = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, lambda number, _frame: self.caught.append(number)) for number in early}
         try:
@@ -104,19 +107,19 @@ class DaemonProcess:
         except _Stopped:
             self.stop_signal = signal.SIGTERM
             return Ending(0)
-        except sqlite3.Error as error:  # read before the loop is there to take it
+        except sqlite3.Error as error:  # from a read before the loop, which handles such errors itself
             raise trouble(error, self.places.store) from error
         except OSError as error:
             if error.filename or not error.errno:
                 raise
-            # A write to what is open tells no name.
+            # An error of writing to an open file names no file.
             raise OSError(error.errno, error.strerror, self.places.state_dir) from error
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def _check_early(self) -> None:
-        """End the start if a signal asked for it. Raises KeyboardInterrupt or _Stopped."""
+        """Raise KeyboardInterrupt (SIGINT) or _Stopped (SIGTERM) if a signal arrived during the start."""
         if self.caught:
             raise KeyboardInterrupt if self.caught[0] == signal.SIGINT else _Stopped
 
@@ -257,7 +260,7 @@ class DaemonProcess:
                 tell(LogMessage(other, 30))
             tell(LogMessage(f"scheduler started, pid {os.getpid()}, GPUs {gpus_text}, state file {config.state_file}"))
             daemon.tick()
-            gc.freeze()  # what was imported stays for good: the collector need not look at it between two jobs
+            gc.freeze()  # imported modules are never freed: the garbage collector need not scan them
             gc.set_threshold(20_000, 20, 50)
             if config.web and not self.settings.dispatcher:
                 page = WebChild(
@@ -271,7 +274,7 @@ class DaemonProcess:
             if daemon.journal is not None:
                 daemon.journal.end()
             return ending
-        except (SchedulerError, _Stopped, sqlite3.Error):  # the last: `run` says what it means
+        except (SchedulerError, _Stopped, sqlite3.Error):  # `run` converts sqlite3.Error
             raise
         except Exception as error:
             known = passing(error, self.places.state_dir)
@@ -291,12 +294,12 @@ class DaemonProcess:
                 log.close()
 
     def _runner(self, descriptors: int) -> DirectRunner | ScreenRunner:
-        """What starts the jobs. Raises SchedulerError when it cannot: the mode is never changed silently."""
+        """Return the runner that starts the jobs. Raises SchedulerError if it cannot; there is no fallback mode."""
         places, state_file = self.places, self.config.state_file
         if self.config.screen:
             short_id = hashlib.blake2b(os.fsencode(state_file), digest_size=2).hexdigest()
             return ScreenRunner(places.attempts, state_file, self.environ, places.sessions, short_id, descriptors)
-        tidy(places.sessions, places.attempts)  # of a daemon before this one, which was in screen mode
+        tidy(places.sessions, places.attempts)  # files of an earlier daemon in screen mode
         errors = os.path.join(places.state_dir, "supervisor.err")
         return DirectRunner(places.attempts, state_file, self.environ, errors, descriptors)
 
@@ -325,7 +328,7 @@ class DaemonProcess:
                     return Ending(1 if unread or daemon.messages.ended_badly else 0, unread)
                 if daemon.stuck():
                     self._last_words(daemon)
-                    if daemon.stuck():  # the last look may have started something
+                    if daemon.stuck():  # the last pass may have started a job
                         return Ending(1, self._left(daemon, context))
         self._last_words(daemon)
         if self.stop_signal == signal.SIGTERM and self.config.save_list:
@@ -337,12 +340,12 @@ class DaemonProcess:
         return Ending(130 if self.stop_signal == signal.SIGINT else 0)
 
     def _end_by(self, number: int) -> None:
-        """End after this turn by signal ``number``. SIGTERM outweighs an earlier Ctrl-C."""
+        """Let signal ``number`` end the scheduler after this pass. SIGTERM replaces an earlier SIGINT."""
         if self.stop_signal != signal.SIGTERM:
             self.stop_signal = number
 
     def _last_words(self, daemon: Daemon) -> None:
-        """Write down what may wait, and paint the last picture."""
+        """Record the postponed observations and write the state file a last time; log an error of the store."""
         try:
             daemon.settle()
         except StoreTrouble as error:
@@ -368,7 +371,7 @@ class DaemonProcess:
         return tuple(left)
 
     def _again(self, folder: str) -> Callable[[], Settings]:
-        """What reads the settings anew, as `start` read them in ``folder``."""
+        """Return a function that loads the settings again as `start` did in ``folder``."""
         settings = self.settings
         return lambda: load(
             self.flags, self.environ, settings.config_file or None, folder, dispatcher=settings.dispatcher

@@ -1,4 +1,4 @@
-"""Looks up what jobs run with: script, environment, interpreter, program. Remembers it for one pass."""
+"""Finds what a job runs with: script, environment, interpreter, program. Results are cached for one pass."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from scheduler.daemon.context import Context
 from scheduler.environments import activate
 from scheduler.environments.resolve import Environments, Missing
 
-MISSING_AGAIN_S = 2.0
-MISSING_A_ROUND = 200
+MISSING_AGAIN_S = 2.0  # between two rounds of looking for missing files
+MISSING_A_ROUND = 200  # jobs
 
 
 class ProgramLookup:
-    """Answers for one job, and looks again at what waiting jobs lacked."""
+    """Finds what jobs run with, and looks again for files that waiting jobs lack."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         launcher = (sys.executable, "-I", "-S", activate.__file__)
         self._environments = Environments(context.environ, context.config.python, launcher)
-        self._found: dict[tuple[str, ...], Found | Missing] = {}  # of this pass
-        self._missing_from = 0  # the last job of the round before
+        self._found: dict[tuple[str, ...], Found | Missing] = {}  # found in this pass
+        self._missing_from = 0  # the last job of the previous round
         self._missing_due = 0.0
         self.use_settings()
 
@@ -34,12 +34,12 @@ class ProgramLookup:
         return self._environments.home
 
     def use_settings(self) -> None:
-        """Take over the settings for environments that are in force now."""
+        """Apply the current settings for environments (`conda_mode`, `activation_limit`)."""
         config = self._context.config
         self._environments.mode, self._environments.limit_s = config.conda_mode, config.activation_limit
 
     def found_for(self, job: Job) -> Found | Missing:
-        """What a job would run with, or what is missing."""
+        """Return what a job would run with, or what is missing."""
         spec = job.spec
         key = (spec.script, spec.conda_env, spec.cwd, spec.env_file, "" if spec.is_script else spec.arguments[0])
         found = self._found.get(key)
@@ -48,22 +48,22 @@ class ProgramLookup:
         return found
 
     def missing(self, job: Job) -> str:
-        """What a job lacks, as a sentence; empty if nothing."""
+        """Return what a job lacks, as a sentence; empty if it lacks nothing."""
         found = self.found_for(job)
         return found.sentence if isinstance(found, Missing) else ""
 
     def forget(self) -> None:
-        """A pass is over: look on the disk again in the next one."""
+        """Clear the results at the end of a pass: the next one looks at the disk again."""
         self._found.clear()
 
     def look_again(self, parked: Mapping[int, str], fetch: Callable[[int], Job | None], now: Now) -> list[Arrived]:
-        """The jobs whose script or environment was missing and is there now. ``parked``: job id → reason code."""
+        """Return the jobs whose missing script or environment is there now. ``parked``: job id → reason code."""
         self._found.clear()
         if now.mono < self._missing_due:
             return []
         self._missing_due = now.mono + MISSING_AGAIN_S
         missing = sorted(job_id for job_id, code in parked.items() if code == "missing")
-        # A few in each round: ten thousand lines that name a wrong folder must not keep a core busy.
+        # Only some jobs in each round: ten thousand lines with a wrong folder must not keep a core busy.
         later = [job_id for job_id in missing if job_id > self._missing_from]
         chosen = (later or missing)[:MISSING_A_ROUND]
         self._missing_from = chosen[-1] if chosen else 0
@@ -71,5 +71,5 @@ class ProgramLookup:
         return [Arrived(job) for job in jobs if not self.missing(job)]
 
     def due(self, parked: Mapping[int, str]) -> float:
-        """When to look again (``mono``)."""
+        """Return the monotonic time of the next round; infinite if no job lacks anything."""
         return self._missing_due if "missing" in parked.values() else float("inf")

@@ -1,4 +1,4 @@
-"""What is left when the scheduler is told to end, as a shell script that queues it anew (`save_list`, TS_SAVELIST)."""
+"""The unfinished jobs as a shell script that queues them again (setting `save_list`, variable TS_SAVELIST)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from scheduler.core.secrets import without_secrets
 
 
 def script_of(jobs: Iterable[Job], ended: Iterable[Job], now: float) -> str:
-    """``jobs``: those that wait or run, as they stand in the queue; ``ended``: named in comments alone.
+    """Return the script. ``jobs``: waiting and running jobs in queue order; ``ended``: named only in comments.
 
-    Each line queues one job by `ts` in its folder, with its options, and keeps its new id for those that depend on it.
+    Each line queues one job with `ts` in its folder and with its options, and keeps the new id for dependent jobs.
     """
     lines = [
         "#!/bin/sh",
@@ -54,7 +54,7 @@ def _words(job: Job, known: set[int]) -> str:
     elif job.need.count:
         words += ["-G", str(job.need.count)]
     for option, parents in (("-D", spec.after), ("-W", spec.after_ok)):
-        waits_for = [parent for parent in parents if parent in known]  # others have ended as they had to
+        waits_for = [parent for parent in parents if parent in known]  # the other dependencies are not in the script
         if waits_for:
             words += [option, ",".join(f'"$job{parent}"' for parent in waits_for)]
     command = _command(job)

@@ -1,4 +1,4 @@
-"""What waiting jobs need, computed again when the settings, the model table or the GPUs have changed."""
+"""Recomputes the needs of waiting jobs after a change of the settings, the model table or the GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler.core.model_table import ModelTable, booking_memory, need_of
 
 
 def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
-    """Those of these jobs whose need is another by the settings now: commands of a file say nothing of it themselves."""
+    """Update the needs of waiting jobs of a commands file by the current settings. Return the changed jobs."""
     found = []
     for job in waiting:
         if job.spec.source != "commands" or job.attempt or job.spec.edited:
@@ -26,7 +26,7 @@ def rebooked(config: Config, gpus: Sequence[Gpu], table: ModelTable, waiting: It
 
 
 def needs_anew(gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
-    """Those of these jobs whose need is another by the model table and the GPUs now, with it."""
+    """Update the needs of waiting jobs without ``gpus=`` by model table and GPUs. Return the changed jobs."""
     found = []
     for job in waiting:
         if job.spec.gpus or job.oom_retries:

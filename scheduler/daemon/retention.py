@@ -1,4 +1,4 @@
-"""What is old is forgotten: ended jobs by `keep_finished`, their logs by `keep_logs`, a little at a time."""
+"""Removes old ended jobs (`keep_finished`) and old job logs (`keep_logs`), a few at a time."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from scheduler.store.paths import Places
 from scheduler.system.crash_points import crash_point
 
 LONGEST_ROUND_S, SHORTEST_ROUND_S = 3600.0, 1.0
-PART_OF_AGE = 0.1  # so what may stay for ten minutes is gone after eleven
+PART_OF_AGE = 0.1  # of an age limit, between two rounds: what may stay ten minutes is removed within eleven
 SLICE_S = 0.005
-BETWEEN_S = 0.02  # so the loop has four fifths of the time, and whatever happens wakes it
-BUSY_S = 1.0  # in a loop that is never quiet a slice comes this often
+BETWEEN_S = 0.02  # between two slices: leaves four fifths of the time to the loop
+BUSY_S = 1.0  # between two slices while the loop is never idle
 JOBS_A_STEP = 10
 LOGS_A_STEP = 10
 _NAME = re.compile(r"job_(\d+)_\d{8}_\d{6}(?:_a\d+)?(?:_\d+)?\.log(?:\.gz)?(?:\.e)?", re.ASCII)
 
 
 class Retention:
-    """Removes old jobs and logs in rounds. A round is cut into short slices, which run between the turns of the daemon.
+    """Removes old jobs and logs in rounds. A round is cut into short slices, which run between passes of the daemon.
 
-    ``settings``: gives those in force. ``quiet``: whether nothing else is to be done now.
+    ``settings`` returns the current config. ``quiet`` returns whether the daemon has nothing else to do.
 
-    A round begins at the start of the daemon, when the settings have changed, and then every hour; more often where something
-    may stay for less than ten hours (`_round_s`). An error ends the round and is logged; the next round finds what is left.
+    A round begins at the start of the daemon, when the settings have changed, and then every hour, or more often if an
+    age limit is below ten hours (`_round_s`). An error ends the round and is logged; the next round removes the rest.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class Retention:
         self._work: Iterator[None] | None = None
         self._next_round = self._next_slice = self._last_slice = -math.inf
         self._trouble = ""
-        self.jobs = self.logs = self.size = 0  # forgotten in this round: jobs, logs and their bytes
+        self.jobs = self.logs = self.size = 0  # removed in this round: jobs, logs, and bytes of logs
 
     def due(self) -> float:
-        """When to come again (monotonic)."""
+        """Return the monotonic time of the next slice or round."""
         return self._next_slice if self._work is not None else self._next_round
 
     def close(self) -> None:
-        """What is left is done in the first round of the next daemon."""
+        """Do nothing: the first round of the next daemon removes the rest."""
 
     def step(self, _now: Now) -> None:
-        """One slice, if it is time."""
+        """Run one slice of the round, if it is due; begin a new round when it is time."""
         now, config = time.monotonic(), self._settings()
         wish = (config.keep_logs, config.keep_finished, config.log_dir)
         if wish != self._wish:
@@ -119,7 +119,7 @@ class Retention:
         yield
         number = JOBS_A_STEP
         while number == JOBS_A_STEP:
-            # Not synced: what a power loss brings back is forgotten again.
+            # Not synced: jobs that a power loss brings back are removed again.
             with self.db.writing(sync=False) as connection:
                 number = forget_until(connection, bound, JOBS_A_STEP)
             self.jobs += number
@@ -127,15 +127,15 @@ class Retention:
 
 
 def _round_s(config: Config) -> float:
-    """Seconds from one round to the next."""
+    """Return the seconds from one round to the next: a tenth of the shortest age limit, but 1 s to 1 h."""
     ages = [keep.age_s for keep in (keep_logs(config.keep_logs), keep_finished(config.keep_finished)) if keep.age_s]
     return min(LONGEST_ROUND_S, max(SHORTEST_ROUND_S, PART_OF_AGE * min(ages, default=math.inf)))
 
 
 class _Logs:
-    """The logs of ended jobs in ``folder``, newest first: what is too old, or behind the size that may stay, goes.
+    """Removes the logs of ended jobs in ``folder`` that are too old, and the oldest ones beyond the total size.
 
-    Only files that this store knows as its own, by path: other schedulers and people may keep theirs beside them.
+    It removes only files whose paths are in this store: other schedulers and people may keep files in the same folder.
     """
 
     def __init__(self, pruner: Retention, folder: str, keep: Keep) -> None:
@@ -145,7 +145,7 @@ class _Logs:
         self.fd = -1
 
     def remove(self) -> Iterator[None]:
-        """Go through all of them. Raises OSError."""
+        """Check all logs and remove those that are due, in steps. Raises OSError."""
         try:
             self.fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -160,7 +160,7 @@ class _Logs:
 
     def _of_ended_jobs(self) -> Iterator[None]:
         before = (math.inf, 0)
-        # Chosen and removed in one step: in between a job may have been asked to run again.
+        # Chosen and removed in one step: between two steps a user may retry a job.
         while page := ended_with_logs(self.pruner.db.connection, before, LOGS_A_STEP):
             chosen = [log for at, number, logs in page for log in logs if self._goes(log, at, number)]
             self._unlink(chosen)
@@ -185,7 +185,10 @@ class _Logs:
             return None
 
     def _goes(self, path: str, ended: float, number: int | None = None) -> bool:
-        """Whether this log of a job that ended then is to go; adds up those that may stay."""
+        """Return whether a log is to be removed, and add its size to ``total``.
+
+        ``ended``: when its job ended, in seconds since 1970. ``number``: the job id that its name must have; None: any.
+        """
         folder, name = os.path.split(path)
         named = _NAME.fullmatch(name)
         if folder != self.folder or not named or number not in (None, int(named[1])):

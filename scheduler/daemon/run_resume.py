@@ -1,4 +1,4 @@
-"""Which commands stand in the file of a run, and which of its lines are to be read as new though they were read before."""
+"""Lists the commands in the file of a `gpujob run`, and has lines of that file read again as new ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler.store.paths import Places
 
 
 def commands_in(path: str, trust_group: bool) -> list[str]:
-    """The identity of each command that stands there, in their order and each once. Raises SchedulerError."""
+    """Return the identity of each command in a commands file, in file order, each once. Raises SchedulerError."""
     looked = look_through(path, commands_file.parse, None, "", trust_group)
     if looked.trouble or looked.left_out:
         raise SchedulerError(looked.trouble or looked.left_out)
@@ -22,11 +22,11 @@ def commands_in(path: str, trust_group: bool) -> list[str]:
 
 
 def read_anew(places: Places, path: str, identities: Collection[str]) -> None:
-    """Have the lines of these commands, whose jobs were forgotten, taken for new ones. Raises SchedulerError."""
+    """Make lines of these commands count as new, because their jobs were forgotten. Raises SchedulerError."""
     database = Database(places)
     try:
         with database.writing() as connection:
             kept.uncount(connection, path, identities)
-            kept.save_mark(connection, FileMark(path, inode=1))  # as of another file: all of it is read, and counted
+            kept.save_mark(connection, FileMark(path, inode=1))  # counts as a replaced file: all of it is read again
     finally:
         database.close()

@@ -1,8 +1,8 @@
-"""The state file on disk: swapped in whole, and read again as a wish when somebody saved it.
+"""The state file on disk: replaced as a whole by the daemon, and read again when somebody has edited it.
 
-A picture is put there by exchanging two names, so whatever came out is looked at once more: an edit that was saved
-between our last look and our picture is found in it. A program that still has the old file open for writing is waited
-for, as its save goes to a file that has no name any more.
+The daemon puts a new version in place by exchanging two file names, and then reads the replaced file once more, because
+an edit may have been saved in it after the daemon last looked. While a program has the replaced file open for writing,
+the daemon keeps reading that file: the program would save its edit into a file that no longer has a name.
 """
 
 from __future__ import annotations
@@ -23,56 +23,56 @@ from scheduler.system.atomic_files import has_writer, left_aside, swap_file, wri
 from scheduler.system.private_files import new_beside
 
 LARGEST = 1 << 20
-HALF_SAVED_S = 1.0  # a save in place may be seen half done
-OPEN_S = 10.0  # so long a program that keeps the file open is waited for
-GONE_S = 0.5  # an editor that moves the old file away puts a new one there
-OUT_S = 0.25  # a picture that came out is kept in sight for this long
-LOOK_S = 0.05
-WISHES = ("paused_gpus", "paused")
+HALF_SAVED_S = 1.0  # how long invalid contents may be a save in progress
+OPEN_S = 10.0  # how long to wait for a program that keeps the file open
+GONE_S = 0.5  # how long the file may be missing while an editor replaces it
+OUT_S = 0.25  # how long a replaced file is watched for a late edit
+LOOK_S = 0.05  # between two looks while a save may be in progress
+WISHES = ("paused_gpus", "paused")  # the keys that people may edit
 KNOWN = frozenset({*WISHES, "revision", "gpu_status", "gpus", "jobs", "running", "updated_at"})
 
 
 @dataclass(slots=True)
 class _Out:
-    """A file that a picture of ours has replaced; somebody may still be writing it."""
+    """A file that a new version of the state file has replaced; a program may still be writing to it."""
 
     fd: int
-    known: bytes  # what it holds as far as we know
-    since: float
-    name: str = ""  # that it still has: one who was killed while he painted left it
+    known: bytes  # contents that were written by a daemon or already applied
+    since: float  # monotonic time
+    name: str = ""  # its path, if a daemon that was killed while writing left it
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A save by somebody else: what it wishes for, and what it was read from."""
+    """An edit that somebody saved: the request that follows from it, and the contents it was read from."""
 
     request: StateEdited
-    at: float  # wall time of the save
-    data: bytes | None  # None: the file is gone
-    out: _Out | None = None  # None: it stands at the path
+    at: float  # when it was saved, in seconds since 1970
+    data: bytes | None  # None: the file was deleted
+    out: _Out | None = None  # the replaced file that holds the edit; None: the file at the path
 
 
 class NoStateFile(ValueError):
-    """What stands there is not a state file."""
+    """The contents are not a valid state file; the text of the exception is the reason."""
 
 
 @dataclass(slots=True)
 class StateFile:
-    """Paints the file and notices edits: whatever it holds that we did not paint is somebody's wish."""
+    """Writes the state file and notices edits: contents that the daemon did not write were saved by somebody else."""
 
     path: str
-    revision: int = 0  # of the last picture
-    known: bytes | None = None  # what stands there as far as we know; None: no file of ours yet
-    broken_since: float | None = None
-    missing_since: float | None = None
-    said: list[str] = field(default_factory=list)
-    numbers: dict[str, int] = field(default_factory=dict)  # UUID → number of the GPUs today
-    _outs: list[_Out] = field(default_factory=list)
+    revision: int = 0  # of the version written last
+    known: bytes | None = None  # contents written or applied last; None: none yet
+    broken_since: float | None = None  # monotonic: since when the contents are invalid
+    missing_since: float | None = None  # monotonic: since when the file is missing
+    said: list[str] = field(default_factory=list)  # messages to log
+    numbers: dict[str, int] = field(default_factory=dict)  # UUID → current index of each GPU
+    _outs: list[_Out] = field(default_factory=list)  # replaced files that are still watched
     _trouble: str = ""
-    _named: set[str] = field(default_factory=set)  # unknown keys already said
+    _named: set[str] = field(default_factory=set)  # unknown keys that were reported
 
     def begin(self, *, was_there: bool) -> None:
-        """Go on from the file as it is found. ``was_there``: an earlier picture stood here, so a missing one was deleted."""
+        """Continue from the file found at a start. ``was_there``: it existed before, so a missing one was deleted."""
         with contextlib.suppress(OSError, NoStateFile):
             data, _ = self._read()
             self.revision = max(self.revision, self._wish(data).read or 0)
@@ -82,7 +82,7 @@ class StateFile:
             self._take_up(name)
 
     def _take_up(self, name: str) -> None:
-        """One who was killed while he painted may have left what came out: a picture of ours, or a save not yet seen."""
+        """Watch a file that a killed daemon left while writing: it may hold an edit. Delete it if it is invalid."""
         with contextlib.suppress(OSError):
             fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
@@ -90,16 +90,16 @@ class StateFile:
                 if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.getuid(), 0):
                     raise NoStateFile
                 self._wish(os.pread(fd, LARGEST + 1, 0))
-            except NoStateFile:  # half written
+            except NoStateFile:  # written only in part
                 os.close(fd)
-                os.unlink(name)  # not another's, in a folder where that cannot be
+                os.unlink(name)  # fails, without harm, for another user's file in a sticky folder
             else:
                 self._outs.append(_Out(fd, b"", -OPEN_S, name))
 
-    # -- looking ------------------------------------------------------------------------------------------
+    # -- noticing edits -----------------------------------------------------------------------------------
 
     def look(self, now: float) -> Edit | None:
-        """What somebody saved since the last look, oldest first; it comes again until it is accepted."""
+        """Return the oldest edit, or None; the same edit until `accept` is called. ``now``: monotonic time."""
         edit = self._look_at_outs(now)
         if edit is not None:
             return edit
@@ -113,7 +113,7 @@ class StateFile:
         self.missing_since = None
         if status.st_uid not in (os.getuid(), 0):
             self._say_trouble(f"{self.path} was put there by user {status.st_uid}: not obeyed, and painted over")
-            self.known = self.broken_since = None  # nor is it a wish when it is taken away again
+            self.known = self.broken_since = None  # so that deleting it is no edit either
             return None
         self._trouble = ""
         if data == self.known:
@@ -129,27 +129,27 @@ class StateFile:
         return edit
 
     def accept(self, edit: Edit) -> None:
-        """The edit is written down in the store."""
+        """Note that the store has recorded the edit: `look` no longer returns it."""
         if edit.out is not None:
             edit.out.known = edit.data or b""
         else:
             self.known, self.missing_since = edit.data, None
 
     def overdue(self, now: float) -> bool:
-        """Whether what stands there was no state file for so long that it has to be set aside."""
+        """Return whether to set the contents aside, because they have been invalid for longer than a save takes."""
         if self.broken_since is None:
             return False
         waited = now - self.broken_since
         return waited >= HALF_SAVED_S and (waited >= OPEN_S or not self._written())
 
     def next_look(self, now: float) -> float | None:
-        """When to look again though nothing is heard."""
+        """Return the monotonic time of the next look without an event; None if only events matter."""
         if self._outs or self.broken_since is not None or self.missing_since is not None:
             return now + LOOK_S
         return None
 
     def _missing(self, now: float) -> Edit | None:
-        """The file is gone: for good, unless it is an editor's next version that is on its way."""
+        """Return the edit for a deleted file; None during ``GONE_S``, while an editor may put a new file there."""
         if self.known is None:
             return None
         if self.missing_since is None:
@@ -160,11 +160,11 @@ class StateFile:
         return Edit(StateEdited((), False), time.time(), None)
 
     def _look_at_outs(self, now: float) -> Edit | None:
-        """Look once more at files that our pictures replaced."""
+        """Return an edit found in a replaced file, or None. Close replaced files that nobody writes any more."""
         for out in list(self._outs):
             try:
                 data = os.pread(out.fd, LARGEST + 1, 0)
-            except OSError as error:  # it may pass
+            except OSError as error:  # it may be temporary
                 if now - out.since >= OPEN_S:
                     self.said.append(f"what was saved into {self.path} meanwhile cannot be read: {error.strerror}")
                     self._drop(out)
@@ -206,7 +206,7 @@ class StateFile:
             return stream.read(LARGEST + 1), status
 
     def _written(self) -> bool:
-        """Whether somebody has the file at the path open for writing."""
+        """Return whether a program has the file at the path open for writing."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -216,10 +216,10 @@ class StateFile:
         finally:
             os.close(fd)
 
-    # -- understanding ------------------------------------------------------------------------------------
+    # -- parsing ------------------------------------------------------------------------------------------
 
     def _wish(self, data: bytes) -> StateEdited:
-        """What a saved file wishes for. Raises NoStateFile."""
+        """Return the request that follows from the contents of a saved file. Raises NoStateFile."""
         if len(data) > LARGEST:
             raise NoStateFile(f"it is larger than {LARGEST >> 20} MiB")
         try:
@@ -243,7 +243,7 @@ class StateFile:
         return StateEdited(None if gpus is None else tuple(self._today(document, gpus)), paused, read)
 
     def _today(self, document: dict[str, Any], gpus: Iterable[int]) -> list[int]:
-        """Today's numbers: the file names the cards that had its numbers when it was painted."""
+        """Translate the GPU indexes of a saved file into current ones, by the UUIDs that the file lists beside them."""
         cards = document.get("gpus")
         then: dict[int, object] = {}
         for card in cards if isinstance(cards, list) else ():
@@ -251,7 +251,7 @@ class StateFile:
                 then[card["index"]] = card.get("uuid")
         now = {index: self.numbers.get(str(uuid), index) for index, uuid in then.items()}
         taken = {number for index, number in now.items() if number != index}
-        # A number without a card in the file, which another card has now, says nothing of that card.
+        # Drop an index without UUID in the file if a renumbered GPU has it now: the edit does not mean that GPU.
         return [now.get(gpu, gpu) for gpu in gpus if gpu in now or gpu not in taken]
 
     def _name_unknown(self, document: dict[str, Any]) -> None:
@@ -267,12 +267,12 @@ class StateFile:
             self._trouble = text
             self.said.append(text)
 
-    # -- painting -----------------------------------------------------------------------------------------
+    # -- writing ------------------------------------------------------------------------------------------
 
     def paint(self, document: dict[str, Any], now: float) -> bool:
-        """Put a new picture there; whatever came out is looked at again by ``look``. Raises OSError.
+        """Write a new version of the state file; `look` will check the file that it replaced. Raises OSError.
 
-        False when somebody may be half through saving the file, or it is gone since a moment: look first.
+        Return False, without writing, if a save may be in progress or the file was just deleted: call `look` first.
         """
         if self.missing_since is not None or (self.broken_since is not None and not self.overdue(now)):
             return False
@@ -289,7 +289,7 @@ class StateFile:
         except (FileNotFoundError, FileExistsError):
             if not os.path.isdir(os.path.dirname(self.path)):
                 raise
-            return False  # deleted, or put there, since we looked
+            return False  # the file was deleted or created after the last look
         if came_out >= 0 and (owner := os.fstat(came_out).st_uid) not in (os.getuid(), 0):
             self._say_trouble(f"{self.path} was put there by user {owner}: not obeyed, and painted over")
             os.close(came_out)
@@ -301,7 +301,7 @@ class StateFile:
         return True
 
     def _set_aside(self, data: bytes, why: str) -> None:
-        """Keep what somebody wrote, under another name."""
+        """Save invalid contents that somebody wrote in a new file beside the state file."""
         try:
             name, fd = new_beside(self.path, "bad")
         except OSError as error:
@@ -316,13 +316,13 @@ class StateFile:
         self.said.append(f"{self.path}: not a state file ({why}); set aside as {name}, pauses stay in force")
 
     def close(self) -> None:
-        """Let go of what is still in sight."""
+        """Close the replaced files that are still watched."""
         for out in list(self._outs):
             self._drop(out)
 
 
 def _laid_out(document: dict[str, Any]) -> str:
-    """JSON with one line for each key, so that a line can be edited by hand or by sed; each GPU and job has its own."""
+    """Format as JSON with one line for each key, GPU and job, so that people can edit a line by hand or with sed."""
     lines = []
     for key, value in document.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):

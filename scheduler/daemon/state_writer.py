@@ -1,4 +1,4 @@
-"""What is shown: the state file painted from the state, and the reasons of those that wait."""
+"""Writes the state file, and the reasons of waiting jobs, when the state has changed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from scheduler.daemon.state_file import Edit, StateFile
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
 
-COUNT_S = 1.0  # between two counts of those that wait, by reason; each change of it is a transaction
-COUNTING_SHARE = 0.01  # of the time at most may go into them
-PAINT_S = 0.1  # at most ten pictures a second
-BUSY_PAINT_S = 0.5  # in the midst of a long paste counting all jobs would cost most
-AGAIN_S = 2.0  # after one that could not be written
+COUNT_S = 1.0  # between two counts of waiting jobs by reason; each changed count costs a transaction
+COUNTING_SHARE = 0.01  # share of the time that counting may take
+PAINT_S = 0.1  # at most ten versions a second
+BUSY_PAINT_S = 0.5  # the same while many new lines are read, since counting all jobs takes long
+AGAIN_S = 2.0  # until the next try after a failed write
 
 
 def picture(state: SchedulerState, counts: dict[str, int], now: float) -> dict[str, Any]:
-    """The document of docs/formats.md, section "state file"."""
+    """Return the contents of the state file (docs/formats.md, "State file"), without ``revision``."""
     fleet = state.fleet
     on_gpu: dict[int, list[int]] = {}
     for job in state.live.values():
@@ -70,24 +70,24 @@ def picture(state: SchedulerState, counts: dict[str, int], now: float) -> dict[s
 
 @dataclass(slots=True)
 class StateWriter:
-    """Keeps the state file true: painted at once after a quiet moment, else at most ten times a second."""
+    """Keeps the state file up to date: writes it immediately after a quiet period, else at most ten times a second."""
 
     file: StateFile
     db: Database
     say: Callable[[str, int, str], None]  # text, level, kind
-    dirty: bool = True
-    painted_at: float = float("-inf")  # mono
-    not_before: float = 0.0
+    dirty: bool = True  # the file is out of date
+    painted_at: float = float("-inf")  # monotonic time of the last write
+    not_before: float = 0.0  # monotonic: after a failed write
     look_due: float = 0.0
     told_reasons: dict[str, object] = field(default_factory=dict)
     told_blocked: dict[str, int] = field(default_factory=dict)
     count_due: float = 0.0
-    count_owed: bool = False  # it was put off
+    count_owed: bool = False  # a count was postponed
     trouble: str = ""
-    noted: bool = False
+    noted: bool = False  # the reasons were saved at least once
 
     def look(self, now: Now, interval: float, *, heard: bool) -> Edit | None:
-        """The next edit that nobody has taken in, if it is time to look (``heard``: something happened to the file)."""
+        """Return the next edit not applied yet, or None. Looks after an event (``heard``) and every ``interval`` s."""
         if not (heard or now.mono >= self.look_due):
             return None
         edit = self.file.look(now.mono)
@@ -100,18 +100,18 @@ class StateWriter:
         return edit
 
     def took(self, edit: Edit) -> None:
-        """An edit is written down: the picture has to show what became of it, and there may be another."""
+        """Note that an edit is recorded: the file must be rewritten to show its result, and another edit may follow."""
         self.file.accept(edit)
         self.dirty, self.look_due = True, 0.0
 
     def due(self, *, busy: bool) -> float | None:
-        """The ``mono`` time at which to paint, None while the picture is true."""
+        """Return the monotonic time of the next write; None if none is due. ``busy``: many new lines are being read."""
         if not self.dirty:
             return self.count_due if self.count_owed else None
         return max(self.not_before, self.painted_at + (BUSY_PAINT_S if busy else PAINT_S))
 
     def paint(self, state: SchedulerState, now: Now) -> None:
-        """Paint the state file and write down the reasons. Raises sqlite3.Error, StoreTrouble."""
+        """Write the state file, and the reasons of waiting jobs into the store. Raises sqlite3.Error, StoreTrouble."""
         self.dirty, self.painted_at = False, now.mono
         reasons = state.class_reasons()
         blocked = self._blocked(state, reasons, now)
@@ -119,7 +119,7 @@ class StateWriter:
             with self.db.writing(sync=False) as connection:
                 rows.save_class_reasons(connection, reasons)
                 rows.set_meta(connection, rows.BLOCKED, json.dumps(blocked))
-                rows.set_meta(connection, "painted", "1")  # from now on a missing file is a deleted one
+                rows.set_meta(connection, "painted", "1")  # a missing file then counts as deleted
             self.told_reasons, self.told_blocked, self.noted = dict(reasons), blocked, True
         try:
             done = self.file.paint(picture(state, rows.counts(self.db.connection), now.wall), now.mono)
@@ -127,14 +127,14 @@ class StateWriter:
             self._trouble(error, now)
             return
         state.pauses.revision = self.file.revision
-        self.look_due = 0.0  # what came out may hold an edit
+        self.look_due = 0.0  # the replaced file may hold an edit
         self.dirty = not done
         if done and self.trouble:
             self.trouble = ""
             self.say(f"{self.file.path} can be written again", 20, "state")
 
     def _blocked(self, state: SchedulerState, reasons: Mapping[str, Reason], now: Now) -> dict[str, int]:
-        """How many wait for what; counted anew as often as its cost allows, and in the end."""
+        """Return reason code → number of waiting jobs; the last count while a new one would cost too much time."""
         self.count_owed = now.mono < self.count_due
         if self.count_owed:
             return self.told_blocked
@@ -152,7 +152,7 @@ class StateWriter:
 
 
 def open_state_file(path: str, db: Database, state: SchedulerState, numbers: dict[str, int]) -> StateFile:
-    """The state file as it is found at a start: an edit made since the last picture, or a deletion, is still a wish."""
+    """Open the state file at a start. An edit or deletion made while no scheduler ran still counts."""
     file = StateFile(path, numbers=numbers)
     file.revision = max([state.pauses.revision, *(revision for revision, _, _ in state.pauses.changes)])
     file.begin(was_there=bool(rows.meta(db.connection, "painted")))

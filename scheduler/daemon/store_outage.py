@@ -1,4 +1,4 @@
-"""A time in which nothing can be recorded: nothing is decided then, and running jobs go on."""
+"""Handles store outages: while nothing can be recorded, nothing is decided; running jobs continue."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from scheduler.daemon.context import Context
 from scheduler.daemon.parts import NEVER
 
 LONGEST_BREAK_S = 8.0
-ANEW_S = 0.01  # the store has changed under a decision: it is made again at once
-REFUSED_AFTER = 3  # tries in vain, after which open requests are refused
+ANEW_S = 0.01  # after DECIDE_ANEW, which is no error: repeat the pass immediately
+REFUSED_AFTER = 3  # failed passes in a row after which open requests are refused
 
 
 class StoreOutage:
-    """Begins with a pass that failed. ``retry`` opens the store again and may raise, which prolongs the outage."""
+    """A store outage. It begins with a failed pass and ends with the next recorded one.
+
+    ``retry`` opens the store again and rebuilds the state; if it raises, the outage continues.
+    """
 
     def __init__(self, context: Context, retry: Callable[[], None]) -> None:
         self._context, self._retry = context, retry
         self._until = 0.0
         self._tries = 0
-        self.error: StoreTrouble | None = None  # what the user was told
+        self.error: StoreTrouble | None = None  # the error that was logged
 
     @property
     def lasts(self) -> bool:
-        """Whether the last pass failed, and none was tried since."""
+        """Whether a pass has failed and ``retry`` has not succeeded since."""
         return bool(self._until)
 
     @property
     def refuses(self) -> bool:
-        """Whether it lasts so long that open requests are to be refused."""
+        """Whether ``REFUSED_AFTER`` passes in a row have failed, so that open requests are refused."""
         return self._tries >= REFUSED_AFTER
 
     def begin(self, error: StoreTrouble) -> None:
-        """A pass failed: wait before the next try, longer each time. An error is told once."""
+        """Note a failed pass and set the time of the next try, with a growing back-off. Log each error once."""
         self._tries += 1
         anew = error.code == DECIDE_ANEW
         self._until = time.monotonic() + (ANEW_S if anew else min(LONGEST_BREAK_S, 2.0 ** (self._tries - 1)))
@@ -44,13 +47,13 @@ class StoreOutage:
             self._context.say(f"{error}; running jobs go on, nothing is started until then", 40, kind="store")
 
     def step(self, now: Now) -> None:
-        """Try again if it is time. Raises what ``retry`` raises."""
+        """Call ``retry`` if it is due. Raises what ``retry`` raises."""
         if self._until and now.mono >= self._until:
             self._retry()
             self._until = 0.0
 
     def over(self) -> None:
-        """A pass was recorded."""
+        """End the outage after a recorded pass, and log that it is over."""
         self._tries = 0
         if self.error is not None:
             text = "all goes on as before" if self.error.code == DEFECT else "the store can be used again"
@@ -58,8 +61,8 @@ class StoreOutage:
         self.error = None
 
     def due(self) -> float:
-        """When to try again (``mono``)."""
+        """Return the monotonic time of the next try; ``NEVER`` if there is no outage."""
         return self._until or NEVER
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""

@@ -1,4 +1,4 @@
-"""The page beside a daemon that was started with `web`: kept alive, ended with it, and never waited for."""
+"""Runs the web page (`gpujob web`) as a child of the daemon and restarts it when it dies (setting `web`)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from scheduler.core.observations import Now
 from scheduler.daemon.parts import NEVER
 from scheduler.system.own_process import own_command, start_own
 
-LIFE = "GPUJOB_WEB_CHILD"  # in its environment: the descriptor that is at its end when we are gone
+LIFE = "GPUJOB_WEB_CHILD"  # environment variable: number of a descriptor that is at end-of-file when the daemon is gone
 LIFE_FD = 3
-PORT_TAKEN = "!port "  # so begins the page's last line when somebody else has its port
+PORT_TAKEN = "!port "  # begins the page's last line if its port is in use
 FIRST_BREAK_S, LONGEST_BREAK_S, LONGEST_FOR_A_PORT_S = 1.0, 600.0, 30.0
-LONG_LIFE_S = 60.0  # after which a death is a new one
+LONG_LIFE_S = 60.0  # a page that lived this long is restarted without a longer back-off
 PIECE = 4096
-EVERY_S, MOST_LINES, MOST_BYTES = 10.0, 16, 1 << 16  # of what it says, in so long
+EVERY_S, MOST_LINES, MOST_BYTES = 10.0, 16, 1 << 16  # a period in seconds; most lines and bytes of output in it
 LONGEST_LINE = 500
 
 
 class WebChild:
-    """`gpujob web` as a child, in a session of its own. Each method takes as long as a system call or two.
+    """`gpujob web` as a child process in its own POSIX session. No method blocks.
 
-    ``tell`` takes a sentence and its level; ``epoll`` wakes the loop when the page says something or has died.
+    ``tell`` logs a sentence at a level. ``epoll`` wakes the loop when the page prints a line or dies.
     """
 
     def __init__(
@@ -43,26 +43,26 @@ class WebChild:
         self._environ = {**kept, LIFE: str(LIFE_FD), "PYTHONUNBUFFERED": "1"}
         self._epoll, self._tell = epoll, tell
         self._pid = 0
-        self._life = self._said = -1  # our end of the pipe that says that we live, and of the one that it talks through
+        self._life = self._said = -1  # our ends of two pipes: one is closed when we end, one carries its output
         self._rest = b""
         self._begun = self._due = 0.0
         self._break = Backoff(FIRST_BREAK_S, LONGEST_BREAK_S)
-        self._told: set[str] = set()  # of the deaths since it last lived long
+        self._told: set[str] = set()  # lines already logged; cleared after a long life
         self._window, self._lines, self._bytes, self._deaf = 0.0, 0, 0, False
         self._port_taken = False
 
     def sessions(self) -> set[int]:
-        """Its session: it belongs to no job."""
+        """Return the POSIX session of the page, which belongs to no job; empty if the page does not run."""
         return {self._pid} if self._pid else set()
 
     def due(self) -> float:
-        """When it has to be looked at though nothing happens (``mono``)."""
+        """Return the monotonic time of the next step without an event; ``NEVER`` while the page runs normally."""
         if self._pid:
             return self._window + EVERY_S if self._deaf else NEVER
         return self._due
 
     def step(self, _now: Now) -> None:
-        """Start it when it is time, hear what it says, see that it died."""
+        """Start the page when it is due, log its output, and notice its death."""
         now = time.monotonic()
         if not self._pid:
             if now >= self._due:
@@ -77,7 +77,7 @@ class WebChild:
             self._listen(now)
 
     def close(self) -> None:
-        """Let it end: it sees that we are gone, as it does when we are killed."""
+        """Close the pipes; the page then ends, as it does when the daemon is killed."""
         self._forget()
 
     def _start(self, now: float) -> None:
@@ -115,7 +115,7 @@ class WebChild:
         self._rest = self._rest[:PIECE]
         for line in lines:
             self._hear(line)
-        if self._bytes > MOST_BYTES:  # it can say more than the loop should hear
+        if self._bytes > MOST_BYTES:  # too much output: read no more until the next period
             self._epoll.modify(self._said, 0)
             self._deaf = True
 
@@ -131,7 +131,7 @@ class WebChild:
         self._tell(text, 30 if bad else 20)
 
     def _died(self, now: float) -> None:
-        """There is none any more: another one in a while, at once only if it had lived long."""
+        """Schedule a restart after the page died. The back-off starts over if the page had lived long."""
         if self._rest:
             self._hear(self._rest)
         lived = now - self._begun
@@ -144,7 +144,7 @@ class WebChild:
         self._rise(now, "" if self._port_taken else text, most)
 
     def _rise(self, now: float, text: str, most: float = LONGEST_BREAK_S) -> None:
-        """Once more, later and later."""
+        """Set the time of the next start with a growing back-off, at most ``most`` seconds. Log ``text`` once."""
         self._due = now + self._break.next(most)
         if text and text not in self._told:
             self._told.add(text)

@@ -1,4 +1,4 @@
-"""Checks that run beside each other: one that hangs costs only its own line."""
+"""Runs checks in parallel, so that a check that hangs affects only its own findings."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Callable
 
 from scheduler.doctor.finding import Finding, Mark, not_told
 
-IN_TURN_S = 2.0
+IN_TURN_S = 2.0  # seconds for a check that runs without a thread
 
 
 class _Late(BaseException):
-    """It has had its time; no ``except`` of a check takes it for something of its own."""
+    """Raised in a check by its time limit. A BaseException, so that no ``except Exception`` of the check catches it."""
 
 
 class Running:
-    """A check that runs beside the others; whatever becomes of it, it has findings.
+    """A check that runs in its own thread and always has findings, even if it raises or hangs.
 
-    Where no thread can be had (a limit on processes or memory) it is done at once, and what waits in it is interrupted
-    after ``IN_TURN_S``: only a disk that does not even let itself be interrupted then holds up the others.
+    If no thread can be started (a limit on processes or memory), the check runs in the constructor, and SIGALRM
+    interrupts it after `IN_TURN_S` seconds. Only a disk access that cannot be interrupted then delays the other checks.
     """
 
     def __init__(self, check: str, what: str, look: Callable[[], list[Finding]]) -> None:
@@ -60,22 +60,26 @@ class Running:
 
     @property
     def in_turn(self) -> bool:
-        """Whether there was no thread for it."""
+        """Whether the check ran in the constructor, because no thread could be started."""
         return self._thread is None
 
     def wait(self, until: float) -> None:
-        """Until it has ended, but no longer than this (monotonic)."""
+        """Wait until the check has ended, but not after ``until`` (monotonic seconds)."""
         if self._thread is not None:
             self._thread.join(max(0.0, until - time.monotonic()))
 
     def result(self, until: float) -> list[Finding]:
-        """What it found."""
+        """Return the findings; one marked UNKNOWN if the check has not ended by ``until`` (monotonic seconds)."""
         self.wait(until)
         return [not_told(self.check, self._what, "no answer in time")] if self._found is None else self._found
 
 
 def crowded(processes: tuple[int, int], memory: tuple[int, int]) -> Finding:
-    """No thread could be had. Limits, soft and hard, on this user's processes and on a process's memory; -1: none."""
+    """Return the finding that no thread could be started.
+
+    ``processes``, ``memory``: soft and hard limit on the processes of this user, and on the memory of a process in
+    bytes; -1: no limit.
+    """
     limits = [f"{processes[0]} processes and threads at most (ulimit -u)"] if processes[0] >= 0 else []
     limits += [f"{memory[0] >> 10} KiB of memory at most (ulimit -v)"] if memory[0] >= 0 else []
     raised = [f"ulimit -{letter} {'unlimited' if hard < 0 else hard >> shift}"

@@ -1,7 +1,7 @@
-"""`gpujob doctor`: looks at the machine and at a scheduler's folder, and changes nothing.
+"""The checks of `gpujob doctor`, which examine the machine and a scheduler's state folder and change nothing.
 
-A check is one function that takes an `Examination` and returns findings. Each runs beside the others under one limit, so that a disk or a
-program that hangs costs only its own line.
+A check is a function that takes an `Examination` and returns findings. The checks run in parallel under one time limit,
+so that a disk or program that hangs affects only its own check.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from scheduler.doctor.screen import check_screen
 from scheduler.doctor.store import check_scheduler, check_store, take_running_settings
 
 Check = Callable[[Examination], list[Finding]]
-# Name of the check, what cannot be told where it does not answer, and the function; in the order in which they are shown.
+# Name of the check, what is unknown if it does not answer in time, and its function; in the order of the output.
 CHECKS: tuple[tuple[str, str, Check], ...] = (
     ("config", "whether it can be read", check_config),
     ("state folder", "what disk it is on", check_state_folder),
@@ -44,9 +44,9 @@ CHECKS: tuple[tuple[str, str, Check], ...] = (
 
 
 def findings(exam: Examination) -> list[Finding]:
-    """All findings, in the order in which they are shown. Never raises."""
+    """Run all checks; return the findings in the order in which they are shown. Never raises."""
     until = exam.until
-    first = Running("store", "whether it is whole", partial(check_store, exam))  # what it sees the others need
+    first = Running("store", "whether it is whole", partial(check_store, exam))  # the other checks need its results
     first.wait(min(until, time.monotonic() + ANSWER_S))
     if first.ended:
         take_running_settings(exam)

@@ -1,4 +1,4 @@
-"""The clock: whether times mean something."""
+"""Check of the clock."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from scheduler.core.units import span_text
 from scheduler.doctor.examination import Examination
 from scheduler.doctor.finding import Finding, Mark, Who, good, not_told
 
-BACK_S = 60.0  # a file from further in the future than this shows a clock that went back
-FIRST_YEAR = 2024
-STA_UNSYNC = 0x40
+BACK_S = 60.0  # a file dated further in the future shows that the clock went back
+FIRST_YEAR = 2024  # an earlier year shows that the clock was never set
+STA_UNSYNC = 0x40  # flag of adjtimex(2): not synchronised
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSeen:
-    """The machine's clock."""
+    """State of the machine's clock. ``synchronised`` None: not known."""
 
     year: int
     synchronised: bool | None
-    newest: str = ""  # the file of ours that was written last
-    ahead_s: float = 0.0  # how far in the future that was
-    timedated: bool = True  # there is a timedatectl that works
+    newest: str = ""  # the file of the scheduler that was written last
+    ahead_s: float = 0.0  # how far in the future that was, in seconds
+    timedated: bool = True  # timedatectl can turn synchronisation on
 
 
 def judge(seen: ClockSeen, who: Who) -> Finding:
-    """Whether times mean something. What decides (limits, back-off) goes by another clock, which cannot be set."""
+    """Return the finding on the clock. Time limits and back-off do not depend on it: they use the monotonic clock."""
     mend = who.root("timedatectl set-ntp true") if seen.timedated else who.install("chrony")
     if seen.year < FIRST_YEAR:
         wrong = "times and log names are wrong, and logs look old to keep_logs once the clock is right"
@@ -48,8 +48,8 @@ def judge(seen: ClockSeen, who: Who) -> Finding:
 
 
 def clock_synchronised() -> bool | None:
-    """Whether the kernel was told that its clock is kept right (what timedatectl shows); None where it does not say."""
-    buffer = ctypes.create_string_buffer(512)  # struct timex, with modes 0: only read
+    """Return whether the kernel considers its clock synchronised, as timedatectl shows; None if that is not known."""
+    buffer = ctypes.create_string_buffer(512)  # struct timex; its field modes is 0: only read
     try:
         state = ctypes.CDLL(None).adjtimex(buffer)
     except AttributeError:
@@ -58,12 +58,12 @@ def clock_synchronised() -> bool | None:
 
 
 def time_service() -> bool:
-    """Whether timedatectl can turn synchronisation on."""
+    """Return whether timedatectl can turn synchronisation on."""
     return os.path.isdir("/run/systemd/system") and shutil.which("timedatectl") is not None
 
 
 def check_clock(exam: Examination) -> list[Finding]:
-    """Whether the clock is right."""
+    """Check that the clock is set, did not go back, and is synchronised."""
     newest, at = "", 0.0
     for path in (exam.places.state_file, exam.places.store, f"{exam.places.store}-wal", exam.places.wakeup):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The folders of state and logs, and the disks that they are on."""
+"""Checks of the state folder and the log folder, and of the disks that they are on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FULL_MIB, NEARLY_FULL_MIB, FEWEST_INODES = 16, 1024, 64
 
 @dataclass(frozen=True, slots=True)
 class FolderSeen:
-    """A folder that the scheduler writes to, or the nearest one above it that is there."""
+    """A folder to which the scheduler writes, or the nearest existing folder above it."""
 
     check: str
     path: str
@@ -30,15 +30,15 @@ class FolderSeen:
     free_mib: int | None = None
     free_inodes: int | None = None  # None: this file system has no fixed number of them
     read_only: bool = False
-    mount: str = "/"
-    owner: str = ""  # who it belongs to, if not to who asks
-    again: str = ""  # the command that asks the same
+    mount: str = "/"  # where the file system is mounted
+    owner: str = ""  # name of the owner, if it is another user
+    again: str = ""  # command that repeats this examination
     writable: bool = True
-    move: str = ""  # the command that takes the scheduler's files to a disk of this machine
+    move: str = ""  # next command to move the scheduler's files to a local disk
 
 
 def judge(seen: FolderSeen, who: Who) -> Finding:
-    """Whether what stands there is kept, alone with us, and has room."""
+    """Return the finding on a folder: whether it can be written, keeps its files, keeps them private, and has space."""
     system = seen.system
     free = [] if seen.free_mib is None else [f"{mib_text(seen.free_mib)} free"]
     told = ", ".join([seen.path, *([system.name] if system else []), *free])
@@ -79,7 +79,7 @@ def judge(seen: FolderSeen, who: Who) -> Finding:
 
 
 def look(check: str, path: str, system: FileSystem | None, owner: str, again: str) -> FolderSeen:
-    """A folder and its disk. ``owner``: the name of whoever it belongs to, if not to us."""
+    """Examine a folder and its disk. ``owner``: name of the folder's owner, if it is another user."""
     try:
         space = os.statvfs(path)
     except PermissionError:
@@ -101,7 +101,7 @@ def look(check: str, path: str, system: FileSystem | None, owner: str, again: st
 
 
 def _mount(path: str) -> str:
-    """Where its file system is mounted."""
+    """Return the mount point of the file system of a path."""
     place = os.path.realpath(path)
     while not os.path.ismount(place):
         place = os.path.dirname(place)
@@ -119,7 +119,7 @@ def _folder(exam: Examination, check: str, path: str, shared: bool, move: str) -
 
 
 def check_state_folder(exam: Examination) -> list[Finding]:
-    """The disk of the state, and whether others could put a state file there."""
+    """Check the disk of the state folder, and that other users cannot put a state file there."""
     above, state_dir = os.path.dirname(exam.places.state_dir), exam.places.state_dir
     path = state_dir if os.path.isdir(state_dir) else above
     found = _folder(exam, "state folder", path, True, _move(exam))
@@ -130,18 +130,18 @@ def check_state_folder(exam: Examination) -> list[Finding]:
         judged = judged_file(exam, "state folder", state_file, error, True)
         return [judged] if found.mark is Mark.OK else [found, judged]
     except OSError:
-        return [found]  # not there, which is said
+        return [found]  # there is no such folder: already in ``found``
     return [found]
 
 
 def check_log_folder(exam: Examination) -> list[Finding]:
-    """The disk of the logs, if it is another one."""
+    """Check the disk of the log folder, if it is not that of the state folder."""
     path, state = exam.config.log_dir, os.path.dirname(exam.places.state_dir)
     while not os.path.lexists(path) and path != "/":
-        path = os.path.dirname(path)  # start makes it
+        path = os.path.dirname(path)  # `start` creates it
     with contextlib.suppress(OSError):
         if os.stat(path).st_dev == os.stat(state).st_dev:
-            return []  # said of the state folder
+            return []  # `check_state_folder` checks this disk
     kill = f"{exam.sudo}kill {exam.dir_seen.pid} && sleep 6 && " if exam.dir_seen.alive else ""
     home = f"~{name_of(exam.owner)}" if exam.others else '"$HOME"'
     move = f"{kill}{exam.start} --log-dir {home}/gpu_scheduler_logs" if exam.start else ""
@@ -149,7 +149,11 @@ def check_log_folder(exam: Examination) -> list[Finding]:
 
 
 def _move(exam: Examination) -> str:
-    """The command that takes the scheduler to a disk of this machine."""
+    """Return the next command to move the scheduler to a local disk; empty if there is none.
+
+    Each run of `gpujob doctor` proposes one step: end the running scheduler; start it to settle the jobs that ran; move
+    the files; or, if there are none yet, start the scheduler on the local disk.
+    """
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", exam.who.name)
     there = f"/var/tmp/gpujob-{name}"  # noqa: S108  made by the command with mkdir, which fails where one stands
     state = os.path.join(there, os.path.basename(exam.places.state_file))

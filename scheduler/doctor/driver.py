@@ -1,4 +1,4 @@
-"""The driver of the GPUs, asked by a process that may be killed: it may hang."""
+"""Reads the GPU driver in a separate process, which can be killed if the driver hangs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from scheduler.gpus.nvidia import NvidiaProbe
 
 
 class Driver:
-    """The driver, asked by a reader that may be killed."""
+    """Access to the GPU driver through a reader process (`gpus/nvidia.py`). The constructor begins a reading."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._probe = NvidiaProbe(environ)
         self.asked_at = time.monotonic()
         self._probe.ask()
-        self._lock = threading.Lock()  # whoever still waits for an answer when it is closed
+        self._lock = threading.Lock()  # `close` may be called while a check waits for readings
         self._closed = False
 
     @property
@@ -38,7 +38,7 @@ class Driver:
         return self._probe.package
 
     def readings(self, until: float, anew: bool = False) -> Readings | None:
-        """What it says, or None when it says nothing by then (monotonic)."""
+        """Return the readings; None if there are none by ``until`` (monotonic seconds). ``anew``: take new readings."""
         if anew:
             self._probe.ask()
         while True:
@@ -49,7 +49,7 @@ class Driver:
             select.select(self._probe.descriptors(), [], [], min(0.1, max(0.0, until - time.monotonic())))
 
     def close(self) -> None:
-        """End the reader, also one that hangs."""
+        """Kill the reader process, also if it hangs."""
         with self._lock:
             self._closed = True
             self._probe.close()

@@ -1,4 +1,4 @@
-"""What all checks are made of: the settings, who asks, the store as it was seen, and the commands that would mend something."""
+"""Data that all checks share: settings, user, results on the store, and commands that start or repair the scheduler."""
 
 from __future__ import annotations
 
@@ -20,44 +20,45 @@ from scheduler.doctor.programs import Programs, installer
 from scheduler.gpus.monitor import DECLARED
 from scheduler.store.paths import Places, check_not_for_another
 
-LIMIT_S = 10.0  # for everything
-ANSWER_S = 5.0  # for programs
+LIMIT_S = 10.0  # seconds for all checks together
+ANSWER_S = 5.0  # seconds for the store, and for external programs
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSeen:
-    """The store, looked at without a write."""
+    """Results of the examination of the store, which writes nothing."""
 
     there: bool = False
     jobs: int = 0
-    trouble: str = ""  # what is wrong with it
-    kind: str = ""  # of trouble: damaged, moved, newer, outdated, elsewhere, denied, late
-    start: str = ""  # the command that starts the scheduler
-    recover: str = ""  # the command that rebuilds it, or takes it over
-    host: str = ""  # where its scheduler runs, if elsewhere
-    again: str = ""  # the command that asks the same
-    python: str = "python3"
+    trouble: str = ""  # what is wrong with it; empty: nothing
+    kind: str = ""  # kind of trouble: damaged, moved, newer, outdated, elsewhere, denied, late
+    start: str = ""  # command that starts the scheduler, which migrates an older store
+    recover: str = ""  # command that rebuilds the store, or adopts a copied one
+    host: str = ""  # the machine on which its scheduler runs, if it is another one
+    again: str = ""  # command that repeats this examination
+    python: str = "python3"  # interpreter that runs gpujob
 
 
 @dataclass(slots=True)
 class StateDirSeen:
-    """What the store and the daemon lock tell, looked at once for all checks."""
+    """Contents of the store and of the daemon lock, read once for all checks."""
 
     alive: bool = False
-    hidden: bool = False  # we may not look into it
+    hidden: bool = False  # this user may not read the state folder
     pid: int | None = None
-    running: dict[str, tuple[Any, str]] = field(default_factory=dict)  # settings that the scheduler runs on
+    running: dict[str, tuple[Any, str]] = field(default_factory=dict)  # setting of the running scheduler: value, origin
     jobs: int = 0
-    in_hand: list[Job] | None = None  # None: not known
+    in_hand: list[Job] | None = None  # jobs that are starting, running or stopping; None: not known
     holdings: list[tuple[Holding, str]] = field(default_factory=list)
     gpus: list[Gpu] = field(default_factory=list)
     store: StoreSeen = field(default_factory=StoreSeen)
 
 
 class Examination:
-    """One look at everything. ``errors``: what is wrong with the settings, so that ``config`` holds only defaults.
+    """One run of `gpujob doctor`: the input of all checks, and the results that later checks use.
 
-    ``suffix``: what a command must say so that it means this scheduler.
+    ``errors``: mistakes in the settings; with any, ``config`` holds only defaults. ``suffix``: the options with which a
+    proposed command means this scheduler.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Examination:
         self.places, self.config, self.config_file, self.errors = Places(state_file), config, config_file, errors
         self.environ, self.suffix = environ, suffix
         self.who = Who(os.getuid(), name_of(os.getuid()), installer())
-        self.owner = self.who.uid  # until it was looked at
+        self.owner = self.who.uid  # until `check_store` has found out
         self.again = f"gpujob doctor{suffix}"
         self.said_gpus = config.gpus is not None or config.gpu_ids is not None
         self.dir_seen = StateDirSeen()
@@ -81,7 +82,10 @@ class Examination:
         self.driver = Driver(environ)
 
     def whose(self) -> int:
-        """Whose scheduler it is or would be: by most of what stands there, for a single file may have gone astray."""
+        """Return the user id of the owner of the scheduler, also of one that does not exist yet.
+
+        The owner of most of its files counts, because a single file may have the wrong owner.
+        """
         above = os.path.dirname(self.places.state_dir)
         tops = (self.places.state_dir, self.places.state_file, self.places.store, self.places.attempts)
         owners = Counter(status.st_uid for status in map(status_of, tops) if status is not None)
@@ -102,27 +106,27 @@ class Examination:
 
     @property
     def others(self) -> bool:
-        """Whether it is another user's: root must not leave files of his there, anybody else may do nothing there."""
+        """Whether the scheduler is another user's. Root must not create files there; other users may change nothing."""
         return self.owner != self.who.uid
 
     @property
     def sudo(self) -> str:
-        """What a command begins with that only the owner may run."""
+        """The prefix of commands that only the owner may run; empty if the owner runs `gpujob doctor`."""
         return f"sudo -u {word(name_of(self.owner))} " if self.others else ""
 
     @property
     def recover(self) -> str:
-        """The command that rebuilds the store or takes it over."""
+        """The command that rebuilds the store, or adopts a copied one."""
         return f"{self.sudo}gpujob recover{self.suffix}"
 
     @property
     def upgrade(self) -> str:
-        """The command that starts the scheduler on a store that it brings up to date."""
+        """The command that starts the scheduler, which migrates an older store."""
         return f"{self.sudo}gpujob start --detach{self.suffix}"
 
     @property
     def may_start(self) -> bool:
-        """Whether a start would not be refused for what stands there."""
+        """Whether state file, store and owner permit a start of the scheduler."""
         status = status_of(self.places.state_file)
         plain = status is None or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
         return (
@@ -131,12 +135,12 @@ class Examination:
 
     @property
     def apart(self) -> str:
-        """The command that starts the scheduler, to be followed by what GPUs it gets; empty where it would be refused."""
+        """The command that starts the scheduler, without options for GPUs; empty if the start would be refused."""
         return f"{self.sudo}gpujob start --detach{self.suffix}" if self.may_start else ""
 
     @property
     def start(self) -> str:
-        """The command that starts the scheduler; with the GPUs that only a command line has declared so far."""
+        """The command that starts the scheduler, with the GPUs that only an earlier command line has declared."""
         ids = sorted(gpu.index for gpu in self.dir_seen.gpus)
         if (
             not self.apart
@@ -149,6 +153,6 @@ class Examination:
         return f"{self.apart} {f'--gpus {len(ids)}' if number else f'--gpu-ids {gpu_ids_text(ids)}'}"
 
     def close(self) -> None:
-        """End what has not answered."""
+        """End the GPU reader and the programs that have not answered."""
         self.driver.close()
         self.programs.close()

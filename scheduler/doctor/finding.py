@@ -1,4 +1,4 @@
-"""What a check finds, and who is to mend it."""
+"""Findings of a check, and the user to whom the commands are proposed."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ INSTALLERS = {
     "apt-get": "apt-get install -y", "dnf": "dnf install -y", "yum": "yum install -y", "zypper": "zypper install -y",
     "pacman": "pacman -S --noconfirm", "apk": "apk add",
 }  # fmt: skip
-MOST_NAMED = 20
+MOST_NAMED = 20  # paths in one command
 
 
 class Mark(enum.Enum):
-    """How a check came out."""
+    """The result of a check."""
 
     OK = "ok"
-    WARN = "warn"  # it works, but not as it could
+    WARN = "warn"  # works, but not as well as it could
     BAD = "bad"
-    UNKNOWN = "unknown"  # cannot be told
+    UNKNOWN = "unknown"  # could not be determined
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: what was looked at, what is wrong with it, and the command that mends it."""
+    """One result of a check: what it saw, what is wrong with it, and the command that fixes it (``mend``)."""
 
     check: str
     mark: Mark
@@ -37,45 +37,45 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Who asks, and is to run what is proposed."""
+    """The user who runs `gpujob doctor`, and to whom it proposes commands."""
 
     uid: int
     name: str
-    installer: str = ""  # the package manager of this machine, one of INSTALLERS
+    installer: str = ""  # the package manager of this machine, a key of INSTALLERS; empty: unknown
 
     def root(self, command: str) -> str:
-        """The command, as somebody runs it who needs root's rights for it."""
+        """Return the command as this user runs it as root: unchanged for root, else with sudo."""
         return command if self.uid == 0 else f"sudo {command}"
 
     def install(self, package: str) -> str:
-        """The command that installs a package of the system."""
+        """Return the command that installs a system package; empty if the package manager is unknown."""
         return self.root(f"{INSTALLERS[self.installer]} {package}") if self.installer else ""
 
 
 def good(check: str, seen: str) -> Finding:
-    """Nothing is wrong."""
+    """Return a finding that nothing is wrong."""
     return Finding(check, Mark.OK, seen)
 
 
 def not_told(check: str, what: str, why: str = "") -> Finding:
-    """It is not known, which is never the same as good."""
+    """Return a finding that something could not be determined, which never counts as good."""
     return Finding(check, Mark.UNKNOWN, f"cannot be told: {what}", why)
 
 
 def worst(findings: Iterable[Finding]) -> Mark:
-    """The mark that stands for all of them."""
+    """Return the worst mark of the findings; OK if there are none."""
     order = (Mark.BAD, Mark.WARN, Mark.UNKNOWN)
     marks = {finding.mark for finding in findings}
     return next((mark for mark in order if mark in marks), Mark.OK)
 
 
 def many(names: Sequence[str], number: int) -> str:
-    """The first of them, and how many there are."""
+    """Return the first name and how many more there are, as text. ``number``: how many there are in all."""
     return names[0] if number == 1 else f"{names[0]} and {number - 1} more"
 
 
 def status_of(path: str) -> os.stat_result | None:
-    """Of the place itself, without following a link; None where there is nothing to be seen."""
+    """Return the status of a path without following a link; None if there is none or it may not be read."""
     try:
         return os.lstat(path)
     except OSError:
@@ -83,7 +83,7 @@ def status_of(path: str) -> os.stat_result | None:
 
 
 def owner_of(path: str) -> str:
-    """Who a place belongs to: by the nearest folder above it that may be looked at."""
+    """Return the owner's name of a path, or of the nearest folder above it that may be examined; empty if unknown."""
     while True:
         try:
             return name_of(os.stat(path).st_uid)

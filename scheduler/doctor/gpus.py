@@ -1,4 +1,4 @@
-"""The GPUs, and what asks them."""
+"""Checks of the GPUs, and of the driver and the packages by which they are read."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from scheduler.doctor.examination import Examination
 from scheduler.doctor.finding import Finding, Mark, Who, good, not_told, worst
 from scheduler.gpus.monitor import DECLARED
 
-DRIVER_S = 6.0
-GHOST_AGAIN_S = 0.5  # memory without an owner is looked at twice: what has just ended gives its own back in a moment
-WHOLE_MACHINE = "pid:[4026531836]"  # the kernel's own number for the first namespace of pids
+DRIVER_S = 6.0  # seconds for the first readings
+GHOST_AGAIN_S = 0.5  # seconds until new readings: the memory of a process that has just ended is still in use
+WHOLE_MACHINE = "pid:[4026531836]"  # the initial pid namespace: the kernel fixes this number
 RELOAD = "sh -c 'modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia'"
 
 
 @dataclass(frozen=True, slots=True)
 class DriverSeen:
-    """How the driver answered."""
+    """The answer of the GPU driver, and the data for advice on it."""
 
-    way: str = ""  # what answered: nvml, smi; empty: nothing did
-    problem: str = ""  # what each way said instead
-    absent: bool = False  # there is no driver at all
-    late_s: float = 0.0  # no answer within this long
-    gpus: int = 0
-    unread: bool = False  # `gpu_interval: 0`: it is never asked
-    declared: bool = False  # the number of GPUs is said, so none has to be found
-    start: str = ""  # the command that starts the scheduler
+    way: str = ""  # by which the driver answered: nvml, smi; empty: by none
+    problem: str = ""  # the error of each way, if none succeeded
+    absent: bool = False  # no driver is installed
+    late_s: float = 0.0  # seconds that passed without an answer; 0: it answered
+    gpus: int = 0  # number of GPUs in the readings
+    unread: bool = False  # `gpu_interval: 0`: the driver is never read
+    declared: bool = False  # the settings declare the GPUs, so none has to be found
+    start: str = ""  # command that starts the scheduler
     python: str = "python3"
-    imports: tuple[str | None, str | None] = (None, None)  # what is wrong with pynvml, GPUtil; None: not known
-    smi: bool = True  # there is an nvidia-smi
-    unasked: bool = False  # what asks NVML could not be started
-    package: str = ""  # what asks NVML and cannot be imported
+    imports: tuple[str | None, str | None] = (None, None)  # import errors of pynvml, GPUtil; None: not known
+    smi: bool = True  # nvidia-smi is installed
+    unasked: bool = False  # the process that reads NVML could not be started
+    package: str = ""  # the package for NVML, if it cannot be imported
 
 
 def judge_driver(seen: DriverSeen, who: Who) -> Finding:
-    """Whether the GPUs can be read."""
+    """Return the finding on NVML: whether the GPUs can be read."""
     if seen.unread:
         return good("NVML", "not asked (gpu_interval: 0): GPUs are given out by booking alone")
     if seen.late_s:
@@ -60,7 +60,7 @@ def judge_driver(seen: DriverSeen, who: Who) -> Finding:
         wrong = "nvidia-smi is asked instead, which tells no processes, so less is known of what others use"
         mend = _pip(seen, "nvidia-ml-py") if seen.imports[0] else who.install("libnvidia-ml1")
         return Finding("NVML", Mark.WARN, seen.imports[0] or "does not answer", wrong, mend)
-    if seen.unasked:  # a limit of ours, which says nothing of the driver
+    if seen.unasked:  # because of a limit on processes: the driver may be fine
         return not_told("NVML", "whether it answers", seen.problem)
     if seen.absent:
         if seen.declared:
@@ -88,7 +88,7 @@ def _pip(seen: DriverSeen, packages: str) -> str:
 
 
 def judge_gputil(seen: DriverSeen) -> Finding:
-    """Whether nvidia-smi could be asked if NVML failed."""
+    """Return the finding on GPUtil: whether it could read nvidia-smi if NVML failed."""
     trouble = seen.imports[1]
     if not seen.smi:
         return good("GPUtil", "not looked at: there is no nvidia-smi, which it would ask")
@@ -97,11 +97,14 @@ def judge_gputil(seen: DriverSeen) -> Finding:
     if not trouble:
         return good("GPUtil", "can be imported; asks nvidia-smi where NVML does not answer")
     wrong = "nvidia-smi cannot be asked when NVML does not answer"
-    return Finding("GPUtil", Mark.WARN, trouble, wrong, _pip(seen, "gputil setuptools"))  # it needs distutils
+    return Finding("GPUtil", Mark.WARN, trouble, wrong, _pip(seen, "gputil setuptools"))  # GPUtil needs distutils
 
 
 def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Who) -> list[Finding]:
-    """The GPUs, those without trouble in one line. ``dead``: pids on them that are nobody's; None: that cannot be told."""
+    """Return the findings on the GPUs; all GPUs without a problem share one.
+
+    ``dead``: pids on the GPUs that no process has; None: not known.
+    """
     found = [(reading, _gpu(reading, dead, who)) for reading in readings]
     fine = [reading for reading, finding in found if finding is None]
     out = [finding for _, finding in found if finding is not None]
@@ -118,7 +121,7 @@ def judge_gpus(readings: Sequence[GpuSnapshot], dead: Set[int] | None, who: Who)
 
 
 def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: Who) -> Finding | None:
-    """What is wrong with one; None: nothing."""
+    """Return the finding on one GPU; None if nothing is wrong with it."""
     number = reading.ordinal
     check, reset = f"GPU {number}", who.root(f"nvidia-smi --gpu-reset -i {number}")
     if reading.lost:
@@ -132,7 +135,7 @@ def _gpu(reading: GpuSnapshot, dead: Set[int] | None, who: Who) -> Finding | Non
 
 
 def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -> Finding | None:
-    """Memory that is taken while nobody who lives owns it; what an empty card holds (driver, display) is none."""
+    """Return a finding if no living process owns memory in use, apart from that of driver and display; else None."""
     used, total = reading.memory_used_mib, reading.memory_total_mib
     if used is None or not total:
         return not_told(check, "how much of its memory is in use")
@@ -159,7 +162,7 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
 
 
 def dead(pids: Set[int]) -> set[int] | None:
-    """Those that are nobody's; None where numbers of the whole machine mean nothing (a container)."""
+    """Return the pids that no process has; None in a container, where the driver's pids have another meaning."""
     try:
         if os.readlink("/proc/self/ns/pid") != WHOLE_MACHINE:
             return None
@@ -172,12 +175,12 @@ def dead(pids: Set[int]) -> set[int] | None:
         except ProcessLookupError:
             gone.add(pid)
         except PermissionError:
-            continue  # another user's
+            continue  # it lives, as another user's process
     return gone
 
 
 def check_gpus(exam: Examination) -> list[Finding]:
-    """Whether the GPUs can be read, and what is wrong with each."""
+    """Check that the GPUs can be read, and each GPU."""
     config, driver, programs, until = exam.config, exam.driver, exam.programs, exam.until
     unread = not config.gpu_interval
     readings = None if unread else driver.readings(min(until, driver.asked_at + DRIVER_S))

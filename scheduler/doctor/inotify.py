@@ -1,4 +1,4 @@
-"""inotify: whether changes of files are told at once."""
+"""Check of inotify: whether the kernel can notify the scheduler of changed files."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from scheduler.doctor.examination import Examination
 from scheduler.doctor.finding import Finding, Mark, Who, good, not_told
 from scheduler.doctor.programs import number_in
 
-SPARE = 0.9  # of a limit: who has used more than this may meet it at the next start
-INSTANCES, WATCHES = 1024, 524288  # limits to set
+SPARE = 0.9  # part of a limit; a user who has more in use may reach the limit at the next start
+INSTANCES, WATCHES = 1024, 524288  # lowest limits that a proposed command sets
 IN_DELETE_SELF = 0x400
 
 
 @dataclass(frozen=True, slots=True)
 class InotifySeen:
-    """Whether files can be watched, by trying, and the limits on it."""
+    """The result of an attempt to watch a folder, and the limits of inotify."""
 
-    refused: str = ""  # what was refused: instance, watch
+    refused: str = ""  # what the kernel refused: instance, watch
     instances: int | None = None  # fs.inotify.max_user_instances
-    space_instances: int | None = None  # user.max_inotify_instances, of this user namespace
-    watches: int | None = None
-    space_watches: int | None = None
-    used: int | None = None  # instances of this user
-    setting: str = "auto"  # of `watch`
+    space_instances: int | None = None  # user.max_inotify_instances of this user namespace
+    watches: int | None = None  # fs.inotify.max_user_watches
+    space_watches: int | None = None  # user.max_inotify_watches of this user namespace
+    used: int | None = None  # instances that this user has
+    setting: str = "auto"  # the setting `watch`
 
 
 def judge(seen: InotifySeen, who: Who) -> Finding:
-    """Whether changes of files are told at once."""
+    """Return the finding on inotify: whether instances and watches are left."""
     if seen.setting == "poll":
         return good("inotify", "not used (watch: poll)")
     limits = ", ".join(
@@ -67,7 +67,7 @@ def _least(one: int | None, other: int | None) -> int | None:
 
 
 def _raise(what: str, machine: int | None, space: int | None, who: Who) -> str:
-    """The command that raises the limit that was met (both are the same outside of containers)."""
+    """Return the command that raises the lower of the two limits, which differ only in containers."""
     name = f"fs.inotify.max_user_{what}"
     if space is not None and (machine is None or space < machine):
         name = f"user.max_inotify_{what}"
@@ -76,7 +76,7 @@ def _raise(what: str, machine: int | None, space: int | None, who: Who) -> str:
 
 
 def look(folder: str, setting: str) -> InotifySeen:
-    """Tries to watch a folder, for a moment."""
+    """Try to watch a folder, and read the limits of inotify."""
     libc = ctypes.CDLL(None, use_errno=True)
     refused = ""
     fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -98,13 +98,13 @@ def look(folder: str, setting: str) -> InotifySeen:
 
 
 def _inotify_used() -> int | None:
-    """Inotify instances of this user."""
+    """Return the number of inotify instances in this user's processes."""
     number = 0
     me = os.getuid()
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # gone meanwhile, or not ours to look into
+        with contextlib.suppress(OSError):  # it ended in the meantime, or may not be examined
             if os.stat(f"/proc/{name}").st_uid == me:
                 for fd in os.listdir(f"/proc/{name}/fd"):
                     with contextlib.suppress(OSError):
@@ -113,5 +113,5 @@ def _inotify_used() -> int | None:
 
 
 def check_inotify(exam: Examination) -> list[Finding]:
-    """Whether files can be watched."""
+    """Check that changes of files can be watched."""
     return [judge(look(os.path.dirname(exam.places.state_dir), exam.config.watch), exam.who)]

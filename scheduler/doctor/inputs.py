@@ -1,4 +1,4 @@
-"""Files that people write: whether they can be read, and nobody else could have written them."""
+"""Checks of the files that people write: whether they can be read, and whether other users could write them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def judge(
     owner: int | None = None,
     again: str = "",
 ) -> Finding:
-    """Config, jobs file, commands file, model table: whether it can be read, and nobody else could have written it.
+    """Return the finding on a config, jobs file, commands file or model table.
 
-    ``device``: it is one, which no command may touch. ``owner``: whose scheduler it is, if not that of who asks; ``again``:
-    the command by which that one asks the same.
+    ``error``: why the scheduler does not read it, or None. ``there``: whether it exists. ``device``: whether it is a
+    device, so that no command may move it. ``owner``: user id of the scheduler's owner, None if the same user runs
+    `gpujob doctor`; ``again``: the command with which that owner repeats the check.
     """
     if error is None:
         return good(check, path if there else f"{path}, not there yet")
@@ -63,11 +64,11 @@ def judge(
 
 
 def judged_file(exam: Examination, check: str, path: str, error: SchedulerError | None, there: bool) -> Finding:
-    """What is wrong with a file that people write, seen from where we stand."""
+    """Return the finding on a file that people write, as far as this user can examine it."""
     status = status_of(path)
     device = status is not None and (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode))
     if os.path.islink(path):
-        device = not os.path.isfile(path)  # the link of a distribution or a user: nothing to move away
+        device = not os.path.isfile(path)  # propose no command that moves somebody's link away
     return judge(
         check, path, error, exam.who, there, device=device, owner=exam.owner if exam.others else None,
         again=f"{exam.sudo}{exam.again}",
@@ -75,7 +76,7 @@ def judged_file(exam: Examination, check: str, path: str, error: SchedulerError 
 
 
 def check_config(exam: Examination) -> list[Finding]:
-    """Whether the settings can be read."""
+    """Check that the settings can be read."""
     if not exam.errors:
         text = exam.config_file or "none, so the defaults count"
         return [judged_file(exam, "config", text, None, True)]
@@ -83,12 +84,12 @@ def check_config(exam: Examination) -> list[Finding]:
 
 
 def check_inputs(exam: Examination) -> list[Finding]:
-    """Jobs file, commands file and model table."""
+    """Check jobs file, commands file and model table."""
     trust, found = exam.config.trust_group, []
     for check, path in (("jobs file", exam.config.jobs_file), ("commands file", exam.config.commands_file)):
         if path:
             error, there = _trouble(partial(_check_lines, path, trust), path)
-            if not there:  # where it is to stand others may put one first
+            if not there:  # other users may be able to create it first
                 error = _trouble(partial(check_places, path, places_of(path), trust), os.path.dirname(path))[0]
             found.append(judged_file(exam, check, path, error, there))
     path = exam.config.llm_config
@@ -99,7 +100,7 @@ def check_inputs(exam: Examination) -> list[Finding]:
 
 
 def _trouble(look: Callable[[], object], path: str) -> tuple[SchedulerError | None, bool]:
-    """What is wrong with a file that people write, and whether it is there."""
+    """Return the error of a file that people write (None: no error), and whether it exists. ``look`` reads the file."""
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -116,7 +117,7 @@ def _trouble(look: Callable[[], object], path: str) -> tuple[SchedulerError | No
 
 
 def _check_lines(path: str, trust_group: bool) -> None:
-    """As the scheduler looks at a file of lines. Raises OSError, SchedulerError."""
+    """Raise OSError or SchedulerError if the scheduler would not read lines from this file."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         what = "is no plain file: nothing is read from it"

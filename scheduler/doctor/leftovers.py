@@ -1,4 +1,4 @@
-"""What earlier attempts and killed commands left behind."""
+"""Check for leftover processes of jobs, and for leftover files of killed commands."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from scheduler.recovery.job_reconstruction import alive as living
 from scheduler.system.proc import boot_id, command_words
 from scheduler.system.processes import lives, seen
 
-OLD_S = 120.0
+OLD_S = 120.0  # seconds after which nobody will read a file any more
 ATTEMPT = re.compile(r"\d{1,18}\.\d{1,18}")
 _ASIDE = re.compile(r"\.(.+)\.new-(\d{1,10})", re.DOTALL)
-_PACKET = re.compile(r"(packet)-(\d{1,10})-\d+")  # what a daemon handed to its supervisor, by its pid
+_PACKET = re.compile(r"(packet)-(\d{1,10})-\d+")  # from a daemon with this pid to its supervisor
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A process of an attempt that nobody runs any more."""
+    """A process of an attempt that has ended or is not known."""
 
     pid: int
     job: int
@@ -35,17 +35,17 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class LeftSeen:
-    """What earlier attempts and killed commands left behind."""
+    """Leftover processes and files."""
 
     processes: tuple[Leftover, ...] = ()
-    held: bool = False  # a scheduler runs, and keeps their GPUs taken
+    held: bool = False  # a scheduler runs, which does not allocate their GPUs
     files: tuple[str, ...] = ()
-    untold: str = ""
-    sudo: str = ""  # before whatever root does to another user's
+    untold: str = ""  # what could not be determined
+    sudo: str = ""  # prefix for commands that only the owner may run
 
 
 def judge(seen: LeftSeen, who: Who) -> list[Finding]:
-    """Processes that outlived their job, and files that nobody needs."""
+    """Return the findings on leftover processes and files."""
     found = []
     if seen.processes:
         jobs = ", ".join(map(str, sorted({one.job for one in seen.processes})))
@@ -74,7 +74,7 @@ def judge(seen: LeftSeen, who: Who) -> list[Finding]:
 
 
 def check_leftovers(exam: Examination) -> list[Finding]:
-    """Processes that outlived their job, and files that nobody needs."""
+    """Check for processes that outlived their job, and for files that nobody needs any more."""
     dir_seen, places = exam.dir_seen, exam.places
     untold = ""
     processes: list[Leftover] = []
@@ -91,7 +91,7 @@ def check_leftovers(exam: Examination) -> list[Finding]:
 
 
 def _processes(exam: Examination) -> list[Leftover]:
-    """Processes of attempts that no living job has; looked at twice, for one that ends now is none."""
+    """Return the leftover processes. Looks twice, 0.2 s apart, so that a process that is just ending does not count."""
     known = {(job.id, job.attempt) for job in exam.dir_seen.in_hand or ()}
     left = {
         process: key
@@ -124,7 +124,7 @@ def _files_left(exam: Examination) -> Iterator[str]:
                     path = os.path.join(place, entry)
                     status = status_of(path)
                     plain = status is not None and stat.S_ISREG(status.st_mode)
-                    if plain and (aside.re is _ASIDE or _old(path)):  # its supervisor may be reading it yet
+                    if plain and (aside.re is _ASIDE or _old(path)):  # a supervisor may yet read a new packet
                         yield path
     with contextlib.suppress(OSError):
         for entry in os.listdir(places.attempts):
@@ -152,7 +152,7 @@ def _old(path: str) -> bool:
 
 
 def _command(pid: int) -> str:
-    """The first words of a process, short."""
+    """Return the command of a process, cut to 40 characters; empty if it cannot be read."""
     try:
         words = command_words(pid, 400)
     except OSError:

@@ -1,4 +1,4 @@
-"""Logging out: whether the scheduler and its jobs outlive the login that they were started from."""
+"""Check of logouts: whether the scheduler and its jobs outlive the login from which they were started."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from scheduler.doctor.programs import Asked, Programs, assignments, text_of, yes
 
 
 class Place(enum.Enum):
-    """Where in systemd's tree a process lives."""
+    """The place of a process in systemd's tree of control groups."""
 
-    SESSION = "session"  # of one login
-    MANAGER = "manager"  # the user's own systemd, which ends with the last login unless it lingers
-    SERVICE = "service"  # of the system
-    HIDDEN = "hidden"
+    SESSION = "session"  # the scope of one login
+    MANAGER = "manager"  # the user's own systemd, which ends with the last login unless lingering is enabled
+    SERVICE = "service"  # a service of the system
+    HIDDEN = "hidden"  # not known
 
 
 def place_of(cgroups: str) -> tuple[Place, str]:
-    """The place by /proc/PID/cgroup, and the unit that it is a service of (or an empty text)."""
+    """Return the place, and the service unit (empty if none), that the text of /proc/PID/cgroup shows."""
     paths = dict(line.split(":", 2)[1:] for line in cgroups.splitlines() if line.count(":") >= 2)
     path = max((paths.get("name=systemd", ""), paths.get("", "")), key=len)
     parts = [part for part in path.split("/") if part]
@@ -40,22 +40,22 @@ def place_of(cgroups: str) -> tuple[Place, str]:
 
 @dataclass(frozen=True, slots=True)
 class LoginSeen:
-    """What happens to processes when their user logs out."""
+    """The facts that decide whether processes end when their user logs out."""
 
-    manager: bool  # a login manager runs here
+    manager: bool  # systemd-logind runs on this machine, or answered
     kills: bool | None = None  # KillUserProcesses
     exclude: tuple[str, ...] = ("root",)  # KillExcludeUsers
     only: tuple[str, ...] = ()  # KillOnlyUsers
-    lingers: bool | None = None
+    lingers: bool | None = None  # lingering is enabled for the user; None: not known
     place: Place = Place.HIDDEN
-    unit: str = ""
-    kill_mode: str = ""  # of that unit
-    daemon: bool = False  # the place is the scheduler's; else that of whoever asks, who would start it
-    start: str = ""  # the command that starts the scheduler
+    unit: str = ""  # service unit of the process
+    kill_mode: str = ""  # KillMode of that unit
+    daemon: bool = False  # the place is that of the running scheduler; else of this process
+    start: str = ""  # command that starts the scheduler
 
 
 def judge(seen: LoginSeen, who: Who) -> Finding:
-    """Whether the scheduler and its jobs outlive the login they were started from."""
+    """Return the finding on whether the scheduler and its jobs outlive the login from which they were started."""
     if seen.place is Place.HIDDEN and not seen.manager:
         return good("logout", "no login manager of systemd here: nothing ends processes at a logout")
     what = "the scheduler" if seen.daemon else "what is started from here"
@@ -81,7 +81,7 @@ def judge(seen: LoginSeen, who: Who) -> Finding:
     wrong = f"{what} ends when you log out, and all its jobs with it"
     if seen.place is Place.HIDDEN:
         wrong += ", if it belongs to a login (which cannot be told)"
-    if seen.daemon:  # what runs already stays where it is, so only the login manager's own setting saves it
+    if seen.daemon:  # a running process stays in its scope, so only a setting of logind can save it
         text = r"[Login]\nKillUserProcesses=no\n"
         mend = who.root(
             f'sh -c \'mkdir -p /etc/systemd/logind.conf.d && printf "{text}" >/etc/systemd/logind.conf.d/gpujob.conf && '
@@ -94,7 +94,7 @@ def judge(seen: LoginSeen, who: Who) -> Finding:
 
 
 def _of_service(seen: LoginSeen, who: Who, what: str) -> Finding | None:
-    """What the service that it is part of does to it when it is stopped."""
+    """Return the finding on the service of the process; None if the jobs survive the end of that service."""
     unit = seen.unit
     if not seen.kill_mode:
         return not_told("logout", f"the KillMode of {unit}", f"unless it is process, stopping {unit} ends all jobs")
@@ -112,7 +112,7 @@ def _of_service(seen: LoginSeen, who: Who, what: str) -> Finding | None:
 
 
 def look(programs: Programs, pid: int | None, start: str) -> LoginSeen:
-    """What a logout does to this process, or (None) to what we would start."""
+    """Collect the facts on process ``pid``; None: on this process, from which a scheduler would be started."""
     place, unit = place_of(text_of(f"/proc/{pid or os.getpid()}/cgroup"))
     answer = programs.manager.answer(programs.until)
     said = assignments(answer[1]) if answer and answer[0] == 0 else {}
@@ -141,13 +141,13 @@ def look(programs: Programs, pid: int | None, start: str) -> LoginSeen:
 def _lingers(programs: Programs) -> bool | None:
     answer = programs.linger.answer(programs.until)
     told = yes_or_no(assignments(answer[1]).get("Linger", "")) if answer else None
-    if told is None and os.path.isdir("/var/lib/systemd/linger"):  # who is not logged in is not shown
+    if told is None and os.path.isdir("/var/lib/systemd/linger"):  # loginctl shows only users who are logged in
         told = os.path.exists(os.path.join("/var/lib/systemd/linger", programs.user))
     return told
 
 
 def logind_files(roots: Sequence[str] = ("/usr/lib", "/usr/local/lib", "/run", "/etc")) -> dict[str, str]:
-    """The login manager's settings by its files, the strongest last, as systemd reads them."""
+    """Return the settings in systemd-logind's files; the last of ``roots`` wins, as in systemd (logind.conf(5))."""
     main = next((text for root in reversed(roots) if (text := text_of(f"{root}/systemd/logind.conf"))), "")
     pieces: dict[str, str] = {}
     for root in roots:
@@ -161,6 +161,6 @@ def logind_files(roots: Sequence[str] = ("/usr/lib", "/usr/local/lib", "/run", "
 
 
 def check_logout(exam: Examination) -> list[Finding]:
-    """What a logout does to the scheduler, or to one that is started from here."""
+    """Check that a logout ends neither the scheduler nor one that is started from here."""
     pid = exam.dir_seen.pid if exam.dir_seen.alive else None
     return [judge(look(exam.programs, pid, exam.start), exam.who)]

@@ -1,4 +1,4 @@
-"""Files of the scheduler: whether they are private, and ours."""
+"""Check of the scheduler's own files: whether they are private, and belong to the right user."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _JOB_LOG = re.compile(r"job_\d+_.*\.log", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class FilesSeen:
-    """Owners and modes of all that is the scheduler's own: the state_dir, the state file, logs."""
+    """Owners and modes of the scheduler's own files: state folder, state file, logs."""
 
-    folders: tuple[str, ...] = ()  # those of them that are there
-    owner: str = ""  # whose they should be
-    number: int = 0  # looked at
-    foreign: tuple[str, ...] = ()  # of another owner
-    open: tuple[str, ...] = ()  # others may read or write
-    locked: tuple[str, ...] = ()  # the owner himself may not
-    link: str = ""  # the state_dir is a link
-    no_folder: str = ""  # something of ours that should be a folder and is none
-    no_file: str = ""  # the state file, where it is a device or the like
-    untold: str = ""  # could not be looked into
-    whole: bool = True  # False: there are more than were looked at
-    recover: str = ""
+    folders: tuple[str, ...] = ()  # state folder and log folder, if they exist
+    owner: str = ""  # name of the user who should own them
+    number: int = 0  # of files and folders that were examined
+    foreign: tuple[str, ...] = ()  # paths that belong to another user
+    open: tuple[str, ...] = ()  # paths that other users may read or write
+    locked: tuple[str, ...] = ()  # paths that the owner may not read and write
+    link: str = ""  # the state folder, if it is a link
+    no_folder: str = ""  # the state folder, if it is no folder
+    no_file: str = ""  # the state file, if it is a device or the like
+    untold: str = ""  # a folder that could not be read
+    whole: bool = True  # False: there are more files than `MOST_FILES`
+    recover: str = ""  # command that adopts a moved state folder
 
 
 def judge(seen: FilesSeen, who: Who) -> list[Finding]:
-    """Whether they are private, and ours."""
+    """Return the findings on owners and modes of the scheduler's own files."""
     found = []
     if seen.link:
         link = word(seen.link)
@@ -46,7 +46,7 @@ def judge(seen: FilesSeen, who: Who) -> list[Finding]:
         found.append(
             Finding("files", Mark.BAD, seen.no_folder, "it is no folder: start refuses it", f"mv {place} {place}.old")
         )
-    if seen.no_file:  # perhaps of the system, as /dev/null: no command may touch it
+    if seen.no_file:  # perhaps a system device such as /dev/null: propose no command
         wrong = "it is no plain file: name another --state-file"
         found.append(Finding("files", Mark.BAD, seen.no_file, wrong))
     for names, wrong, command, group in (
@@ -72,7 +72,7 @@ def judge(seen: FilesSeen, who: Who) -> list[Finding]:
 
 
 def check_files(exam: Examination) -> list[Finding]:
-    """Whether all that is the scheduler's own is private."""
+    """Check that the scheduler's own files are private and belong to the scheduler's owner."""
     state_dir = exam.places.state_dir
     empty = FilesSeen(recover=exam.recover)
     try:
@@ -110,7 +110,7 @@ def _walked(exam: Examination, owner: int, out: FilesSeen) -> FilesSeen:
         try:
             status = os.lstat(path)
         except OSError:
-            continue  # gone meanwhile
+            continue  # removed in the meantime
         number += 1
         folder = os.path.isdir(path)
         if status.st_uid != owner:
@@ -128,14 +128,17 @@ def _walked(exam: Examination, owner: int, out: FilesSeen) -> FilesSeen:
 
 
 def _ours(exam: Examination, tops: Sequence[str], untold: list[str]) -> Iterator[str]:
-    """Everything in the state_dir, the job logs, the main log, the state file."""
+    """Yield the paths of state file, main logs, state folder with its contents, and job logs.
+
+    Adds the folders that cannot be read to ``untold``.
+    """
     for path in (
         exam.places.state_file,
         exam.config.log_file,
         *(f"{exam.config.log_file}.{n}" for n in range(1, 6)),
     ):
         if path and (status := status_of(path)) is not None and stat.S_ISREG(status.st_mode):
-            yield path  # a log may go to a device or through a link, which are nothing of ours
+            yield path  # a device or a link is not the scheduler's own
     for top in tops:
         yield top
         left = [top]

@@ -1,4 +1,4 @@
-"""Programs that are asked something, all at once, so that together they take as long as the slowest."""
+"""Runs external programs in parallel, so that together they take as long as the slowest; parses their output."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from collections.abc import Mapping, Sequence
 from scheduler.doctor.finding import INSTALLERS
 from scheduler.gpus import reader_process
 
-MOST_SAID = 4096
+MOST_SAID = 4096  # bytes of output that are used
 
 
 class Asked:
-    """A program that was asked something and may take its time, but no more than that."""
+    """An external program that was started, and whose output is awaited up to a time limit."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         program = shutil.which(words[0], path=environ.get("PATH", os.defpath))
         if program is not None:
-            with contextlib.suppress(OSError):  # not executable after all: as good as none
+            with contextlib.suppress(OSError):  # it cannot be executed: treat it as missing
                 self._process = subprocess.Popen(
                     [program, *words[1:]], env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
 
     def answer(self, until: float) -> tuple[int, str] | None:
-        """Exit code and words; None when there is no such program, or it did not answer by then (monotonic)."""
+        """Return exit code and output; None if the program is missing or runs beyond ``until`` (monotonic seconds)."""
         process = self._process
         if process is None:
             return None
@@ -45,19 +45,19 @@ class Asked:
         return process.returncode, said[:MOST_SAID].decode("utf-8", "replace")
 
     def close(self) -> None:
-        """End it, if it still runs."""
+        """Kill the program if it still runs."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             if process.stdout is not None:
                 process.stdout.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # asleep in the kernel: init will bury it
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel; init reaps it later
                 process.wait(0.2)
 
 
 class Programs:
-    """All that is asked of other programs, begun at once, so that together they take as long as the slowest."""
+    """The external programs that checks use. The constructor starts all of them."""
 
     def __init__(self, environ: Mapping[str, str], user: str, limit_s: float) -> None:
         self.environ, self.user = environ, user
@@ -73,15 +73,16 @@ class Programs:
         self._imports = Asked([sys.executable, reader_process.__file__, "imports"], plain) if self.smi else None
 
     def close(self) -> None:
-        """End whatever has not answered."""
+        """Kill the programs that still run."""
         for asked in (self.screen, self.manager, self.linger, self._imports):
             if asked is not None:
                 asked.close()
 
     def imports(self) -> tuple[str | None, str | None]:
-        """What is wrong with pynvml and GPUtil; empty: nothing, None: that is not known.
+        """Return the import errors of pynvml and GPUtil; empty: none, None: not known.
 
-        Only where there is an nvidia-smi: loading GPUtil takes a third of a second, and without it would be for nothing.
+        They are known only if nvidia-smi is installed: the import of GPUtil takes a third of a second and is of no use
+        without it.
         """
         answer = self._imports.answer(self.until) if self._imports is not None else None
         try:
@@ -92,7 +93,7 @@ class Programs:
 
 
 def text_of(path: str) -> str:
-    """What a small file holds; empty where it cannot be read."""
+    """Return the first 65,536 characters of a file; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read(1 << 16)
@@ -124,5 +125,5 @@ def yes_or_no(word: str) -> bool | None:
 
 
 def installer() -> str:
-    """This machine's package manager, or an empty text."""
+    """Return the package manager of this machine, a key of `INSTALLERS`; empty if none is known."""
     return next((name for name in INSTALLERS if shutil.which(name)), "")

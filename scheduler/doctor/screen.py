@@ -1,4 +1,4 @@
-"""GNU screen: whether it is there, and may be used on a machine that people share."""
+"""Check of GNU screen: whether it is installed, and safe on a machine with several users."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from scheduler.doctor.examination import Examination
 from scheduler.doctor.finding import Finding, Mark, Who, good, not_told
 from scheduler.doctor.programs import Programs
 
-SAFE_SCREEN = (5, 0, 1)  # older ones that are setuid let their users take over what is not theirs
+SAFE_SCREEN = (5, 0, 1)  # older setuid versions let users take over sessions of others, or become root
 
 
 @dataclass(frozen=True, slots=True)
 class ScreenSeen:
-    """GNU screen, as PATH leads to it."""
+    """The program `screen` in PATH, and whether the settings need it."""
 
-    path: str = ""  # where PATH leads; empty: nowhere
-    real: str = ""  # behind all links
-    said: str = ""  # by `screen -v`
+    path: str = ""  # empty: not in PATH
+    real: str = ""  # with all links resolved
+    said: str = ""  # output of `screen -v`
     setuid: bool = False
-    wanted: bool = False  # `screen: true` is set
+    wanted: bool = False  # the setting `screen` is true
 
 
 def screen_version(said: str) -> tuple[int, ...]:
-    """(4, 9, 0) of ``Screen version 4.09.00 (GNU) 30-Jan-22``; empty where none is to be read."""
+    """Return (4, 9, 0) for ``Screen version 4.09.00 (GNU) 30-Jan-22``; empty if there is no version in the text."""
     found = re.search(r"version (\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?", said, re.ASCII | re.IGNORECASE)
     return tuple(int(part or 0) for part in found.groups()) if found else ()
 
 
 def judge(seen: ScreenSeen, who: Who) -> Finding:
-    """Whether there is a screen, and one that may be used on a machine that people share."""
+    """Return the finding on screen: whether it is installed, and safe on a machine with several users."""
     if not seen.path:
         if not seen.wanted:
             return good("screen", "not installed; only start --screen needs it")
@@ -64,7 +64,7 @@ def judge(seen: ScreenSeen, who: Who) -> Finding:
 
 
 def look(programs: Programs, wanted: bool) -> ScreenSeen:
-    """The screen that PATH leads to."""
+    """Examine the program `screen` in PATH. ``wanted``: whether the setting `screen` is true."""
     path = shutil.which("screen", path=programs.environ.get("PATH", os.defpath)) or ""
     if not path:
         return ScreenSeen(wanted=wanted)
@@ -75,5 +75,5 @@ def look(programs: Programs, wanted: bool) -> ScreenSeen:
 
 
 def check_screen(exam: Examination) -> list[Finding]:
-    """Whether there is a screen that may be used."""
+    """Check that GNU screen is safe, and installed if the settings need it."""
     return [judge(look(exam.programs, exam.config.screen), exam.who)]

@@ -1,4 +1,4 @@
-"""The store, and who works on it."""
+"""Checks of the store, and of the schedulers on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from scheduler.system.processes import seen
 
 
 def judge_store(seen: StoreSeen) -> Finding:
-    """Whether it can be trusted."""
+    """Return the finding on the store: whether it can be used."""
     if not seen.trouble:
         plural = "" if seen.jobs == 1 else "s"
         return good("store", f"whole, {seen.jobs} job{plural}" if seen.there else "none yet; the first start makes it")
@@ -45,22 +45,22 @@ def judge_store(seen: StoreSeen) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSeen:
-    """Who runs."""
+    """The scheduler of this state file, and other schedulers with the same GPUs."""
 
     alive: bool
     pid: int | None = None
-    stopped: bool = False
-    running: int | None = 0  # jobs in hand; None: not known
-    others: tuple[str, ...] = ()  # who else gives out GPUs of ours: pid 12 of eve GPU 0-3
-    free: str = ""  # those of ours that nobody else gives out: 1,3
-    start: str = ""  # the command that starts it as it was; empty: it would be refused
-    apart: str = ""  # the same without a word on GPUs
-    sudo: str = ""  # before whatever root does to another user's
-    hidden: str = ""  # whose folder it is, if we may not look into that
+    stopped: bool = False  # by SIGSTOP or a debugger
+    running: int | None = 0  # number of jobs that are starting, running or stopping; None: not known
+    others: tuple[str, ...] = ()  # other schedulers that manage some of these GPUs: pid 12 of eve GPU 0-3
+    free: str = ""  # GPUs that no other scheduler manages: 1,3
+    start: str = ""  # command that starts it with its GPUs; empty: the start would be refused
+    apart: str = ""  # that command without options for GPUs
+    sudo: str = ""  # prefix for commands that only the owner may run
+    hidden: str = ""  # owner of the state folder, if this user may not read it
 
 
 def judge_scheduler(seen: SchedulerSeen) -> list[Finding]:
-    """Whether somebody looks after the jobs, and whether others give out the same GPUs."""
+    """Return the findings on whether a scheduler runs, and whether other schedulers manage the same GPUs."""
     found = []
     kill = f"{seen.sudo}kill"
     jobs = f"{seen.running} job{'s run' if seen.running != 1 else ' runs'}"
@@ -78,7 +78,7 @@ def judge_scheduler(seen: SchedulerSeen) -> list[Finding]:
         found.append(Finding("scheduler", Mark.WARN, "none runs", wrong, seen.start))
     else:
         found.append(good("scheduler", "none runs here"))
-    if seen.others and not seen.hidden:  # else it may be the one of this folder
+    if seen.others and not seen.hidden:  # if hidden, the other may be the scheduler of this folder
         told = f"not alone: {'; '.join(seen.others[:3])}{'; …' * (len(seen.others) > 3)}"
         wrong = "schedulers do not know of each other's bookings: give each GPUs of its own (--gpu-ids)"
         if not seen.free:
@@ -90,7 +90,7 @@ def judge_scheduler(seen: SchedulerSeen) -> list[Finding]:
 
 
 def check_store(exam: Examination) -> list[Finding]:
-    """Whether the store is whole; what it tells is noted for the other checks."""
+    """Check the store; save its contents and the owner in ``exam`` for the other checks."""
     dir_seen, places = exam.dir_seen, exam.places
     exam.owner = exam.whose()
     seen_store = StoreSeen(recover=exam.recover, start=exam.upgrade, again=exam.again, python=sys.executable)
@@ -127,7 +127,7 @@ def check_store(exam: Examination) -> list[Finding]:
 
 
 def _read_store(exam: Examination) -> None:
-    """Fill in what the rows tell. Raises SchedulerError, OSError."""
+    """Read the store into ``exam.dir_seen``. Raises SchedulerError, OSError."""
     dir_seen, places = exam.dir_seen, exam.places
     with held_still(places) as still:
         check_sound(places, pages="quick_check", records=True, still=still)
@@ -157,7 +157,7 @@ def _settings_of(noted: str) -> dict[str, tuple[Any, str]]:
 
 
 def take_running_settings(exam: Examination) -> None:
-    """The scheduler that runs may have been started with flags: what it runs on counts."""
+    """Replace the settings with those of the running scheduler, which may have been started with other flags."""
     changes = {key: value for key, (value, _) in exam.dir_seen.running.items() if key in OPTIONS}
     changes.pop("state_file", None)
     if changes.get("gpu_ids") is not None:
@@ -166,14 +166,14 @@ def take_running_settings(exam: Examination) -> None:
 
 
 def check_scheduler(exam: Examination) -> list[Finding]:
-    """Whether a scheduler runs here, and who else gives out its GPUs."""
+    """Check that the scheduler is not stopped, and that no other scheduler manages its GPUs."""
     dir_seen = exam.dir_seen
     found = seen(dir_seen.pid) if dir_seen.pid else None
     mine = {gpu.index for gpu in dir_seen.gpus} or {*(exam.config.gpu_ids or range(exam.config.gpus or 0))}
     free = set(mine)
     others = []
     for pid, uid, ids in schedulers_here():
-        with contextlib.suppress(SchedulerError):  # a list that runs backwards: no scheduler gave itself that name
+        with contextlib.suppress(SchedulerError):  # an invalid list of GPUs: no scheduler wrote it
             theirs = set(parse_gpu_ids(ids) or ())
             if int(pid) != dir_seen.pid and theirs & (mine or {*range(HIGHEST_GPU_ID + 1)}):
                 free -= theirs

@@ -1,16 +1,16 @@
-"""Activates a conda environment, then becomes the command: its pid, exit code and signals are those of the job.
+"""Activates a conda environment, then executes the job's command in the same process, with the same pid.
 
-Run as ``python -I -S activate.py WORD…``; imports nothing of ours, like `supervisor.py`. What to do stands in the environment
-variable GPUJOB_ACTIVATION, which the command does not get to see, as JSON:
+Run as ``python -I -S activate.py WORD…``; imports only the standard library, like `supervisor.py`. The environment
+variable GPUJOB_ACTIVATION, which the command does not get, holds a JSON object:
 
-    name, prefix   the environment
-    conda_sh       the file with conda's shell function; "": the scripts in PREFIX/etc/conda/activate.d are sourced
-    settings       {variable: value, or null to take it away}: what being in the environment sets, for that second case
+    name, prefix   name and folder of the environment
+    conda_sh       file with conda's shell function; "": source the scripts in PREFIX/etc/conda/activate.d instead
+    settings       {variable: value, or null to unset it}: variables to set if ``conda_sh`` is empty
     limit          seconds that activation may take
 
-Activation runs in a child shell of a process group of its own. What it prints stands in the job's log. What it leaves in its
-environment comes back over a pipe; only then, and only if CONDA_PREFIX is the prefix, the command is executed. Else one line
-says why not, and the exit code is 1.
+Activation runs in a child shell in its own process group; its output goes to the job's log. The shell returns its
+environment through a pipe. If CONDA_PREFIX in it is the prefix, the command is executed with that environment.
+Otherwise one line in the log gives the reason, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ import time
 from typing import Any, NoReturn
 
 VARIABLE = b"GPUJOB_ACTIVATION"
-OUT = 3  # the pipe's number in the shell
+OUT = 3  # descriptor of the pipe in the shell
 STEP_S = 0.05
-RESET = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them; a command must not inherit that
-# Whatever activation says: which GPUs and which job this is, is not for it to change.
+RESET = (signal.SIGPIPE, signal.SIGXFSZ)  # signals that Python ignores; the command must not inherit that
+# Activation cannot change these variables, nor those of the job (GPUJOB_*).
 OURS = (b"CUDA_VISIBLE_DEVICES", b"CUDA_DEVICE_ORDER")
-# Of the shell itself, not of the environment. BASH_ENV and ENV would have it read other files first.
+# Variables of the shell, not of the environment. With BASH_ENV or ENV it would source other files first.
 OF_THE_SHELL = (b"_", b"SHLVL", b"PWD", b"OLDPWD", b"BASH_ENV", b"ENV")
-# Never a word of the command in here: all that varies comes in $1, $2…
+# Constant texts, so nothing has to be quoted: all that varies is passed as $1, $2…
 WITH_CONDA = '. "$1" && conda activate "$2" && exec env -0 >&3'
 WITH_SCRIPTS = 'for gpujob_script in "$@"; do . "$gpujob_script"; done; exec env -0 >&3'
 
 
 class NotActivated(Exception):
-    """Why the environment could not be activated."""
+    """The environment could not be activated; the text is the reason."""
 
 
 def first_environment() -> dict[bytes, bytes]:
-    """The environment as we got it: Python adds to its own copy where the locale is C."""
+    """Return the environment that this process was started with: Python adds a variable to os.environ in a C locale."""
     with open("/proc/self/environ", "rb") as stream:
         return parsed(stream.read())
 
 
 def parsed(data: bytes) -> dict[bytes, bytes]:
-    """``NAME=value`` items that end in NUL bytes."""
+    """Return the variables in ``NAME=value`` items separated by NUL bytes."""
     pairs = (item.partition(b"=") for item in data.split(b"\0"))
     return {name: value for name, equals, value in pairs if equals}
 
 
 def shell_words(told: dict[str, Any]) -> list[str]:
-    """The words of the shell that activates. Raises NotActivated when there is no shell."""
+    """Return the command line of the shell that activates. Raises NotActivated if there is no shell."""
     shell = next((path for path in ("/bin/bash", "/usr/bin/bash", "/bin/sh") if os.access(path, os.X_OK)), "")
     if not shell:
         raise NotActivated("there is neither bash nor sh")
@@ -71,7 +71,7 @@ def shell_words(told: dict[str, Any]) -> list[str]:
 
 
 def activated(told: dict[str, Any], before: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """The environment of the command. Raises NotActivated, OSError."""
+    """Activate the environment and return the variables for the command. Raises NotActivated, OSError."""
     inside = {name: value for name, value in before.items() if name not in OF_THE_SHELL[-2:]}
     if not told["conda_sh"]:
         for name, value in told["settings"].items():
@@ -92,11 +92,11 @@ def activated(told: dict[str, Any], before: dict[bytes, bytes]) -> dict[bytes, b
 
 
 def output_of(words: list[str], environment: dict[bytes, bytes], limit: float) -> bytes:
-    """What the shell wrote into its descriptor 3. Raises NotActivated when it fails or takes longer than ``limit``."""
+    """Return what the shell writes to descriptor 3. Raises NotActivated if it fails or exceeds ``limit`` seconds."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     if write == OUT:
-        write = os.dup(write)  # so that the shell's own copy is one made on purpose, which exec leaves open
+        write = os.dup(write)  # dup2 to the same number would leave it close-on-exec
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, write, OUT),
@@ -110,7 +110,7 @@ def output_of(words: list[str], environment: dict[bytes, bytes], limit: float) -
     is_open, status = True, None
     poll = select.poll()
     poll.register(read, select.POLLIN)
-    # Something that activation left running may hold the pipe: the shell's end is enough.
+    # Processes that activation left running may keep the pipe open, so the end of the shell counts.
     while status is None:
         left = end - time.monotonic()
         if left <= 0:
@@ -120,7 +120,7 @@ def output_of(words: list[str], environment: dict[bytes, bytes], limit: float) -
             poll.poll(min(left, STEP_S) * 1000)
         else:
             time.sleep(min(left, STEP_S / 5))
-        # First whether it has ended, then what it wrote: the other way round the last bytes could be missed.
+        # Look for the end before reading: in the other order the last bytes could be missed.
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         is_open = is_open and taken(read, data)
         if found is not None:
@@ -137,7 +137,7 @@ def output_of(words: list[str], environment: dict[bytes, bytes], limit: float) -
 
 
 def taken(fd: int, data: bytearray) -> bool:
-    """Take in what is there; False at the end."""
+    """Append the bytes that can be read to ``data``. Return False at the end of the pipe."""
     while True:
         try:
             piece = os.read(fd, 1 << 16)
@@ -149,14 +149,14 @@ def taken(fd: int, data: bytearray) -> bool:
 
 
 def kill(pid: int) -> None:
-    """End the shell with its whole group, and take it from the kernel."""
-    with contextlib.suppress(ProcessLookupError):  # none of it runs any more
+    """Kill the shell with its process group, and reap the shell."""
+    with contextlib.suppress(ProcessLookupError):  # no process of the group is left
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
 
 def become(words: list[str], environment: dict[bytes, bytes]) -> NoReturn:
-    """Execute the command in our place. Raises OSError."""
+    """Execute the command in this process. Raises OSError."""
     for number in RESET:
         signal.signal(number, signal.SIG_DFL)
     program = words[0]
@@ -170,7 +170,7 @@ def become(words: list[str], environment: dict[bytes, bytes]) -> NoReturn:
 
 
 def say(text: str) -> None:
-    """One line into the job's log, whatever the text holds."""
+    """Write one line to stderr, which is the job's log."""
     os.write(2, ("gpujob: " + text.replace("\n", " ") + "\n").encode("utf-8", "surrogateescape"))
 
 

@@ -1,4 +1,4 @@
-"""Where conda's, mamba's and virtual environments are, by the files that these leave: none of their programs is run."""
+"""Finds environments of conda, mamba and venv by the files that these create, without running their programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler.intake.tail import CLOCK_TICK_NS, read_plain
 
 Value = TypeVar("Value")
 
-UNSET = "***unset***"  # conda's word for a variable that an environment takes away
+UNSET = "***unset***"  # conda's value for a variable that an environment unsets
 LARGEST = 1 << 20
 MOST_KEPT = 512
 TOOLS = ("conda", "mamba", "micromamba")
@@ -28,14 +28,14 @@ _NO_VARIABLES: Mapping[str, str | None] = {}
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a job lacks, as a sentence."""
+    """What a job lacks to be started, as a sentence for its owner."""
 
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A whole environment: its folder, the name that conda gives it, and whether it is a venv."""
+    """A complete environment: its folder, its name in conda, and whether it is a venv (``virtual``)."""
 
     path: str
     name: str
@@ -43,18 +43,18 @@ class Prefix:
 
     @property
     def python(self) -> str:
-        """Where its interpreter stands (or would stand)."""
+        """Path of its Python interpreter, which need not exist."""
         return os.path.join(self.path, "bin", "python")
 
 
 class Remembered:
-    """What was read from files and folders, until they change."""
+    """Cache of values read from files and folders, each valid until its file changes."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[tuple[int, ...], Any]] = {}
 
     def of(self, path: str, read: Callable[[str], Value], absent: Value) -> Value:
-        """``read(path)``, or what it gave last time if nothing was written there since; ``absent`` if it is not there."""
+        """Return ``read(path)``, from the cache if the file is unchanged; ``absent`` if there is no such file."""
         try:
             status = os.stat(path)
         except OSError:
@@ -66,7 +66,7 @@ class Remembered:
             found: Value = kept[1]
             return found
         value = read(path)
-        # Two writes within a tick of the kernel's clock leave the same times: what is so young is read again.
+        # Two writes within a tick of the kernel's clock leave the same times, so a file that new is not cached.
         if time.time_ns() - status.st_ctime_ns > CLOCK_TICK_NS:
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
@@ -75,14 +75,17 @@ class Remembered:
 
 
 class Prefixes:
-    """Finds environments by name or folder. ``environ`` is the daemon's; each job's own environment is asked first."""
+    """Finds environments by name or folder.
+
+    ``environ``: variables of the daemon; the variables of a job, which the methods are given, come before them.
+    """
 
     def __init__(self, environ: Mapping[str, str], files: Remembered) -> None:
         self.environ = environ
         self.files = files
 
     def find(self, name: str, environ: Mapping[str, str]) -> Prefix | Missing:
-        """The environment of this name or folder for a job whose own environment is ``environ``, or what is wrong."""
+        """Return the environment with this name or folder for a job with these variables, or what is missing."""
         if "/" in name:
             if not os.path.isdir(name):
                 return Missing(
@@ -98,7 +101,7 @@ class Prefixes:
         )
 
     def _named(self, name: str, environ: Mapping[str, str]) -> Iterator[str]:
-        """Folders of this name, in conda's order: the first one counts, whole or not, as it does for conda."""
+        """Yield folders with this name in conda's order. The first counts, even if incomplete, as for conda."""
         if name == "base":
             for root in self.roots(environ):
                 if os.path.isdir(os.path.join(root, "conda-meta")):
@@ -113,7 +116,7 @@ class Prefixes:
                     yield known
 
     def names(self, environ: Mapping[str, str]) -> list[str]:
-        """Names of the whole environments that can be found by name."""
+        """Return the names of all complete environments that can be found by name."""
         found = ["base"]
         for folder in self._folders(environ):
             found += self.files.of(folder, _names, _NOTHING)
@@ -125,19 +128,19 @@ class Prefixes:
 
     @staticmethod
     def _name_of(prefix: str) -> str:
-        """What conda calls an environment that was named by its folder."""
+        """Return conda's name for the environment in a folder."""
         if os.path.isfile(os.path.join(prefix, "bin", "conda")):
             return "base"
         folder, name = os.path.split(prefix)
         return name if os.path.basename(folder) == "envs" else prefix
 
     def _values(self, variable: str, environ: Mapping[str, str]) -> list[str]:
-        """A variable in the job's environment, then in ours."""
+        """Return the different non-empty values of a variable: the job's, then the daemon's."""
         both = (environ.get(variable, ""), self.environ.get(variable, ""))
         return [value for value in dict.fromkeys(both) if value]
 
     def roots(self, environ: Mapping[str, str]) -> Iterator[str]:
-        """Folders in which conda or mamba is installed, the likeliest first."""
+        """Yield the folders in which conda or mamba may be installed, the likeliest first. Only existing folders."""
         seen = set()
         for root in self._places(environ):
             if root not in seen:
@@ -152,7 +155,7 @@ class Prefixes:
             yield from self._values(variable, environ)
         for exe in self._values("MAMBA_EXE", environ):
             root = os.path.dirname(os.path.dirname(exe))
-            if os.path.isdir(os.path.join(root, "conda-meta")):  # a lone micromamba stands in ~/.local/bin
+            if os.path.isdir(os.path.join(root, "conda-meta")):  # false for a lone micromamba in ~/.local/bin
                 yield root
         for home in self._values("HOME", environ):
             yield from self.files.of(home, _roots_in, _NOTHING)
@@ -187,7 +190,7 @@ class Prefixes:
             yield os.path.join(root, "envs")
 
     def activation_of(self, prefix: Prefix, environ: Mapping[str, str]) -> str:
-        """The file with conda's shell function for this environment; empty if there is no conda (but micromamba, say)."""
+        """Return the path of `conda.sh` for this environment; empty if there is none, as with micromamba."""
         own = os.path.dirname(os.path.dirname(prefix.path))
         for root in (prefix.path, own, *self.roots(environ)):
             path = os.path.join(root, "etc", "profile.d", "conda.sh")
@@ -196,13 +199,11 @@ class Prefixes:
         return ""
 
     def runner_of(self, prefix: Prefix, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """Words before a command that have conda, else mamba, else micromamba run it; empty if there is none."""
+        """Return the words before a command that run it by conda, mamba or micromamba; empty if none is found."""
         for tool in TOOLS:
             for path in self._tools(tool, environ):
                 if os.path.isfile(path) and os.access(path, os.X_OK):
-                    live = (
-                        ("--no-capture-output",) if tool == "conda" else ()
-                    )  # the others pass output on by themselves
+                    live = ("--no-capture-output",) if tool == "conda" else ()  # mamba captures no output
                     return (path, "run", *live, "-p", prefix.path)
         return ()
 
@@ -215,9 +216,9 @@ class Prefixes:
         yield from self._in_path(tool, environ)
 
     def variables_of(self, prefix: Prefix) -> dict[str, str | None]:
-        """The variables that conda keeps for an environment; None for one that it takes away."""
+        """Return the variables that conda stores for an environment; the value None unsets a variable."""
         found: dict[str, str | None] = {}
-        folder = os.path.join(prefix.path, "etc", "conda", "env_vars.d")  # those of packages, in order of their names
+        folder = os.path.join(prefix.path, "etc", "conda", "env_vars.d")  # of packages, in the order of file names
         for name in self.files.of(folder, _names, _NOTHING):
             if name.endswith(".json"):
                 found.update(self.files.of(os.path.join(folder, name), _package_variables, _NO_VARIABLES))
@@ -225,7 +226,7 @@ class Prefixes:
         return found
 
     def settings_of(self, prefix: Prefix, path: str) -> dict[str, str | None]:
-        """What being in an environment sets (None: takes away), its own scripts apart; ``path`` is PATH outside it."""
+        """Return the variables an environment sets (None: unsets), without its scripts. ``path``: PATH outside it."""
         inside = os.path.join(prefix.path, "bin") + os.pathsep + path
         if prefix.virtual:
             return {"PATH": inside, "VIRTUAL_ENV": prefix.path, "PYTHONHOME": None}
@@ -240,13 +241,13 @@ class Prefixes:
         }
 
     def has_scripts(self, prefix: Prefix) -> bool:
-        """Whether packages of it want shell scripts to be sourced when it is activated."""
+        """Return whether the environment has shell scripts that must be sourced to activate it."""
         folder = os.path.join(prefix.path, "etc", "conda", "activate.d")
         return any(name.endswith(".sh") for name in self.files.of(folder, _names, _NOTHING))
 
 
 def program_in(path: str, *names: str) -> str:
-    """The first executable of these names in the folders of a PATH, all folders for one name first; else empty."""
+    """Return the first executable file with one of these names in a PATH, else empty. Earlier names come first."""
     for name in names:
         for folder in path.split(os.pathsep):
             program = os.path.join(folder, name)
@@ -256,7 +257,7 @@ def program_in(path: str, *names: str) -> str:
 
 
 def _checked(prefix: str, name: str) -> Prefix | Missing:
-    """The environment in this folder if it is whole, else what is wrong with it."""
+    """Return the environment in this folder if it is complete, else what is wrong with it."""
     virtual = os.path.isfile(os.path.join(prefix, "pyvenv.cfg"))
     if not virtual and not os.path.isfile(os.path.join(prefix, "conda-meta", "history")):
         return Missing(
@@ -265,7 +266,7 @@ def _checked(prefix: str, name: str) -> Prefix | Missing:
         )
     found = Prefix(prefix, name, virtual)
     if os.path.islink(found.python) and not os.path.exists(found.python):
-        # Whatever the job is, a shell script too: `python` would be another one, from further on in PATH.
+        # Also for jobs that are not Python scripts: `python` would be taken from a later folder of PATH.
         return Missing(
             f"the python of {prefix} is gone: bin/python leads to {os.path.realpath(found.python)}; bring that back or "
             "make the environment anew; looked again when it is there"
@@ -274,7 +275,7 @@ def _checked(prefix: str, name: str) -> Prefix | Missing:
 
 
 def _expanded(folder: str, environ: Mapping[str, str], home: str) -> str:
-    """``~`` and ``$NAME`` as conda expands them, by the job's environment."""
+    """Return ``folder`` with ``~`` and ``$NAME`` expanded as conda does, with the variables of the job."""
     if folder == "~" or folder.startswith("~/"):
         folder = home + folder[1:]
     return re.sub(
@@ -285,7 +286,7 @@ def _expanded(folder: str, environ: Mapping[str, str], home: str) -> str:
 
 
 def _roots_in(folder: str) -> tuple[str, ...]:
-    """The usual installation folders that are in this one: one look at it, not one at each of them."""
+    """Return the usual installation folders that exist in ``folder``. Lists it once instead of checking each."""
     there = set(_names(folder))
     return tuple(os.path.join(folder, name) for name in _ROOTS if name in there)
 
@@ -301,12 +302,12 @@ def _lines(path: str) -> tuple[str, ...]:
     try:
         known = os.fsdecode(read_plain(path, LARGEST)).splitlines()
     except OSError:
-        return ()  # the list is optional: conda makes it with its first environment
+        return ()  # optional: conda creates the list with its first environment
     return tuple(line.strip() for line in known if line.strip())
 
 
 def _envs_dirs(path: str) -> tuple[str, ...]:
-    """``envs_dirs`` of a .condarc; a broken one counts as empty here: conda itself complains about it loudly enough."""
+    """Return ``envs_dirs`` of a .condarc; empty for an invalid file, about which conda itself complains."""
     import yaml
 
     try:
@@ -332,7 +333,7 @@ def _json(path: str) -> dict[str, Any]:
     try:
         data = json.loads(read_plain(path, LARGEST))
     except (OSError, ValueError, RecursionError):
-        return {}  # conda, too, goes on without it
+        return {}  # conda ignores such a file, too
     return data if isinstance(data, dict) else {}
 
 

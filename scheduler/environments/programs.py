@@ -1,4 +1,4 @@
-"""What can be said of a program or script before it runs: its version, and why the kernel would not start it."""
+"""Finds versions of interpreters, and reasons why a script, folder or program cannot be used, without running any."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ AGAIN = "looked again when"
 
 
 def described(program: str, files: Remembered) -> str:
-    """An interpreter and its version as far as files tell, without running it: ``/opt/x/bin/python (3.11.7)``."""
-    version = files.of(program, lambda path: version_of(path, files), "")  # by the file that it leads to now
+    """Return an interpreter with its version, as far as files show it: ``/opt/x/bin/python (3.11.7)``."""
+    version = files.of(program, lambda path: version_of(path, files), "")  # the cache notices a new target of a link
     return f"{program} ({version})" if version else program
 
 
 def version_of(program: str, files: Remembered) -> str:
-    """Version of a Python interpreter, or empty. What the path leads to now counts, not what it once led to."""
+    """Return the version of a Python interpreter, empty if unknown. Of a link, its present target counts."""
     real = os.path.realpath(program)
     named = _FILE.search(real)
     short = named[1] if named else ""
@@ -36,7 +36,7 @@ def version_of(program: str, files: Remembered) -> str:
             files.of(os.path.join(folder, "pyvenv.cfg"), _cfg_version, ""),
             files.of(os.path.join(folder, "conda-meta"), _meta_version, ""),
         ):
-            # A venv whose bin/python was led elsewhere still has its old version written down.
+            # A venv whose bin/python now links to another interpreter still has the old version in pyvenv.cfg.
             if version and (not short or version == short or version.startswith(f"{short}.")):
                 return version
     for version in _FOLDER.findall(real):  # …/versions/3.11.7/bin, …/cpython-3.11.7-linux/bin
@@ -49,7 +49,7 @@ def _cfg_version(path: str) -> str:
     try:
         found = _CFG_VERSION.search(read_plain(path, 64 * 1024).decode("utf-8", "replace"))
     except OSError:
-        return ""  # only shown
+        return ""  # the version is only displayed
     return found[1] if found else ""
 
 
@@ -57,12 +57,12 @@ def _meta_version(folder: str) -> str:
     try:
         versions = [found[1] for name in os.listdir(folder) if (found := _META.fullmatch(name))]
     except OSError:
-        return ""  # only shown
+        return ""  # the version is only displayed
     return versions[0] if len(versions) == 1 else ""
 
 
 def script_trouble(script: str) -> str:
-    """Why a script cannot be run now, as a reason to wait; empty if it is there."""
+    """Return why a script cannot be run now, as a reason to wait; empty if it is a plain file."""
     try:
         mode = os.stat(script).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -75,7 +75,7 @@ def script_trouble(script: str) -> str:
 
 
 def folder_trouble(folder: str) -> str:
-    """Why a job cannot work in a folder now, as a reason to wait; empty if it can."""
+    """Return why a folder cannot be a job's working folder now, as a reason to wait; empty if it can."""
     try:
         mode = os.stat(folder).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -90,7 +90,7 @@ def folder_trouble(folder: str) -> str:
 
 
 def why_not_started(program: str) -> str:
-    """What is wrong with a program that the kernel refused, so that somebody can mend it; empty if nothing is seen."""
+    """Return why the kernel refused to execute a program, for the user to fix it; empty if no cause is found."""
     if "/" not in program:
         return f"there is no program {said(program)} in PATH"
     try:
@@ -106,10 +106,10 @@ def why_not_started(program: str) -> str:
     try:
         first = read_plain(program, 4096).split(b"\n", 1)[0]
     except OSError:
-        return ""  # it may be executed, but not read
+        return ""  # executable but not readable
     if not first.startswith(b"#!"):
         if b"\0" in first or first.startswith(b"\x7fELF"):
-            return ""  # a binary: the kernel's own words must do
+            return ""  # a binary: only the kernel's error message is known
         return f"{program} has no first line such as #!/bin/sh, so nothing tells what runs it"
     words = first[2:].decode("utf-8", "replace").strip(" \t").split(None, 1)
     interpreter = words[0] if words else ""

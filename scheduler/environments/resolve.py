@@ -1,4 +1,4 @@
-"""Finds what a job would run with: script, interpreter, program, conda environment, working folder, without running any."""
+"""Finds what a job runs with (script, interpreter, program, environment, folder) without running any of it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from scheduler.intake.tail import read_plain
 
 __all__ = ["ACTIVATION", "Environments", "Missing", "names_devices", "stored_environment"]
 
-ACTIVATION = "GPUJOB_ACTIVATION"  # tells `environments/activate.py` what to do; never seen by the command
-LARGEST = 8 << 20  # of a stored environment: the kernel takes no more than 6 MiB with the words of a command
+ACTIVATION = "GPUJOB_ACTIVATION"  # variable with instructions for `environments/activate.py`, unset for the command
+LARGEST = 8 << 20  # bytes of a stored environment: the kernel accepts 6 MiB at most, words of the command included
 
 
 class Environments:
-    """Answers what a job would run with. ``environ`` is the daemon's at its start; ``python`` the config's.
+    """Finds what jobs run with. ``environ``: the daemon's variables at its start; ``python``: the setting `python`.
 
-    ``launcher``: the words that start `environments/activate.py`. ``mode`` and ``limit_s`` (`conda_mode` and
-    `activation_limit` of the config) may be set anew at any time.
+    ``launcher``: the words that start `environments/activate.py`. ``mode`` (setting `conda_mode`) and ``limit_s``
+    (setting `activation_limit`, in seconds) may be changed at any time.
     """
 
     def __init__(self, environ: Mapping[str, str], python: str = "", launcher: Sequence[str] = ()) -> None:
@@ -37,7 +37,7 @@ class Environments:
         self._prefixes = Prefixes({**environ, "HOME": self.home}, self._files)
 
     def find(self, job: Job) -> Found | Missing:
-        """What a job would be run with, or what is missing. Looks at the disk each time: things come and go."""
+        """Return what a job would run with, or what is missing. Checks the disk at each call."""
         spec = job.spec
         trouble = folder_trouble(spec.cwd) if spec.cwd else ""
         if not trouble and spec.is_script:
@@ -54,7 +54,7 @@ class Environments:
         return way if isinstance(way, Missing) else self._found(job, prefix, *way, environ)
 
     def _own(self, job: Job) -> Mapping[str, str]:
-        """The environment that a job starts from: its submitter's, else the daemon's."""
+        """Return the variables that a job starts with: its submitter's, else the daemon's."""
         if not job.spec.env_file:
             return self.environ
         return self._files.of(job.spec.env_file, stored_environment, None) or self.environ
@@ -62,7 +62,7 @@ class Environments:
     def _way(
         self, prefix: Prefix, environ: Mapping[str, str]
     ) -> tuple[tuple[str, ...], Mapping[str, str | None]] | Missing:
-        """By what words and variables a job gets into an environment, by ``mode``."""
+        """Return the words before the command and the variables by which a job enters an environment, by ``mode``."""
         settings = self._prefixes.settings_of(prefix, environ.get("PATH") or os.defpath)
         activate = self.mode == "activate" or (self.mode == "auto" and self._prefixes.has_scripts(prefix))
         if prefix.virtual or (self.mode != "run" and not activate):
@@ -76,7 +76,7 @@ class Environments:
                 "settings": settings,
                 "limit": self.limit_s,
             }
-            # In a variable, not in words: everybody can read words, and an environment's variables may hold a secret.
+            # In a variable, not on the command line: every user can read that, and the settings may hold a secret.
             return self.launcher, {**plain, ACTIVATION: json.dumps(told)}
         words = self._prefixes.runner_of(prefix, environ)
         if not words:
@@ -113,16 +113,16 @@ class Environments:
         return Found(program, prefix=folder, environment=settings, wrapper=wrapper, interpreter=interpreter)
 
     def _command(self, job: Job, wrapper: tuple[str, ...], path: str) -> str:
-        """A command's program, by the PATH that it will have; a missing one fails when started, as in a shell."""
+        """Return the path of a command's program by the job's PATH; its name if not found, so that the start fails."""
         word = job.spec.arguments[0]
         if "/" in word:
             return word if os.path.isabs(word) else os.path.join(job.spec.cwd or os.getcwd(), word)
         if wrapper:
-            return word  # what activation makes of PATH is known only then
+            return word  # not looked for yet: activation may change PATH
         return program_in(path, word) or word
 
     def _python(self) -> str:
-        """The interpreter of scripts without an environment: looked for each time, as links may lead elsewhere now."""
+        """Return the interpreter of scripts without an environment, empty if none is found. Searched at each call."""
         path = self.environ.get("PATH", os.defpath)
         if self.python:
             named = os.path.expanduser(self.python)
@@ -131,15 +131,15 @@ class Environments:
 
 
 def names_devices(script: str) -> bool:
-    """Whether the script's text holds CUDA_VISIBLE_DEVICES (what ``cuda_ids: auto`` goes by)."""
+    """Return whether a script's text contains CUDA_VISIBLE_DEVICES, by which ``cuda_ids: auto`` chooses the mode."""
     try:
         return b"CUDA_VISIBLE_DEVICES" in read_plain(script, 1 << 20)
     except OSError:
-        return False  # only the mode "auto" asks; an unreadable script fails by itself when it runs
+        return False  # only for the mode "auto"; an unreadable script fails when it runs
 
 
 def stored_environment(env_file: str) -> dict[str, str] | None:
-    """The variables in a file of ours, None if it cannot be read."""
+    """Return the variables in a stored environment file, None if it cannot be read."""
     try:
         items = read_plain(env_file, LARGEST).split(b"\0")
     except OSError:

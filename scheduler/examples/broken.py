@@ -1,4 +1,4 @@
-"""Fails on purpose, so that the demo has a failure to show."""
+"""Example job that fails on purpose, so that the demo shows a failed job."""
 
 import sys
 import time

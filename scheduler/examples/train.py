@@ -1,4 +1,4 @@
-"""A stand-in for a training script: burns CPU for some seconds and prints its loss."""
+"""Example of a training script: uses the CPU for some seconds and prints a loss."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""GPUs told by the config: declared, booked, never measured."""
+"""Declared GPUs: named by the settings, booked in the ledger, never read."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from scheduler.core.gpu import Gpu
 
 
 def declared(ids: Iterable[int]) -> list[Gpu]:
-    """Declared GPUs with these ids; `declared:n` is the same GPU for every scheduler of this machine."""
+    """Return declared GPUs with these ids. The UUID ``declared:N`` is GPU N for every scheduler of this machine."""
     return [Gpu(n, f"declared:{n}", "declared") for n in ids]

@@ -1,4 +1,4 @@
-"""The GPUs of a daemon: which it manages, what they say, whose processes are on them."""
+"""The GPUs of a daemon: which of them it manages, when they are read, and who owns the processes on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scheduler.gpus.declared import declared
 from scheduler.gpus.nvidia import NvidiaProbe
 from scheduler.system.processes import environment_of, seen
 
-UNREAD = "unread:"  # in place of the UUID of a GPU that the driver has not spoken of yet
+UNREAD = "unread:"  # begins the UUID of a GPU that the driver has not reported yet
 DECLARED = "declared:"
 MOST_PARENTS = 64
 LONGEST_BACKOFF_S = 30.0
@@ -30,13 +30,16 @@ LONGEST_BACKOFF_S = 30.0
 
 @dataclass(slots=True)
 class Managed:
-    """The GPUs to manage, what reads them (None: declared, given out by booking alone), and what is to be said of it."""
+    """The GPUs to manage, and their GPU reader ``probe`` (None: they are declared, and allocated without readings).
+
+    ``notes``: messages for the user; ``first``: the first reading.
+    """
 
     gpus: list[Gpu]
     probe: Probe | None = None
     notes: list[str] = field(default_factory=list)
     first: Readings | None = None
-    shown: list[Gpu] = field(default_factory=list)  # all that the driver shows, managed or not
+    shown: list[Gpu] = field(default_factory=list)  # all GPUs that the driver shows, managed or not
 
 
 def managed_gpus(
@@ -46,12 +49,13 @@ def managed_gpus(
     say: Callable[[str], None] = lambda text: None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Managed:
-    """The GPUs to manage by the settings and the driver; ``stored``: those that the last daemon managed here.
+    """Return the GPUs to manage according to the settings and the driver.
 
-    ``meanwhile``: called while it waits for the driver; what it raises ends that.
+    ``stored``: the GPUs that the last daemon managed here. ``meanwhile``: called several times a second while waiting
+    for the driver; an exception from it ends the wait.
 
-    A driver that is there but cannot be asked is not taken for none: the GPUs stand, and wait until it answers.
-    Raises NoGpuData, Refused.
+    A driver that is installed but does not answer does not count as missing: the GPUs are managed, and get no job until
+    the driver answers. Raises NoGpuData, Refused.
     """
     wanted = _wanted(config)
     if wanted == ():
@@ -89,16 +93,17 @@ def managed_gpus(
 
 
 def _wanted(config: Config) -> tuple[int, ...] | None:
-    """The GPUs that the settings name; None: all that are seen."""
+    """Return the ids of the GPUs that the settings name; None: all that the driver shows."""
     if config.gpu_ids is not None:
         return config.gpu_ids
     return None if config.gpus is None else tuple(range(config.gpus))
 
 
 def managed_anew(config: Config, now: Sequence[Gpu], shown: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """The GPUs to manage by settings that changed while the daemon runs. ``now``: those it manages; ``shown``: all of its driver.
+    """Return the GPUs to manage after the settings changed while the daemon runs.
 
-    Raises Refused where only a restart can tell.
+    ``now``: the GPUs that it manages; ``shown``: all GPUs that the driver showed at its start. Raises Refused if a
+    restart is needed, or if a GPU that the settings name does not exist.
     """
     wanted = _wanted(config)
     known = {gpu.index: gpu for gpu in shown}
@@ -115,15 +120,17 @@ def managed_anew(config: Config, now: Sequence[Gpu], shown: Sequence[Gpu], envir
 
 
 def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[int, Gpu]:
-    """The GPUs by number. The driver's numbers count, unless a GPU of the last start has vanished: then each keeps the
-    number that jobs and pauses know it by, and the vanished one stays, as gone.
+    """Return the GPUs by index, which is the driver's number for them. Adds a message to ``notes`` for vanished GPUs.
+
+    If a GPU of the last start has vanished, each GPU keeps the index of that start, by which jobs and pauses know it.
+    The vanished GPU stays in the result: admission reports it as gone.
     """
     before = {gpu.uuid: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
     by_ordinal = {gpu.index: gpu for gpu in before.values()}
     shown: list[Gpu] = []
     for reading in first.gpus:
         uuid, name = reading.uuid, reading.name
-        if not uuid:  # lost: the driver counts it, and no more
+        if not uuid:  # lost: the driver counts the GPU but does not name it
             known = by_ordinal.get(reading.ordinal)
             uuid, name = (known.uuid, known.name) if known else (f"{UNREAD}{reading.ordinal}", "lost")
         shown.append(Gpu(reading.ordinal, uuid, name, 0, reading.memory_total_mib))
@@ -149,7 +156,10 @@ def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[
 
 
 def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequence[Gpu], error: NoGpuData) -> Managed:
-    """No reading at the start. Only where there is no driver at all may GPUs be declared."""
+    """Return the GPUs to manage when the first reading failed. They are declared only if there is no driver at all.
+
+    Raises NoGpuData if it is not known which GPUs there are.
+    """
     real = {gpu.index: gpu for gpu in stored if not gpu.uuid.startswith((DECLARED, UNREAD))}
     if probe.absent and not real:
         probe.close()
@@ -157,7 +167,7 @@ def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequen
             raise error
         text = f"no NVIDIA driver here: GPU {gpu_ids_text(wanted)} declared, given out by booking alone"
         return Managed(declared(wanted), None, [text])
-    if wanted is None and not real:  # no number of GPUs to wait with
+    if wanted is None and not real:  # not known which GPUs to wait for
         probe.close()
         raise NoGpuData(error.what, do="mend the driver, or give GPUs out unread: --gpus N --gpu-interval 0")
     gpus = [real.get(index) or Gpu(index, f"{UNREAD}{index}", "not read yet") for index in wanted or sorted(real)]
@@ -166,7 +176,7 @@ def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequen
 
 
 def _visible(text: str | None, found: Mapping[int, Gpu], notes: list[str]) -> tuple[int, ...]:
-    """All GPUs, or those that CUDA_VISIBLE_DEVICES in the daemon's own environment leaves it."""
+    """Return the ids of all GPUs, or of those in ``text``, the daemon's own CUDA_VISIBLE_DEVICES (None: not set)."""
     everything = tuple(sorted(found))
     if text is None:
         return everything
@@ -187,19 +197,20 @@ def _visible(text: str | None, found: Mapping[int, Gpu], notes: list[str]) -> tu
 
 
 def moved_gpus(before: Iterable[Gpu], after: Iterable[Gpu]) -> dict[int, int]:
-    """Old index → new index of the GPUs (by UUID) that the driver numbers otherwise than it did."""
+    """Return old index → new index of the GPUs (by UUID) whose index has changed."""
     new = {gpu.uuid: gpu.index for gpu in after}
     return {gpu.index: new[gpu.uuid] for gpu in before if gpu.uuid in new and new[gpu.uuid] != gpu.index}
 
 
 class GpuMonitor:
-    """Reads the GPUs at intervals and tells whose each process is. Never blocks.
+    """Reads the GPUs at intervals and finds the owner of each process on them. Never blocks.
 
-    ``state_file`` marks the processes of this scheduler's jobs; ``jobs`` gives the live ones.
+    ``state_file``: a process with this path in GPUJOB_STATE_FILE belongs to a job of this scheduler; ``jobs``: returns
+    the jobs that are starting, running or stopping.
     """
 
     def __init__(self, probe: Probe, state_file: str, jobs: Callable[[], Iterable[Job]]) -> None:
-        import psutil  # here: a start with declared GPUs has no use for it, and it costs 30 ms
+        import psutil  # imported here: it takes 30 ms, and declared GPUs do not need it
 
         self._process, self._gone = psutil.Process, psutil.Error
         self.probe, self._jobs = probe, jobs
@@ -213,15 +224,15 @@ class GpuMonitor:
         self._me = os.getuid()
 
     def read(self, since: float) -> None:
-        """Have the GPUs read; a reading that was asked for at ``since`` (``mono``) or later will do."""
+        """Request a reading, unless one is under way that was begun at ``since`` (monotonic seconds) or later."""
         if not self._under_way:
             self._under_way, self._asked_at = True, time.monotonic()
             self.probe.ask()
         elif self._asked_at < since:
-            self._once_more = True  # the one under way may have looked before what we want to know of
+            self._once_more = True  # the reading under way may be too old
 
     def look(self, now_mono: float, interval_s: float) -> Readings | None:
-        """What was read, or that it failed; asks when it is time."""
+        """Return a finished reading, or its failure; None if there is none. Begin the next reading when it is due."""
         found = self.probe.look()
         if found is not None:
             self._under_way = False
@@ -236,16 +247,16 @@ class GpuMonitor:
         return found
 
     def identified(self, readings: Readings) -> Readings:
-        """The same, with what /proc tells of each process."""
+        """Return the readings with each process completed from /proc: user, owning attempt, start time."""
         return replace(readings, gpus=tuple(map(self._identified, readings.gpus)))
 
     def next_look(self, interval_s: float) -> float:
-        """A ``mono`` time at which to look again."""
+        """Return the time at which to call `look` again (monotonic seconds)."""
         due = self.probe.next_look()
         return self._due(interval_s) if due is None else due
 
     def _due(self, interval_s: float) -> float:
-        """When to read again: the longer the driver fails, the more seldom (each try starts two processes)."""
+        """Return when to read again (monotonic seconds); back off after failures: each try starts two processes."""
         if self._failures:
             interval_s = max(interval_s, min(LONGEST_BACKOFF_S, interval_s * 2 ** (self._failures - 1)))
         return self._read_at + interval_s
@@ -279,7 +290,7 @@ class GpuMonitor:
         return replace(known, memory_mib=process.memory_mib, compute=process.compute, load=process.load)
 
     def _owner(self, pid: int, leaders: Mapping[int, str]) -> str:
-        """The attempt that a process belongs to: by its mark, its session, or what it descends from."""
+        """Return the attempt that a process belongs to by its environment, session or ancestors; empty if none."""
         for _ in range(MOST_PARENTS):
             if pid in leaders:
                 return leaders[pid]
@@ -310,7 +321,10 @@ def _user(uid: int) -> str:
 
 
 class Flag:
-    """Lets other schedulers of this machine know of us: a name that every user can read, behind which nobody listens."""
+    """Announces this scheduler to other schedulers of this machine, by the name of an abstract Unix socket.
+
+    The name contains user id, pid and GPUs; every user can read it in /proc/net/unix. Nobody listens on the socket.
+    """
 
     def __init__(self, gpus: Iterable[Gpu]) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -318,10 +332,10 @@ class Flag:
         try:
             self._socket.bind(f"\0gpujob/{os.getuid()}/{os.getpid()}/{ids}"[:100])
         except OSError:
-            self.close()  # a name taken by another network namespace's twin: only the warning is lost
+            self.close()  # the name is taken (same pid in another container): only the warning is lost
 
     def close(self) -> None:
-        """Take the name away."""
+        """Close the socket, which removes the name."""
         self._socket.close()
 
 
@@ -333,27 +347,27 @@ def _belongs(pid: int, uid: int) -> bool:
 
 
 def schedulers_here() -> list[tuple[str, int, str]]:
-    """Pid (as it says it), uid and GPUs of each scheduler of this machine that gives out any, of whatever user; without ourselves."""
+    """Return pid (as text), uid and GPUs of each other scheduler of this machine that manages GPUs, of any user."""
     try:
         with open("/proc/net/unix", encoding="utf-8", errors="replace") as stream:
             names = [line.rstrip("\n").partition("@gpujob/")[2] for line in stream if "@gpujob/" in line]
     except OSError:
-        return []  # no such file in this container: only the warning is lost
+        return []  # not readable in this container: only the warning is lost
     found = []
     for name in sorted(set(names)):
         found_name = re.fullmatch(r"(\d{1,10})/(\d{1,10})/([\d,-]+|none)", name, re.ASCII)
         if found_name is None:
-            continue  # anybody may take such a name; only one of our shape is believed, and only of its own user
+            continue  # any user can make such a name: only this form is accepted, and only from the user that it names
         uid, pid, ids = found_name.groups()
         if ids == "none":
-            continue  # it gives out no GPU
+            continue  # it manages no GPU
         if int(pid) != os.getpid() and _belongs(int(pid), int(uid)):
             found.append((pid, int(uid), ids))
     return found
 
 
 def other_schedulers() -> list[str]:
-    """A sentence for each other scheduler that runs on this machine, of whatever user."""
+    """Return a warning for each other scheduler on this machine, of any user."""
     return [
         f"another gpujob runs on this machine: pid {pid} of user {_user(uid)}, GPUs {ids}; they do not know "
         "of each other's bookings, so give each its own GPUs (--gpu-ids)"

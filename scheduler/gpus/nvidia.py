@@ -1,4 +1,4 @@
-"""NVIDIA GPUs by NVML, else by nvidia-smi: asked in another process, never waited for by the loop."""
+"""GPU reader for NVIDIA GPUs: asks NVML, else nvidia-smi, in a separate process, so that it never blocks the daemon."""
 
 from __future__ import annotations
 
@@ -20,70 +20,70 @@ from scheduler.core.observations import Readings
 from scheduler.gpus import reader_process
 from scheduler.system.proc import environment_entries
 
-DEADLINE_S = 5.0  # for one answer; then the reader is killed (how old a reading may be: core/admission.py)
-FIRST_DEADLINE_S = 15.0  # a driver that nobody holds open needs seconds to wake up
+DEADLINE_S = 5.0  # limit for one answer; then the reader process is killed (age limit of readings: core/admission.py)
+FIRST_DEADLINE_S = 15.0  # limit for the first answer: a driver that no process uses takes seconds to wake up
 PATIENCE_S = (
-    3.0  # after which a killed reader that is not dead counts as stuck in the driver: on a busy machine it takes time
+    3.0  # after which a killed process that still lives counts as stuck in the driver; a busy machine may be slow
 )
-LOOK_AGAIN_S = 0.05  # meanwhile, and each time twice as late: a look may have to go through all processes
-MEANWHILE_S = 0.2  # how often the start asks whether it is to end, while it waits for the driver
-CLOSE_S = 0.2  # that the end waits for its reader to be dead
-SLOW_S = 2.0
-READER = "GPUJOB_READER"
-LONGEST_WITHOUT_NVML_S = 3600.0
-NVML_AGAIN_S = 60.0  # while nvidia-smi serves, try the better way now and then
+LOOK_AGAIN_S = 0.05  # first wait between two looks at a killed process; doubles, as a look may search all processes
+MEANWHILE_S = 0.2  # time between two calls of ``meanwhile`` in `NvidiaProbe.first`
+CLOSE_S = 0.2  # `NvidiaProbe.close` waits this long for the reader process to die
+SLOW_S = 2.0  # `NvidiaProbe.first` calls ``slow`` after this time
+READER = "GPUJOB_READER"  # variable in the environment of a reader process and of what it starts
+LONGEST_WITHOUT_NVML_S = 3600.0  # upper limit of the wait that begins with NVML_AGAIN_S and doubles
+NVML_AGAIN_S = 60.0  # wait until NVML is tried again while nvidia-smi answers
 LONGEST_ANSWER = 4 << 20
 WAYS = {"nvml": "NVML", "smi": "nvidia-smi"}
 
 
 @dataclass(slots=True)
 class _Reader:
-    """The process that asks."""
+    """A reader process. ``way``: nvml or smi; ``into``, ``out``: pipes to its stdin and from its stdout."""
 
     way: str
     pid: int
     pidfd: int
     into: int
     out: int
-    token: str  # in the environment of all that it starts
+    token: str  # value of READER in its environment
     answered: bool = False
     text: bytes = b""
 
 
 class NvidiaProbe:
-    """Readings of all GPUs that the driver shows; see `core.ports.Probe`.
+    """GPU reader for all GPUs that the driver shows; implements `core/protocols.py: Probe`.
 
-    A reader that does not answer in time is killed. Should it not even die (it sleeps in the driver), no other is
-    started until it has: at most one is outstanding.
+    A reader process that does not answer in time is killed. If it does not die, because it hangs in the driver, no
+    other is started until it is dead: at most one hangs at any time.
     """
 
     def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> None:
         self.environ = {name: value for name, value in environ.items() if not name.startswith("GPUJOB_")}
         self.deadline_s = deadline_s
         self.absent = False  # the last reading failed because there is no driver at all
-        self.unasked = False  # at the last reading, what asks NVML could not be started
-        self.package = ""  # the package for NVML, if it could not be imported
-        self.way = ""  # how the last reading was got: nvml, smi
+        self.unasked = False  # for the last reading, no reader process for NVML could be started
+        self.package = ""  # name of the Python package for NVML if it could not be imported
+        self.way = ""  # source of the last reading: nvml or smi; empty: it failed
         self._epoll = select.epoll()
         self._again_s = LOOK_AGAIN_S
-        self._stuck_at = 0.0  # when those that were killed count as stuck (monotonic)
+        self._stuck_at = 0.0  # when the killed processes count as stuck (monotonic seconds)
         self._reader: _Reader | None = None
         self._stuck: list[_Reader] = []
         self._asked_at: float | None = None
         self._due = 0.0
         self._ways: list[str] = []
         self._failed: list[tuple[str, str, bool]] = []
-        self._no_nvml = False  # not there at all, or without an answer, by the last try
+        self._no_nvml = False  # at the last try NVML was absent, or did not answer in time
         self._nvml_wait = NVML_AGAIN_S
         self._nvml_at = 0.0
         self._spawned = 0
-        self._answered = False  # somebody answered once: the driver is awake
-        self._hidden: set[int] = set()  # readers that may still live
+        self._answered = False  # a reader process has answered once: the driver is awake
+        self._hidden: set[int] = set()  # pids of reader processes that may still live
 
     # -- asking -------------------------------------------------------------------------------------------
 
     def ask(self) -> None:
-        """Begin a reading, unless one is under way."""
+        """Begin a reading of the GPUs, unless one is under way."""
         if self._asked_at is not None:
             return
         now = time.monotonic()
@@ -97,7 +97,7 @@ class NvidiaProbe:
         self._next_way(now)
 
     def _next_way(self, now: float) -> None:
-        """Ask in the next way that is left, once the reader that was killed is dead."""
+        """Ask NVML or nvidia-smi, whichever is left to try for this reading, after the killed process is dead."""
         while True:
             current = self._reader
             if current is not None and (current.way not in self._ways[:1] or _ended(current.pidfd)):
@@ -118,7 +118,7 @@ class NvidiaProbe:
             if way == "nvml":
                 self._nvml_at = now
             elif shutil.which("nvidia-smi", path=self.environ.get("PATH", os.defpath)) is None:
-                self._failed.append((way, reader_process.NO_SMI, True))  # no reader for it: GPUtil takes long to load
+                self._failed.append((way, reader_process.NO_SMI, True))  # start no process: GPUtil loads slowly
                 continue
             try:
                 if self._reader is None:
@@ -134,7 +134,7 @@ class NvidiaProbe:
             return
 
     def _dying(self, now: float) -> bool:
-        """Whether a reader that was killed may still be about to end."""
+        """Return whether a killed process still lives and does not count as stuck yet."""
         return bool(self._stuck) and now < self._stuck_at
 
     def _spawn(self, way: str) -> _Reader:
@@ -169,13 +169,13 @@ class NvidiaProbe:
         return made
 
     def _end(self, gone: _Reader) -> None:
-        """Kill a reader with whatever it started; it is buried when it is really dead."""
+        """Kill a reader process with its process group, and close its pipes; `_bury` reaps it when it is dead."""
         self._epoll.unregister(gone.out)
         os.close(gone.into)
         os.close(gone.out)
         if not _ended(gone.pidfd):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(gone.pid, signal.SIGKILL)  # it leads its group, and is not reaped yet
+                os.killpg(gone.pid, signal.SIGKILL)  # it leads its group; not reaped yet, so the id is still its own
         self._stuck.append(gone)
         self._stuck_at, self._again_s = time.monotonic() + PATIENCE_S, LOOK_AGAIN_S
         if self._reader is gone:
@@ -193,28 +193,28 @@ class NvidiaProbe:
     # -- hearing ------------------------------------------------------------------------------------------
 
     def descriptors(self) -> list[int]:
-        """One descriptor that stands for all."""
+        """Return the epoll descriptor that watches the reader process."""
         return [self._epoll.fileno()]
 
     def next_look(self) -> float | None:
-        """When to look again without a readable descriptor."""
+        """Return when to call `look` even without a readable descriptor (monotonic seconds); None: no reading runs."""
         return self._due if self._asked_at is not None else None
 
     def sessions(self) -> set[int]:
-        """Sessions of our readers: what lives in them belongs to no job."""
+        """Return the sessions of the reader processes: the processes in them belong to no job."""
         return self._hidden
 
     def look(self) -> Readings | None:
-        """The reading that was asked for, once it is there or has failed in every way."""
+        """Return the requested reading once it is finished, or has failed by NVML and nvidia-smi; None before that."""
         if self._asked_at is None:
             if self._reader is not None and _ended(self._reader.pidfd):
-                self._end(self._reader)  # ended unasked: its closed pipe would keep awake whoever waits for us
+                self._end(self._reader)  # else its closed pipe would wake up the daemon again and again
                 self._bury()
             return None
         now = time.monotonic()
         current = self._reader
         if current is None and now < self._due:
-            return None  # the one that was killed is not dead yet
+            return None  # the killed process is not dead yet
         if current is not None:
             answer = self._hear(current)
             if answer is None and now < self._due:
@@ -224,7 +224,7 @@ class NvidiaProbe:
             if answer is None:
                 waited = now - self._due + self._limit(current)
                 self._failed.append((current.way, f"no answer within {waited:.0f} s", False))
-                if current.way == "nvml":  # each try costs the whole deadline: seldom
+                if current.way == "nvml":  # try less often: each try takes the whole deadline
                     self._nvml_wait = min(
                         LONGEST_WITHOUT_NVML_S, self._nvml_wait * 2 if self._no_nvml else NVML_AGAIN_S
                     )
@@ -241,7 +241,7 @@ class NvidiaProbe:
         asked, self._asked_at = self._asked_at, None
         self.way = ""
         self.absent = all(absent for _, _, absent in self._failed)
-        # Where one way is simply not there, what the other said is the cause.
+        # If only one of the two is absent, only the failure of the other one is reported.
         told = [f for f in self._failed if not f[2]] or self._failed
         return Readings(asked, problem="; ".join(f"{WAYS[way]}: {text}" for way, text, _ in told))
 
@@ -249,7 +249,7 @@ class NvidiaProbe:
         return self.deadline_s if current.answered or self._answered else max(self.deadline_s, FIRST_DEADLINE_S)
 
     def _hear(self, current: _Reader) -> dict[str, Any] | None:
-        """The answer, or None while it is not whole; an ended reader answers with trouble."""
+        """Return the answer; None while it is incomplete. A process that ended gives an answer with ``trouble``."""
         while True:
             try:
                 data = os.read(current.out, 1 << 16)
@@ -279,7 +279,7 @@ class NvidiaProbe:
     # -- at the start -------------------------------------------------------------------------------------
 
     def first(self, slow: Callable[[], None] | None = None, meanwhile: Callable[[], None] | None = None) -> Readings:
-        """The first reading, waited for. Raises NoGpuData with what each way of asking said."""
+        """Wait for the first reading and return it. Raises NoGpuData with the failures of NVML and nvidia-smi."""
         self.ask()
         tell_at = time.monotonic() + SLOW_S
         told = False
@@ -301,7 +301,7 @@ class NvidiaProbe:
         return found
 
     def close(self) -> None:
-        """End the reader."""
+        """End the reader process."""
         if self._reader is not None:
             self._end(self._reader)
         limit = time.monotonic() + CLOSE_S
@@ -314,7 +314,7 @@ class NvidiaProbe:
 
 
 def _started_by(token: str) -> bool:
-    """Whether something that a reader started still lives: an nvidia-smi that sleeps in the driver cannot be killed."""
+    """Return whether a process that a reader started still lives: nvidia-smi may hang in the driver, unkillable."""
     mark = f"{READER}={token}".encode()
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -322,7 +322,7 @@ def _started_by(token: str) -> bool:
                 if mark in environment_entries(int(name)):
                     return True
             except OSError:
-                continue  # gone meanwhile, or another user's
+                continue  # it has ended, or belongs to another user
     return False
 
 

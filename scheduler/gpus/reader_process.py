@@ -1,14 +1,16 @@
-"""Asks NVIDIA's library, or nvidia-smi through GPUtil, in a process of its own that may be killed at any moment.
+"""The reader process: reads the GPUs by NVML, or by nvidia-smi through GPUtil. It may be killed at any time.
 
-Run as ``python reader_process.py nvml|smi`` (or ``imports``, which only says what of Python is missing for them). For each line on stdin it writes one line of JSON on stdout::
+Run as ``python reader_process.py nvml|smi`` (or ``imports``, which only checks the Python modules for both). For each
+line on stdin it writes one line of JSON to stdout::
 
     {"gpus": [{"ordinal", "uuid", "name", "total", "used", "reserved", "load", "temperature", "power", "energy",
                "processes", "lost", "problem", "errors"}], "driver": "550.54"}
-    {"trouble": "why it cannot be asked", "absent": true when there simply is no driver}
+    {"trouble": "why the driver cannot be asked", "absent": true if there is no driver, "package": "missing package"}
 
-Memory in MiB, load in percent, power in watts, energy in joules since the driver was loaded, null where it would not say; ``processes`` is null or a list of
-[pid, MiB, computes, percent]. ``errors`` are uncorrected memory errors and fatal XIDs. After trouble it ends: a library
-that was replaced under a running process can only be loaded by a new one. Stands alone.
+Memory is in MiB, load in percent, power in watts, energy in joules since the driver was loaded; null stands for a
+figure that the driver does not give. ``processes`` is null or a list of [pid, MiB, computes, percent]. ``errors`` names
+uncorrected memory errors and fatal XIDs. After trouble the process ends, because only a new process can load a library
+that was replaced. This file imports no other module of gpujob.
 """
 
 import contextlib
@@ -27,7 +29,7 @@ FATAL_XIDS = {48: "double-bit memory error", 63: "memory page to retire", 64: "m
 
 
 class Trouble(Exception):
-    """The driver cannot be asked at all. ``absent``: there is none. ``package``: what would ask it cannot be imported."""
+    """The driver cannot be asked. ``absent``: there is no driver. ``package``: Python package that failed to import."""
 
     def __init__(self, text, absent=False, package=""):
         super().__init__(text)
@@ -35,17 +37,17 @@ class Trouble(Exception):
 
 
 class Nvml:
-    """NVIDIA's management library. Each question about a GPU may fail by itself; the others are answered."""
+    """Reads the GPUs by NVML, NVIDIA's management library. A GPU whose queries fail does not hide the others."""
 
     def __init__(self):
-        if not _library():  # as nvidia-ml-py would say, which takes longer to load than Python itself
+        if not _library():  # checked before nvidia-ml-py is imported, which takes longer than starting Python
             raise Trouble("NVML Shared Library Not Found", absent=True)
         try:
             import pynvml
         except ImportError as error:
             raise Trouble(f"nvidia-ml-py cannot be imported: {error}", package="nvidia-ml-py") from None
         self.n = pynvml
-        # Not a kind of NVMLError, though it is raised for a function that the driver is too old for.
+        # NVMLLibraryMismatchError, for a function that an old driver lacks, is not a subclass of NVMLError.
         self.failures = (pynvml.NVMLError, getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError))
         try:
             pynvml.nvmlInit()
@@ -59,7 +61,7 @@ class Nvml:
         self.errors = {}
         self.events = None
         self.registered = set()
-        self.uuids = {}  # by number: a lost GPU does not even tell its name any more
+        self.uuids = {}  # by ordinal, because a lost GPU no longer gives its UUID
 
     def read(self):
         n = self.n
@@ -114,7 +116,10 @@ class Nvml:
         return gpu
 
     def _memory(self, handle):
-        """Total, used without what the driver keeps for itself where it tells that apart, and that (else None)."""
+        """Return total, used and reserved memory in MiB.
+
+        Reserved is the memory that the driver keeps for itself; None if the driver counts it as used.
+        """
         n = self.n
         try:
             found = n.nvmlDeviceGetMemoryInfo(handle, version=n.nvmlMemory_v2)
@@ -126,7 +131,7 @@ class Nvml:
             except self.failures as again:
                 if getattr(again, "value", None) != n.NVML_ERROR_NOT_SUPPORTED:
                     raise
-                return (*_system_memory(), None)  # the GPU has none of its own (GB10, Jetson)
+                return (*_system_memory(), None)  # the GPU has no memory of its own (GB10, Jetson)
         reserved = getattr(found, "reserved", None)
         return found.total // MIB, found.used // MIB, None if reserved is None else reserved // MIB
 
@@ -161,7 +166,7 @@ class Nvml:
         return list(found.values())
 
     def _listed(self, handle, names):
-        """Processes by the first of these functions that the driver has; None when it would not say."""
+        """Return the processes from the first of these NVML functions that works; None if none works."""
         for name in names:
             ask = getattr(self.n, name, None)
             if ask is None:
@@ -173,7 +178,7 @@ class Nvml:
         return None
 
     def _loads(self, handle, uuid):
-        """Load of each process since the last look, in percent, as far as the driver keeps count."""
+        """Return pid → load in percent since the last call, for the processes whose load the driver samples."""
         try:
             samples = self.n.nvmlDeviceGetProcessUtilization(handle, self.last_seen.get(uuid, 0))
         except self.failures:
@@ -190,7 +195,7 @@ class Nvml:
             return
         self.registered.add(uuid)
         n = self.n
-        with contextlib.suppress(*self.failures):  # no such events here: then only the counters tell
+        with contextlib.suppress(*self.failures):  # no such events here: only error counters are read
             if self.events is None:
                 self.events = n.nvmlEventSetCreate()
             n.nvmlDeviceRegisterEvents(handle, n.nvmlEventTypeXidCriticalError, self.events)
@@ -203,7 +208,7 @@ class Nvml:
             try:
                 event = n.nvmlEventSetWait_v2(self.events, 0)
             except (*self.failures, AttributeError):
-                break  # nothing happened: the library tells it as an error
+                break  # no event, which NVML reports as an error
             if event.eventData in FATAL_XIDS:
                 uuid = self._or_none(lambda device=event.device: _text(n.nvmlDeviceGetUUID(device)))
                 self.errors[uuid] = f"XID {event.eventData}: {FATAL_XIDS[event.eventData]}"
@@ -212,7 +217,7 @@ class Nvml:
 
 
 class Smi:
-    """nvidia-smi as GPUtil asks it: no processes, and one broken GPU hides the others."""
+    """Reads the GPUs by nvidia-smi through GPUtil: without processes; if one GPU is broken, none can be read."""
 
     def __init__(self):
         try:
@@ -246,7 +251,7 @@ def _smi_gpu(gpu):
 
 
 def _library():
-    """Whether NVIDIA's library is there, whoever may use it."""
+    """Return whether the library of NVML can be loaded."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
         return True
@@ -255,7 +260,7 @@ def _library():
 
 
 def _number(value):
-    """None for what is no number (GPUtil says NaN for [N/A])."""
+    """Return ``value``, or None for NaN, which GPUtil gives for [N/A]."""
     return None if value is None or value != value else value
 
 
@@ -283,7 +288,7 @@ def _text(value):
 
 
 def imports():
-    """Writes what is wrong with the modules that the two ways need, as {"pynvml": "", "GPUtil": "No module named …"}."""
+    """Print why the modules for NVML and nvidia-smi cannot be imported: {"pynvml": "", "GPUtil": "GPUtil cannot …"}."""
     found = {}
     for name in ("pynvml", "GPUtil"):
         try:
@@ -300,14 +305,14 @@ def main():
         return imports()
     parent = os.getppid()
     number = signal.SIGKILL
-    if sys.argv[1] == "smi":  # an nvidia-smi that hangs has to go as well; the library is in this very process
+    if sys.argv[1] == "smi":  # a hanging nvidia-smi must be killed too; NVML runs in this process
         signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
         number = signal.SIGTERM
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         return 0
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
+    os.dup2(2, 1)  # what a library prints must not be taken for an answer
     way = None
     for _ in sys.stdin:
         try:

@@ -1,1 +1,1 @@
-"""Files and settings that people edit, read as typed values."""
+"""Readers of the files and settings that users edit; they return typed values."""

@@ -1,4 +1,4 @@
-"""A plain commands file: one shell command a line, `#` comments."""
+"""Format of a commands file: one shell command per line; lines that start with `#` are comments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.intake.jobs_file import Door, Parsed
 
 
 def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
-    """One line → a job that runs it with `sh -c`; None for an empty line or a comment. Raises UsageError."""
+    """Return a job that runs the line with `sh -c`; None for an empty line or a comment. Raises UsageError."""
     text = line.strip()
     if not text or text.startswith("#"):
         return None

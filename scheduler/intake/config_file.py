@@ -1,4 +1,4 @@
-"""A config file: YAML that only we can write → each key with the text of its value and its line."""
+"""Reads config files: YAML that no other user can write, as the text and the line of each key's value."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from scheduler.intake.tail import cannot_be_read, check_places, not_read, places
 if TYPE_CHECKING:
     import yaml
 
-LARGEST = 64 * 1024  # ten times the example with all its comments; reading YAML takes 10 µs a byte
+LARGEST = 64 * 1024  # bytes; ten times the example config. Parsing YAML takes 10 µs per byte
 _SCALARS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp"))
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key's value as it was written: a text, a list of texts, or None for nothing or null."""
+    """Value of a key as written in the file: a text, a list of texts, or None for an empty value or null."""
 
     value: str | list[str] | None
     line: int
 
 
 def read_entries(path: str, trust_group: bool = False) -> tuple[dict[str, Entry], list[SchedulerError]]:
-    """What a config file says, and what is wrong with it, each with its line.
+    """Read a config file; return its entries by key, and the mistakes found in it.
 
-    ``trust_group``: it may be writable by its group. A file cannot say that of itself, only of its folder.
-    Raises UsageError when nothing can be made of it, FileTrouble when somebody else could write it.
+    ``trust_group``: accept a file and folders that their group may write; the key of that name in the file counts only
+    for its folders. Raises UsageError if the file cannot be read or is no config, FileTrouble if others could write it.
     """
     try:
         data, places = _private(path, trust_group), places_of(path)
@@ -55,7 +55,7 @@ def _private(path: str, trust_group: bool) -> bytes:
         exposed = error.exposure
         if exposed is None or not exposed.also:
             raise
-        # It cannot say of itself that its group is to be trusted.
+        # The file's own `trust_group` does not count for the file itself.
         also = " (or GPUJOB_SET_TRUST_GROUP=true, or start --trust-group true)"
         raise not_read(replace(exposed, also=also), path) from None
 
@@ -64,7 +64,7 @@ def _true(entry: Entry) -> bool:
     try:
         return bool(read_option("trust_group", entry.value, ""))
     except UsageError:
-        return False  # said with the other values
+        return False  # the mistake is reported with those of the other values
 
 
 def _text(data: bytes, path: str) -> str:
@@ -112,7 +112,7 @@ def _entries(text: str, path: str) -> tuple[dict[str, Entry], list[SchedulerErro
 
 
 def _tree(text: str, path: str) -> Any:
-    """The one document in a text, as nodes: nothing is made of them yet, whatever their tags say."""
+    """Return the YAML document as nodes; no value is constructed, whatever its tag. Raises UsageError."""
     import yaml
 
     try:
@@ -137,7 +137,7 @@ def _tree(text: str, path: str) -> Any:
 
 
 def _value(name: str, node: yaml.Node, where: str) -> str | list[str] | None:
-    """The text of a value. What YAML would make of it (010 is 8, 3.10 is 3.1) counts only for null and for texts."""
+    """Return the text of a value. Its YAML type (010 is 8, 3.10 is 3.1) matters only for null and text settings."""
     import yaml
 
     if isinstance(node, yaml.ScalarNode):

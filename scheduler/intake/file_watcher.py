@@ -1,4 +1,4 @@
-"""Notices that files changed, and says which; parses nothing."""
+"""Detects which watched files have changed, by inotify or by polling; does not read them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ POLL_S = 1.0
 
 
 class InotifyWatcher:
-    """Kernel events for some files, wherever an editor puts their next version.
+    """Watcher that uses inotify, also for files that an editor replaces by a new version. Raises OSError.
 
-    The file itself is watched for writes, its folder (and that of a link to it) only for names that come and
-    go, so that a busy neighbour in the same folder wakes nobody. Raw inotify rather than watchdog's threads:
-    0.04 against 0.36 ms from write to knowing, and no thread beside the loop (docs/performance.md).
+    The file itself is watched for writes; its folder (and the folder of a link to it) only for names that appear or
+    disappear, so that writes to other files in the folder cause no events. It uses inotify directly, not watchdog:
+    0.04 against 0.36 ms from a write to its detection, and no extra thread (docs/performance.md).
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class InotifyWatcher:
         self._paths: list[str] = []
 
     def watch(self, paths: Iterable[str]) -> None:
-        """Watch these and no others."""
+        """Watch these files, in place of those watched before."""
         self._paths = list(dict.fromkeys(paths))
         self.rearm()
 
     def rearm(self) -> None:
-        """Put watches on what the paths mean now (after a rename, a new folder, or at the slow interval)."""
+        """Watch the files that are at the paths now (after a rename, a new folder, or at the slow interval)."""
         wanted: dict[str, tuple[int, set[str]]] = {}
         for path in self._paths:
             real = os.path.realpath(path)
@@ -60,13 +60,13 @@ class InotifyWatcher:
                 self._of[watch] = place
                 current[place] = watch
         for watch, place in list(self._of.items()):
-            if current.get(place) != watch:  # what stood there before, moved away or no longer asked for
+            if current.get(place) != watch:  # replaced, moved away, or no longer to be watched
                 self._libc.inotify_rm_watch(self.fd, watch)
                 self._of.pop(watch, None)
         self._files = {place: names for place, (_, names) in wanted.items()}
 
     def changed(self) -> set[str]:
-        """The paths about which something happened since the last call."""
+        """Return the watched paths that have changed since the last call."""
         found: set[str] = set()
         renew = False
         while True:
@@ -110,7 +110,7 @@ class InotifyWatcher:
 
 
 class PollingWatcher:
-    """The same by watchdog's polling observer, for network folders and machines out of inotify instances."""
+    """Watcher that polls each second with watchdog, for network folders or where no inotify instance is free."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if hasattr(os, "eventfd") else -1
@@ -123,7 +123,7 @@ class PollingWatcher:
         self._observer: object | None = None
 
     def watch(self, paths: Iterable[str]) -> None:
-        """Watch these and no others."""
+        """Watch these files, in place of those watched before."""
         from watchdog.events import FileSystemEvent, FileSystemEventHandler
         from watchdog.observers.polling import PollingObserver
 
@@ -153,13 +153,13 @@ class PollingWatcher:
         try:
             os.write(self._write, b"\1\0\0\0\0\0\0\0")
         except BlockingIOError:
-            return  # already full: the loop will be woken all the same
+            return  # full: the descriptor is readable already
 
     def rearm(self) -> None:
-        """Nothing to do: polling follows names by itself."""
+        """Do nothing: polling goes by names, so it needs no renewal."""
 
     def changed(self) -> set[str]:
-        """The paths about which something happened since the last call."""
+        """Return the watched paths that have changed since the last call."""
         try:
             os.read(self.fd, 4096)
         except BlockingIOError:
@@ -183,7 +183,7 @@ class PollingWatcher:
 
 
 def file_system_of(path: str) -> FileSystem | None:
-    """What kind of file system a path is on; None where that cannot be told."""
+    """Return the kind of file system that a path is on; None if it cannot be determined."""
     buffer = ctypes.create_string_buffer(256)
     if ctypes.CDLL(None).statfs(os.fsencode(path), buffer) != 0:
         return None
@@ -191,13 +191,13 @@ def file_system_of(path: str) -> FileSystem | None:
 
 
 def is_network_folder(path: str) -> bool:
-    """Whether the folder's file system is one whose writes elsewhere inotify does not see (NFS, SMB, FUSE, Lustre…)."""
+    """Return whether inotify misses writes that other machines make in the folder (NFS, SMB, FUSE, Lustre…)."""
     found = file_system_of(path)
     return found is not None and found.shared
 
 
 def watcher(how: str, folders: Iterable[str]) -> tuple[InotifyWatcher | PollingWatcher, str]:
-    """A watcher, and what to say about it when it is not the usual one. ``how``: auto, inotify or poll."""
+    """Return a watcher and, if it polls, a note for the user. ``how``: auto, inotify or poll. Raises OSError."""
     if how == "poll":
         return PollingWatcher(), "files are polled every second, as the setting watch: poll asks"
     if how == "auto":

@@ -1,4 +1,4 @@
-"""The jobs file's format: one line of text → one JobSpec, or a refusal with the spelling that would be right."""
+"""Format of the jobs file: parses a line into a JobSpec, or refuses it with the corrected spelling; writes lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler.core.job import JobSpec
 from scheduler.core.job_options import LINE_KEYS, PATH_FIELDS, allowed_gpus, check_launch, priority_of, read_line_keys
 
 LONGEST_LINE = 1 << 20
-LONGEST_SHOWN = 1000  # characters of a spelling that would be right
+LONGEST_SHOWN = 1000  # characters of a corrected spelling; a longer one is not shown
 FORMAT = "priority,script_path,conda_env,arguments,allowed_gpus"
 
 _OPTION_AHEAD = re.compile(r";\s*([A-Za-z_][A-Za-z0-9_]*)\s*=")
@@ -28,7 +28,7 @@ _BLANKS = re.compile(r"[ \t\r\n]+")
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A line that is a job, and what is to be said about it once."""
+    """A job parsed from a line, and notes about it for the user."""
 
     spec: JobSpec
     notes: tuple[str, ...] = ()
@@ -36,17 +36,21 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What the parser must know of the scheduler: where paths are relative to, and which GPUs are managed."""
+    """The scheduler's folders and GPUs, as the parser needs them.
+
+    ``folder``: base of relative paths; ``home``: home folder for ``~/``; ``managed``: ids of the managed GPUs.
+    """
 
     folder: str
     home: str = ""
-    managed: Collection[int] | None = None  # None: not known, any id passes
+    managed: Collection[int] | None = None  # None: unknown, every id is accepted
 
 
 def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
-    """Read one line (without its newline); None for an empty line or a comment.
+    """Parse one line (without its newline); return None for an empty line or a comment.
 
-    Raises UsageError or Refused, whose ``do`` is the spelling that would be right.
+    ``origin``: file and line number (`jobs.txt:7`), kept in the job. Raises UsageError or Refused, whose ``do`` is the
+    corrected spelling.
     """
     text = line.strip(" \t\r\n")
     if not text or text.startswith("#"):
@@ -76,10 +80,10 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
         raise
     except UsageError as error:
         if error.code == BACKWARDS:
-            raise  # a list with a slip in it, not arguments with a comma
+            raise  # a GPU list with a mistake such as 3-1, not arguments with a comma
         quoted = _quoted_spelling(fields, rest)
         right = f"quote arguments that hold a comma: {quoted}"
-        if len(quoted) > LONGEST_SHOWN:  # half a spelling would be a wrong one
+        if len(quoted) > LONGEST_SHOWN:  # a shortened spelling would be wrong
             right = "put double quotes around the whole of the arguments"
         raise UsageError(f"the fifth part is not a GPU list ({error.what})", do=right) from None
     if rest is not None and _BARE_LIST.fullmatch(rest.text) and re.search(r"(^|\s)\d+$", arguments_field.text):
@@ -91,7 +95,7 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
     try:
         _check_managed(allowed, door.managed)
     except Refused as error:
-        if notes and rest is not None:  # more likely an argument with commas than GPUs that are not there
+        if notes and rest is not None:  # rather an argument with commas than GPUs that do not exist
             raise Refused(
                 error.what, do=f"{error.do}; or, if it is an argument: {_quoted_spelling(fields, rest)}"
             ) from None
@@ -119,10 +123,10 @@ class _Field:
 
 
 def _split(text: str) -> tuple[list[_Field], _Field | None, list[tuple[str, str]]]:
-    """The first four fields, the GPU list (None when there is no fifth part), the ``;key=value`` pairs."""
+    """Return the first four fields, the GPU list (None without a fifth field), and the ``;key=value`` pairs."""
     fields: list[_Field] = []
     options: list[tuple[str, str]] = []
-    if not _SPECIAL.search(text):  # most lines: nothing to weigh, four commas
+    if not _SPECIAL.search(text):  # most lines: no quotes and no options, only commas
         pieces = [piece.strip() for piece in text.split(",", 4)]
         rest = _Field(pieces[4]) if len(pieces) == 5 else None
         return [_Field(piece) for piece in pieces[:4]], rest, options
@@ -159,7 +163,7 @@ def _split(text: str) -> tuple[list[_Field], _Field | None, list[tuple[str, str]
 
 
 def _take_field(text: str, position: int, options_follow: bool) -> tuple[_Field, int]:
-    """One field from ``position`` on and where it ends (at a comma, an option, or the end of the line)."""
+    """Return the field at ``position`` and where it ends (at a comma, an option, or the end of the line)."""
     start = position
     while position < len(text) and text[position] in " \t":
         position += 1
@@ -187,7 +191,7 @@ def _take_field(text: str, position: int, options_follow: bool) -> tuple[_Field,
 
 
 def _take_csv_quoted(text: str, position: int, options_follow: bool) -> tuple[_Field, int] | None:
-    """A field quoted as in CSV (``""`` is a quote); None when the quote is only part of the field."""
+    """Return a field quoted as in CSV (``""`` is a quote) and its end; None if only part of the field is quoted."""
     out: list[str] = []
     position += 1
     while True:
@@ -210,7 +214,7 @@ def _take_csv_quoted(text: str, position: int, options_follow: bool) -> tuple[_F
 
 
 def _take_options(text: str, position: int, options: list[tuple[str, str]], *, stop_at_comma: bool) -> int:
-    """Read ``;key=value`` pairs; returns where they end."""
+    """Append the ``;key=value`` pairs from ``position`` on to ``options``; return where they end."""
     while position < len(text):
         ahead = _OPTION_AHEAD.match(text, position)
         if not ahead:
@@ -263,7 +267,7 @@ def _environment_name(text: str, door: Door) -> str:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    if not _QUOTING.search(text):  # what shlex does with such a text, twenty times faster
+    if not _QUOTING.search(text):  # same result as shlex, twenty times faster
         words = tuple(word for word in _BLANKS.split(text) if word)
         check_words(words)
         return words
@@ -279,7 +283,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _literals(words: Collection[str]) -> list[str]:
-    """What looks as if a shell would expand it, but nothing here does."""
+    """Return a note, if needed, about the first word that a shell would expand: no shell runs here."""
     if not _LITERAL.search(" ".join(words)):
         return []
     for word in words:
@@ -297,7 +301,7 @@ def _quoted_spelling(fields: list[_Field], rest: _Field | None) -> str:
 
 
 def quoted(text: str) -> str:
-    """A field as it must stand in a line to be read back the same."""
+    """Return ``text`` quoted, where needed, so that it is read back unchanged as a field of a line."""
     if text and not re.search(r'[",;\\]', text) and text == text.strip():
         return text
     return '"' + text.replace('"', '""') + '"' if text else ""
@@ -325,7 +329,7 @@ def _check_width(spec: JobSpec) -> None:
 def write_line(
     script: str, *, priority: int = 0, conda: str = "", arguments: str = "", gpus: str = "", options: str = ""
 ) -> str:
-    """A line that ``parse`` reads back as exactly these values, quoted where needed (no newline at its end)."""
+    """Return a line (without newline) that `parse` reads as these values, quoted where needed. Raises UsageError."""
     for name, text in (("script", script), ("environment", conda), ("arguments", arguments), ("GPU list", gpus)):
         if "\n" in text or "\r" in text or "\0" in text:
             raise UsageError(f"the {name} holds a line break", do="a job is one line")

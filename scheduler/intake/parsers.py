@@ -1,4 +1,4 @@
-"""The parsers of files that jobs are read from, by the setting that names the file."""
+"""Table of the parsers of watched files, by the setting that names the file."""
 
 from __future__ import annotations
 

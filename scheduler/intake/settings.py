@@ -1,4 +1,4 @@
-"""Config files, environment variables and the model table → typed settings, each with where it came from."""
+"""Reads the settings from flags, environment and config file, each with its origin, and the model table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREFIX = "GPUJOB_SET_"
 FLAG = "command line"
 DEFAULT = "default"
 LARGEST_TABLE = 4 << 20
-# Where `gpujob run` has other defaults: those of the dispatcher that it stands in for.
+# Defaults that differ for `gpujob run`: those of the dispatcher script that it replaces.
 DISPATCHER = {
     "commands_file": "commands.txt",
     "journal": "jobs.jsonl",
@@ -32,19 +32,23 @@ DISPATCHER = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The config of one scheduler and, for each key, where its value came from.
+    """Settings of one scheduler: its config, and the origin of each value by key.
 
-    An origin is `command line`, the name of an environment variable, `FILE:LINE` or `default`.
+    An origin is `command line`, the name of an environment variable, `FILE:LINE`, `default`, or a short explanation.
+    ``config_file``: path of the config file, empty without one.
     """
 
     config: Config
     origin: Mapping[str, str]
     config_file: str = ""
-    dispatcher: bool = False  # read as `gpujob run` understands them
+    dispatcher: bool = False  # True: with the defaults of `gpujob run`
 
 
 class _Gathering:
-    """Values by key, each the strongest said so far, and all mistakes met on the way."""
+    """Collector of settings: the value of each key from its strongest source so far, and all mistakes found.
+
+    ``level``: rank of that source: 0 default, 1 config file, 2 variable, 3 GPUJOB_STATE_FILE, 4 command line.
+    """
 
     def __init__(self, here: str) -> None:
         self.here = here
@@ -53,7 +57,7 @@ class _Gathering:
         self.errors: list[SchedulerError] = []
 
     def take(self, key: str, value: Any, level: int, origin: str, folder: str, *, where: str, named: bool) -> None:
-        """One setting from one place; a relative path is relative to ``folder``."""
+        """Set one value; a relative path starts at ``folder``. A mistake is kept in ``errors``, naming ``where``."""
         try:
             typed = read_option(key, value, where, named=named)
         except UsageError as error:
@@ -64,7 +68,7 @@ class _Gathering:
         self.values[key], self.origin[key], self.level[key] = typed, origin, level
 
     def config(self, path: str) -> None:
-        """What a config file says; `key:` without a value means the default."""
+        """Apply a config file to the keys that no stronger source has set; `key:` without a value means the default."""
         told = self.values["trust_group"] if self.level["trust_group"] else False
         try:
             entries, errors = read_entries(path, bool(told))
@@ -75,7 +79,7 @@ class _Gathering:
         for key, entry in entries.items():
             origin = f"{path}:{entry.line}"
             if self.level[key]:
-                self._only_check(key, entry.value, origin)  # overruled, and read all the same: a mistake is said
+                self._only_check(key, entry.value, origin)  # overruled, but a mistake is reported
             elif entry.value is None:
                 self.origin[key] = origin
             else:
@@ -90,7 +94,7 @@ class _Gathering:
             self.errors.append(error)
 
     def variables(self, environ: Mapping[str, str]) -> None:
-        """What GPUJOB_SET_… and GPUJOB_STATE_FILE say."""
+        """Apply the variables GPUJOB_SET_… and GPUJOB_STATE_FILE; an unknown GPUJOB_SET_… is a mistake."""
         known = {PREFIX + key.upper(): key for key in OPTIONS}
         for variable, text in sorted(environ.items()):
             if variable in known:
@@ -105,12 +109,12 @@ class _Gathering:
                       where="GPUJOB_STATE_FILE", named=True)  # fmt: skip
 
     def flags(self, flags: Mapping[str, Any]) -> None:
-        """What the command line says."""
+        """Apply the options of the command line."""
         for key, value in flags.items():
             self.take(key, value, 4, FLAG, self.here, where=_flag(key), named=True)
 
     def dispatch(self) -> None:
-        """What `gpujob run` means by what was said, and what it takes where nothing was."""
+        """Apply the rules of `gpujob run`: ``jobs_file`` names the journal, and some keys have other defaults."""
         said = self.level["jobs_file"] > 0
         if said or not self.level["journal"]:
             self.values["journal"], self.origin["journal"] = self.values["jobs_file"], self.origin["jobs_file"]
@@ -121,7 +125,7 @@ class _Gathering:
                 self.values[key], self.origin[key] = value, f"{DEFAULT} of run"
 
     def settle_gpus(self) -> None:
-        """`gpus` and `gpu_ids` say the same thing twice: the stronger counts, and equally strong ones have to agree."""
+        """If `gpus` and `gpu_ids` differ, drop the value of the weaker source; in equal sources that is a mistake."""
         ids, number = self.values["gpu_ids"], self.values["gpus"]
         if ids is None or number is None or len(ids) == number:
             return
@@ -150,13 +154,13 @@ def load(
     *,
     dispatcher: bool = False,
 ) -> Settings:
-    """Settings by flag > environment > config file > default.
+    """Return the settings; a flag overrules a variable, a variable the config file, the config file the default.
 
-    ``dispatcher``: as `gpujob run` understands them: with its own defaults, and ``jobs_file`` being its record of the jobs.
+    ``dispatcher``: apply the rules of `gpujob run`: its own defaults, and ``jobs_file`` names its journal.
 
-    ``flags`` holds only what was given on the command line. Relative paths: of flags and the environment, the
-    current folder; of the config file, its folder; defaults, the state file's folder. Raises UsageError, Mistakes
-    when there are several, FileTrouble when others could write the config.
+    ``flags``: only those given on the command line. Relative paths of flags and variables start at ``folder`` (None:
+    the current folder), those of the config file at its folder, defaults at the state file's folder. Raises
+    UsageError, Mistakes if there are several, FileTrouble if other users could write the config file.
     """
     here = folder or os.getcwd()
     found = _Gathering(here)
@@ -189,7 +193,7 @@ def _settled(found: _Gathering, path: str, dispatcher: bool = False) -> Settings
 
 
 def without_config(flags: Mapping[str, Any], folder: str | None = None) -> Settings:
-    """The settings by flags and defaults alone, for commands that go on though the others cannot be read."""
+    """Return the settings of flags and defaults alone, for commands that must work when the config is unreadable."""
     found = _Gathering(folder or os.getcwd())
     found.flags(flags)
     return _settled(found, "")
@@ -198,9 +202,9 @@ def without_config(flags: Mapping[str, Any], folder: str | None = None) -> Setti
 def state_file_said(
     environ: Mapping[str, str], config_file: str | None, folder: str
 ) -> tuple[str, SchedulerError | None]:
-    """The state file that environment or config name, or an empty text; and what is wrong with the settings, if anything.
+    """Return the state file that environment or config name (empty: none), and the error in the settings, or None.
 
-    Whatever else is wrong, a command finds its scheduler. Raises UsageError where it cannot know which is meant.
+    Other mistakes in the settings do not hide the state file. Raises UsageError if it is unknown which one is meant.
     """
     try:
         settings = load({}, environ, config_file, folder)
@@ -235,7 +239,7 @@ def state_file_said(
 
 
 def _names_a_state_file(path: str) -> bool:
-    """Whether a file that is no YAML names a state file all the same: then it is not known which scheduler is meant."""
+    """Return whether a config file that is not valid YAML seems to name a state file, which is then unknown."""
     try:
         return re.search(rb"(?m)^\W*state_file\W*:", read_private(path, LARGEST_TABLE)) is not None
     except (OSError, SchedulerError):
@@ -243,7 +247,7 @@ def _names_a_state_file(path: str) -> bool:
 
 
 def find_config(environ: Mapping[str, str], named: str | None, folder: str) -> str:
-    """The config file to read: named, GPUJOB_CONFIG, ./config.yaml, the user's; empty if there is none."""
+    """Return the config file: ``named``, $GPUJOB_CONFIG, ./config.yaml, the user's, or empty. Raises UsageError."""
     variable = environ.get("GPUJOB_CONFIG")
     if named or variable:
         path = _absolute(named or variable or "", folder)
@@ -259,7 +263,7 @@ def find_config(environ: Mapping[str, str], named: str | None, folder: str) -> s
 
 
 def check_no_folder(state_file: str, where: str) -> None:
-    """Raises UsageError when it is a folder, in or beside which things would then be put."""
+    """Raise UsageError if the state file is a folder. ``where``: origin of the setting."""
     if os.path.isdir(state_file):
         named = os.path.join(state_file, "gpu_scheduler_state.json")
         raise UsageError(f"state_file: {state_file} is a folder", where=where, do=f"name the file in it: {named}")
@@ -278,10 +282,10 @@ def _absolute(path: str, folder: str) -> str:
 
 
 def model_table(path: str, trust_group: bool = False, *, needed: bool = False) -> ModelTable:
-    """The model table; one that needs a whole GPU for everything when there is no such file (unless it is ``needed``).
+    """Return the model table at ``path``; if there is no file, an empty one, by which every model needs a whole GPU.
 
-    Raises UsageError with file, line and column when it is not JSON of the right shape (Mistakes when several things
-    are wrong), FileTrouble when others could write it.
+    ``needed``: a missing file is an error. Raises UsageError with file, line and column if it is not JSON of the right
+    shape (Mistakes if there are several), FileTrouble if other users could write it.
     """
     if not path:
         return ModelTable()
@@ -325,6 +329,6 @@ def model_table(path: str, trust_group: bool = False, *, needed: bool = False) -
         raise UsageError(f"not JSON: {error.msg}", where=f"{path}:{error.lineno}:{error.colno}") from None
     except RecursionError:
         raise UsageError("nested too deeply", where=path) from None
-    except ValueError:  # a number of thousands of digits
+    except ValueError:  # int() refuses such a number
         raise UsageError("holds a number of thousands of digits", where=path, do="write 0.5, 1 or 2") from None
     return table_from(value, path, place)

@@ -1,4 +1,4 @@
-"""Whole new lines of a file that people append to, edit, replace, rotate or delete."""
+"""Reads new complete lines of watched files, which users append to, edit, replace, rotate or delete."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from scheduler.system.safe_open import plain_or_link
 MOST_LINES = 512
 CHUNK = 64 * 1024
 LONGEST_LINE = 1 << 20
-CHECKED_WHOLE = 64 * 1024  # a prefix up to this size is compared at every look
-TAIL = 4096
-OPEN_LINE_S = 2.0  # a last line without newline counts when it has stood this long
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # how such a file begins; its line ends and digits hold NUL bytes
+CHECKED_WHOLE = 64 * 1024  # bytes; up to this size, the part already read is compared at each look
+TAIL = 4096  # bytes at the end of a larger part that are compared
+OPEN_LINE_S = 2.0  # a last line without newline is read when unchanged for this long
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks; line ends and digits in UTF-16 hold NUL bytes
 BOM = b"\xef\xbb\xbf"
-CLOCK_TICK_NS = 50_000_000  # two writes within a tick of the kernel's clock leave the same time on a file
+CLOCK_TICK_NS = 50_000_000  # two writes within one tick of the kernel's clock give a file the same times
 TRUSTED = " (or set trust_group: true)"
-MOST_LINKS = 40  # as many as the kernel follows
-SETTLE_S = 1.0  # a file that shrank or was replaced is read when it has stood this long
-APPENDED_S = 2.0  # or when lines were only added to it for so long: others may append without end
-# Errors that somebody has to mend; others may pass.
+MOST_LINKS = 40  # as many as the kernel follows in a path
+SETTLE_S = 1.0  # a file that shrank or was replaced is read when unchanged for this long
+APPENDED_S = 2.0  # or when it only grew for this long, as a program may append without a break
+# Errors that a person has to fix; all others may pass.
 LASTING = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
 NO_SUCH_FILE = "no such file; it is read when it appears"
 
 
 def read_plain(path: str, most: int) -> bytes:
-    """At most ``most`` bytes of a plain file. Raises OSError; a FIFO or device never holds us up."""
+    """Return at most ``most`` bytes of a plain file. Raises OSError, also for a FIFO or device; never blocks."""
     with open(path, "rb", opener=plain_or_link) as stream:
         return stream.read(most) or b""
 
 
 def read_private(path: str, most: int, trust_group: bool = False) -> bytes:
-    """The same of a file that nobody else could write: looked at as it was opened. Its folders are not asked.
+    """Return at most ``most`` bytes of a plain file that no other user could write; its folders are not checked.
 
-    Raises OSError, FileTrouble.
+    Raises OSError, or FileTrouble if other users could write the file.
     """
     with open(path, "rb", opener=plain_or_link) as stream:
         exposed = who_else_may_write(os.fstat(stream.fileno()), path, trust_group, stream.fileno())
@@ -53,7 +53,7 @@ def read_private(path: str, most: int, trust_group: bool = False) -> bytes:
 
 
 def cannot_be_read(error: OSError, where: str) -> UsageError:
-    """The error for a file that the system does not give."""
+    """Return the error for a file that cannot be opened or read."""
     code = {errno.EACCES: DENIED, errno.EINVAL: NO_PLAIN_FILE}.get(
         error.errno or 0, ""
     )  # EINVAL: see `system/safe_open.py`
@@ -61,14 +61,15 @@ def cannot_be_read(error: OSError, where: str) -> UsageError:
 
 
 def not_read(exposed: Exposure, path: str) -> FileTrouble:
-    """The error for a file that others could write."""
+    """Return the error for a file that other users could write."""
     return FileTrouble(f"not read: {exposed}", where=path, exposure=exposed)
 
 
 def who_else_may_write(status: os.stat_result, path: str, trust_group: bool = False, fd: int = -1) -> Exposure | None:
-    """Who besides us could write the file (or folder) of this status, and what mends it; None if nobody.
+    """Return why other users (besides root) could write a file or folder, and how to fix that; None if none could.
 
-    ``fd``: the open file; an access list, which hides behind the bits of the group, is then looked for on it.
+    ``fd``: the open file, if any; its access list is then checked, else that of ``path``. The permission bits show an
+    access list as rights of the group.
     """
     me, owner = os.getuid(), status.st_uid
     if owner not in (me, 0):
@@ -89,7 +90,7 @@ def _has_access_list(at: int | str) -> bool:
     try:
         return bool(os.getxattr(at, "system.posix_acl_access"))
     except OSError:
-        return False  # none, or a file system without
+        return False  # no access list, or a file system without them
 
 
 def _group_has_others(gid: int, me: int) -> bool:
@@ -106,7 +107,7 @@ def _group_has_others(gid: int, me: int) -> bool:
 
 
 def check_private(path: str, status: os.stat_result, trust_group: bool = False) -> None:
-    """Raise FileTrouble when somebody else could write the file, or put another in its place. Raises OSError."""
+    """Raise FileTrouble if another user could write or replace the file at ``path``. Raises OSError."""
     exposed = who_else_may_write(status, path, trust_group)
     if exposed:
         raise not_read(exposed, path)
@@ -114,13 +115,13 @@ def check_private(path: str, status: os.stat_result, trust_group: bool = False) 
 
 
 def check_owner(path: str, status: os.stat_result) -> None:
-    """Raise FileTrouble when the file that was opened is neither ours nor root's."""
+    """Raise FileTrouble if the open file with this status belongs neither to this user nor to root."""
     if status.st_uid not in (os.getuid(), 0):
         raise FileTrouble(f"not written: it belongs to user {status.st_uid}", where=path)
 
 
 def places_of(path: str) -> tuple[str, ...]:
-    """``path`` and, when it is a link, every place on the way to the file."""
+    """Return ``path``, made absolute, and the target of each link on the way to the file."""
     places = [os.path.abspath(path)]
     while os.path.islink(places[-1]) and len(places) <= MOST_LINKS:
         folder = os.path.realpath(os.path.dirname(places[-1]))
@@ -129,7 +130,7 @@ def places_of(path: str) -> tuple[str, ...]:
 
 
 def check_places(path: str, places: Sequence[str], trust_group: bool) -> None:
-    """Raise FileTrouble when somebody else could put another file, or link, in one of these places."""
+    """Raise FileTrouble if another user could replace the file or a link at one of these places. Raises OSError."""
     for place in places:
         folder = os.path.dirname(place)
         exposed = who_else_may_write(os.stat(folder), folder, trust_group)
@@ -137,7 +138,7 @@ def check_places(path: str, places: Sequence[str], trust_group: bool) -> None:
             raise not_read(replace(exposed, said=f"of its folder, {exposed.said}"), path)
     for link in places[:-1]:
         owner = os.lstat(link).st_uid
-        if owner not in (os.getuid(), 0):  # in a sticky folder anybody may have put it there
+        if owner not in (os.getuid(), 0):  # in a sticky folder any user may create a link
             raise not_read(Exposure(LINK, f"the link {link} belongs to user {owner}", link, owner), path)
 
 
@@ -146,10 +147,10 @@ def _cannot_be_read(error: OSError, where: str) -> FileTrouble | OSError:
 
 
 class Follower:
-    """Reads one file line by line. ``mark`` is how far it was read and recorded; nothing else is remembered.
+    """Reader of one watched file. ``mark`` is how far the file was read and recorded.
 
-    ``look`` gives the next Batch; the caller records it and then calls ``accept``. Without ``accept`` the same
-    lines are given again.
+    `look` returns the next Batch; the caller records it and then calls `accept`. Without `accept`, `look` returns the
+    same lines again. ``trust_group``: accept a file that its group may write.
     """
 
     def __init__(self, path: str, mark: FileMark | None = None, trust_group: bool = False) -> None:
@@ -157,32 +158,33 @@ class Follower:
         self.mark = mark if mark is not None else FileMark(path)
         self.trust_group = trust_group
         self._fd = -1
-        self._exposed = False  # others could write the open file when it was last looked at
+        self._exposed = False  # other users could write the open file at the last look
         self._places: tuple[str, ...] = ()
         self._seen: tuple[int, int] = (0, 0)  # size, mtime_ns at the last look
-        self._changed_at = float("-inf")  # monotonic
+        self._changed_at = float("-inf")  # monotonic seconds
         self._unsettled = False
-        self._grows: tuple[int, int, float] | None = None  # size, sum and time of what only grew since, while unsettled
+        self._grows: tuple[int, int, float] | None = None  # while unsettled: size, CRC and time since when it only grew
         self._checked_ctime = self._whole_ctime = -1
         self._tail = b""
         self._tail_for = -1
         self.look_again_at: float | None = None
 
     def close(self) -> None:
-        """Let go of the open file."""
+        """Close the open file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd, self._exposed = -1, False
 
     def accept(self, batch: Batch) -> None:
-        """The batch is recorded: go on behind it."""
+        """Continue after ``batch``, which the caller has recorded."""
         self.mark = batch.mark
 
     def look(self, now: float) -> Batch | None:
-        """The next lines, or None when there are none yet (``look_again_at`` says when to look, if by time).
+        """Return the next lines, or None if there are none yet; ``look_again_at`` is then the time of the next look.
 
-        Raises FileTrouble when the file is missing, unreadable, no plain file, or others may write it; OSError for an error
-        that may pass (of the disk, or no descriptor is left).
+        Times are monotonic seconds. If ``look_again_at`` is None, look again when the file changes. Raises FileTrouble
+        if the file is missing, unreadable, no plain file, or writable for other users; OSError for an error that may
+        pass (of the disk, or no descriptor is left).
         """
         self.look_again_at = None
         try:
@@ -214,7 +216,7 @@ class Follower:
         return self._look_at(held, now)
 
     def _open(self, fresh: os.stat_result) -> None:
-        """Open the file at the path; before that, an older one of ours that was renamed in the same folder."""
+        """Open the file at the path, or the previous file if it was renamed in the same folder and has unread lines."""
         self._places = places_of(self.path)
         if self.mark.inode and (fresh.st_dev, fresh.st_ino) != (self.mark.device, self.mark.inode):
             renamed = self._renamed()
@@ -244,9 +246,9 @@ class Follower:
         return ""
 
     def _rest_of_old(self, now: float) -> Batch | None:
-        """Lines still to be read from a file that was renamed away or deleted while we had it open.
+        """Return the unread lines of a file that was renamed or deleted while it was open; None if there are none.
 
-        When others could write it, none of them: the mark then forgets that file, for good. Raises FileTrouble.
+        If other users could write it, the batch has no lines, and its mark drops the file for good. Raises FileTrouble.
         """
         if self._fd < 0:
             return None
@@ -263,13 +265,14 @@ class Follower:
         try:
             batch = self._take(mark, held.st_size, last=True)
         except FileTrouble:
-            return None  # it never was a file of ours to read
-        return replace(batch, more=True) if batch.mark != mark else None  # and then the new file
+            return None  # a UTF-16 file, of which nothing is read
+        return replace(batch, more=True) if batch.mark != mark else None  # the new file is next
 
     def _left_out(self, held: os.stat_result) -> str:
-        """Empty, or why the rest of an old file is not taken: its owner may have moved it away for what others wrote.
+        """Return why the unread lines of an old file are not used (other users could write it); empty if they are used.
 
-        A mode that is mended after the move changes nothing: only a file that was seen private at its place counts as such.
+        The file must have been private at the last look, too: a mode corrected after the move proves nothing, since the
+        owner may have moved the file because of such lines.
         """
         name = os.readlink(f"/proc/self/fd/{self._fd}") if held.st_nlink else ""
         exposed = who_else_may_write(held, name or self.path, self.trust_group, self._fd)
@@ -305,19 +308,19 @@ class Follower:
                 return Batch(mark) if mark != self.mark else None
             if now >= settles:
                 return Batch(replace(mark, replaying=False), settled=True)
-            self.look_again_at = settles  # it may still be being rewritten: what is missing yet must not count as new
+            self.look_again_at = settles  # it may be incomplete: lines still missing must not count as new later
             return None
         stood = now - self._changed_at >= OPEN_LINE_S
         batch = self._take(mark, held.st_size, last=stood)
         if batch.mark.offset < held.st_size and not (batch.more or stood):
             self.look_again_at = self._changed_at + OPEN_LINE_S
         if batch.mark == mark:
-            # What stands and is not taken is blank: nothing more comes of this file.
+            # The unread rest is blank: the replaced file is read to its end.
             return Batch(replace(mark, replaying=False), settled=True) if mark.replaying and stood else None
         return batch
 
     def _only_grows(self, held: os.stat_result, now: float, settles: float) -> bool:
-        """Whether, for long enough, nothing happened to a file but that lines were added."""
+        """Return whether the file has only grown, its old bytes unchanged, for APPENDED_S seconds."""
         if self._grows is not None:
             size, crc, since = self._grows
             if now < since + APPENDED_S:
@@ -341,7 +344,7 @@ class Follower:
         return replace(batch, restart=True, more=True)
 
     def _prefix_stands(self, held: os.stat_result, whole: bool = False) -> bool:
-        """Whether the bytes already read are still those that were read."""
+        """Return whether the part already read is unchanged. ``whole``: compare all of it, not only the end."""
         mark = self.mark
         if not mark.offset:
             return True
@@ -358,24 +361,24 @@ class Follower:
         return os.pread(self._fd, len(self._tail), mark.offset - len(self._tail)) == self._tail
 
     def check_whole(self) -> None:
-        """At the slow interval: have the next look compare the whole prefix, if anything was written since."""
+        """Make the next look compare the whole part already read, if the file was written since the last comparison."""
         try:
             unchanged = self._fd < 0 or os.fstat(self._fd).st_ctime_ns == self._whole_ctime
         except OSError:
-            unchanged = False  # the next look says why
+            unchanged = False  # the next look raises the error
         if not unchanged:
             self._checked_ctime = self._tail_for = -1
 
     def lines_again(self, numbers: Collection[int]) -> list[LineRead] | None:
-        """Lines that were read before, by their numbers; None when that cannot be told now (no file, or trouble with it).
+        """Return lines that were read before, by their numbers; None if no file is open or other users could write it.
 
-        None of them when the file is another one or was rewritten: then it is read anew as a whole.
+        The list is empty if the file was replaced or rewritten: all of it is then read again. Raises OSError.
         """
         if self._fd < 0:
             return None
         held, mark = os.fstat(self._fd), self.mark
         if who_else_may_write(held, self.path, self.trust_group, self._fd):
-            return None  # a sum of what was read does not tell one text from another that was made to have it
+            return None  # a text can be made to have the same CRC
         if (held.st_dev, held.st_ino) != (mark.device, mark.inode) or held.st_size < mark.offset:
             return []
         if not self._prefix_stands(held, whole=True):
@@ -391,7 +394,7 @@ class Follower:
             if number >= last:
                 return found
             if len(rest) > LONGEST_LINE:
-                rest = rest[: LONGEST_LINE + 1]  # too long to be a job: only its end matters
+                rest = rest[: LONGEST_LINE + 1]  # too long to be a job: only where it ends matters
         if rest and number + 1 in numbers and len(rest) <= LONGEST_LINE:
             found.append(_decoded(rest, number + 1, first=number == 0))
         return found
@@ -405,7 +408,7 @@ class Follower:
             start += len(piece)
 
     def _take(self, mark: FileMark, size: int, last: bool) -> Batch:
-        """Whole lines behind ``mark``; ``last``: what stands behind the last newline counts as a line too."""
+        """Return the lines after ``mark``; ``last``: text after the last newline is a line too. Raises FileTrouble."""
         data = os.pread(self._fd, CHUNK, mark.offset)
         if mark.offset == 0 and data[:2] in UTF_16 and (b"\0" in data or len(data) == 2):
             raise FileTrouble("not UTF-8 but UTF-16; save it as UTF-8: nothing is read from it", where=self.path)
@@ -436,15 +439,13 @@ class Follower:
             if skipping:
                 position = len(data)
             elif open_line and not rest.strip():
-                position = len(data)  # blanks behind a line that was taken: nothing changed
+                position = len(data)  # blanks after a line that was read: the line is unchanged
             elif len(rest) > LONGEST_LINE:
                 number += 0 if open_line else 1
                 open_line = False
                 lines.append(LineRead(number, _shown(rest[:80]), f"longer than {LONGEST_LINE} bytes"))
                 position, skipping = len(data), True
-            elif (
-                last and whole_rest and not open_line and rest.removeprefix(BOM).strip()
-            ):  # blanks may be the start of a line
+            elif last and whole_rest and not open_line and rest.removeprefix(BOM).strip():  # blanks may begin a line
                 number += 1
                 lines.append(_decoded(rest, number, first=mark.offset == 0 and number == 1))
                 position, open_line = len(data), True

@@ -1,1 +1,1 @@
-"""Rebuilds a damaged store from what the other files say."""
+"""Rebuilds a damaged store from its readable rows, the attempt records, living processes and logs."""

@@ -1,4 +1,7 @@
-"""A watched file whose marks were lost: every line in it counts as seen, and what is not known of them is told."""
+"""Restores how far a watched file was read.
+
+If the reading position is lost, all lines count as read, and lines without a known job are reported to the user.
+"""
 
 from __future__ import annotations
 
@@ -20,37 +23,40 @@ from scheduler.store.paths import Places
 from scheduler.system.atomic_files import replace_file
 from scheduler.system.safe_open import plain
 
-LONG_AFTER_S = 10 * (OPEN_LINE_S + SETTLE_S)
+LONG_AFTER_S = 10 * (OPEN_LINE_S + SETTLE_S)  # longer than each waiting time of a Follower
 
 
 def note_watched(places: Places, files: dict[str, str]) -> None:
-    """Remember which files jobs come from, and of which kind, where a damaged store cannot take it along."""
+    """Save path and kind of the watched files outside the store, so that they are known if the store is damaged."""
     if files != watched_before(places):
         replace_file(places.watched, json.dumps(files).encode())
 
 
 def watched_before(places: Places) -> dict[str, str]:
-    """Path → kind (the name of its setting) of what the last daemon read; empty if that is not known."""
+    """Return path → kind (name of the setting) of the files that the last daemon watched; empty if not known."""
     try:
         with open(places.watched, encoding="utf-8", opener=plain) as stream:
             found = json.load(stream)
     except (OSError, ValueError):
-        return {}  # the settings tell as well
+        return {}  # the settings name the files, too
     return {str(path): str(kind) for path, kind in found.items()} if isinstance(found, dict) else {}
 
 
 @dataclass(slots=True)
 class Looked:
-    """A file as it stands: its end, each line with its identity ("" if it is no job), what is wrong with it."""
+    """The contents of a watched file: the position of its end, its lines, and why it could not be read."""
 
     mark: FileMark | None = None
-    lines: list[tuple[LineRead, str, str]] = field(default_factory=list)  # line, identity, problem
+    lines: list[tuple[LineRead, str, str]] = field(default_factory=list)  # line, identity (empty: no job), problem
     trouble: str = ""
-    left_out: str = ""  # why nothing more is read from it
+    left_out: str = ""  # why the rest is not read
 
 
 def look_through(path: str, parse: Parser, managed: tuple[int, ...] | None, home: str, trust_group: bool) -> Looked:
-    """Read the whole file, the last line included however it ends."""
+    """Read and parse the whole file, including a last line without a newline.
+
+    ``managed``: the indexes of the managed GPUs; None: any index is valid. ``home``: the folder that `~` stands for.
+    """
     out, follower, now = Looked(), Follower(path, None, trust_group), 0.0
     door = Door(os.path.dirname(path), home, managed)
     try:
@@ -59,7 +65,7 @@ def look_through(path: str, parse: Parser, managed: tuple[int, ...] | None, home
             if batch is None:
                 if follower.look_again_at is None:
                     break
-                now += LONG_AFTER_S  # nobody writes to it for us: what stands there counts
+                now += LONG_AFTER_S  # do not wait for more text: the file counts as complete
                 continue
             out.left_out = out.left_out or batch.left_out
             for line in batch.lines:
@@ -89,10 +95,10 @@ def settle_file(
     connection: sqlite3.Connection, path: str, looked: Looked, known: Set[str], trusted: bool, now: float,
     say: Callable[[str], None], *, all_known: bool = False,
 ) -> int:  # fmt: skip
-    """Write down how far the file counts as read; returns how many lines somebody has to decide about.
+    """Record how far the file counts as read. Return the number of lines that the user has to decide about.
 
-    ``trusted``: the marks were read whole and are no older than what happened: lines behind them are new. ``all_known``: no job
-    was lost; one that is missing has been forgotten on purpose.
+    ``known``: identities of the known jobs. ``trusted``: the stored reading positions are complete and up to date, so
+    lines behind them are new. ``all_known``: no job was lost; a missing one was forgotten on purpose.
     """
     before = {row[0] for row in connection.execute("SELECT identity FROM line_counts WHERE path=?", (path,))}
     if not trusted:
@@ -101,7 +107,7 @@ def settle_file(
         connection.execute("DELETE FROM refused WHERE path=?", (path,))
         identities = [identity for _, identity, _ in looked.lines if identity]
         if looked.mark is None:
-            # It cannot be read: when it can, it is taken for a replaced one, and no known job's line for a new one.
+            # The file cannot be read now. When it can, it counts as replaced, and lines of known jobs count as read.
             say(f"{looked.trouble or path}; should it come back, lines of which no job is known are run")
             identities = sorted(known)
         kept.save_mark(connection, looked.mark or FileMark(path, inode=1))

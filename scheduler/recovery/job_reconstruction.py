@@ -1,6 +1,7 @@
-"""Jobs put together again from what is left: rows, attempt records, living processes, logs.
+"""Reconstructs the jobs of a damaged store from its rows, the attempt records, living processes and logs.
 
-Nothing is guessed: what may have run and left no ending is lost, and what is not proven to wait does not wait.
+Nothing is guessed: a job that may have run and left no recorded ending is `lost`, and only a job that has certainly not
+run keeps waiting.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ _LOG = re.compile(r"job_(\d{1,18})_\d{8}_\d{6}(?:_a(\d{1,9}))?(?:_\d{1,9})?\.log
 
 @dataclass(slots=True)
 class Rebuilt:
-    """The jobs, and what is to be said of how they were found."""
+    """The reconstructed jobs, and how they were found. Lists hold job ids."""
 
     jobs: dict[int, Job] = field(default_factory=dict)
     from_records: list[int] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
     unreadable: list[int] = field(default_factory=list)
-    gone: list[int] = field(default_factory=list)  # ids that were given out and left nothing
+    gone: list[int] = field(default_factory=list)  # ids that were assigned and left no trace
     holdings: list[Holding] = field(default_factory=list)
-    stale: str = ""  # what shows that the rows are older than what happened
-    whole: bool = True  # every row was read, and none is older than what happened
+    stale: str = ""  # evidence that the rows are out of date; empty: there is none
+    whole: bool = True  # every row was read and is up to date
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Live processes: those that carry this scheduler's mark by (job, attempt), and all by session."""
+    """Living processes. ``marked``: those of this scheduler's jobs by (job, attempt); ``sessions``: all by session."""
 
     marked: Mapping[tuple[int, int], Sequence[Process]]
     sessions: Mapping[int, Sequence[Seen]]
 
     def of(self, job: Job, leader: Process | None) -> tuple[Process, ...]:
-        """Processes of the job's last attempt: marked ones, and those in the session that its leader made.
+        """Return the processes of the job's last attempt: marked ones, and those in the POSIX session of its leader.
 
-        The number of a session proves something while the leader lives, or when one in it is older than the job's
-        end: a number that was given to a stranger since has only younger ones.
+        The kernel may reuse a session id after the leader's end. So the session counts only if a process in it is
+        older than the end of the job: in a reused session all processes are younger.
         """
         found = set(self.marked.get((job.id, job.attempt), ()))
         if leader is not None:
@@ -71,7 +72,7 @@ class Alive:
 
 
 def alive(state_file: str) -> Alive:
-    """One look at all processes."""
+    """Return all living processes, from one scan of /proc."""
     marked: dict[tuple[int, int], list[Process]] = {}
     sessions: dict[int, list[Seen]] = {}
     ours = b"GPUJOB_STATE_FILE=" + os.fsencode(state_file)
@@ -82,7 +83,7 @@ def alive(state_file: str) -> Alive:
         sessions.setdefault(found.session, []).append(found)
         entries = environment_of(found.pid)
         if ours in entries:
-            with contextlib.suppress(KeyError, ValueError):  # changed by the job itself: its mark is no mark
+            with contextlib.suppress(KeyError, ValueError):  # the job has changed its variables: not marked
                 said = dict(entry.split(b"=", 1) for entry in entries if entry.startswith(b"GPUJOB_"))
                 key = int(said[b"GPUJOB_ID"]), int(said[b"GPUJOB_ATTEMPT"])
                 marked.setdefault(key, []).append(Process(found.pid, found.ticks))
@@ -90,7 +91,7 @@ def alive(state_file: str) -> Alive:
 
 
 def logs_in(folders: Iterable[str], places: Places) -> dict[tuple[int, int], str]:
-    """(job, attempt) → its log, by name; without those that a scheduler beside this one has a record of."""
+    """Return (job, attempt) → log path, by file name, without logs of another scheduler in the same folder."""
     others: dict[int, int] = {}
     beside = os.path.dirname(places.state_dir)
     for name in os.listdir(beside):
@@ -118,8 +119,10 @@ def put_together(
     now: float,
     last: int = 0,
 ) -> Rebuilt:
-    """All jobs of which something is left. ``left``: rows of the table, ``whole`` if none of them is missing; ``last``:
-    the highest id ever given out, as the store said.
+    """Reconstruct all jobs of which a row, record, process or log is left.
+
+    ``left``: rows of the jobs table; ``whole``: no row is missing. ``held``: GPUs held by leftover processes, according
+    to the store. ``last``: the highest id ever assigned, according to the store. ``now``: seconds since 1970.
     """
     out = Rebuilt()
     for row in left:
@@ -129,7 +132,7 @@ def put_together(
             out.unreadable.append(row["id"] if isinstance(row["id"], int) else 0)
     last = max((last, *out.jobs))
     high = integrity.high(places)
-    if high > max(0, last):  # it says 0 also where nothing was given out
+    if high > max(0, last):  # 0 also means that no id was assigned
         out.stale = f"job {high} was given out, the last one it knows is {last}"
     living = alive(places.state_file)
     _take_records(out, places, whole, last)
@@ -148,28 +151,28 @@ def put_together(
     top = max((*out.jobs, high, *(number for number, _ in logs)), default=0)
     out.gone = [number for number in range(1, top + 1) if number not in out.jobs] if out.stale or not whole else []
     if top > last and top not in out.jobs:
-        # Ids are given out above the newest row: it has to be there.
+        # New ids are assigned above the newest row, so the highest assigned id needs a row.
         job = out.jobs[top] = Job(
             id=top, spec=FORGOTTEN, need=ResourceRequest(0, 0), submitted_at=now, state=JobState.RUNNING
         )
         job.log = next((path for (number, _), path in sorted(logs.items()) if number == top), "")
         _lose(out, job, "nothing is left of it" if not job.log else "only its log is left", now)
         if top in out.gone:
-            out.lost.remove(top)  # said once
+            out.lost.remove(top)  # reported once, as gone
     _one_for_each_line(out, now)
     out.whole = whole and not out.stale and not out.unreadable
     return out
 
 
 def _take_records(out: Rebuilt, places: Places, whole: bool, last: int) -> None:
-    """Each attempt that the rows do not know of."""
+    """Add attempts that have a record, but no row or only the row of an older attempt."""
     sure = whole and not out.stale
     for number, attempt in sorted(integrity.newest_attempts(places).items()):
         job = out.jobs.get(number)
         if job is not None and job.attempt >= attempt:
             continue
         if job is None and sure and number <= last and number not in out.unreadable:
-            continue  # forgotten on purpose
+            continue  # the user or `keep_finished` has removed the job
         if job is not None or (whole and number > last):
             known = job.attempt if job is not None else "none"
             out.stale = out.stale or f"attempt {attempt} of job {number} was started, it knows {known}"
@@ -200,7 +203,7 @@ def _of_record(number: int, attempt: int, path: str) -> Job | None:
 
 
 def _take_processes(out: Rebuilt, living: Alive) -> None:
-    """Each attempt that lives and has neither row nor record: its GPUs are known from its environment."""
+    """Add living attempts without row and record; their GPUs come from the environment of a process."""
     for (number, attempt), processes in sorted(living.marked.items()):
         job = out.jobs.get(number)
         if job is not None and job.attempt >= attempt:
@@ -215,7 +218,7 @@ def _take_processes(out: Rebuilt, living: Alive) -> None:
 
 
 def _booked(process: Process) -> tuple[tuple[int, ...], ResourceRequest]:
-    """GPUs and share of an attempt, as its environment tells."""
+    """Return GPUs and need of an attempt from the environment of a process; no GPUs if that cannot be read."""
     said = {name: os.fsdecode(value) for name, _, value in (e.partition(b"=") for e in environment_of(process.pid))}
     try:
         gpus = parse_gpu_ids(said.get(b"GPUJOB_GPUS", "")) or ()
@@ -226,7 +229,7 @@ def _booked(process: Process) -> tuple[tuple[int, ...], ResourceRequest]:
 
 
 def _settle(out: Rebuilt, job: Job, places: Places, logs: Mapping[tuple[int, int], str], now: float) -> None:
-    """End what has ended, by the table that each start goes by; what lives, or may begin, is left to the next start."""
+    """End a job whose attempt has ended, by the table of `core/recovery.py`; leave other jobs to the next start."""
     there = look(os.path.join(places.attempts, job.attempt_key), job, places.state_file)
     found, verdict = there.record, there.verdict(job.state)
     if there.process is not None:
@@ -236,7 +239,7 @@ def _settle(out: Rebuilt, job: Job, places: Places, logs: Mapping[tuple[int, int
             job.runner, job.session = "screen", session_of(there.process)
     sure = job.id not in out.from_records and not out.stale
     if sure and found.kind in (Record.ENDED, Record.NEVER_RAN):
-        return  # the row is as new as the record: the next start goes on by all its rules
+        return  # the row is up to date: the next start applies this ending with all its rules
     if verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING):
         _finish(job, ending(job.id, job.attempt, found.how, found.code, found.ended_at or now, ()))
     elif verdict is Verdict.NOT_STARTED:
@@ -264,7 +267,7 @@ def _end(job: Job, means: Meaning, at: float) -> None:
 
 
 def _lose(out: Rebuilt, job: Job, why: str, now: float) -> None:
-    """It ran, or may have; how it ended cannot be known, and it is never run again by a guess."""
+    """End a job as lost: it ran or may have run, nothing shows how it ended, and it is not run again."""
     if job.state is JobState.PENDING:
         move(job, Move.PLACED, now)
     job.notes = (*job.notes, f"lost: {why}")
@@ -275,7 +278,7 @@ def _lose(out: Rebuilt, job: Job, why: str, now: float) -> None:
 
 
 def _hold(out: Rebuilt, living: Alive, held: Sequence[Holding]) -> None:
-    """GPUs on which processes of ended attempts still live."""
+    """Add the GPUs on which processes of ended attempts still live to ``out.holdings``."""
     keys = {holding.key for holding in held}
     here = boot_id()
     found = {(job.id, job.attempt): living.of(job, job.process) for job in out.jobs.values()
@@ -292,7 +295,7 @@ def _hold(out: Rebuilt, living: Alive, held: Sequence[Holding]) -> None:
 
 
 def _one_for_each_line(out: Rebuilt, now: float) -> None:
-    """Of equal lines only the newest job can wait, run or have succeeded: older ones had ended before it was made."""
+    """Let only the newest of jobs with equal lines wait, run or have succeeded: older ones had ended."""
     taken: set[str] = set()
     for number in sorted(out.jobs, reverse=True):
         job = out.jobs[number]

@@ -1,7 +1,8 @@
-"""`gpujob recover`: a damaged store set aside whole, and another built from what is left of it.
+"""`gpujob recover`: sets a damaged store aside unchanged, and builds a new one from the data that can be read.
 
-First the new store is built beside the old one, then a note says that they are being exchanged, then they are: so
-whatever is killed, the next `recover` either begins anew or ends the exchange, and nobody uses half of it.
+The new store is built beside the old one. Then a note is written that the two are being exchanged, and then they are
+exchanged. If `recover` is killed, the next `recover` either starts from the beginning or finishes the exchange; until
+then no command uses the store.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from scheduler.system.private_files import new_private
 from scheduler.system.proc import boot_id
 from scheduler.system.safe_open import plain
 
-# Made anew at every start: nothing is lost with these.
+# Damage of these tables is no loss: a start writes them again, `recover` restores them, or they are only statistics.
 PASSING = frozenset(
     {"sqlite_master", "counts", "reasons", "readings", "gpus", "meta", "files", "line_counts", "refused", "tallies"}
 )
@@ -50,19 +51,20 @@ REFUSED = "the store was rebuilt before this was carried out: ask again"
 
 @dataclass(slots=True)
 class Report:
-    """What `recover` did, line by line, and its exit code. ``healthy``: there was nothing to rebuild."""
+    """The output lines of `recover` and its exit code. ``healthy``: there was nothing to rebuild."""
 
     lines: list[str] = field(default_factory=list)
     code: int = 0
     healthy: bool = False
-    unsure: list[str] = field(default_factory=list)  # lines of watched files that somebody has to decide about
-    older: bool = False  # the store was found older than what happened, which its first line says
+    unsure: list[str] = field(default_factory=list)  # about lines of watched files that the user has to decide about
+    older: bool = False  # the store is older than other files show; the first line reports it
 
 
 def recover(places: Places, config: Config, home: str, environ_home: str, *, dry: bool = False) -> Report:
-    """Rebuild the store if it is damaged, or older than what happened. Raises SchedulerError.
+    """Rebuild the store if it is damaged, or older than other files show. Raises SchedulerError.
 
-    ``home``: where the rebuilt store belongs. ``dry``: only say what would be done.
+    ``home``: the machine and folder of the rebuilt store (`store_identity.home_of`). ``environ_home``: the folder that
+    `~` in a jobs file stands for. ``dry``: change nothing, only report.
     """
     if daemon_alive(places):
         pid = holder(places).get("pid", "unknown")
@@ -103,7 +105,7 @@ def _nobody_writes(places: Places) -> Iterator[None]:
 
 
 def what_is_wrong(places: Places) -> Damaged | None:
-    """What is wrong with the store; None for one that can be used. Raises StoreTrouble when a newer gpujob wrote it."""
+    """Return what is wrong with the store; None if it can be used. Raises StoreTrouble if a newer gpujob wrote it."""
     try:
         check_sound(places, pages="integrity_check", records=True)
         if not os.path.exists(places.store):
@@ -111,7 +113,7 @@ def what_is_wrong(places: Places) -> Damaged | None:
         connection = open_for_reading(places)
         try:
             for _ in rows.select(connection):
-                continue  # each can be read
+                continue  # raises for a row that cannot be read
         finally:
             connection.close()
     except NothingYet:
@@ -161,7 +163,7 @@ def _rebuild(places: Places, config: Config, home: str, environ_home: str, probl
 
 
 def _salvage(places: Places) -> Salvaged:
-    """Read what is left, from a copy in a folder of its own."""
+    """Return the readable rows of the damaged store, read from a copy in a temporary folder."""
     scratch = os.path.join(places.state_dir, "recover.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
     os.mkdir(scratch, 0o700)
@@ -175,7 +177,7 @@ def _salvage(places: Places) -> Salvaged:
 
 
 def _exchange(places: Places, bad: str, report: Report) -> Report:
-    """Set the old store aside and put the new one in its place; each step may have been done before."""
+    """Rename the old store to ``bad`` and put the new one in its place. Skip steps that a killed `recover` has done."""
     if os.path.exists(places.new_store):
         for ending in COMPANIONS:
             if os.path.exists(places.store + ending):
@@ -191,7 +193,7 @@ def _exchange(places: Places, bad: str, report: Report) -> Report:
 
 
 def _go_on(places: Places, dry: bool) -> Report:
-    """End an exchange that was interrupted."""
+    """Finish an interrupted exchange and return its report. ``dry``: only report."""
     with open(places.recovering, encoding="utf-8", opener=plain) as stream:
         note = json.load(stream)
     report = Report(list(note["lines"]), int(note["code"]))
@@ -243,7 +245,7 @@ def _fill(
 
 
 def _insert(connection: sqlite3.Connection, name: str, left: Salvaged) -> None:
-    """Rows as they were; one that the table refuses is a row that was damaged."""
+    """Insert the salvaged rows of a table. A row that the new table does not accept was damaged."""
     known = {row[1] for row in connection.execute(f"PRAGMA table_info({name})")}
     for row in left.rows.get(name, []):
         columns = [column for column in row if column in known]
@@ -259,13 +261,13 @@ def _holdings(connection: sqlite3.Connection, left: Salvaged) -> list[Holding]:
     try:
         return [holding for holding, _ in rows.holdings(connection)]
     except (ValueError, TypeError) as error:
-        connection.execute("DELETE FROM holdings")  # what lives is found again among the processes
+        connection.execute("DELETE FROM holdings")  # living leftover processes are found again by `put_together`
         left.trouble.setdefault("holdings", str(error))
         return []
 
 
 def _pauses_as_painted(connection: sqlite3.Connection, state_file: str, report: Report) -> None:
-    """The last daemon painted them: a pause must hold before anything is started."""
+    """Restore the pauses from the state file: they must be in force before the next start places jobs."""
     try:
         with open(state_file, encoding="utf-8", opener=plain) as stream:
             shown = json.load(stream)
@@ -279,7 +281,7 @@ def _pauses_as_painted(connection: sqlite3.Connection, state_file: str, report: 
 
 
 def _refuse_requests(connection: sqlite3.Connection) -> int:
-    """Of what was still to be done only what keeps jobs from running is: the rest may have been done already."""
+    """Refuse open requests, which may have been carried out; keep Cancel and Hold. Return the number refused."""
     waiting = rows.asked(connection)
     refused = [Answer(row, 1, (REFUSED,)) for _, row, request in waiting if not isinstance(request, (Cancel, Hold))]
     rows.answer(connection, refused)
@@ -287,7 +289,7 @@ def _refuse_requests(connection: sqlite3.Connection) -> int:
 
 
 def _watched(places: Places, config: Config, left: Salvaged) -> dict[str, str]:
-    """Path → kind of the files that jobs came from, or come from by the settings of today."""
+    """Return path → kind (name of the setting) of all files watched by an earlier daemon or by the current settings."""
     found = watched_before(places)
     found.update({path: kind for kind in PARSERS if (path := str(getattr(config, kind)))})
     meta: dict[Any, Any] = {row["key"]: row["value"] for row in left.rows.get("meta", [])}

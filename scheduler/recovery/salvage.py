@@ -1,6 +1,7 @@
-"""What can still be read of a damaged store: always from a copy, table by table, row by row.
+"""Reads the readable rows of a damaged store from a copy, table by table and row by row.
 
-Rows below a damaged inner page cannot be read: of jobs that have started the attempt records tell, those that only waited are named.
+Rows below a damaged inner page of the database cannot be read. Jobs among them that have started are reconstructed from
+their attempt records; the ids of those that only waited are reported.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ MOST_LOOKED_UP = 5_000_000
 
 @dataclass(slots=True)
 class Salvaged:
-    """Rows by table, and what was wrong with each table that could not be read whole."""
+    """Readable rows by table. ``trouble``: what is wrong with each table that could not be read completely."""
 
     rows: dict[str, list[Row]] = field(default_factory=dict)
     trouble: dict[str, str] = field(default_factory=dict)
 
 
 def new_schema(connection: sqlite3.Connection) -> None:
-    """Make the tables of today in an empty store."""
+    """Create the tables of the current version in an empty store."""
     migrate(connection, 0)
 
 
 def copy_store(store: str, copy: str) -> None:
-    """A copy with its log; the index beside it is made anew. Raises OSError."""
+    """Copy a store with its write-ahead log; SQLite creates the -shm file of the copy itself. Raises OSError."""
     with open(copy, "wb"):
         os.chmod(copy, 0o600)
     for ending in ("", "-wal"):
@@ -45,7 +46,7 @@ def copy_store(store: str, copy: str) -> None:
 
 
 def read_what_is_left(copy: str, top: int) -> Salvaged:
-    """All that can be read of this copy, which is changed. ``top``: the highest job id that may be in it."""
+    """Return all readable rows of a copy of the store, and change the copy. ``top``: the highest id it may have."""
     fresh = f"{copy}.fresh"
     model = sqlite3.connect(fresh, isolation_level=None)
     try:
@@ -66,12 +67,12 @@ def read_what_is_left(copy: str, top: int) -> Salvaged:
             _read_table(connection, name, key, by_row, top if name == "jobs" else 0, left)
         _fill_events(connection, left)
     finally:
-        connection.close()  # and so copies its log back, as far as that is whole
+        connection.close()  # also copies the intact part of the log into the copy
     return left
 
 
 def _key_of(model: sqlite3.Connection, name: str) -> tuple[tuple[str, ...], bool]:
-    """Columns of the primary key, and whether it is the number of the row."""
+    """Return the columns of the primary key, and whether the table has row ids (not WITHOUT ROWID)."""
     columns = model.execute(f"PRAGMA table_info({name})").fetchall()
     key = tuple(c[1] for c in sorted(columns, key=lambda c: c[5]) if c[5])
     return key, "WITHOUT ROWID" not in model.execute("SELECT sql FROM sqlite_master WHERE name=?", (name,)).fetchone()[
@@ -80,8 +81,10 @@ def _key_of(model: sqlite3.Connection, name: str) -> tuple[tuple[str, ...], bool
 
 
 def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, str]:
-    """Open the copy; where its head is damaged, with the head of a new store, or else of one of each older version:
-    pages of the first step of our migrations always stand at the same place, because each store began with it.
+    """Open the copy. Return the connection, and the damage found (empty: none).
+
+    If the first page is damaged, try the header and the first page of a new store, then the first page of each older
+    version. This finds the tables of the first migration: every store began with it, so they start at the same pages.
     """
     first = sqlite3.connect(":memory:")
     migrate(first, 0, 1)
@@ -96,11 +99,11 @@ def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, 
                 stream.write(head)
         elif not os.path.getsize(copy):
             damage = "the file is empty"
-            continue  # SQLite would remove its log
+            continue  # SQLite would delete the log of an empty file
         connection = sqlite3.connect(copy, isolation_level=None)
         try:
             connection.row_factory = sqlite3.Row
-            connection.execute("PRAGMA writable_schema=ON")  # what is left of a damaged schema is used
+            connection.execute("PRAGMA writable_schema=ON")  # use the readable part of a damaged schema
             found = _tables(connection)
             if wanted <= found or certain <= found:
                 return connection, damage
@@ -112,7 +115,7 @@ def _open(copy: str, fresh: str, wanted: set[str]) -> tuple[sqlite3.Connection, 
 
 
 def _head(path: str, version: int = 0) -> bytes:
-    """The first page of a new store, which is made at this path where a version is given."""
+    """Return the first page of the store at ``path``; with ``version``, of a temporary store of that version there."""
     if version:
         connection = sqlite3.connect(path, isolation_level=None)
         migrate(connection, 0, version)
@@ -121,9 +124,9 @@ def _head(path: str, version: int = 0) -> bytes:
         head = bytearray(stream.read(PAGE))
     if version:
         os.unlink(path)
-    head[18:20] = b"\2\2"  # write-ahead log
-    head[28:40] = bytes(12)  # size of the file: look; no free pages
-    head[92:96] = bytes(4)  # the size above counts only when this equals the change counter
+    head[18:20] = b"\2\2"  # journal mode: write-ahead log
+    head[28:40] = bytes(12)  # size 0: SQLite asks the file system; no free pages
+    head[92:96] = bytes(4)  # the size counts only if this field equals the change counter
     return bytes(head)
 
 
@@ -144,7 +147,7 @@ def _until_error(connection: sqlite3.Connection, query: str, *values: Any) -> tu
 def _read_table(
     connection: sqlite3.Connection, name: str, key: tuple[str, ...], by_row: bool, top: int, left: Salvaged
 ) -> None:
-    """From both ends up to what is damaged; between them each row by its number."""
+    """Add the rows of a table to ``left``: from both ends up to the damage, and each row id in between."""
     rows, problem = _until_error(connection, f"SELECT * FROM {name} NOT INDEXED ORDER BY {', '.join(key)}")
     if problem:
         left.trouble[name] = problem
@@ -162,7 +165,7 @@ def _read_table(
 
 
 def _fill_events(connection: sqlite3.Connection, left: Salvaged) -> None:
-    """The stories of jobs between two damaged ends."""
+    """Add the events between two damaged places, read job by job."""
     if "events" in left.trouble:
         known = {(row["job"], row["n"]) for row in left.rows["events"]}
         for job in left.rows["jobs"]:

@@ -1,1 +1,1 @@
-"""Starts attempts, watches them, and finds them again after a crash."""
+"""Runners, which start attempts of jobs, watch them, and adopt or settle them after a crash."""

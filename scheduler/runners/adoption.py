@@ -1,4 +1,4 @@
-"""An attempt found after a crash: what its record and its processes say, and what follows from that."""
+"""Settles attempts found after a crash: whether they run, ended or are lost, by their records and processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scheduler.system.processes import (
     zombie_status,
 )
 
-# Reasons that pass by themselves; any other errno of a start lasts (not executable, bad interpreter…).
+# Errors of a start that may pass without a fix; all others last (not executable, bad interpreter…).
 PASSING = frozenset(
     {
         errno.EAGAIN,
@@ -38,17 +38,21 @@ PASSING = frozenset(
         errno.EIO,
         errno.ETXTBSY,
         errno.EROFS,
-        errno.ETIMEDOUT,  # whoever waits in the foreground was stopped, perhaps
+        errno.ETIMEDOUT,  # the caller in the foreground may be stopped
     }
 )
 
-SETTLED = (Record.ENDED, Record.NEVER_RAN)  # nobody writes on in such a record
+SETTLED = (Record.ENDED, Record.NEVER_RAN)  # such a record is complete
 
-GONE = (errno.ECONNREFUSED, errno.ENOENT, errno.ESRCH, errno.ECONNRESET)  # what a caller's socket says without him
+# Errors of a caller's socket when the caller is gone.
+GONE = (errno.ECONNREFUSED, errno.ENOENT, errno.ESRCH, errno.ECONNRESET)
 
 
 def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "") -> NeverRan:
-    """The observation for a start that failed with this errno at this stage (one of `record.STAGES`)."""
+    """Return the observation for a start that failed with errno ``number`` (0: none) at a stage.
+
+    ``stage``: one of `attempt_record.STAGES`, or "session" in screen mode. ``at``: seconds since 1970 (UTC).
+    """
     where = {
         "log": "its log cannot be opened",
         "record": "its record cannot be written",
@@ -69,7 +73,7 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
 
 
 def not_started(job: int, attempt: int, found: attempt_record.AttemptRecord, now: float) -> NeverRan | Unclaimed:
-    """The observation for a record that says "never"."""
+    """Return the observation for a record with the ending "never": Unclaimed if it was given up, else NeverRan."""
     if not found.code:
         return Unclaimed(job, attempt)
     stage = attempt_record.STAGES[min(found.code // attempt_record.A_STAGE, len(attempt_record.STAGES) - 1)]
@@ -77,7 +81,7 @@ def not_started(job: int, attempt: int, found: attempt_record.AttemptRecord, now
 
 
 def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequence[Process]) -> Ended:
-    """The observation for what stands in a record's END field (see `attempt_record.py` for ``how`` and ``code``)."""
+    """Return the observation for an ending (``how``, ``code``: see `attempt_record`); ``left``: leftover processes."""
     exit_code, number, note = attempt_record.meaning(how, code)
     return Ended(job, attempt, exit_code, number, at, tuple(left), note=note)
 
@@ -85,15 +89,15 @@ def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequenc
 def read_ending(
     path: str, process: Process | None, state_file: str, *, terminal: bool, impatient: bool = False
 ) -> attempt_record.AttemptRecord:
-    """The record at ``path``. Where nobody is left who would write the ending into it, the ending comes from the kernel.
+    """Read the record at ``path``; if nothing can complete it any more, take a zombie's ending from the kernel.
 
-    A supervisor or shim writes the ending down before it reaps the leader (``process``). When it was killed, the leader's zombie
-    gets another parent, and where process 1 reaps nobody (many containers) it stays: the kernel still has its exit code.
-    ``terminal``: the job ran in a screen session, which is gone with its shim. ``impatient``: do not wait for a supervisor or shim
-    that lives but is stopped. Raises OSError like `record.read`.
+    A supervisor or shim records the ending before it reaps the leader (``process``). If it was killed, the leader's
+    zombie gets another parent. Where process 1 reaps nothing (many containers) the zombie stays, with its exit code.
+    ``terminal``: the job ran in a screen session, which ended with its shim. ``impatient``: do not wait for a
+    supervisor or shim that lives, as it may be stopped. Raises OSError like `attempt_record.read`.
     """
     there = seen_as(process) if process is not None else None
-    found = attempt_record.read(path)  # after that look: a parent that was gone by then had written what it could write
+    found = attempt_record.read(path)  # read after `seen_as`: a parent that was dead then has recorded all it could
     if process is None or there is None or there.alive or found.kind in SETTLED:
         return found
     supervised = is_supervisor(there.parent, state_file)
@@ -107,7 +111,10 @@ def read_ending(
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What there is of an attempt: its record, its leader (as far as known), and which of its processes live."""
+    """State of an attempt found after a crash: its record, its leader (None: unknown), its living processes.
+
+    ``same_boot``: the machine was not rebooted since its start; ``others``: living processes of it found in /proc.
+    """
 
     record: attempt_record.AttemptRecord
     process: Process | None
@@ -116,12 +123,12 @@ class Look:
     others: tuple[Process, ...] = ()
 
     def verdict(self, state: JobState) -> Verdict:
-        """What to make of it, by the table."""
+        """Return what to do with the attempt of a job in this state, by `core.recovery.TABLE`."""
         return TABLE[state, self.record.kind, self.same_boot, self.living]
 
 
 def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB_NAMES) -> Look:
-    """Look at the last attempt of ``job``, whose record is ``path``; ``names``: of the variables of its mark."""
+    """Inspect the last attempt of ``job``. ``path``: its record; ``names``: variables of its mark. Raises OSError."""
     mark = Mark(job.id, job.attempt, state_file, names)
     while True:
         found = attempt_record.read(path)
@@ -130,9 +137,9 @@ def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB
             return Look(found, process, False, Found.NOTHING)
         found = read_ending(path, process, state_file, terminal=job.runner == "screen")
         if process is None and found.process is not None:
-            continue  # it was started between the two looks at its record
+            continue  # it was started between the two reads of its record
         if process is not None and (stands(process) if found.kind is not Record.ENDED else lives(process)):
-            # A zombie too: its supervisor is about to write its ending down.
+            # A zombie counts, too: its supervisor is about to record the ending.
             return Look(found, process, True, Found.LEADER)
         others = tuple(members(mark, process))
         leader = _leader_among(others, job) if process is None and found.kind is Record.CLAIMED else None
@@ -143,12 +150,13 @@ def look(path: str, job: Job, state_file: str, names: tuple[str, str, str] = JOB
             return Look(found, process, True, Found.STARTER)
         if found.kind in SETTLED or attempt_record.read(path).kind is found.kind:
             return Look(found, process, True, Found.OTHERS if others else Found.NOTHING, others)
-        # Its starter went on between the record and the processes, and what it did is in the record now: look once more.
+        # The starter changed the record while the processes were searched: inspect both again.
 
 
 def _leader_among(others: Sequence[Process], job: Job) -> Process | None:
-    """Claimed, started, killed before the pid was written: who leads its session (in a terminal: its process group)
-    is the command itself.
+    """Return the command of an attempt whose starter was killed before it recorded the pid; None if uncertain.
+
+    The command leads its session (in screen mode: its process group), and its parent is no process of the attempt.
     """
     number_of = os.getpgid if job.runner == "screen" else os.getsid
     pids = {process.pid for process in others}
@@ -159,10 +167,11 @@ def _leader_among(others: Sequence[Process], job: Job) -> Process | None:
 def settle(
     path: str, job: Job, state_file: str, now: float, names: tuple[str, str, str] = JOB_NAMES
 ) -> tuple[Verdict, list[Observation], Process | None]:
-    """What to make of ``job``, which the store holds as STARTING, RUNNING or STOPPING.
+    """Settle the attempt of ``job``, which the store shows as STARTING, RUNNING or STOPPING.
 
-    Returns the verdict of the table, the observations that follow, and the process to watch when it is adopted. An
-    unclaimed attempt is claimed here, so that nobody can start it any more.
+    Return the verdict of the table, the observations that follow from it, and the leader (None: unknown), which the
+    caller watches if the attempt still runs. An unclaimed attempt is claimed here, so that nothing can start it any
+    more. ``now``: seconds since 1970 (UTC). Raises OSError.
     """
     while True:
         seen_ = look(path, job, state_file, names)
@@ -172,7 +181,7 @@ def settle(
         if attempt_record.give_up(path, job, boot_id(), int(now * 1e9)):
             crash_point("fence.taken")
             break
-        # Somebody claimed it a moment ago: look again.
+        # Its starter has just claimed it: inspect it again.
     found, process = seen_.record, seen_.process
     started = found.started_at if found.started_at is not None else now
     observations: list[Observation] = []
@@ -204,7 +213,7 @@ def _leads(process: Process, number_of: Callable[[int], int]) -> bool:
 
 
 def why_lost(kind: Record, same_boot: bool) -> str:
-    """Why the ending of an attempt cannot be known."""
+    """Return the reason, as shown to users, why the ending of an attempt is unknown."""
     if not same_boot:
         if kind is Record.NONE:
             return "the machine was started anew before it was proven that the job had started"

@@ -1,15 +1,16 @@
-"""The record of an attempt: one private file, claimed by its exclusive creation, its fields written in place.
+"""Attempt records: one private file per attempt. Creating the file exclusively claims the attempt.
 
-Layout (bytes; every field is reserved by real bytes before the command runs, so that a full disk cannot lose
-the ending)::
+The fields are written in place. Each field is filled with blanks before the command runs, so that a full disk
+cannot lose the ending. Layout (offset, field, contents, length in bytes)::
 
     0     HEAD    "gpujob record 1\\n"                                    16
     16    PID     "pid P ticks T at NS supervisor K boot B\\n", blank until known   160
     176   END     "exit C at NS sum S\\n" or "signal N …", "hangup N …", "never N …"   96
-    272   SPEC    one line of JSON: what was asked, enough to rebuild the store
+    272   SPEC    one line of JSON: the job and its allocation, enough to rebuild the store
 
-"hangup N": the terminal was taken away first; N is the exit code, or 1000 + the signal. "never N": it could not
-be started; N is 1000 * stage + errno, the stage an index of STAGES; 0: not begun at all.
+Times NS are nanoseconds since 1970 (UTC). "hangup N": the terminal was closed before the job ended; N is the exit
+code, or 1000 + the signal. "never N": the command did not start; N is 1000 * stage + errno (stage: an index of
+STAGES), or 0 if the attempt was given up before its command started.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ _END = re.compile(rb"(exit|signal|hangup|never) (\d+) at (\d+) sum (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """What a record says. ``code`` goes with ``how``, as the layout above tells."""
+    """Contents of an attempt record. ``how`` and ``code``: word and number of the END field (see the layout above).
+
+    ``process``: the leader; ``boot``: boot id; ``started_at`` and ``ended_at``: seconds since 1970 (UTC).
+    """
 
     kind: Record
     process: Process | None = None
@@ -55,7 +59,7 @@ class AttemptRecord:
 
 
 def blank(job: Job, boot: str) -> bytes:
-    """The bytes of a record before its command runs."""
+    """Return the bytes of a new record: PID and END fields blank, the SPEC field of ``job``."""
     spec = {
         "id": job.id,
         "attempt": job.attempt,
@@ -74,7 +78,7 @@ def blank(job: Job, boot: str) -> bytes:
 
 
 def checksum(text: bytes) -> int:
-    """A sum that tells a whole ending from a torn one; the same in `supervisor.py`, which imports nothing."""
+    """Return a checksum that detects a partly written ending. `supervisor.py`, which imports nothing, has a copy."""
     total = 7
     for byte in text:
         total = (total * 31 + byte) % 1000003
@@ -82,34 +86,34 @@ def checksum(text: bytes) -> int:
 
 
 def end_line(how: str, code: int, at_ns: int) -> bytes:
-    """The END field."""
+    """Return the bytes of the END field. ``at_ns``: nanoseconds since 1970 (UTC)."""
     body = f"{how} {code} at {at_ns}".encode()
     return (body + b" sum %d" % checksum(body)).ljust(END_SIZE - 1) + b"\n"
 
 
 def ending_words(exited: bool, number: int, hangup: bool = False) -> tuple[str, int]:
-    """``how`` and ``code`` of the END field. ``number``: exit code or signal; ``hangup``: its terminal was gone before."""
+    """Return ``how`` and ``code`` of an END field. ``number``: exit code or signal; ``hangup``: terminal closed."""
     if hangup:
         return "hangup", number if exited else BY_SIGNAL + number
     return "exit" if exited else "signal", number
 
 
 def meaning(how: str, code: int) -> tuple[int | None, int | None, str]:
-    """Exit code, signal, and what is to be said of it, by what stands in the END field."""
+    """Return (exit code or None, signal or None, note for the user) for ``how`` and ``code`` of an END field."""
     note = ""
     if how == "hangup":
         note = "its screen session was ended from outside"
         how, code = ("exit", code) if code < BY_SIGNAL else ("signal", code - BY_SIGNAL)
-        if (how, code) == ("exit", 0):  # it took the end of its terminal well: that is no success all the same
+        if (how, code) == ("exit", 0):  # it handled the SIGHUP and ended with 0: still not a success
             note += "; the command then ended with exit code 0"
             how, code = "signal", int(signal.SIGHUP)
     return (code, None, note) if how == "exit" else (None, code, note)
 
 
 def read(path: str) -> AttemptRecord:
-    """What the record at ``path`` says; Record.NONE if there is none, Record.BROKEN if it cannot be understood.
+    """Read the record at ``path``. Its kind is Record.NONE if there is no file, Record.BROKEN if it is unreadable.
 
-    Raises OSError when we have no descriptor left to read it with.
+    A file that is still too short is Record.CLAIMED. Raises OSError if no descriptor or memory is left to read it with.
     """
     try:
         with open(path, "rb", opener=plain) as stream:
@@ -118,7 +122,7 @@ def read(path: str) -> AttemptRecord:
         return AttemptRecord(Record.NONE)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise  # it was not read, which says nothing about it
+            raise  # the record itself may be intact
         return AttemptRecord(Record.BROKEN)
     if len(data) < SPEC_AT:
         return AttemptRecord(Record.CLAIMED)
@@ -140,7 +144,7 @@ def read(path: str) -> AttemptRecord:
 
 
 def spec_of(path: str) -> dict[str, Any]:
-    """What was asked, as the record keeps it. Raises OSError or ValueError."""
+    """Return the SPEC field of the record at ``path`` (see `blank`). Raises OSError or ValueError."""
     with open(path, "rb", opener=plain) as stream:
         stream.seek(SPEC_AT)
         data: dict[str, Any] = json.loads(stream.read(LONGEST_SPEC))
@@ -148,12 +152,12 @@ def spec_of(path: str) -> dict[str, Any]:
 
 
 def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
-    """Take an unclaimed attempt so that nobody can start it any more; False if somebody claimed it first.
+    """Claim an attempt and record that it never ran, so that nothing can start it; False if it was claimed before.
 
-    Raises OSError when it cannot be written; then it is not taken.
+    Raises OSError if the record cannot be written; the attempt then stays unclaimed.
     """
     try:
-        fd = new_private(path, make_folder=True)  # which may have been removed
+        fd = new_private(path, make_folder=True)  # the folder may have been removed
     except FileExistsError:
         return False
     with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as stream:
@@ -169,7 +173,7 @@ def give_up(path: str, job: Job, boot: str, at_ns: int) -> bool:
 
 
 def write_end(path: str, how: str, code: int, at_ns: int, *, sync: bool) -> None:
-    """Write the END field over its reserved bytes. Raises OSError."""
+    """Write the END field in place; ``sync``: also force it to the disk. Raises OSError."""
     fd = plain(path, os.O_WRONLY)
     try:
         os.pwrite(fd, end_line(how, code, at_ns), END_AT)
@@ -180,7 +184,7 @@ def write_end(path: str, how: str, code: int, at_ns: int, *, sync: bool) -> None
 
 
 def write_pid(path: str, process: Process, boot: str, at_ns: int, supervisor: int) -> None:
-    """Write the PID field over its reserved bytes. Raises OSError."""
+    """Write the PID field in place. ``supervisor``: pid of the job's parent, 0 if it is dead. Raises OSError."""
     fd = plain(path, os.O_WRONLY)
     try:
         line = f"pid {process.pid} ticks {process.ticks} at {at_ns} supervisor {supervisor} boot {boot}".encode()

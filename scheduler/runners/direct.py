@@ -1,4 +1,4 @@
-"""Direct mode: attempts are children of the supervisor; daemon and supervisor cover for each other."""
+"""Runner of direct mode: all jobs are children of one supervisor; if it dies, the jobs become the daemon's children."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ from scheduler.system.processes import JOB_NAMES, environment_of, own_children, 
 from scheduler.system.safe_open import plain
 
 PACKET = 1 << 20
-SHORT_LIFE_S = 1.0  # a supervisor that dies sooner is not followed at once by the next, which may do the same
+SHORT_LIFE_S = 1.0  # a supervisor that lived for less than this is replaced only after a back-off
 SHORTEST_BREAK_S, LONGEST_BREAK_S = 0.05, 10.0
-MOST_PACKED = 60_000  # bytes in one packet; wmem_max is 212,992 on a common kernel
+MOST_PACKED = 60_000  # bytes of starts in one packet; the default send buffer of a socket has 212,992 bytes
 SUPERVISOR_FD = 3
 
 
 class DirectRunner(LocalRunner):
-    """Runs attempts through one supervisor; see `core.protocols.Runner` and docs/architecture.md.
+    """Runner that starts all attempts through one supervisor; see `core.protocols.Runner` and docs/architecture.md.
 
-    ``attempts``: folder of the records; ``environ``: base environment of the jobs; ``errors``: file that takes
-    what a dying supervisor says; ``descriptors``: soft limit on open files that the jobs get (the daemon's own is higher);
-    ``names``: of the variables of their marks.
+    ``attempts``: folder of the attempt records; ``state_file``: its path is part of each job's mark; ``environ``: base
+    environment of the jobs; ``errors``: file to which the supervisor's stderr is appended; ``descriptors``: the jobs'
+    soft limit on open files (the daemon's own limit is higher); ``names``: environment variables of the jobs' marks
+    (see `system.processes.Mark`). Raises OSError if the supervisor cannot be started.
     """
 
     name = "direct"
@@ -60,20 +61,21 @@ class DirectRunner(LocalRunner):
         self._socket: socket.socket | None = None
         self._supervisor = 0
         self._supervisor_since = 0.0
-        self._supervisor_due = 0.0  # when the next one is started, while there is none
+        self._supervisor_due = 0.0  # monotonic seconds: when to start the next supervisor, while none runs
         self._break = Backoff(SHORTEST_BREAK_S, LONGEST_BREAK_S)
-        self._no_supervisor = ""  # why there is none
+        self._no_supervisor = ""  # why no supervisor starts or stays alive; empty without such a problem
         self._outbox: list[bytes] = []
         self._starts: list[tuple[Any, ...]] = []
         self._sent: dict[str, WatchedAttempt] = {}
-        self._running: dict[str, WatchedAttempt] = {}  # children of the supervisor, or inherited from a dead one
+        # By key; the leaders are children of the supervisor, or of the daemon once their supervisor is dead.
+        self._running: dict[str, WatchedAttempt] = {}
         self._inherited: dict[int, str] = {}
         self._spawn_supervisor()
 
     # -- the supervisor ---------------------------------------------------------------------------------------
 
     def _spawn_supervisor(self) -> None:
-        """Have a supervisor, which is told the environment of the jobs before anything else. Raises OSError."""
+        """Start a supervisor and put the jobs' base environment first in the queue of its packets. Raises OSError."""
         environment = self._packet([("env", self.environ)])
         argv = [
             sys.executable,
@@ -85,12 +87,13 @@ class DirectRunner(LocalRunner):
             str(self._soft_limit),
         ]
         with contextlib.ExitStack() as passing:
-            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # here, where an error names it
+            # Opened here, not by posix_spawn, so that an OSError names the file.
+            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             passing.callback(os.close, nothing)
             errors = plain(self.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             passing.callback(os.close, errors)
-            os.set_blocking(errors, True)  # the supervisor knows nothing of how it was opened
-            os.fchmod(errors, 0o600)  # whatever the umask has left of it
+            os.set_blocking(errors, True)  # `plain` opens non-blocking; the supervisor expects a blocking stderr
+            os.fchmod(errors, 0o600)  # the umask may have removed permission bits
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             passing.callback(theirs.close)
             ours.setblocking(False)
@@ -114,7 +117,7 @@ class DirectRunner(LocalRunner):
         self._outbox.insert(0, environment)
 
     def _again(self) -> None:
-        """Another supervisor in place of a dead one, when it is time; what is to be started waits for it."""
+        """Start a supervisor in place of a dead one, unless the back-off still lasts; queued starts wait for it."""
         if time.monotonic() < self._supervisor_due:
             return
         try:
@@ -128,11 +131,11 @@ class DirectRunner(LocalRunner):
 
     @property
     def supervisor_pid(self) -> int:
-        """Pid of the supervisor of this daemon."""
+        """Pid of this daemon's supervisor."""
         return self._supervisor
 
     def start(self, job: Job, launch: Launch) -> None:
-        """Queue a start for the next flush."""
+        """Queue the start of an attempt; the next `flush` sends it."""
         path = self.path_of(launch.key)
         self._sent[launch.key] = WatchedAttempt(job.id, job.attempt, path, ours=True)
         data = attempt_record.blank(job, self.boot)
@@ -154,11 +157,11 @@ class DirectRunner(LocalRunner):
         )
 
     def _program(self, name: str) -> str:
-        """Its path, or the name, which then cannot be run."""
+        """Return the path of program ``name`` in the jobs' PATH; ``name`` itself if it is not found."""
         return shutil.which(name, path=self.environ.get("PATH", os.defpath)) or name if name else ""
 
     def flush(self) -> None:
-        """Send the queued starts, in as few packets as fit."""
+        """Send the queued starts to the supervisor, several in one packet."""
         starts, self._starts = self._starts, []
         packed: list[tuple[Any, ...]] = []
         size = 0
@@ -176,7 +179,7 @@ class DirectRunner(LocalRunner):
     def _pack(self, starts: list[tuple[Any, ...]]) -> None:
         try:
             self._outbox.append(self._packet(starts))
-        except OSError as error:  # a full disk: nobody was told of these, so nobody begins them
+        except OSError as error:  # a full disk: the supervisor never gets these starts
             for start in starts:
                 attempt = self._sent.pop(str(start[1]))
                 why = start_trouble(attempt.job, attempt.attempt, error.errno or errno.EIO, time.time(), "record")
@@ -187,7 +190,7 @@ class DirectRunner(LocalRunner):
         return self._as_file(data) if len(data) > 2 * MOST_PACKED else data  # a very long command or environment
 
     def _as_file(self, data: bytes) -> bytes:
-        """A packet that names a file in which the real one stands; the supervisor removes it. Raises OSError."""
+        """Write a packet to a file, which the supervisor removes; return a packet with its path. Raises OSError."""
         path = os.path.join(os.path.dirname(self.attempts), f"packet-{os.getpid()}-{time.monotonic_ns()}")
         fd = new_private(path)
         try:
@@ -203,21 +206,21 @@ class DirectRunner(LocalRunner):
             try:
                 self._socket.send(self._outbox[0])
             except (BlockingIOError, InterruptedError):
-                return  # sent at the next look
+                return  # the next `look` sends it
             except OSError as error:
                 if error.errno in (errno.EMSGSIZE, errno.ENOBUFS) and len(self._outbox[0]) > 4096:
                     try:
                         self._outbox[0] = self._as_file(self._outbox[0])
                     except OSError:
-                        return  # tried again at the next look
+                        return  # the next `look` tries again
                     continue
-                return  # the supervisor is dead; `look` finds out and settles what it was sent
+                return  # the supervisor is dead; `look` notices that and settles the attempts sent to it
             del self._outbox[0]
 
     # -- looking ------------------------------------------------------------------------------------------
 
     def next_look(self) -> float | None:
-        """When to look again without a readable descriptor."""
+        """Return when (monotonic seconds) `look` is due even without a readable descriptor; None if it is not."""
         due = self._due()
         if self._socket is None:
             due.append(self._supervisor_due)
@@ -226,7 +229,7 @@ class DirectRunner(LocalRunner):
         return min(due, default=None)
 
     def look(self) -> list[Observation]:
-        """All observations since the last look."""
+        """Return all observations since the last call."""
         dead = self._receive()
         self._look_at_descriptors()
         self._reap()
@@ -246,7 +249,7 @@ class DirectRunner(LocalRunner):
         return (*self._sent.values(), *self._running.values(), *self._adopted.values())
 
     def _receive(self) -> bool:
-        """Read the supervisor's packets; True when it is dead."""
+        """Read all packets of the supervisor; return True if it is dead."""
         if self._socket is None:
             return False
         resets = 0
@@ -255,7 +258,7 @@ class DirectRunner(LocalRunner):
                 data = self._socket.recv(PACKET)
             except BlockingIOError:
                 return False
-            except OSError:  # ECONNRESET: it died with packets of ours unread; its own may still be there
+            except OSError:  # ECONNRESET: it died before it read all our packets; its last ones may still come
                 resets += 1
                 if resets > 3:
                     return True
@@ -286,26 +289,26 @@ class DirectRunner(LocalRunner):
                 number = int(str(message[3]))
                 self._facts.append(start_trouble(attempt.job, attempt.attempt, number, time.time(), str(message[2])))
         elif kind == "taken":
-            self._sent.pop(key, None)  # settled already by whoever claimed it
+            self._sent.pop(key, None)  # claimed before, for example by `stop`, which reported it then
 
     def _reap(self) -> None:
-        """Children of ours that ended: orphans of jobs, and leaders inherited from a dead supervisor."""
+        """Reap children of the daemon that ended: orphans of jobs, and leaders inherited from a dead supervisor."""
         for pid, exited, code in self._ended_children():
             key = self._inherited.pop(pid, None)
             if key is None and pid != self._supervisor and self._socket_is_dead():
-                return  # perhaps a leader of the supervisor that just died: `_supervisor_died` tells them apart
+                return  # perhaps the leader of a job whose supervisor just died: `_supervisor_died` finds out
             if key is not None:
                 self._end_of_child(self._running.pop(key), exited, code)
             else:
                 self._orphan_ended(pid, exited, code)
 
     def _socket_is_dead(self) -> bool:
-        """Whether the supervisor died, and we have not heard of it yet."""
+        """Return True if the supervisor is dead and `_supervisor_died` has not handled that yet."""
         found = seen(self._supervisor)
         return self._socket is not None and (found is None or not found.alive)
 
     def _supervisor_died(self) -> None:
-        """Take over the dead supervisor's jobs (they are our children now) and have another one."""
+        """Inherit the dead supervisor's running jobs, settle its other attempts, and start a new supervisor."""
         if self._socket is not None:
             self._epoll.unregister(self._socket.fileno())
             self._socket.close()
@@ -320,7 +323,7 @@ class DirectRunner(LocalRunner):
                 continue
             if attempt.process.pid in children:
                 self._inherited[attempt.process.pid] = key
-            else:  # the supervisor had reaped it: then the record is whole
+            else:  # the supervisor reaped the leader, so the ending is in the record
                 del self._running[key]
                 self._settle_from_record(attempt, now)
         unknown = children - set(self._inherited) - {p.pid for _, _, p in self._leftovers.values()}
@@ -333,7 +336,7 @@ class DirectRunner(LocalRunner):
         if time.monotonic() - self._supervisor_since < SHORT_LIFE_S:
             again = self._break.tries > 0
             self._pause()
-            if again:  # once may be chance
+            if again:  # a single early death may be chance
                 self._no_supervisor = f"the supervisor ends as soon as it is started: see {self.errors}"
         else:
             self._break.reset()
@@ -344,8 +347,10 @@ class DirectRunner(LocalRunner):
     def _settle_sent(
         self, key: str, attempt: WatchedAttempt, unknown: set[int], nameless: set[int], now: float
     ) -> None:
-        """An attempt that the dead supervisor was told to start and never spoke of. ``unknown``: children of ours that were
-        no attempt's before; ``nameless``: those of them that no record names either.
+        """Settle an attempt that was sent to the dead supervisor and never answered.
+
+        ``unknown``: pids of the daemon's children that belong to no known attempt; ``nameless``: those of them that are
+        in no attempt record.
         """
         found = attempt_record.read(attempt.path)
         if found.kind is Record.NONE:
@@ -359,7 +364,7 @@ class DirectRunner(LocalRunner):
             return
         process = found.process
         if process is None and found.kind is Record.CLAIMED:
-            # Starts are made one after another, so at most one child can be without a known pid.
+            # The supervisor starts jobs one after another, so at most one child is missing from the records.
             process = self._child_of_claim(attempt, nameless)
             if process is None:
                 with contextlib.suppress(OSError):
@@ -378,10 +383,10 @@ class DirectRunner(LocalRunner):
             self._settle_from_record(attempt, now)
 
     def _child_of_claim(self, attempt: WatchedAttempt, nameless: set[int]) -> Process | None:
-        """The one child of the dead supervisor that no record names: it leads its session and is the newest such child.
+        """Return the leader of a claimed attempt whose record has no pid: the newest session leader in ``nameless``.
 
-        Its mark is not asked for: a zombie has none to show, nor has a process in the midst of its exec. What
-        carries another attempt's mark is left out (an orphan of a job that made a session of its own).
+        The attempt's mark is not required: a zombie has no readable environment, nor has a process during its exec.
+        Processes with the mark of another attempt are left out: orphans of jobs that created a session.
         """
         newest: Process | None = None
         for pid in nameless:
@@ -397,10 +402,10 @@ class DirectRunner(LocalRunner):
         return newest
 
     def stop(self, job: Job, hard: bool, soft: int = signal.SIGTERM) -> None:
-        """What nobody has begun yet is taken back; else SIGTERM (or ``soft``) or SIGKILL to the whole tree."""
+        """Give up the attempt if it is not claimed yet; otherwise signal its processes (see `LocalRunner.stop`)."""
         attempt = self._sent.get(job.attempt_key)
         if attempt is not None:
-            with contextlib.suppress(OSError):  # a full disk: it is ended as soon as it runs
+            with contextlib.suppress(OSError):  # a full disk: the job is stopped as soon as it has started
                 if attempt_record.give_up(attempt.path, job, self.boot, time.time_ns()):
                     del self._sent[job.attempt_key]
                     self._facts.append(Unclaimed(attempt.job, attempt.attempt))
@@ -408,7 +413,10 @@ class DirectRunner(LocalRunner):
         super().stop(job, hard, soft)
 
     def trouble(self) -> str:
-        """No supervisor, or one that is stopped: it is told, and not continued, for SIGSTOP is somebody's wish."""
+        """Return why no job can start (no supervisor, or a stopped one) and what to do; empty if nothing is wrong.
+
+        A stopped supervisor is not continued automatically: somebody sent the SIGSTOP on purpose.
+        """
         if self._socket is not None and time.monotonic() - self._supervisor_since > SHORT_LIFE_S:
             self._no_supervisor = ""
             self._break.reset()
@@ -422,14 +430,14 @@ class DirectRunner(LocalRunner):
         )
 
     def close(self) -> None:
-        """Let go of everything; the supervisor drains, the jobs live on."""
+        """Close all descriptors; the jobs go on, and the supervisor ends after its last job."""
         if self._socket is not None:
             self._socket.close()
         super().close()
 
 
 def _bare(attempt: WatchedAttempt) -> Job:
-    """The little that a record taken only to be given up has to say."""
+    """Return a job with only its id and attempt number: enough for the record of an attempt that is given up."""
     from scheduler.core.gpu import ResourceRequest
     from scheduler.core.job import JobSpec
 

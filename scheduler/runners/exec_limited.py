@@ -1,7 +1,8 @@
-"""Becomes another program, in a folder and within limits: ``python -I -S exec_limited.py FOLDER LIMITS PROGRAM WORDS…``.
+"""Executes a program in a folder with resource limits: ``python -I -S exec_limited.py FOLDER LIMITS PROGRAM WORDS…``.
 
-LIMITS: ``which:soft:hard`` joined by commas, as `resource.setrlimit` takes them, or ``-``. FOLDER: a path, or ``-``. WORDS
-begin with the program's own name. pid, session and descriptors stay what they are.
+FOLDER: a path, or ``-`` for the current folder. LIMITS: ``which:soft:hard`` joined by commas, numbers as in
+`resource.setrlimit`, or ``-`` for none. WORDS: all arguments from argv[0] on. The program keeps pid, session and
+descriptors of this process.
 """
 
 import os
@@ -23,12 +24,12 @@ def main(folder, limits, program, *words):
 
 
 def lower(one: int, other: int) -> int:
-    """The lower of two limits, of which -1 is none."""
+    """Return the lower of two resource limits; -1 means unlimited."""
     return max(one, other) if -1 in (one, other) else min(one, other)
 
 
 def say(text):
-    """Into the log; a full disk keeps nobody from being started."""
+    """Print a message on stderr, which is a log. A failed write is ignored: a full disk must not prevent the start."""
     try:
         os.write(2, f"gpujob: {text}\n".encode(errors="replace"))
     except OSError:

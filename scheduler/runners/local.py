@@ -1,4 +1,4 @@
-"""Attempts that run without our help: adopted after a restart, ended but not yet settled, or outlived by processes."""
+"""Base class of the runners: watches, adopts and stops attempts on this machine, and tracks leftover processes."""
 
 from __future__ import annotations
 
@@ -39,31 +39,37 @@ ZOMBIE_PATIENCE_S = 10.0
 LOOK_AGAIN_S = 0.005
 LONGEST_LOOK_S = 0.5
 MOST_LOOKS = 8
-KEPT_FREE = 64  # descriptors for everything else
-# In the environment of what belongs to no job.
+KEPT_FREE = 64  # descriptors that are not used to watch processes
+# A process with one of these variables in its environment is a helper of the scheduler and belongs to no job.
 HELPERS = (b"GPUJOB_SESSION=", b"GPUJOB_READER=", b"GPUJOB_SUPERVISOR=", b"GPUJOB_WEB_CHILD=")
 
 
 @dataclass(slots=True)
 class WatchedAttempt:
-    """An attempt in hand. ``ours``: started below this very daemon, so that its orphans become our children."""
+    """An attempt that the runner watches. ``path``: of its record; ``process``: its leader, None while unknown.
+
+    ``ours``: started by this daemon, so that its orphans become the daemon's children.
+    """
 
     job: int
     attempt: int
     path: str
     process: Process | None = None
     ours: bool = False
-    session: Process | None = None  # who leads the leader's session: itself, or in a terminal its shim
+    session: Process | None = None  # leader of the session: ``process`` itself, in screen mode the shim
 
     @property
     def key(self) -> str:
-        """Name of its record."""
+        """Name of the attempt record, ``<job>.<attempt>``."""
         return f"{self.job}.{self.attempt}"
 
 
 @dataclass(slots=True)
 class _Zombie:
-    """A watched leader that has ended, but whose record is not whole yet; or one that no descriptor could be had for."""
+    """An attempt that is checked repeatedly: its leader has ended without a recorded ending, or has no pidfd.
+
+    ``since``, ``due``: monotonic seconds; ``wait``: seconds to the next look.
+    """
 
     attempt: WatchedAttempt
     since: float
@@ -73,7 +79,10 @@ class _Zombie:
 
 @dataclass(slots=True)
 class _Claim:
-    """An attempt that may begin this moment: its starter lives, and has not told a pid yet."""
+    """An adopted attempt that may be starting just now: no pid is recorded, and its supervisor or shim lives.
+
+    ``due``: monotonic seconds of the next look; ``wait``: seconds to it.
+    """
 
     job: Job
     wait: float
@@ -87,18 +96,20 @@ def _session_leader(process: Process) -> Process | None:
 
 
 def _leads(attempt: WatchedAttempt, orphan: Seen) -> bool:
-    """Whether a process is of an attempt's session."""
+    """Return whether a process belongs to the session of an attempt."""
     leader = attempt.session or attempt.process
     return leader is not None and orphan.session == leader.pid and orphan.ticks >= leader.ticks
 
 
 class LocalRunner:
-    """What all runners of this machine share: watching, adopting, ending attempts, and what these leave behind.
+    """Base class of the runners of this machine: watches, adopts and stops attempts, and tracks leftover processes.
 
-    ``attempts``: folder of the records; ``environ``: base environment of the jobs; ``names``: of their marks' variables.
+    ``attempts``: folder of the attempt records; ``state_file``: its path is part of each job's mark; ``environ``: base
+    environment of the jobs; ``names``: environment variables of the jobs' marks. The leader of an attempt is its main
+    process. Raises OSError.
     """
 
-    terminal = False  # each job runs in a terminal of its own, which goes with its supervisor
+    terminal = False  # True: each job has its own terminal, which closes when its shim dies
 
     def __init__(
         self, attempts: str, state_file: str, environ: Mapping[str, str], names: tuple[str, str, str] = JOB_NAMES
@@ -116,28 +127,24 @@ class LocalRunner:
         self.boot = boot_id()
         self._epoll = select.epoll()
         self._most_watched = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - KEPT_FREE
-        self._adopted: dict[
-            int, WatchedAttempt
-        ] = {}  # pidfd of the leader → attempt that is no child of our supervisor
+        self._adopted: dict[int, WatchedAttempt] = {}  # pidfd of the leader → attempt whose end it shows
         self._zombies: list[_Zombie] = []
         self._claims: list[_Claim] = []
-        self._leftovers: dict[int, tuple[str, Mark, Process]] = {}  # pidfd → whose
-        self._held: dict[str, Mark] = {}
-        self._shims: set[Process] = set()  # of attempts that have ended
-        self._past: dict[
-            str, WatchedAttempt
-        ] = {}  # of ours, ended, something of it lives: its orphans become our children
-        self._unsure: set[Process] = set()  # orphans that more than one job may have made: hold GPUs, are never ended
-        self._strangers: Set[int] = frozenset()  # sessions of the daemon's other helpers
+        self._leftovers: dict[int, tuple[str, Mark, Process]] = {}  # pidfd → key and mark of its attempt, process
+        self._held: dict[str, Mark] = {}  # key of an attempt with leftover processes → its mark
+        self._shims: set[Process] = set()  # shims of attempts that have ended
+        self._past: dict[str, WatchedAttempt] = {}  # key → ended attempt of this daemon with leftover processes
+        self._unsure: set[Process] = set()  # orphans that several jobs may have started: hold GPUs, get no signals
+        self._strangers: Set[int] = frozenset()  # sessions of the daemon's helper processes
         self._facts: list[Observation] = []
         become_subreaper()
 
     def path_of(self, key: str) -> str:
-        """Where the record of an attempt stands."""
+        """Return the path of an attempt record."""
         return os.path.join(self.attempts, key)
 
     def descriptors(self) -> list[int]:
-        """One descriptor that stands for all."""
+        """Return the epoll descriptor, which is readable when one of the watched descriptors is."""
         return [self._epoll.fileno()]
 
     def _due(self) -> list[float]:
@@ -145,15 +152,15 @@ class LocalRunner:
         return at_once + [zombie.due for zombie in self._zombies] + [claim.due for claim in self._claims]
 
     def _servants(self) -> Iterable[int]:
-        """Children of ours that belong to no job."""
+        """Return the pids of the daemon's children that belong to no job."""
         return ()
 
     def _in_hand(self) -> Iterable[WatchedAttempt]:
-        """Attempts whose leader runs."""
+        """Return the attempts whose ending is not reported yet, except those in `_zombies` and `_claims`."""
         return self._adopted.values()
 
     def leave_alone(self, sessions: Set[int]) -> None:
-        """Processes of these sessions belong to no job, though they may become our children."""
+        """Set the sessions whose processes belong to no job, though they may become the daemon's children."""
         self._strangers = sessions
 
     def _take_facts(self) -> list[Observation]:
@@ -163,12 +170,15 @@ class LocalRunner:
     # -- looking ------------------------------------------------------------------------------------------
 
     def _watch(self, attempt: WatchedAttempt) -> None:
-        """Be told when the leader ends; an ended one is settled from its record at the next look."""
+        """Watch for the end of the leader through a pidfd or, without one, by repeated checks in `look`.
+
+        An attempt whose leader has ended already is settled from its record in the next `look`.
+        """
         if attempt.process is not None:
             attempt.session = _session_leader(attempt.process)
         full = len(self._adopted) + len(self._leftovers) >= self._most_watched
         fd = open_pidfd(attempt.process) if attempt.process is not None and not full else -1
-        if fd < 0:  # ended; or watched by looking now and then: descriptors are needed for other things too
+        if fd < 0:  # the leader has ended, or the remaining descriptors are needed elsewhere
             self._zombies.append(_Zombie(attempt, time.monotonic()))
         else:
             self._adopted[fd] = attempt
@@ -196,11 +206,12 @@ class LocalRunner:
         return Mark(attempt.job, attempt.attempt, self.state_file, self.names)
 
     def _left_behind(self, attempt: WatchedAttempt) -> tuple[Process, ...]:
-        """Processes of an attempt whose leader has ended.
+        """Return the leftover processes of an attempt whose leader has ended.
 
-        Whatever lives of it hangs below a process whose parent died, and such a one is our child: so one look at
-        our own children tells that there is nothing, and only else all processes are searched. An orphan that
-        shows no owner (another session, no mark) holds the GPUs of every job that may have made it.
+        Each of them is, or descends from, an orphan, and the kernel makes the orphans of this daemon's jobs children of
+        the daemon. So nothing is left if no child of the daemon can belong to the attempt; only otherwise all of /proc
+        is searched. An orphan without a sign of its job (another session, no mark) counts for all jobs that may have
+        started it. For an attempt of an earlier daemon, /proc is always searched.
         """
         if not attempt.ours:
             return tuple(members(self._mark(attempt), attempt.process))
@@ -210,16 +221,16 @@ class LocalRunner:
                 return ()
             left = members(self._mark(attempt), attempt.process, orphans)
             if left:
-                return tuple(left)  # else they ended this moment, and may have left others
+                return tuple(left)  # else the orphans have just ended, and may have left orphans: look again
         return tuple(orphans)
 
     def _orphans_of(self, attempt: WatchedAttempt) -> list[Process]:
-        """Live children of ours that may be the attempt's; none that is held for another is.
+        """Return live children of the daemon that may belong to the attempt and are no leftovers of other attempts.
 
-        One that dies after our children were listed hands its own over to us, and they are not in that list. It stays a zombie
-        until we reap it: so the list is complete once nobody has died since the one before.
+        If a child dies after the list of children was read, its own children become the daemon's and are missing from
+        the list. The dead child stays a zombie until it is reaped: a list that shows no new zombie is complete.
         """
-        # A shim that exits is our child once its server has ended, and shows no environment any more.
+        # Once its screen process has ended, an exiting shim is the daemon's child, and its environment is unreadable.
         self._shims = {shim for shim in self._shims if lives(shim)}
         servants = {*self._servants(), *(shim.pid for shim in self._shims)}
         held = {p.pid for key, _, p in self._leftovers.values() if key != attempt.key and p not in self._unsure}
@@ -228,7 +239,7 @@ class LocalRunner:
         while True:
             orphans, dead = [], set()
             for pid in own_children():
-                if pid in servants or (pid in held and not carries(pid, mark)):  # its own mark proves more
+                if pid in servants or (pid in held and not carries(pid, mark)):  # this attempt's mark proves more
                     continue
                 found = seen(pid)
                 if found is None or not found.alive:
@@ -247,7 +258,7 @@ class LocalRunner:
         if mark.is_of_another(entries):
             return False
         if any(entry.startswith(HELPERS) for entry in entries):
-            return False  # a shim, what a user started in a window beside a job's, a reader of the GPUs: no job's
+            return False  # for example a shim, a GPU reader, or a user's own screen window
         if _leads(attempt, orphan):
             return True
         if any(held != f"{attempt.job}.{attempt.attempt}" and p.pid == orphan.pid and carries(orphan.pid, m)
@@ -265,7 +276,7 @@ class LocalRunner:
         return own
 
     def _ended_children(self) -> Iterator[tuple[int, bool, int]]:
-        """(pid, whether it exited, code or signal) of each child that ended; reaped once the caller has dealt with it."""
+        """Yield (pid, whether it exited, exit code or signal) of each ended child; reap it when the caller goes on."""
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -278,7 +289,7 @@ class LocalRunner:
                 os.waitpid(found.si_pid, os.WNOHANG)
 
     def _orphan_ended(self, pid: int, exited: bool, code: int) -> None:
-        """A child of ours ended: if it led a watched attempt, its supervisor is dead and we were given it."""
+        """Settle the watched attempt whose leader is the ended child ``pid``, if any: its supervisor has died."""
         for fd, attempt in self._adopted.items():
             if attempt.process is not None and attempt.process.pid == pid:
                 self._epoll.unregister(fd)
@@ -291,19 +302,17 @@ class LocalRunner:
                 return
             self._zombies.remove(mine[0])
             attempt = mine[0].attempt
-        if (
-            attempt_record.read(attempt.path).kind is Record.ENDED
-        ):  # its supervisor still wrote it down before it was killed
+        if attempt_record.read(attempt.path).kind is Record.ENDED:  # recorded by its supervisor before it was killed
             self._zombies.append(_Zombie(attempt, time.monotonic()))
         else:
             self._end_of_child(attempt, exited, code)
 
     def _end_of_child(self, attempt: WatchedAttempt, exited: bool, code: int) -> None:
-        """What the supervisor would have done: write the ending down before it is taken from the kernel."""
+        """Record and report the ending of a leader in place of its dead supervisor, before the leader is reaped."""
         at = time.time_ns()
         how, code = attempt_record.ending_words(exited, code, hangup=self.terminal)
-        with contextlib.suppress(OSError):  # the commit of this very observation keeps the code as well
-            if attempt_record.read(attempt.path).process in (None, attempt.process):  # else the folder was made anew
+        with contextlib.suppress(OSError):  # the store keeps the exit code with this observation
+            if attempt_record.read(attempt.path).process in (None, attempt.process):  # else it is another attempt's
                 attempt_record.write_end(attempt.path, how, code, at, sync=False)
         self._ended(attempt, how, code, at / 1e9)
 
@@ -316,7 +325,7 @@ class LocalRunner:
             self._facts.append(Lost(attempt.job, attempt.attempt, why_lost(found.kind, True), now, left))
 
     def _look_at_zombies(self) -> None:
-        """Settle watched leaders that have ended; wait for the ending that a supervisor or shim is about to write down."""
+        """Settle leaders that have ended; keep those whose ending a supervisor or shim still has to record."""
         now = time.monotonic()
         waiting = []
         for zombie in self._zombies:
@@ -324,7 +333,7 @@ class LocalRunner:
                 waiting.append(zombie)
                 continue
             attempt = zombie.attempt
-            # Looked at before the record is read: who reaps it has written the ending down by then.
+            # Checked before the record is read: a leader that is reaped by now has its ending in the record.
             still = attempt.process is not None and stands(attempt.process)
             impatient = now - zombie.since > ZOMBIE_PATIENCE_S
             found = read_ending(
@@ -344,10 +353,10 @@ class LocalRunner:
     # -- after a restart ----------------------------------------------------------------------------------
 
     def adopt(self, job: Job) -> list[Observation]:
-        """Settle an attempt found in the store; observations, after which it is watched if it still lives.
+        """Adopt or settle an attempt found in the store: return its observations, and watch it if it still runs.
 
-        An attempt that this very runner has in hand is left as it is. While its starter may be in the midst of its
-        start nothing is said of it; its observations come by ``look``.
+        An attempt that this runner handles already stays unchanged. While its starter may still be starting it, the
+        list is empty, and `look` returns the observations later. Raises OSError.
         """
         key = job.attempt_key
         for attempt in self._in_hand():
@@ -370,7 +379,7 @@ class LocalRunner:
         settled = any(not isinstance(observation, Started) for observation in observations)
         if not settled and process is not None:
             self._watch(WatchedAttempt(job.id, job.attempt, path, process))
-        if job.runner == "screen":  # killed before it was written down, its session is known by its name alone
+        if job.runner == "screen":  # a killed daemon may not have stored it: read the session from the shim
             return [
                 replace(observation, session=session_of(observation.process) or None)
                 if isinstance(observation, Started)
@@ -390,19 +399,19 @@ class LocalRunner:
                 self._claims.append(claim)
                 continue
             self._facts += self._settle(claim.job)
-            if self._claims and self._claims[-1].job is claim.job:  # still in the midst of it
+            if self._claims and self._claims[-1].job is claim.job:  # its starter has still not recorded a pid
                 self._claims[-1].wait = min(LONGEST_LOOK_S, 2 * claim.wait)
                 self._claims[-1].due = now + self._claims[-1].wait
 
     # -- ending -------------------------------------------------------------------------------------------
 
     def stop(self, job: Job, hard: bool, soft: int = signal.SIGTERM) -> None:
-        """SIGTERM (or ``soft``) or SIGKILL to the whole tree."""
+        """Send SIGTERM (or ``soft``), or SIGKILL if ``hard``, to all processes of the attempt."""
         known = [p for held, _, p in self._leftovers.values() if held == job.attempt_key and p not in self._unsure]
         signal_all(Mark(job.id, job.attempt, self.state_file, self.names), job.process, known, hard, soft)
 
     def watch_leftovers(self, key: str, job: int, attempt: int, processes: Sequence[Process]) -> None:
-        """Report Gone(key) when none of these lives, nor any other of the attempt."""
+        """Watch leftover processes; `look` reports Gone(key) when no process of the attempt lives any more."""
         mark = Mark(job, attempt, self.state_file, self.names)
         self._held[key] = mark
         watched = {process for held, _, process in self._leftovers.values() if held == key}
@@ -430,7 +439,7 @@ class LocalRunner:
         mark = self._held[key]
         found = attempt_record.read(self.path_of(key))
         past = self._past.get(key)
-        # What the last one started, in a session of its own and without the mark, is our child since it ended.
+        # A process that the last leftover process started in a new session and without the mark is now our child.
         orphans = self._left_behind(past) if past is not None else ()
         left = members(mark, found.process, [*orphans, *([last] if last else [])])
         if left:
@@ -441,11 +450,11 @@ class LocalRunner:
             self._facts.append(Gone(key))
 
     def trouble(self) -> str:
-        """Each attempt has a supervisor of its own: nothing holds up all of them."""
+        """Return an empty text: each attempt has its own shim, so no single failure stops all of them."""
         return ""
 
     def close(self) -> None:
-        """Let go of everything; the jobs live on."""
+        """Close all descriptors; the jobs go on."""
         for fd in (*self._adopted, *self._leftovers):
             os.close(fd)
         self._epoll.close()

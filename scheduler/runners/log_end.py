@@ -1,4 +1,4 @@
-"""What the end of a job's log tells about how the job ended."""
+"""Finds known causes of failure at the end of a job's log."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from scheduler.core.log_names import errors_of
 from scheduler.system.log_reader import LogWindow
 
 TAIL_BYTES = 16 * 1024
-MOST_UNPACKED = 8 << 20  # of a packed log: more would hold up whoever asks
+MOST_UNPACKED = 8 << 20  # bytes; a packed log that unpacks to more is not read, as that would take too long
 
 
 def log_finding_of(job: Job, exit_code: int | None) -> Failure | None:
-    """The cause that the log names, or of a job that ended with 0 what it should not have said; None if there is neither."""
+    """Return the known cause of failure in the log, or None; after exit code 0, only that GPU memory ran out."""
     if not job.log:
         return None
     look = warning_in if exit_code == 0 else failure_in
@@ -26,4 +26,4 @@ def _end_of(job: Job) -> str:
             end = b"" if log.cut else log.read(max(0, log.size - TAIL_BYTES), TAIL_BYTES)
         return end.decode("utf-8", "replace")
     except OSError:
-        return ""  # no log, no cause: the exit code stands all the same
+        return ""  # without a log the cause is unknown

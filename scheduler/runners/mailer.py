@@ -1,6 +1,7 @@
-"""Sends what a job wrote: run as ``python -I -S mailer.py SENDMAIL TO SUBJECT LOG PACKED``; exits with sendmail's code.
+"""Program that mails a job's log: ``python -I -S mailer.py SENDMAIL TO SUBJECT LOG PACKED``.
 
-Stands alone, as the supervisor does: it runs on while the scheduler ends.
+Its exit code is sendmail's. An empty LOG sends a mail without text; a non-empty PACKED means that the log is gzip.
+It imports only the standard library, so it can go on after the scheduler has ended.
 """
 
 import os
@@ -9,7 +10,7 @@ import sys
 
 
 def header(text):
-    """One line of a mail's head: nothing in it may begin another."""
+    """Return ``text`` as the value of a mail header: on one line, so that it cannot add a header."""
     line = " ".join(text.split())
     return line if line.isascii() else "=?utf-8?B?" + encoded(line) + "?="
 
@@ -34,7 +35,7 @@ def main(sendmail, to, subject, log, packed):
                     process.stdin.write(piece)
         process.stdin.close()
     except BrokenPipeError:
-        pass  # it says itself why it does not take it
+        pass  # sendmail has ended and printed the reason
     except OSError as error:
         process.stdin.write(f"\n({log}: {error.strerror})\n".encode())
         process.stdin.close()

@@ -1,4 +1,4 @@
-"""What the record of an attempt tells of a job that the store still holds as running, while no scheduler runs."""
+"""Applies recorded endings to jobs that the store still shows as running, while no scheduler runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ ENDED_ALONE = "it ended while no scheduler was running"
 
 
 def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
-    """The job as the next start will take it up; itself, if its record does not tell that it has ended.
+    """Return the job as the next start of the scheduler will change it; ``job`` itself if its record has no ending.
 
-    ``attempts``: the folder of the records. Of a job that the next start will run again also the event that it will write.
+    ``attempts``: folder of the attempt records. If the scheduler will run the job again, the second value is the event
+    that it will record then, else None.
     """
     try:
         told = attempt_record.read(os.path.join(attempts, job.attempt_key))
     except OSError:
-        return job, None  # what cannot be read now says nothing
+        return job, None  # an unreadable record proves nothing
     now = replace(job)
     if told.kind is Record.ENDED:
         return _after_run(now, told, rules)
@@ -55,7 +56,7 @@ def _after_no_start(job: Job, told: attempt_record.AttemptRecord, rules: Rules) 
         return _moved(job, means, at)
     if job.state is JobState.STOPPING:
         return _moved(job, CANCELLED, at)
-    move(job, Move.RETRY_SCHEDULED, at)  # nobody has begun it: it waits as before
+    move(job, Move.RETRY_SCHEDULED, at)  # the attempt never began: the job waits again
     return job, None
 
 

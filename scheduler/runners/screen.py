@@ -1,7 +1,7 @@
-"""Screen mode: each attempt runs in a GNU screen session of its own, under a shim that writes its record.
+"""Runner of screen mode: each attempt runs in its own GNU screen session, under a shim that writes the attempt record.
 
-The scheduler starts ``screen -D -m``, which stays its child, so the number before the session's name is known at
-once. Whether the job really started is told by its record alone, never by screen's exit code.
+The daemon starts ``screen -D -m``. This process stays the daemon's child, so its pid, with which the session's name
+begins, is known immediately. Only the attempt record shows whether the job started; screen's exit code does not.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OLD_S = 2 * START_LIMIT_S
 _FOLDER = re.compile(r"(?:Sockets? in|No Sockets found in) (.+?)\.\s*$", re.MULTILINE)
 _TERMINFO = ("/etc/terminfo", "/lib/terminfo", "/usr/share/terminfo", "/usr/local/share/terminfo")
 
-# Ours alone: the user's own ~/.screenrc may hold `zombie`, a log of its own, or another shell.
+# Replaces the user's ~/.screenrc, which may set `zombie`, its own log or another shell.
 SCREENRC = """\
 startup_message off
 vbell off
@@ -72,7 +72,11 @@ deflog off
 
 @dataclass(slots=True)
 class _Session:
-    """A session that was started, and whose job has not been seen yet."""
+    """A started session whose job has not been seen running yet.
+
+    ``server``: pid of its screen process; ``until``: when to give the start up; ``due``: when to look again (both
+    monotonic seconds); ``wait``: seconds between two looks.
+    """
 
     job: Job
     attempt: WatchedAttempt
@@ -81,12 +85,15 @@ class _Session:
     until: float
     wait: float = LOOK_AGAIN_S
     due: float = 0.0
-    over: bool = False  # its server has ended
+    over: bool = False  # its screen process has ended
 
 
 @dataclass(slots=True)
 class _Ending:
-    """A job that has ended while its session still takes in what the job printed last."""
+    """A job that has ended while its session may still be writing the job's last output to the log.
+
+    ``server``: the session's screen process; ``until``: monotonic seconds at which the ending is reported anyway.
+    """
 
     attempt: WatchedAttempt
     how: str
@@ -97,15 +104,15 @@ class _Ending:
 
 
 class ScreenRunner(LocalRunner):
-    """Runs attempts in screen sessions; see `core.protocols.Runner` and docs/architecture.md.
+    """Runner that starts each attempt in its own screen session; see `core.protocols.Runner` and docs/architecture.md.
 
-    ``folder``: private folder for the screenrc and what is handed to each session; ``short_id``: tells the
-    sessions of this scheduler from another's of the same name; ``descriptors``: soft limit on open files that the
-    jobs get. Raises SchedulerError when there is no screen, or it cannot use its socket folder.
+    ``folder``: private folder for the screenrc and the launch files of the sessions; ``short_id``: added to the name of
+    a session if that name is in use; ``descriptors``: the jobs' soft limit on open files. Raises SchedulerError if the
+    program screen is missing or cannot use its socket folder.
     """
 
     name = "screen"
-    terminal = True  # a job whose shim was killed has not succeeded, whatever it makes of that
+    terminal = True  # a job whose shim was killed ends as hangup, never as a success
 
     def __init__(
         self,
@@ -134,15 +141,15 @@ class ScreenRunner(LocalRunner):
         self._write_screenrc()
         tidy(folder, attempts)
         self._sessions: dict[str, _Session] = {}
-        self._servers: dict[int, str] = {}  # pid of a session's server, our child → key
-        self._server_of: dict[str, Process] = {}  # key of a job that was seen to run → its session's server
+        self._servers: dict[int, str] = {}  # pid of a session's screen process → key of the attempt
+        self._server_of: dict[str, Process] = {}  # key of an attempt seen running → its screen process
         self._endings: list[_Ending] = []
         name, count, how = (*environ.get("GPUJOB_CRASH_AT", "").split(":"), "", "")[:3]
         self._crash = (f"{name}:{how}" if how else name) if name.startswith("shim.") else ""
-        self._crash_passes = int(count) if count else None  # the n-th session's shim; else every one
+        self._crash_passes = int(count) if count else None  # crash only the n-th shim; None: every shim
 
     def _socket_folder(self) -> str:
-        """Where screen keeps its sockets for this user, by its own word. Raises SchedulerError with what it says."""
+        """Return this user's socket folder as `screen -ls` prints it. Raises SchedulerError with screen's output."""
         try:
             done = subprocess.run(
                 [self.screen, "-ls"], capture_output=True, env=self._server_environ, timeout=LIST_LIMIT_S,
@@ -161,7 +168,7 @@ class ScreenRunner(LocalRunner):
         return found.group(1)
 
     def _longest_name(self) -> int:
-        """A socket's whole path has at most 107 bytes; a number, a dot, and an appended short id take some."""
+        """Return how many bytes a session's name may have, so that the path of its socket is not too long."""
         return SOCKET_PATH - len(os.fsencode(self.sockets)) - len("/4194304.") - len("_12ab_a99")
 
     def _write_screenrc(self) -> None:
@@ -176,7 +183,7 @@ class ScreenRunner(LocalRunner):
     # -- starting -----------------------------------------------------------------------------------------
 
     def start(self, job: Job, launch: Launch) -> None:
-        """Start the session; whether the job runs is told by `look`."""
+        """Start a session for the attempt; `look` reports whether the job runs."""
         path = self.path_of(launch.key)
         stage = "log"
         if self._crash_passes is not None:
@@ -214,7 +221,7 @@ class ScreenRunner(LocalRunner):
             try:
                 mine = attempt_record.give_up(path, job, self.boot, time.time_ns())
             except OSError:
-                mine = True  # nobody was told of this attempt, so nobody can begin it
+                mine = True  # no session has this attempt, so nothing can start it
             if mine:
                 self._facts.append(why)
             return
@@ -227,18 +234,18 @@ class ScreenRunner(LocalRunner):
         )
 
     def flush(self) -> None:
-        """Nothing is kept back: each session is started at once."""
+        """Do nothing: `start` starts each session immediately."""
 
     def _make_log(self, log: str) -> None:
-        """Screen would make it readable for others, and append to one that is another scheduler's."""
+        """Create the log: screen would make it readable for others, or append to an existing file. Raises OSError."""
         os.close(new_private(log, os.O_WRONLY | os.O_APPEND, make_folder=True))
 
     def _taken(self) -> set[str]:
-        """Names of all sessions of this user, dead ones too."""
+        """Return the names of all screen sessions of this user, including dead sessions."""
         try:
             return {entry.partition(".")[2] for entry in os.listdir(self.sockets)}
         except OSError:
-            return set()  # no folder yet: screen makes it, or says what is wrong with it
+            return set()  # no folder yet: screen creates it or prints an error
 
     def _spawn(self, name: str, handed: str, launch: Launch) -> int:
         environ = {
@@ -269,12 +276,12 @@ class ScreenRunner(LocalRunner):
             setsigdef=[n for n in range(1, 32) if n not in (signal.SIGKILL, signal.SIGSTOP)],
         )
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        with contextlib.suppress(OSError):  # it walks through all descriptors it might have: ours are many
+        with contextlib.suppress(OSError):  # screen loops over all descriptors up to this limit
             resource.prlimit(server, resource.RLIMIT_NOFILE, (self._soft_limit, hard))
         return server
 
     def _forget(self, key: str) -> None:
-        """Remove what was handed to a session."""
+        """Remove the launch file of a session and the file with screen's output."""
         for ending in ("launch", "said"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.folder, f"{key}.{ending}"))
@@ -282,14 +289,14 @@ class ScreenRunner(LocalRunner):
     # -- looking ------------------------------------------------------------------------------------------
 
     def next_look(self) -> float | None:
-        """When to look again without a readable descriptor."""
+        """Return when (monotonic seconds) `look` is due even without a readable descriptor; None if it is not."""
         due = [*self._due(), *(session.due for session in self._sessions.values())]
         if self._endings:
             due.append(time.monotonic() + LOOK_AGAIN_S)
         return min(due, default=None)
 
     def look(self) -> list[Observation]:
-        """All observations since the last look."""
+        """Return all observations since the last call."""
         self._look_at_descriptors()
         self._reap()
         self._look_at_sessions()
@@ -309,7 +316,7 @@ class ScreenRunner(LocalRunner):
         )
 
     def _reap(self) -> None:
-        """Children of ours that ended: servers of sessions, orphans of jobs, jobs whose shim was killed."""
+        """Reap children of the daemon that ended: screen processes, orphans of jobs, jobs whose shim was killed."""
         for pid, exited, code in self._ended_children():
             key = self._servers.pop(pid, None)
             if key is None:
@@ -320,9 +327,9 @@ class ScreenRunner(LocalRunner):
                 self._sessions[key].due = 0.0
 
     def _meet(self, pid: int) -> None:
-        """A child of ours may be the job of a session that nobody has looked at since it began: its shim was killed."""
+        """Report the start of the session's job that is ``pid``, if any: a job that ended after its shim was killed."""
         for key, session in list(self._sessions.items()):
-            with contextlib.suppress(OSError):  # a record that cannot be read names nobody
+            with contextlib.suppress(OSError):  # an unreadable record shows no pid
                 found = attempt_record.read(session.attempt.path)
                 if found.process is not None and found.process.pid == pid:
                     self._started(session, found.process, found.started_at or time.time())
@@ -334,14 +341,14 @@ class ScreenRunner(LocalRunner):
         for key, session in list(self._sessions.items()):
             try:
                 known = session.due <= now and self._look_at(session, now)
-            except OSError:  # a full disk: what becomes of the attempt can be written down later
+            except OSError:  # a full disk, for example: try again later
                 session.due, known = now + LOG_PATIENCE_S, False
             if known:
                 del self._sessions[key]
                 self._forget(key)
 
     def _look_at(self, session: _Session, now: float) -> bool:
-        """True when it is known whether the job started."""
+        """Report whether the session's job started; return False if that is not known yet."""
         attempt = session.attempt
         found = attempt_record.read(attempt.path)
         if found.kind is Record.NEVER_RAN:
@@ -354,7 +361,7 @@ class ScreenRunner(LocalRunner):
             self._settle_over(session)
             return True
         if now >= session.until and found.kind is Record.NONE and self._give_up(session, "no job within 30 s"):
-            os.kill(session.server, signal.SIGTERM)  # our child, not reaped yet: the number is still its own
+            os.kill(session.server, signal.SIGTERM)  # our child and not reaped yet: its pid cannot be reused
             return True
         session.wait = min(SLOWEST_LOOK_S, session.wait * 1.5)
         session.due = now + session.wait
@@ -380,22 +387,22 @@ class ScreenRunner(LocalRunner):
         return observations
 
     def _ended(self, attempt: WatchedAttempt, how: str, code: int, at: float) -> None:
-        """Told when the log is whole: what the job printed last may still be on its way through its session."""
+        """Report an ending once the log is complete: the session may still be writing the job's last output."""
         server = self._server_of.pop(attempt.key, None)
         if server is None or not lives(server):
             super()._ended(attempt, how, code, at)
         else:
-            until = time.monotonic() + LOG_PATIENCE_S  # a window opened beside the job's keeps the session
+            until = time.monotonic() + LOG_PATIENCE_S  # limited: a window of a user may keep the session
             self._endings.append(_Ending(attempt, how, code, at, server, until))
 
     def _look_at_endings(self) -> None:
         for one in tuple(self._endings):
             if not lives(one.server) or time.monotonic() >= one.until:
-                self._endings.remove(one)  # alone: what the others left behind must not be taken for this one's
+                self._endings.remove(one)  # only this one: `_in_hand` needs the rest to tell whose orphans there are
                 super()._ended(one.attempt, one.how, one.code, one.at)
 
     def _give_up(self, session: _Session, why: str) -> bool:
-        """Make sure that nobody can start the attempt any more; False when somebody just claimed it."""
+        """Give up the attempt and report that it did not start; return False if its shim has claimed it."""
         attempt = session.attempt
         if not attempt_record.give_up(attempt.path, session.job, self.boot, time.time_ns()):
             return False
@@ -405,7 +412,7 @@ class ScreenRunner(LocalRunner):
         return True
 
     def _settle_over(self, session: _Session) -> None:
-        """The session ended before its job was seen: it never began, or its shim was killed at a bad moment."""
+        """Settle a session that ended before its job was seen: the job never started, or the shim was killed."""
         if self._give_up(session, "it ended before the job began"):
             return
         job = replace(session.job, boot=self.boot, runner="screen")
@@ -422,11 +429,11 @@ class ScreenRunner(LocalRunner):
             with open(os.path.join(self.folder, f"{key}.said"), "rb", opener=plain) as stream:
                 return _one_line(stream.read(4096).decode("utf-8", "replace"))
         except OSError:
-            return ""  # no word of screen's; the observation that it ended stands
+            return ""  # no output: the caller gives another reason
 
 
 def tidy(folder: str, attempts: str) -> None:
-    """Remove what a killed daemon left of its sessions: one that has not begun within a minute never will."""
+    """Remove files that a killed daemon left: those older than a minute, and screen's output for claimed attempts."""
     for entry in os.scandir(folder):
         key, _, ending = entry.name.rpartition(".")
         if ending in ("launch", "said"):
@@ -437,7 +444,7 @@ def tidy(folder: str, attempts: str) -> None:
 
 
 def _server_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """What screen itself runs with: no mark of a job, no other rc file, a character set."""
+    """Return the environment of screen itself: no marks of jobs, no system screenrc, and a character set."""
     drop = ("STY", "WINDOW", "TERMCAP", "COLUMNS", "LINES")
     made = {name: value for name, value in environ.items() if not name.startswith("GPUJOB_") and name not in drop}
     made["SYSSCREENRC"] = os.devnull
@@ -450,7 +457,7 @@ def _server_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _term() -> str:
-    """A terminal with 256 colours where the machine knows it."""
+    """Return the terminal type of the windows: with 256 colours if this machine has its description."""
     known = any(os.path.exists(os.path.join(folder, "s", "screen-256color")) for folder in _TERMINFO)
     return "screen-256color" if known else "screen"
 

@@ -1,9 +1,10 @@
-"""Parent of one job inside a screen session: claims the record, gives the job the terminal, writes its ending down.
+"""Shim: parent of one job in a screen session. Claims the attempt, starts the job, and records how it ended.
 
-Run by screen as ``python -I -S shim.py`` with GPUJOB_LAUNCH naming a private file, a marshalled dict of
-``record`` (path), ``data`` (its first bytes), ``boot``, ``argv``, ``cwd``, ``umask``, ``base`` (environment), ``env_file``,
-``changes`` (name → value or None), ``files`` (soft limit on open files), ``crash``. Imports nothing of ours but its
-neighbour, so it runs on unharmed while the program around it is upgraded.
+Screen runs it as ``python -I -S shim.py``. GPUJOB_LAUNCH names a private file that holds a marshalled dict:
+``record`` (path of the attempt record), ``data`` (the record's first bytes), ``boot`` (boot id), ``argv``, ``cwd``,
+``umask``, ``base`` (environment), ``env_file``, ``changes`` (name → value, or None to remove it), ``files`` (soft limit
+on open files), ``crash`` (crash point for tests). Of the package it imports only `supervisor.py`, at its start, so an
+upgrade of the package does not disturb a running shim.
 """
 
 import errno
@@ -23,7 +24,7 @@ PID_AT, PID_SIZE = supervisor.PID_AT, supervisor.PID_SIZE
 BY_SIGNAL = 1000  # as in attempt_record.py
 FROM_SCREEN = ("TERM", "STY", "WINDOW")
 NOT_FROM_OUTSIDE = ("COLUMNS", "LINES", "TERMCAP")
-LINES = 23  # a terminal has 24 at least, and screen's status line takes one of them
+LINES = 23  # of the window: a terminal has at least 24 lines, and screen's status line takes one
 RESIZE = b"\033[8;%d;80t" % LINES
 RESIZED_S, LOGGED_S = 0.1, 2.0
 KEYBOARD_STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
@@ -39,15 +40,15 @@ class Shim:
 
     def crash_point(self, name):
         wanted, _, how = self.launch["crash"].partition(":")
-        if wanted == name and how:  # until SIGCONT, which screen would send a stopped one at once
+        if wanted == name and how:  # wait instead of a stop: screen would continue a stopped shim
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCONT,))
             signal.sigwait((signal.SIGCONT,))
         elif wanted == name:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def run(self):
-        """The exit code of this process, which nobody goes by."""
-        # It ends when its job has ended, not when somebody types Ctrl-C or takes the terminal away.
+        """Run the job to its end. Return the exit code of this process, which nothing uses."""
+        # The shim ends after its job, not when a user types Ctrl-C or closes the terminal.
         for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE, *KEYBOARD_STOPS):
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, self.on_hangup)
@@ -55,7 +56,7 @@ class Shim:
         try:
             self.claim(self.launch["record"])
         except FileExistsError:
-            return 0  # somebody gave this attempt up: it must not run any more
+            return 0  # the attempt was given up: it must not run
         except OSError as error:
             self.say(f"gpujob: the record cannot be written: {error.strerror}")
             return 1
@@ -82,7 +83,10 @@ class Shim:
         return 0
 
     def claim(self, path):
-        """The attempt is ours if the record was not there; one that cannot be written is nobody's again."""
+        """Claim the attempt by creating its record.
+
+        Raises FileExistsError if it is claimed already, OSError if the record cannot be written.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             self.fd = os.open(path, flags, 0o600)
@@ -90,7 +94,7 @@ class Shim:
             os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
             self.fd = os.open(path, flags, 0o600)
         try:
-            os.fchmod(self.fd, 0o600)  # whatever the umask has left of it
+            os.fchmod(self.fd, 0o600)  # the umask may have removed permission bits
             if os.write(self.fd, self.launch["data"]) != len(self.launch["data"]):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
@@ -103,16 +107,16 @@ class Shim:
             self.hang_up_job()
 
     def hang_up_job(self):
-        """As a shell does: the kernel and screen tell only who leads the session, and that is this process."""
+        """Send SIGHUP and SIGCONT to the job's process group, like a shell: kernel and screen signal only the shim."""
         if self.job:
             for number in (signal.SIGHUP, signal.SIGCONT):
                 try:
                     os.killpg(self.job, number)
                 except OSError:
-                    return  # it has ended, and nobody of its group is left
+                    return  # no process of the group is left
 
     def start(self):
-        """Pid of the job, which leads a process group of its own, in the foreground of the terminal; 0 if it failed."""
+        """Start the job as the foreground process group of the terminal. Return its pid; 0 if that failed."""
         stage = "environment"
         try:
             environment = supervisor.environment(self.launch["base"], self.launch["env_file"], self.launch["changes"])
@@ -133,22 +137,23 @@ class Shim:
             return 0
 
     def no_traps(self):
-        """Ctrl-S and Ctrl-Z, typed by mistake, would hold up a job for a whole night; tabs stay tabs in the log."""
+        """Disable Ctrl-S and Ctrl-Z, which would halt the job if typed by mistake, and the expansion of tabs."""
         try:
             settings = termios.tcgetattr(0)
             settings[0] &= ~termios.IXON
             settings[1] &= ~termios.TABDLY
             settings[6][termios.VSUSP] = b"\0"
             termios.tcsetattr(0, termios.TCSANOW, settings)
-            os.fchmod(0, 0o600)  # as `mesg n`: what others write to a terminal would stand in the job's log
+            os.fchmod(0, 0o600)  # like `mesg n`: messages of other users would get into the job's log
         except (termios.error, OSError) as error:
             self.say(f"gpujob: the terminal cannot be set: {error}")
 
     def leave_a_line(self):
-        """Give the window 23 lines before the job prints anything.
+        """Resize the window to 23 lines before the job prints anything.
 
-        A terminal of 24 lines shows 23 of the window and screen's status line. Screen would cut a window of 24 at the top, where
-        the job's first line stands. It resizes a detached window by an escape sequence alone, which is removed from the log.
+        A terminal of 24 lines shows 23 lines of the window and screen's status line. Screen would cut a window of 24
+        lines at the top, where the job's first line is. Screen resizes a detached window only at an escape sequence in
+        its output; this method removes the sequence from the log.
         """
         log = os.path.join(os.environ.get("GPUJOB_LOG_DIR", ""), os.environ.get("GPUJOB_LOG", ""))
         try:
@@ -161,7 +166,7 @@ class Shim:
             begun = time.monotonic()
             while os.get_terminal_size(1).lines != LINES and time.monotonic() < begun + RESIZED_S:
                 time.sleep(0.001)
-            # In the log it would resize the terminal of whoever prints that.
+            # In the log the sequence would resize the terminal of a user who prints the log.
             while os.fstat(fd).st_size < before + len(RESIZE) and time.monotonic() < begun + LOGGED_S:
                 time.sleep(0.001)
             if os.pread(fd, len(RESIZE) + 1, before) == RESIZE:
@@ -173,7 +178,7 @@ class Shim:
 
     def fork(self, environment):
         argv = self.launch["argv"]
-        read, write = os.pipe()  # both close when the program begins; what does not arrive, went well
+        read, write = os.pipe()  # both ends close at the exec; a read without data means that it succeeded
         pid = os.fork()
         if pid == 0:
             try:
@@ -202,12 +207,12 @@ class Shim:
         return pid
 
     def wait(self, pid, text):
-        """Write the ending down first (into the record with ``text`` in its PID field), take it from the kernel after."""
+        """Wait for the job's end; write it into the record whose PID field is ``text``, then reap the job."""
         while True:
             found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
             if found.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
                 break
-            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG)  # takes the news away, so that it is not told for ever
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG)  # consume the stop: waitid would repeat it
             if found.si_code == os.CLD_STOPPED and found.si_status in KEYBOARD_STOPS:
                 self.say(
                     "gpujob: stopped from the keyboard; continued, for a stopped job would hold its GPU for nothing"
@@ -227,7 +232,7 @@ class Shim:
             self.write_end(fd, how, code)
             os.close(fd)
         self.crash_point("shim.recorded")
-        self.job = 0  # its number may be another's from here on
+        self.job = 0  # once the job is reaped, its pid may be reused
         os.waitpid(pid, 0)
 
     def write_end(self, fd, how, code):
@@ -238,11 +243,11 @@ class Shim:
             self.say(f"gpujob: the ending cannot be written: {error.strerror}")
 
     def say(self, text):
-        """Onto the terminal, and so into the log."""
+        """Print a line on the terminal, and thereby into the job's log."""
         try:
             os.write(1, text.encode(errors="replace") + b"\n")
         except OSError:
-            self.hung_up = True  # no terminal any more
+            self.hung_up = True  # the terminal is gone
 
 
 def main():
@@ -252,7 +257,7 @@ def main():
             launch = marshal.loads(stream.read())
         os.unlink(path)
     except FileNotFoundError:
-        return 0  # the scheduler thought better of it
+        return 0  # the scheduler gave the attempt up and removed the file
     return Shim(launch).run()
 
 

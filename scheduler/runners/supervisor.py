@@ -1,16 +1,19 @@
-"""Parent of all direct jobs: starts what it is told, writes each ending into its record, outlives the daemon.
+"""Supervisor: parent of all jobs in direct mode. Starts them, records how they end, and outlives the daemon.
 
-Run as ``python -I -S supervisor.py FD BOOT FILES``: a small process that imports nothing of ours, so that it starts fast, stays
-small and runs on unharmed while the program around it is upgraded. FD is a SOCK_SEQPACKET socket, FILES
-the soft limit on open files that the jobs get; packets are marshalled lists of tuples.
+The daemon runs it as ``python -I -S supervisor.py FD BOOT FILES``. It imports nothing of the package, so that it
+starts fast, stays small, and is not disturbed by an upgrade of the package. FD: number of the socket to the daemon
+(SOCK_SEQPACKET); BOOT: boot id; FILES: the jobs' soft limit on open files. Each packet is a marshalled list of tuples:
 
-    in   ("env", {name: value})                                   base environment of the jobs to come
+    in   ("env", {name: value})                                   base environment of the following jobs
          ("start", key, path, record, log, cwd, umask, argv, env_file, changes, (errors, gzip, caller))
-             changes: {name: value or None}; log: empty for none; errors: the log of stderr, if it is kept apart; gzip: the
-             program that packs the log; caller: () or (pid, ticks, path of a socket) of who gives the job descriptors of its own
-         ("file", path)                                           a packet too large for the socket, as a file
-    out  ("up", key, pid, ticks, at_ns) · ("no", key, stage, errno) · ("taken", key)
-         ("end", key, pid, how, code, at_ns)
+             key, path: of the attempt record; record: its first bytes; changes: {name: value, or None to remove it};
+             log: empty for none; errors: path of a separate log for stderr, or empty; gzip: program that packs the
+             log, or empty; caller: (pid, ticks, path of its socket) of the process that passes descriptors, or empty
+         ("file", path)                                           path of a packet too large for the socket
+    out  ("up", key, pid, ticks, at_ns)                           the job runs
+         ("no", key, stage, errno) · ("taken", key)               could not start · was claimed before
+         ("end", key, pid, how, code, at_ns)                      the job ended
+         ("note", key, text)                                      something failed here; the daemon ignores it
 """
 
 import _signal
@@ -24,12 +27,12 @@ import time
 PID_AT, PID_SIZE = 16, 160
 END_AT, END_SIZE = 176, 96
 PACKET = 1 << 20
-UNSENT_MS = 50  # until a packet that could not be sent is tried again
-SAFETY_MS = 10_000  # until the children are looked at though no signal came
+UNSENT_MS = 50  # wait before a packet that could not be sent is sent again
+SAFETY_MS = 10_000  # longest wait between two looks at the children without a SIGCHLD
 MOST_PACKED = 60000
-LARGEST = 8 << 20  # of a stored environment: the kernel takes no more than 6 MiB with the words of a command
-ASKED_MS = 10_000  # so long whoever waits for a job in the foreground may take to give it its descriptors
-PACKED_MS = 5000  # so long an ending waits for the rest of its packed log: what outlives a job may hold it open
+LARGEST = 8 << 20  # bytes of a stored environment; the kernel accepts at most 6 MiB, arguments included
+ASKED_MS = 10_000  # longest wait for the descriptors of a caller that runs a job in the foreground
+PACKED_MS = 5000  # longest wait for the end of a packed log: leftover processes may hold the pipe open
 STAGES = ("program", "record", "log", "environment", "folder", "caller", "gzip")  # as in attempt_record.py
 
 
@@ -55,7 +58,7 @@ def ticks(pid):
 
 
 def plain(path, flags):
-    """As in system/safe_open.py: what a job has put in the place of a file must not hold up the others."""
+    """Open a plain file; copy of `system/safe_open.py: plain`. Does not block if a job has put a FIFO there."""
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
     if os.fstat(fd).st_mode & 0o170000 != 0o100000:
         os.close(fd)
@@ -64,7 +67,7 @@ def plain(path, flags):
 
 
 def open_own(path, text):
-    """The record at ``path``, if ``text`` stands in its PID field; -1 if not: with the folder made anew it may be another's."""
+    """Open the record at ``path``; return -1 if it is gone, or another attempt's (its PID field is not ``text``)."""
     try:
         fd = plain(path, os.O_RDWR)
     except OSError:
@@ -80,7 +83,7 @@ def open_own(path, text):
 
 
 def environment(base, env_file, changes):
-    """The whole environment of a job: the base one, or the file's; ``changes`` laid over it, None takes away."""
+    """Return the contents of ``env_file``, or ``base`` without one, with ``changes`` applied (None removes a name)."""
     made = base
     if env_file:
         with open(env_file, "rb", opener=plain) as stream:
@@ -107,12 +110,12 @@ class Supervisor:
         self.boot = boot
         self.base = dict(os.environ)
         self.alone = False
-        self.jobs = {}  # pid: (key, path, what stands in its record's PID field)
-        self.asked = {}  # descriptor: its socket, what is to be started, and until when an answer is waited for
-        self.packers = {}  # pid of what packs a log: pid of its job
-        self.held = {}  # pid of a job that has ended: its ending, told when its log is whole; and until when it is held
+        self.jobs = {}  # pid: (key, path of the record, bytes of its PID field)
+        self.asked = {}  # descriptor of a caller's socket: (socket, start message, monotonic time limit)
+        self.packers = {}  # pid of a gzip process: pid of its job
+        self.held = {}  # pid of an ended job whose log is still being packed: (end message, monotonic time limit)
         self.out = []
-        self.unsent = False  # the last packet could not be sent, but the daemon is there
+        self.unsent = False  # the last packet could not be sent for lack of memory
         self.umask = os.umask(0o077)
         os.umask(self.umask)
         self.devnull = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -122,12 +125,12 @@ class Supervisor:
         os.set_blocking(read, False)
         os.set_blocking(write, False)
         os.set_blocking(fd, False)
-        os.set_inheritable(fd, False)  # a job that held it would keep our death from the daemon
+        os.set_inheritable(fd, False)  # a job that held it would hide the supervisor's death from the daemon
         self.wakeup = read
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
         _signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         for number in (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGPIPE):
-            _signal.signal(number, _signal.SIG_IGN)  # it ends with its last job, not before
+            _signal.signal(number, _signal.SIG_IGN)  # the supervisor ends after its last job
         self.defaults = [n for n in range(1, 32) if n not in (_signal.SIGKILL, _signal.SIGSTOP)]
 
     def crash_point(self, name):
@@ -153,7 +156,7 @@ class Supervisor:
                     try:
                         os.read(self.wakeup, 4096)
                     except BlockingIOError:
-                        pass  # another wake-up took the bytes
+                        pass  # the pipe is empty already
                 elif fd in self.asked:
                     self.told_by_caller(fd)
                 elif fd == self.fd and not self.alone:
@@ -164,7 +167,7 @@ class Supervisor:
                 self.fd = -1
 
     def receive(self):
-        """Read all packets that are there. A dead daemon is seen as an end, or first as ECONNRESET with packets left."""
+        """Handle all packets received. A dead daemon shows as end of file, or first as ECONNRESET with packets left."""
         resets = 0
         while True:
             try:
@@ -202,7 +205,7 @@ class Supervisor:
                     self.handle(marshal.loads(data))
 
     def begin(self, start, given, trouble):
-        """Start a job: ``given`` are descriptors that it takes in place of ours, ``trouble`` an errno instead of these."""
+        """Start a job. ``given``: descriptors of its caller, by number 0-2; ``trouble``: errno if they are missing."""
         try:
             self.start(*start[:9], *start[9], given, trouble)
         finally:
@@ -225,7 +228,7 @@ class Supervisor:
                 raise OSError(28, "short write")
         except OSError as error:
             try:
-                os.unlink(path)  # nobody's again: left claimed, it would look as if it might have run
+                os.unlink(path)  # a claim that stayed would mean that the job may have run
             except OSError:
                 self.write_end(fd, "never", 1000 * STAGES.index("record") + (error.errno or 5))
             os.close(fd)
@@ -253,11 +256,11 @@ class Supervisor:
                 log_fd = into
             files = [given.get(number, fd) for number, fd in enumerate(files)]
             for one in opened:
-                os.set_blocking(one, True)  # the job knows nothing of how it was opened
+                os.set_blocking(one, True)  # `plain` opens non-blocking; jobs expect blocking streams
             stage = "environment"
             made = environment(self.base, env_file, changes)
             stage = "folder"
-            os.chdir(cwd)  # also where we are already: it may have been removed and made anew
+            os.chdir(cwd)  # even if it is the current folder: that may have been removed and created again
             stage = "program"
             os.umask(self.umask if umask is None else umask)
             pid = os.posix_spawn(
@@ -308,7 +311,7 @@ class Supervisor:
             return os.open(path, flags, 0o600)
 
     def open_log(self, log):
-        # O_EXCL: one that stands there is another scheduler's, whatever its name.
+        # O_EXCL: a file that exists already belongs to another scheduler, whatever its name.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         try:
             return plain(log, flags)
@@ -317,14 +320,14 @@ class Supervisor:
             return plain(log, flags)
 
     def ask_caller(self, start):
-        """Ask whoever waits for this job in the foreground for its descriptors; `begin` goes on when they are here."""
+        """Ask the process that runs this job in the foreground for its descriptors; `told_by_caller` receives them."""
         import _socket
 
         pid, since, path = start[9][2]
         one = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK)
         folder = -1
         try:
-            # By way of its folder's descriptor: a socket's path must not be longer than 107 bytes.
+            # Through a descriptor of its folder: a socket's path may have at most 107 bytes.
             folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             one.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
             peer = one.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
@@ -341,13 +344,13 @@ class Supervisor:
         self.poll.register(one.fileno(), select.POLLIN)
 
     def told_by_caller(self, fd):
-        """Which of 0, 1 and 2 it gives, a byte each, and the descriptors."""
+        """Receive the caller's descriptors and start the job. The data is one byte for each: its number (0-2)."""
         import _socket
 
         one, start, _ = self.asked[fd]
         number, given, arrived = 0, {}, []
         try:
-            data, beside, *_ = one.recvmsg(3, 64, _socket.MSG_CMSG_CLOEXEC)  # else every child of ours gets them
+            data, beside, *_ = one.recvmsg(3, 64, _socket.MSG_CMSG_CLOEXEC)  # else every child inherits them
             arrived = [
                 int.from_bytes(held[at : at + 4], sys.byteorder)
                 for _, _, held in beside
@@ -369,14 +372,14 @@ class Supervisor:
         self.asked.pop(fd)[0].close()
 
     def give_up_asking(self):
-        """Those that do not answer: stopped, perhaps."""
+        """Fail the attempts whose caller, perhaps a stopped process, has not answered in time."""
         for fd, (_, start, until) in list(self.asked.items()):
             if time.monotonic() >= until:
                 self.forget_asked(fd)
                 self.begin(start, {}, 110)
 
     def pack(self, gzip, log_fd):
-        """Pid of what packs into the log, and where to write."""
+        """Start gzip, which packs into the log. Return its pid and the descriptor to write to. Raises OSError."""
         out, into = os.pipe()
         try:
             packer = os.posix_spawn(
@@ -385,9 +388,9 @@ class Supervisor:
                 {
                     **self.base,
                     "GPUJOB_SUPERVISOR": os.environ.get("GPUJOB_SUPERVISOR", ""),
-                },  # no job's, should we be killed
+                },  # marks gzip as a process of no job
                 file_actions=((os.POSIX_SPAWN_DUP2, out, 0), (os.POSIX_SPAWN_DUP2, log_fd, 1)),
-                # No session of its own: should we be killed, one that leads a session is taken for a job.
+                # No setsid: after the supervisor's death, the daemon could take a session leader for a job.
                 setsigmask=(),
                 setsigdef=self.defaults,
             )
@@ -399,7 +402,7 @@ class Supervisor:
         return packer, into
 
     def let_go(self):
-        """Tell the endings whose packed logs are whole, or have been waited for long enough."""
+        """Queue the end messages of jobs whose packed log is complete or whose time limit has passed."""
         for pid, (message, until) in list(self.held.items()):
             if pid not in self.packers.values() or time.monotonic() >= until:
                 self.out.append(message)
@@ -420,7 +423,7 @@ class Supervisor:
             self.out.append(("note", "", "end not written"))
 
     def reap(self):
-        """Write each ending down first, take it from the kernel after: killed in between, it can still be learned."""
+        """Record each ending before the process is reaped, so that a crash in between does not lose it."""
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -436,7 +439,7 @@ class Supervisor:
                 code = found.si_status
                 at = time.time_ns()
                 self.crash_point("supervisor.before_record")
-                fd = open_own(path, text)  # -1: it was removed; the daemon, if there is one, still hears of the ending
+                fd = open_own(path, text)  # -1: it was removed; a living daemon still gets the message
                 if fd >= 0:
                     self.write_end(fd, how, code)
                     os.close(fd)
@@ -460,12 +463,12 @@ class Supervisor:
                 poll.modify(self.fd, select.POLLIN | select.POLLOUT)
                 return
             except ConnectionError:
-                # The daemon is gone; what it sent before may still wait to be read, and is read at POLLIN.
+                # The daemon is gone. Packets that it sent before are still read, at POLLIN.
                 self.out.clear()
                 return
             except OSError:
-                sent = 0  # no memory for it at the moment
-            if not sent:  # packets go whole or not at all
+                sent = 0  # the kernel has no memory for it just now
+            if not sent:  # a packet is sent completely or not at all
                 self.unsent = True
                 break
             del self.out[:200]
@@ -473,13 +476,13 @@ class Supervisor:
 
 
 def close_inherited(keep):
-    """Nothing that somebody left open for the daemon may reach a job."""
+    """Close all inherited descriptors above 2 except ``keep``, so that no job inherits them."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != keep:
             try:
                 os.close(int(name))
             except OSError:
-                continue  # the listing's own descriptor, closed by now
+                continue  # the descriptor of the listing, closed already
 
 
 if __name__ == "__main__":

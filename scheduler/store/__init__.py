@@ -1,1 +1,1 @@
-"""The SQLite store and the files beside it."""
+"""The store (an SQLite database) and the files beside it."""

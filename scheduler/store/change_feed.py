@@ -1,6 +1,6 @@
-"""What has changed in the store since the last look, without asking again for what stays as it is.
+"""Finds the jobs that changed in the store since the last look, without reading all jobs again.
 
-A look costs what is in hand and what has changed, not how many jobs wait or have ended.
+The cost of a look depends on the jobs that run or changed, not on the number of jobs that wait or have ended.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from scheduler.store.integrity import check_begun
 from scheduler.store.job_columns import FINISHED_AT, STATE_AT
 from scheduler.store.paths import Places
 
-MOST_AT_ONCE = 500  # new jobs that one look takes; the next takes the next
-MOST_WAITING = 200  # waiting jobs that are watched: those that come first
-OVERLAP_S = 10.0  # an ending may be written down so much later than it was
-MOST_COST = 0.05  # part of the time that is spent on finding out who comes first in a long queue
+MOST_AT_ONCE = 500  # new jobs that one look returns
+MOST_WAITING = 200  # waiting jobs that are watched: the first ones of the queue
+OVERLAP_S = 10.0  # the end of a job may be recorded this much later than it happened
+MOST_COST = 0.05  # share of the time that may be spent on sorting a long queue
 
-Raw = tuple[Any, ...]  # a row as `store/jobs.py: job_of` takes it
+Raw = tuple[Any, ...]  # a row for `store/job_columns.py: job_of`
 
 
 class Changes:
-    """A reading connection that stays open, for one thread. Raises StoreTrouble and sqlite3.Error."""
+    """Finds changed jobs over a read-only connection that stays open. An object is used by one thread.
+
+    Its methods raise StoreTrouble and sqlite3.Error.
+    """
 
     def __init__(self, places: Places) -> None:
         self.places = places
-        self.first: tuple[Raw, ...] = ()  # the waiting jobs that come first, as they were at the last look
+        self.first: tuple[Raw, ...] = ()  # the first waiting jobs of the queue, as of the last look
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, ...] = ()
         self._version = -1
-        self._again = False  # something was left over, or put off
-        self._seen: dict[
-            int, Raw
-        ] = {}  # what was told of the jobs in hand, of those that come first, and of the last ended
+        self._again = False  # the last look left something to the next one
+        self._seen: dict[int, Raw] = {}  # last known rows of jobs that run, wait first, or ended recently
         self._last_id: int | None = None
         self._ended_at = 0.0
         self._first_due = 0.0
 
     def close(self) -> None:
-        """Close the connection; what was told stays told."""
+        """Close the connection. The rows already returned stay known: unchanged jobs are not returned again."""
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
@@ -53,7 +54,10 @@ class Changes:
 
     @contextlib.contextmanager
     def moment(self, force: bool = False) -> Iterator[sqlite3.Connection | None]:
-        """A transaction to ask in, or None where nothing has changed since the last one, or there is no store yet."""
+        """Yield a connection in a read transaction, or None if nothing changed since the last one or there is no store.
+
+        ``force``: yield the connection even if nothing changed.
+        """
         connection = self._open()
         if connection is None:
             yield None
@@ -71,7 +75,10 @@ class Changes:
                 connection.execute("ROLLBACK")
 
     def _open(self) -> sqlite3.Connection | None:
-        """The connection, opened anew when the files are others: who closed the store last took its log away."""
+        """Return the connection, None if there is no store.
+
+        It is reopened if the files were replaced: the last process to close the store deletes its log.
+        """
         there = _files(self.places.store)
         if self._connection is not None and there == self._file:
             return self._connection
@@ -87,7 +94,7 @@ class Changes:
         return self._connection
 
     def jobs(self, connection: sqlite3.Connection) -> list[Raw]:
-        """The jobs that have changed, by id; at the first call none."""
+        """Return the rows of the jobs that changed since the last call, by id; no rows at the first call."""
         begun = self._last_id is not None
         if not begun:
             self._last_id = rows.last_id(connection)
@@ -113,7 +120,10 @@ class Changes:
         return changed if begun else []
 
     def _look_at_first(self, connection: sqlite3.Connection, found: dict[int, Raw]) -> None:
-        """Who comes first among the waiting: in a long queue not at each look, for all of it has to be sorted."""
+        """Update ``first``, the first waiting jobs.
+
+        A long queue is not sorted at each look: at the other looks only the jobs in ``first`` are read again.
+        """
         now = time.monotonic()
         if now >= self._first_due:
             self.first = tuple(rows.raw_first_pending(connection, MOST_WAITING))
@@ -128,7 +138,7 @@ class Changes:
 
 
 def _files(store: str) -> tuple[int, ...]:
-    """Which files the store is now."""
+    """Return device and inode of the store and of its log, zeros for a missing file."""
     found: list[int] = []
     for path in (store, f"{store}-wal"):
         try:

@@ -1,4 +1,4 @@
-"""The tallies as rows: what is counted for ever, by name and label (`core/counters.py`)."""
+"""Reads and updates the permanent counters in the store, by name and label (`core/counters.py`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler.core.job import Event, Job
 
 
 def count(connection: sqlite3.Connection, events: Iterable[Event], jobs: Mapping[int, Job]) -> None:
-    """Add what these events count, in the transaction that writes them down, and before they are written."""
+    """Add these events to the counters. Call it in the transaction that writes the events, before they are written."""
 
     def began_before(job: int) -> bool:
         kinds = "SELECT 1 FROM events WHERE job=? AND kind IN ('started', 'done', 'failed') LIMIT 1"
@@ -25,7 +25,7 @@ def count(connection: sqlite3.Connection, events: Iterable[Event], jobs: Mapping
 
 
 def tallies(connection: sqlite3.Connection) -> dict[str, dict[str, float]]:
-    """All tallies: name → label → number; none in a store that no scheduler of this version has opened yet."""
+    """Return all counters: name → label → number. Empty for a store of an older version, which has no counters."""
     try:
         rows = connection.execute("SELECT name, label, n FROM tallies").fetchall()
     except sqlite3.OperationalError:

@@ -1,4 +1,4 @@
-"""The lock that a daemon holds as long as it lives, and what it says of itself."""
+"""The lock that a daemon holds while it lives, the file that describes it, and the register of live schedulers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from scheduler.system.private_files import new_private
 from scheduler.system.proc import boot_id
 from scheduler.system.safe_open import plain
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 OLD_S = 60.0
-_ASIDE = r"\..+\.new-(\d+)"  # as `safely.replace_file` names it
-_PACKET = r"packet-(\d+)-\d+"  # as `runners/direct.py` does
-_CALLER = r"caller-(\d+)-[0-9a-f]+"  # as `client/foreground.py` does
-TAKING_S = 1.0  # at most this long after it got the lock, a daemon has said who it is
-_HELD = (errno.EAGAIN, errno.EACCES)  # how the kernel says that another has the lock
+_ASIDE = r"\..+\.new-(\d+)"  # temporary file of `system/atomic_files.py: replace_file`; the number is the pid
+_PACKET = r"packet-(\d+)-\d+"  # start message from `runners/direct.py` to its supervisor
+_CALLER = r"caller-(\d+)-[0-9a-f]+"  # socket of `client/foreground_caller.py`
+TAKING_S = 1.0  # within this time after it got the lock a daemon writes `daemon.json`
+_HELD = (errno.EAGAIN, errno.EACCES)  # errors of flock if another process has the lock
 
 
 class Taken(SchedulerError):
-    """Another one runs."""
+    """A scheduler with this state file runs already."""
 
 
 class Elsewhere(SchedulerError):
@@ -40,25 +40,31 @@ class Elsewhere(SchedulerError):
 
 
 def no_locks(path: str, why: str) -> SchedulerError:
-    """Without locks two schedulers would start the same jobs, and two writers would break the store."""
+    """Return the error for a file system without locks: two daemons could run there, or writers damage the store."""
     return SchedulerError(
         f"this file system keeps no locks ({why})", where=path, do="name a --state-file on a local disk"
     )
 
 
 class DaemonLock:
-    """Held by the one daemon of a state file until its process ends, however it ends."""
+    """Lock on a state folder, held by its daemon or by a command in the daemon's place.
+
+    The kernel releases it when the process ends, however that happens.
+    """
 
     def __init__(self, places: Places) -> None:
-        from filelock import FileLock  # here, because it costs commands that only look 30 ms
+        from filelock import FileLock  # imported here: it takes 30 ms, which commands that only read need not spend
 
         self.places = places
         self._lock = FileLock(places.daemon_lock, mode=0o600)
-        self._house = -1  # the folder itself is locked as well: somebody may remove the lock's file
+        self._house = -1  # descriptor of the state folder, which is locked too: the lock file may be removed
         self._mine = False
 
     def take(self, info: dict[str, Any], wait_s: float = 1.0) -> None:
-        """Become the daemon. Raises Taken naming the pid of the one that is."""
+        """Take the lock and write ``info`` to `daemon.json`. Waits for at most ``wait_s`` seconds.
+
+        Raises Taken, which names the pid of the holder, and SchedulerError where the file system has no locks.
+        """
         from filelock import Timeout
 
         self._check_that_locks_are_kept()
@@ -68,7 +74,7 @@ class DaemonLock:
         except Timeout:
             raise self._taken() from None
         self._house = os.open(self.places.state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        while _held(self._house, fcntl.LOCK_EX):  # perhaps only by one who asks
+        while _held(self._house, fcntl.LOCK_EX):  # perhaps only briefly, by `daemon_alive` in another process
             if time.monotonic() > until:
                 self.leave()
                 raise self._taken()
@@ -83,19 +89,22 @@ class DaemonLock:
         replace_file(self.places.daemon_info, json.dumps(info).encode(), sync=False)
 
     def _check_that_locks_are_kept(self) -> None:
-        """Before `filelock` asks, which would make do with the mere presence of a file. Raises SchedulerError."""
+        """Raise SchedulerError where the file system has no locks: `filelock` would rely on the file's existence."""
         path = self.places.daemon_lock
         with contextlib.suppress(FileExistsError):
             os.close(new_private(path))
         daemon_alive(self.places)
 
     def _check_it_holds(self) -> None:
-        """A lock that does not keep others out is none. Raises SchedulerError."""
+        """Raise SchedulerError if the lock just taken does not show as held: it would not stop a second daemon."""
         if not daemon_alive(self.places):
             raise no_locks(self.places.daemon_lock, "two could hold the same one")
 
     def _tidy(self) -> None:
-        """Remove what those left half-written who were killed before us; a packet, once its supervisor has had time to read it."""
+        """Remove temporary files and sockets of processes that were killed.
+
+        A start message is removed once it is ``OLD_S`` seconds old, since its supervisor may still have to read it.
+        """
         for entry in os.scandir(self.places.state_dir):
             found = next(filter(None, (re.fullmatch(kind, entry.name) for kind in (_ASIDE, _PACKET, _CALLER))), None)
             if found is None or os.path.exists(f"/proc/{found[1]}"):
@@ -110,7 +119,7 @@ class DaemonLock:
                      do="use it, or name another --state-file")  # fmt: skip
 
     def leave(self) -> None:
-        """Release the lock."""
+        """Release the lock and remove `daemon.json`."""
         if self._mine:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.places.daemon_info)
@@ -121,38 +130,41 @@ class DaemonLock:
 
 
 def holder(places: Places) -> dict[str, Any]:
-    """What the daemon said of itself when it started; empty if nothing can be read."""
+    """Return the contents of `daemon.json`, which the daemon writes at its start; empty if it cannot be read."""
     try:
         with open(places.daemon_info, encoding="utf-8", opener=plain) as stream:
             data = json.load(stream)
     except (OSError, ValueError):
-        return {}  # the lock tells whether there is one; this only tells who
+        return {}  # whether a daemon runs is decided by the lock, not by this file
     return data if isinstance(data, dict) else {}
 
 
 def _held(fd: int, how: int) -> bool:
-    """Whether another holds this lock; else it is ours from now on."""
+    """Try to lock ``fd`` without waiting. Return True if another process holds the lock."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno in _HELD  # NFS knows no locks on folders: that of the file has to do
+        return error.errno in _HELD  # NFS has no locks on folders: the lock on the file must suffice
     return False
 
 
 def daemon_alive(places: Places) -> bool:
-    """Whether a daemon holds the lock now (by the kernel's locks, so never stale). Raises SchedulerError where there are none."""
+    """Return whether a daemon (or a command in its place) holds the lock now.
+
+    The kernel releases the lock when its holder ends. Raises SchedulerError where the file system has no locks.
+    """
     for path, flags in ((places.daemon_lock, os.O_RDWR), (places.state_dir, os.O_RDONLY | os.O_DIRECTORY)):
         try:
             fd = os.open(path, flags | os.O_CLOEXEC)
         except OSError:
             continue
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who only ask do not see each other
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: processes that only check do not see each other
             fcntl.flock(fd, fcntl.LOCK_UN)
         except OSError as error:
             if error.errno in _HELD:
                 return True
-            if path == places.daemon_lock:  # NFS knows no locks on folders: that of the file has to do
+            if path == places.daemon_lock:  # NFS has no locks on folders: the lock on the file must suffice
                 raise no_locks(path, error.strerror or str(error)) from None
         finally:
             os.close(fd)
@@ -160,14 +172,16 @@ def daemon_alive(places: Places) -> bool:
 
 
 def check_here(places: Places) -> None:
-    """Raise Elsewhere when the daemon runs on another machine: on a shared folder only its own kernel sees the
-    store as it is (SQLite's index of the log is shared memory), and a second one could break it.
+    """Raise Elsewhere if the daemon runs on another machine, which shares the folder.
+
+    SQLite's index of the write-ahead log is memory shared by processes of one machine: from here the store could not
+    be read correctly, and a write could damage it.
     """
     told = holder(places)
     if told.get("boot") in (None, boot_id()):
         return
     until = time.monotonic() + TAKING_S
-    while daemon_alive(places):  # by whom? After a restart of this machine, by somebody who is about to say so
+    while daemon_alive(places):  # after a reboot perhaps by a local daemon that has not written `daemon.json` yet
         told = holder(places)
         if told.get("boot") in (None, boot_id()):
             return
@@ -181,13 +195,13 @@ def check_here(places: Places) -> None:
         time.sleep(0.02)
 
 
-# -- where schedulers of this user can be found -----------------------------------------------------------
+# -- the register of this user's live schedulers ----------------------------------------------------------
 
 
 def register_folder(environ: dict[str, str]) -> str:
-    """The private folder in which each live scheduler of this user leaves a file; empty if there is no place of ours.
+    """Return the folder with one file for each live scheduler of this user; empty if the user owns no suitable folder.
 
-    With sudo the variables may name places of the user before it: nothing of root's is left there.
+    Under sudo ``environ`` may name folders of the calling user, where root must not create files.
     """
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     if not _is_ours(runtime):
@@ -210,14 +224,14 @@ def _is_ours(folder: str) -> bool:
 
 
 def register(environ: dict[str, str], state_file: str) -> str:
-    """Leave a file that leads to this scheduler; returns its path, empty if it could not be left."""
+    """Write this scheduler's file into the register. Return its path, empty if it could not be written."""
     folder = register_folder(environ)
     if not folder:
         return ""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        os.chmod(folder, 0o700)  # whatever the umask has left of it
-        for name in os.listdir(folder):  # daemons that were killed left theirs
+        os.chmod(folder, 0o700)  # the umask may have removed permissions
+        for name in os.listdir(folder):  # remove the files of killed daemons
             number = re.fullmatch(r"(?:\.\d+\.json\.new-)?(\d+)(?:\.json)?", name)
             if number and not os.path.exists(f"/proc/{number[1]}"):
                 with contextlib.suppress(FileNotFoundError):
@@ -225,17 +239,17 @@ def register(environ: dict[str, str], state_file: str) -> str:
         path = os.path.join(folder, f"{os.getpid()}.json")
         replace_file(path, json.dumps({"state_file": state_file, "pid": os.getpid()}).encode(), sync=False)
     except OSError:
-        return ""  # only the search without --state-file misses it
+        return ""  # only commands without --state-file do not find this scheduler
     return path
 
 
 def check_no_other(environ: dict[str, str], places: Places) -> None:
-    """Raise Taken when a daemon of this state file lives whose folder was removed or moved: its locks went with it."""
+    """Raise Taken if a daemon of this state file lives whose state folder, with its locks, was removed or moved."""
     folder = register_folder(environ)
     try:
         names = os.listdir(folder) if _is_ours(folder) else []
     except OSError:
-        return  # nobody is found by it
+        return  # there is no register
     for name in names:
         number = re.fullmatch(r"(\d+)\.json", name)
         if number is None or int(number[1]) == os.getpid():
@@ -247,9 +261,9 @@ def check_no_other(environ: dict[str, str], places: Places) -> None:
             handles = f"/proc/{number[1]}/fd"
             held = [os.path.basename(os.readlink(os.path.join(handles, fd))) for fd in os.listdir(handles)]
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # it has ended, or was no daemon's
+            continue  # the process has ended, or the file is not a daemon's
         lock = os.path.basename(places.daemon_lock)
-        if any(name.partition(" ")[0] == lock for name in held):  # "daemon.lock (deleted)"
+        if any(name.partition(" ")[0] == lock for name in held):  # may be "daemon.lock (deleted)"
             raise Taken(
                 f"a scheduler with this state file runs already (pid {number[1]}), though its folder was taken from it",
                 where=places.state_file,
@@ -258,10 +272,10 @@ def check_no_other(environ: dict[str, str], places: Places) -> None:
 
 
 def registered(environ: dict[str, str]) -> list[str]:
-    """State files of this user's live schedulers."""
+    """Return the state files of this user's live schedulers, as far as they are registered."""
     folder = register_folder(environ)
     found: list[str] = []
-    if not _is_ours(folder):  # whoever else made it could lead us to a scheduler of his
+    if not _is_ours(folder):  # another user's register could name a scheduler of that user
         return found
     try:
         names = sorted(os.listdir(folder))

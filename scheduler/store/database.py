@@ -1,4 +1,4 @@
-"""The SQLite file: opened safely, migrated by numbered steps, written by one at a time."""
+"""The connection to the store: opened safely, migrated to the current version, written by one process at a time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from scheduler.system.crash_points import crash_point
 from scheduler.system.locks import lock_within, try_lock, unlock
 from scheduler.system.safe_open import plain
 
-NO_VERSION = 1000  # from here on it is no newer gpujob, but noise
-LOG_PAGES = 1000  # size that the write-ahead log is given at the start; 4 MB
-CHECKPOINT_PAGES = (
-    4000  # pages in it before they are copied back: a paste of 10,000 lines touches most index pages again and again
-)
+NO_VERSION = 1000  # a version from here on is damage, not a newer gpujob
+LOG_PAGES = 1000  # pages that the write-ahead log is extended to at the start; 4 MB
+# Pages in the log before a checkpoint. More than the default of 1000, because 10,000 lines added together write most
+# index pages many times.
+CHECKPOINT_PAGES = 4000
 PAGE = 4096
 
 
@@ -33,19 +33,20 @@ _SIGNS_OF_DAMAGE = (
 
 
 class NothingYet(StoreTrouble):
-    """Nobody has begun this store."""
+    """The store has no tables yet: its creation has not begun, or was interrupted."""
 
 
 class Database:
-    """One connection to the store. ``writing`` is the only way to change anything.
+    """A connection to the store. All changes are made in ``writing``.
 
-    ``checkpoints``: true for the daemon alone, so that nobody else's commit has to copy the log back.
+    ``checkpoints``: whether commits may copy the write-ahead log back into the store; True for the daemon only, so that
+    a command never waits for it. ``lock_wait_s``: seconds to wait for the store's lock.
     """
 
     def __init__(self, places: Places, *, checkpoints: bool = False, lock_wait_s: float = 10.0) -> None:
         self.places = places
         self.lock_wait_s = lock_wait_s
-        self._in_office = checkpoints  # then no `recover` exchanges the store under us
+        self._in_office = checkpoints  # True for the daemon: while it lives, `recover` does not replace the store
         places.make()
         check_here(places)
         _finish_making(places)
@@ -53,7 +54,7 @@ class Database:
         self._lock_fd = _open_private(places.store_lock)
         self._wakeup_fd = _open_private(places.wakeup)
         if not os.fstat(self._wakeup_fd).st_size:
-            self.wake_daemon()  # while there is room: a byte that is there can be written again on a full disk
+            self.wake_daemon()  # already now: a byte in the file can be overwritten even if the disk is full later
         self._high_fd = _open_private(places.high)
         if not os.path.exists(places.store):
             os.close(_open_private(places.store))
@@ -74,16 +75,16 @@ class Database:
             raise
         self._synced = True
         self._inode = os.stat(places.store).st_ino
-        self.suspect = False  # a write or a sync failed: nobody knows what of the log reached the disk
+        self.suspect = False  # a write or sync failed, so part of the log may not be on the disk: `renew`
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self.places.store, isolation_level=None, timeout=5.0, cached_statements=256)
 
     def renew(self) -> None:
-        """After a write or a sync failed: open the store anew, checked, with the log copied into it and begun anew.
+        """Open the store again after a failed write or sync: check it, copy the log into it, and begin a new log.
 
-        The kernel reports a failed sync once and then takes the pages for written, so that the next one would succeed
-        without what was lost. What the log held is written and synced a second time. Raises StoreTrouble, Damaged.
+        The kernel reports a failed sync once and then treats the pages as written, so the next sync would succeed
+        without the lost data. Copying the log writes and syncs its data again. Raises StoreTrouble, Damaged.
         """
         try:
             with self._locked():
@@ -109,18 +110,19 @@ class Database:
         run("PRAGMA synchronous=FULL")
         run(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES if checkpoints else 0}")
         run("PRAGMA temp_store=MEMORY")
-        run("PRAGMA cache_size=-16384")  # 16 MiB at most: indexes over 10,000 jobs do not fit the usual 2
+        run("PRAGMA cache_size=-16384")  # 16 MiB at most: the indexes of 10,000 jobs do not fit in the default 2 MiB
         if version < VERSION:
             self._migrate(version)
         if checkpoints:
             self._grow_log()
 
     def _grow_log(self) -> None:
-        """Give the write-ahead log its full size at once: a commit that makes a file grow costs the file system a
-        journal entry more (0.17 against 0.10 ms a commit). What lies behind the last frame is never read.
+        """Extend the write-ahead log to its full size in advance. SQLite ignores what is behind the last frame.
+
+        A commit that makes the file grow costs the file system one more journal entry (0.17 instead of 0.10 ms).
         """
         path = f"{self.places.store}-wal"
-        self.connection.execute("BEGIN IMMEDIATE")  # makes the log if there is none
+        self.connection.execute("BEGIN IMMEDIATE")  # creates the log if there is none
         self.connection.execute("COMMIT")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -139,17 +141,19 @@ class Database:
             migrate(self.connection, version)
             self.connection.execute("COMMIT")
         except BaseException:
-            if self.connection.in_transaction:  # a failed commit may have ended it
+            if self.connection.in_transaction:  # a failed commit may have ended the transaction
                 self.connection.execute("ROLLBACK")
             raise
 
     def _keep_copy(self, path: str) -> None:
-        """The store as it is, log included. Never by opening the file ourselves: to close it would give up the locks that
-        SQLite holds on it (fcntl(2)), and whoever closes next would take away the log under us.
+        """Copy the store, log included, to ``path``.
+
+        The file is not opened here for that: closing it would release the locks that SQLite holds on it in this process
+        (fcntl(2)), and the next process to close the store would then delete the log while it is in use.
         """
         aside = f"{path}.new"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside)  # of one who was killed here
+            os.unlink(aside)  # left by a process that was killed here
         os.close(_open_private(aside))
         copy = sqlite3.connect(aside)
         try:
@@ -160,7 +164,7 @@ class Database:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the kernel lock of `store.lock`. Raises StoreTrouble when others hold it for too long."""
+        """Hold the lock on `store.lock`. Raises StoreTrouble after ``lock_wait_s`` seconds of waiting."""
         try:
             locked = lock_within(self._lock_fd, self.lock_wait_s)
         except OSError as error:
@@ -174,13 +178,13 @@ class Database:
 
     @contextlib.contextmanager
     def writing(self, *, sync: bool = True) -> Iterator[sqlite3.Connection]:
-        """One transaction under the lock: all of it or nothing.
+        """Run one transaction under the store's lock: it is committed whole or not at all.
 
-        ``sync`` False: safe against any crash of ours, but not yet against a power loss (the next synced commit
-        covers it). Raises StoreTrouble on a busy lock, a full disk, an I/O error, a damaged file.
+        ``sync`` False: the commit survives a crash of this process, but a power loss only after the next synced commit.
+        Raises Damaged, and StoreTrouble if the lock is busy, the disk is full or fails, or the store was replaced.
         """
         with self._locked():
-            if not self._in_office:  # inside the lock: what is written into a store that was set aside would be lost
+            if not self._in_office:  # under the lock: a write to a store that `recover` has replaced would be lost
                 self.check_in_place()
             try:
                 if sync is not self._synced:
@@ -201,12 +205,12 @@ class Database:
             except sqlite3.Error as error:
                 self.suspect = self.suspect or "I/O error" in str(error)
                 raise trouble(error, self.places.store) from error
-            if sync and newest > self._high:  # after the commit: never higher than what the disk holds
+            if sync and newest > self._high:  # after the commit: the note is never higher than the ids on the disk
                 self._high = newest
                 integrity.note_high(self._high_fd, newest)
 
     def check_in_place(self) -> None:
-        """Raise StoreTrouble when the file was removed or replaced while it was open."""
+        """Raise StoreTrouble if the store file was removed or replaced since it was opened."""
         try:
             there = os.stat(self.places.store).st_ino
         except OSError:
@@ -221,13 +225,13 @@ class Database:
     def wake_daemon(self) -> None:
         """Wake the daemon: write one byte into the wakeup file, after the commit.
 
-        On a full disk a bell without a byte cannot be woken; what was committed stands all the same, and is found later.
+        A failed write (the file is empty and the disk full) is ignored: the daemon finds the committed data later.
         """
         with contextlib.suppress(OSError):
             os.pwrite(self._wakeup_fd, b"!", 0)
 
     def close(self) -> None:
-        """Close the connection and the lock."""
+        """Close the connection and the files for lock, wakeup and highest id."""
         with contextlib.suppress(sqlite3.Error):
             self.connection.close()
         self._let_go()
@@ -239,14 +243,14 @@ class Database:
 
 
 def _making_was_cut_off(places: Places) -> bool:
-    """Whether whoever made the store was killed meanwhile. A rollback journal is written only until it has a log."""
+    """Return whether the creation of the store was interrupted: a complete store has no rollback journal."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.getsize(f"{places.store}-journal") > 0 and os.path.getsize(places.store) > 0
     return False
 
 
 def _finish_making(places: Places) -> None:
-    """Let SQLite roll back what a killed maker of the store has begun, which nobody can who only reads."""
+    """Let SQLite roll back an interrupted creation of the store, which a read-only connection cannot do."""
     if not _making_was_cut_off(places):
         return
     try:
@@ -260,16 +264,16 @@ def _finish_making(places: Places) -> None:
 
 
 def check_sound(places: Places, *, pages: str = "", records: bool = False, still: bool = False) -> None:
-    """Raise Damaged when the store cannot be trusted. Nothing is written: even to close a store for writing would
-    copy its log back, or remove a damaged one.
+    """Raise Damaged if the store cannot be trusted, StoreTrouble if a newer gpujob wrote it. Writes nothing.
 
-    ``pages``: the pragma that looks whether all pages hang together; ``records``: compare the attempt records;
-    ``still``: see `read_only`.
+    The connection is read-only, since closing a writable one would copy the log back, or remove a damaged log.
+    ``pages``: the pragma that checks the pages (`quick_check`, `integrity_check`), empty for no such check;
+    ``records``: compare the attempt records; ``still``: see `read_only`.
     """
     integrity.check_begun(places)
     if not os.path.exists(places.store) or not os.path.getsize(places.store):
         return
-    given = integrity.high(places)  # before the store is looked at: others may be adding to it
+    given = integrity.high(places)  # before the store is read: another process may be adding jobs
     try:
         connection = read_only(places.store, still)
         try:
@@ -304,11 +308,12 @@ def _version(connection: sqlite3.Connection, places: Places) -> int:
 
 
 def read_only(path: str, still: bool = False) -> sqlite3.Connection:
-    """A connection that cannot change the file. ``still``: it has no log, and nobody changes it now; then not even the
-    empty log and its index are made, which SQLite else leaves beside it.
+    """Return a connection that cannot change the store.
+
+    ``still``: the store has no log, and no process changes it now; then SQLite creates no empty log and index for it.
     """
     if os.path.exists(path) and os.statvfs(path).f_flag & os.ST_RDONLY and not os.path.exists(f"{path}-wal"):
-        still = True  # on a disk that is read-only nobody changes it, and nothing can be made beside it
+        still = True  # a read-only disk: no process can change the store or create files beside it
     return sqlite3.connect(
         f"file:{_quoted(path)}?mode=ro{'&immutable=1' * still}", uri=True, isolation_level=None, timeout=5.0
     )
@@ -316,7 +321,10 @@ def read_only(path: str, still: bool = False) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def held_still(places: Places) -> Iterator[bool]:
-    """Whether the store can be looked at without a trace: no daemon, no log, and meanwhile no writer (they wait)."""
+    """Yield True if the store can be read without creating files beside it: there is neither a daemon nor a log.
+
+    Writers wait until the context ends.
+    """
     if os.path.exists(f"{places.store}-wal") or daemon_alive(places):
         yield False
         return
@@ -326,13 +334,13 @@ def held_still(places: Places) -> Iterator[bool]:
         yield False
         return
     try:
-        yield try_lock(fd, fcntl.LOCK_SH) and not os.path.exists(f"{places.store}-wal")  # else somebody is at it
+        yield try_lock(fd, fcntl.LOCK_SH) and not os.path.exists(f"{places.store}-wal")  # False: a writer is active
     finally:
         os.close(fd)
 
 
 def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
-    """A read-only connection that holds nobody up. Raises StoreTrouble, NothingYet, Elsewhere."""
+    """Return a read-only connection, for which no writer has to wait. Raises StoreTrouble, NothingYet, Elsewhere."""
     check_here(places)
     integrity.check_begun(places)
     try:
@@ -371,7 +379,7 @@ def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
 
 
 def nothing_yet() -> sqlite3.Connection:
-    """An empty store in memory: what is read where nobody has made a store yet."""
+    """Return an empty store in memory, to read from where no store exists yet."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     migrate(connection, 0)
     return connection
@@ -393,7 +401,7 @@ def _open_private(path: str) -> int:
 
 
 def trouble(error: Exception, path: str) -> StoreTrouble:
-    """What an error of SQLite's means to people: damage, or something that passes."""
+    """Return the StoreTrouble for an error of SQLite: Damaged if the error means a damaged file."""
     text = " ".join(str(error).split())
     if isinstance(error, sqlite3.Error) and any(sign in text for sign in _SIGNS_OF_DAMAGE):
         return Damaged(f"the store is damaged ({text})", where=path)

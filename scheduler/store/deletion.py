@@ -1,4 +1,4 @@
-"""Ended jobs that are forgotten, and what nobody needs any more once they are."""
+"""Deletes ended jobs, and the stored environments that no job uses any more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scheduler.store.migrations import ENDING
 from scheduler.store.paths import Places
 from scheduler.system.crash_points import crash_point
 
-UNSWEPT = "unswept"  # in `meta`: the job forgotten last, if environments may be left that no job uses
+UNSWEPT = "unswept"  # key in `meta`: the last deleted job with an environment, until unused ones are removed
 _ENVIRONMENT = re.compile(r'"env_file": "[^"]*?([0-9a-f]{32})"')
 _ENDED = "finished_at IS NOT NULL AND state IN ({})".format(", ".join(f"'{state.value}'" for state in ENDED))
 _SCANNED = 400
@@ -29,12 +29,14 @@ _PAGE = 200
 def forget_finished(
     connection: sqlite3.Connection, *, keep: int | None = None, before: float | None = None, most: int | None = None
 ) -> int:
-    """Forget ended jobs with their events: all but the ``keep`` that ended last, and all that ended ``before``.
+    """Delete ended jobs and their events: those beyond the ``keep`` that ended last, and those older than ``before``.
 
-    Without either limit all of them, and the refused lines too. ``most``: at most so many, those that ended first; the
-    return value says how many it were. Never forgotten are jobs that have not ended, or that such a one names in its
-    ``after`` or ``after_ok``, and jobs whose processes still hold GPUs. Ids are not given out twice all the same.
-    The counts of the watched files' lines stay: what stands there and was run is not run again.
+    ``before``: seconds since 1970, compared with the end of a job. Without either limit all ended jobs and the refused
+    lines are deleted. ``most``: limit on the number of deleted jobs; jobs that ended first are deleted first. Returns
+    the number of deleted jobs.
+
+    Jobs stay if their leftover processes hold GPUs, or if an unfinished job names them in ``after`` or ``after_ok``.
+    Ids are not reused. The line counts of watched files stay, so a line that was run is not run again.
     """
     if keep is None and before is None:
         connection.execute("DELETE FROM refused")
@@ -43,10 +45,10 @@ def forget_finished(
 
 
 def last_to_go(connection: sqlite3.Connection, keep: int | None, before: float | None) -> tuple[float, int]:
-    """The job that ended last of those that are to be forgotten: when, and its id. Reads the index alone."""
+    """Return (end, id) up to which jobs are deleted, by the limits of `forget_finished`. Reads only indexes."""
     bound = (-math.inf if before is None else before, 0)
     if keep is not None:
-        # Of a job that is being ended the first process may have ended already.
+        # A STOPPING job has an end time, too, once its main process has ended.
         ending = connection.execute(f"SELECT count(*) FROM jobs INDEXED BY jobs_ending WHERE {ENDING}").fetchone()[0]
         found = connection.execute(
             "SELECT finished_at, id FROM jobs WHERE finished_at IS NOT NULL ORDER BY finished_at DESC, id DESC"
@@ -58,7 +60,10 @@ def last_to_go(connection: sqlite3.Connection, keep: int | None, before: float |
 
 
 def forget_until(connection: sqlite3.Connection, bound: tuple[float, int], most: int | None = None) -> int:
-    """Forget jobs that ended up to there, those that ended first before others; how many it were."""
+    """Delete the jobs that ended up to ``bound`` (end, id), in the order of their ends, and ``most`` at most.
+
+    Leaves out the jobs that `forget_finished` keeps. Returns the number of deleted jobs.
+    """
     parents = _parents(connection)
     chosen: list[int] = []
     after = (-1.0, 0)
@@ -83,7 +88,7 @@ def forget_until(connection: sqlite3.Connection, bound: tuple[float, int], most:
 
 
 def forget(connection: sqlite3.Connection, jobs: Sequence[int]) -> None:
-    """Remove these ended jobs and their stories, whoever waits for them."""
+    """Delete these ended jobs and their event histories, even if other jobs depend on them."""
     last = rows.last_id(connection)
     before = until = float(rows.meta(connection, rows.FORGOTTEN_UNTIL) or "-inf")
     for number in jobs:
@@ -95,14 +100,14 @@ def forget(connection: sqlite3.Connection, jobs: Sequence[int]) -> None:
 
 
 def may_be_forgotten(connection: sqlite3.Connection, number: int) -> bool:
-    """Whether a job has ended, holds no GPU, and nobody waits for it."""
+    """Return whether a job has ended, has no leftover processes on GPUs, and no unfinished job depends on it."""
     job = rows.get(connection, number)
     held = connection.execute("SELECT 1 FROM holdings WHERE job=?", (number,)).fetchone()
     return job is not None and job.state.ended and held is None and number not in _parents(connection)
 
 
 def _parents(connection: sqlite3.Connection) -> set[int]:
-    """Jobs that a living one waits for, or waited for."""
+    """Return the ids of the jobs that unfinished jobs name in ``after`` or ``after_ok``."""
     found: set[int] = set()
     for (spec,) in connection.execute(f"SELECT spec FROM jobs WHERE waits_for=1 AND NOT ({_ENDED})"):
         asked = json.loads(spec)
@@ -111,7 +116,10 @@ def _parents(connection: sqlite3.Connection) -> set[int]:
 
 
 def _forget(connection: sqlite3.Connection, number: int) -> float:
-    """Remove a job and its story, and tell when it ended; its logs are remembered, so that `keep_logs` still counts for them."""
+    """Delete a job and its event history. Return its end (seconds since 1970), minus infinity if it has none.
+
+    Its logs are noted in the table `old_logs`, so that `keep_logs` still applies to them.
+    """
     job = rows.get(connection, number)
     if job is None:
         return -math.inf
@@ -129,7 +137,10 @@ def _forget(connection: sqlite3.Connection, number: int) -> float:
 def ended_with_logs(
     connection: sqlite3.Connection, before: tuple[float, int], most: int
 ) -> list[tuple[float, int, list[str]]]:
-    """Ended jobs, those that ended last first: when, id, and the logs of all attempts. Not those that hold GPUs."""
+    """Return the last ``most`` jobs that ended before ``before`` (end, id), last first: (end, id, all its log files).
+
+    Leaves out jobs with leftover processes on GPUs.
+    """
     page = connection.execute(
         f"SELECT finished_at, id FROM jobs WHERE {_ENDED} AND (finished_at, id) < (?, ?)"
         " AND id NOT IN (SELECT job FROM holdings) ORDER BY finished_at DESC, id DESC LIMIT ?",
@@ -145,26 +156,26 @@ def ended_with_logs(
 
 
 def _files(job: Job, logs: Iterable[str]) -> list[str]:
-    """The files that belong to these logs."""
+    """Return the files of these logs: each log, and its file for stderr if the job has one."""
     return [path for log in logs for path in ((log, errors_of(log)) if job.spec.stderr_apart else (log,))]
 
 
 def old_logs(connection: sqlite3.Connection, before: tuple[float, str], most: int) -> list[tuple[float, str]]:
-    """Logs of forgotten jobs, newest first: when the job ended, and the path."""
+    """Return the ``most`` newest logs of deleted jobs that are older than ``before``: (end of the job, path)."""
     return connection.execute(
         "SELECT at, path FROM old_logs WHERE (at, path) < (?, ?) ORDER BY at DESC, path DESC LIMIT ?", (*before, most)
     ).fetchall()
 
 
 def drop_old_logs(connection: sqlite3.Connection, gone: Sequence[tuple[float, str]]) -> None:
-    """These logs of forgotten jobs are there no more."""
+    """Delete the notes about these logs of deleted jobs, because the files no longer exist."""
     connection.executemany("DELETE FROM old_logs WHERE at=? AND path=?", gone)
 
 
 def sweep_environments(db: Database, places: Places) -> Iterator[None]:
-    """Remove the submitted environments that no job uses any more, a little at each step.
+    """Remove the stored environments that no job uses any more, a few at each step.
 
-    A submission looks again for its environment under the store's lock, as this does: neither takes the other's away.
+    Files are removed under the store's lock. A submission checks its own environment under that lock.
     """
     asked = rows.meta(db.connection, UNSWEPT)
     if not asked:
@@ -184,7 +195,7 @@ def sweep_environments(db: Database, places: Places) -> Iterator[None]:
                     os.unlink(os.path.join(places.environments, unused.pop()))
         yield
     with db.writing(sync=False) as connection:
-        if rows.meta(connection, UNSWEPT) == asked:  # else more was forgotten meanwhile, which asks for another look
+        if rows.meta(connection, UNSWEPT) == asked:  # else more jobs were deleted in between: the next sweep goes on
             rows.set_meta(connection, UNSWEPT, "")
 
 

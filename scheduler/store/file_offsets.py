@@ -1,4 +1,4 @@
-"""How far the watched files were read, how often each line stands there, and which were refused."""
+"""Stores read positions of watched files, counts of equal lines, and refused lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TEXT_KEPT = 500
 
 
 def mark_of(connection: sqlite3.Connection, path: str) -> FileMark | None:
-    """How far this file was read, or None if it never was."""
+    """Return how far a file was read, or None if it was never read."""
     row = connection.execute(
         "SELECT device, inode, place, lines, crc, replaying, open_line, skipping FROM files WHERE path=?", (path,)
     ).fetchone()
@@ -21,7 +21,7 @@ def mark_of(connection: sqlite3.Connection, path: str) -> FileMark | None:
 
 
 def save_mark(connection: sqlite3.Connection, mark: FileMark) -> None:
-    """Remember how far a file was read."""
+    """Store how far a file was read."""
     connection.execute(
         "INSERT INTO files (path, device, inode, place, lines, crc, replaying, open_line, skipping)"
         " VALUES (?,?,?,?,?,?,?,?,?) ON CONFLICT (path) DO UPDATE SET device=excluded.device, inode=excluded.inode,"
@@ -35,13 +35,13 @@ def save_mark(connection: sqlite3.Connection, mark: FileMark) -> None:
 
 
 def start_recount(connection: sqlite3.Connection, path: str) -> None:
-    """The file was replaced: its lines are counted anew, the refusals gathered anew."""
+    """Begin to recount the lines of a replaced file: keep the old counts in ``before``, delete its refused lines."""
     connection.execute("UPDATE line_counts SET before=max(n, before), n=0 WHERE path=?", (path,))
     connection.execute("DELETE FROM refused WHERE path=?", (path,))
 
 
 def end_recount(connection: sqlite3.Connection, path: str) -> None:
-    """The replaced file is read to its end: forget what no longer stands there."""
+    """End the recount of a replaced file, read to its end: delete counts of lines that it no longer has."""
     connection.execute("DELETE FROM line_counts WHERE path=? AND n=0", (path,))
     connection.execute(
         "UPDATE line_counts SET before=0, repeated=min(repeated, n-1) WHERE path=? AND (before<>0 OR repeated>=n)",
@@ -50,7 +50,7 @@ def end_recount(connection: sqlite3.Connection, path: str) -> None:
 
 
 def count_line(connection: sqlite3.Connection, path: str, identity: str) -> tuple[int, int]:
-    """Count one more line of this identity; returns (its number now, the number before the file was replaced)."""
+    """Count one more line with this identity. Return its count, and its count before the file was replaced, or 0."""
     row = connection.execute(
         "INSERT INTO line_counts (path, identity, n) VALUES (?,?,1)"
         " ON CONFLICT (path, identity) DO UPDATE SET n=n+1 RETURNING n, before",
@@ -60,24 +60,24 @@ def count_line(connection: sqlite3.Connection, path: str, identity: str) -> tupl
 
 
 def counted(connection: sqlite3.Connection, path: str) -> frozenset[str]:
-    """The identities of all lines of a file that were read."""
+    """Return the identities of all counted lines of a file."""
     return frozenset(row[0] for row in connection.execute("SELECT identity FROM line_counts WHERE path=?", (path,)))
 
 
 def uncount(connection: sqlite3.Connection, path: str, identities: Iterable[str]) -> None:
-    """As if lines of these identities had never been read."""
+    """Delete the counts of these identities: their lines count as new when the file is read again."""
     connection.executemany(
         "DELETE FROM line_counts WHERE path=? AND identity=?", [(path, identity) for identity in identities]
     )
 
 
 def duplicates(connection: sqlite3.Connection) -> int:
-    """How many lines stand in the files that were not run because a job says the same."""
+    """Return the number of lines in all files that were not run because they repeat a job."""
     return int(connection.execute("SELECT coalesce(sum(repeated), 0) FROM line_counts WHERE repeated>0").fetchone()[0])
 
 
 def count_lines(connection: sqlite3.Connection, path: str, identities: Sequence[str]) -> None:
-    """Count one more line for each of these (in a file that is not being read anew)."""
+    """Count one more line for each identity, in a file that is not being recounted."""
     connection.executemany(
         "INSERT INTO line_counts (path, identity, n) VALUES (?,?,1) ON CONFLICT (path, identity) DO UPDATE SET n=n+1",
         [(path, identity) for identity in identities],
@@ -85,7 +85,7 @@ def count_lines(connection: sqlite3.Connection, path: str, identities: Sequence[
 
 
 def count_repeated(connection: sqlite3.Connection, path: str, identities: Sequence[str]) -> None:
-    """Lines that say what a waiting, running or succeeded job says."""
+    """Count one more line for each identity as a repetition of a waiting, running or succeeded job."""
     connection.executemany(
         "UPDATE line_counts SET repeated=repeated+1 WHERE path=? AND identity=?",
         [(path, identity) for identity in identities],
@@ -93,7 +93,7 @@ def count_repeated(connection: sqlite3.Connection, path: str, identities: Sequen
 
 
 def refuse(connection: sqlite3.Connection, refusal: Refusal) -> None:
-    """Remember a line that is no job."""
+    """Store a refused line with its reason; of its text the first ``TEXT_KEPT`` characters."""
     connection.execute(
         "INSERT OR REPLACE INTO refused VALUES (?,?,?,?,?)",
         (refusal.path, refusal.number, refusal.text[:TEXT_KEPT], refusal.reason, refusal.at),
@@ -101,18 +101,18 @@ def refuse(connection: sqlite3.Connection, refusal: Refusal) -> None:
 
 
 def forget_refused(connection: sqlite3.Connection, path: str, numbers: Iterable[int]) -> None:
-    """These lines are read again: what comes of them is not known yet."""
+    """Delete the refusals of these line numbers, because the lines are read again."""
     connection.executemany("DELETE FROM refused WHERE path=? AND number=?", [(path, number) for number in numbers])
 
 
 def refused_in(connection: sqlite3.Connection, path: str) -> dict[int, tuple[str, str]]:
-    """The refused lines of one file: number → its text (its first ``TEXT_KEPT`` characters), the reason."""
+    """Return the refused lines of one file: line number → (first ``TEXT_KEPT`` characters of the line, reason)."""
     rows = connection.execute("SELECT number, text, reason FROM refused WHERE path=?", (path,))
     return {row[0]: (row[1], row[2]) for row in rows}
 
 
 def refused(connection: sqlite3.Connection, most: int = 1000) -> list[Refusal]:
-    """Lines that are no jobs, by file and number."""
+    """Return at most ``most`` refused lines, ordered by file and line number."""
     rows = connection.execute(
         "SELECT path, number, text, reason, at FROM refused ORDER BY path, number LIMIT ?", (most,)
     )

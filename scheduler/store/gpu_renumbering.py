@@ -1,4 +1,4 @@
-"""GPUs that the driver numbers otherwise than before: pauses and wishes follow the card, not the number."""
+"""Updates stored GPU numbers after the driver renumbered the GPUs: pauses and GPU lists follow the card."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.store import jobs as rows
 
 
 def follow_moved(connection: sqlite3.Connection, moved: Mapping[int, int]) -> list[str]:
-    """Give pauses, allowed GPUs and bookings the new numbers (``moved``: old → new); sentences that say so."""
+    """Replace GPU numbers in pauses, jobs and holdings (``moved``: old → new). Return messages for the log."""
     if not moved:
         return []
 
@@ -20,7 +20,7 @@ def follow_moved(connection: sqlite3.Connection, moved: Mapping[int, int]) -> li
 
     changes = [(revision, moved.get(what, what), before) for revision, what, before in rows.pause_changes(connection)]
     queue_paused = bool(rows.meta(connection, "queue_paused"))
-    # A number that another card has now says nothing of the card that had it and is not managed.
+    # Drop the pause of a card that is no longer managed if another card has its number now.
     paused = (gpu for gpu in rows.paused_gpus(connection) if gpu in moved or gpu not in moved.values())
     rows.save_pauses(connection, new(paused), queue_paused, changes)
     changed = []

@@ -1,7 +1,7 @@
-"""The file of the history (`.gpujob/history.db`): written by one thread of the scheduler, read by whoever draws curves.
+"""The history file `.gpujob/history.db`: written by one thread of the daemon, read for curves and metrics.
 
-It is a convenience and never waited for: nothing of it is synced, and a file that is gone, damaged or of another version is
-made anew.
+Nothing depends on the file: its writes are not synced, and a missing, damaged or otherwise unusable file is replaced
+with a new one.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from scheduler.system.safe_open import plain
 VERSION = 1
 MOST_PAUSES = 20_000
 BUSY_S = 1.0
-ROLLED, TICK_SUM = "rolled", "tick sum"  # in `figures`
+ROLLED, TICK_SUM = "rolled", "tick sum"  # names of rows in the table `figures`
 _COMPANIONS = ("-wal", "-shm", "-journal")
-_UNKNOWN = (sqlite3.Error, OSError)  # a history that is not there, or cannot be read now, tells nothing
+_UNKNOWN = (sqlite3.Error, OSError)  # a missing or unreadable history yields empty results
 
 
 def _means(columns: Sequence[str]) -> str:
-    """The columns of several rows as one: means, and the most of what is a most."""
+    """Return SQL that merges rows into one: the maximum of `paused` and `…_most` columns, the mean of all others."""
     most = {"paused", *(column for column in columns if column.endswith("_most"))}
     return ", ".join(f"max({c})" if c in most else f"round(avg({c}), {_DIGITS.get(c, 1)})" for c in columns)
 
@@ -64,21 +64,21 @@ PRAGMA user_version={VERSION};
 
 
 class HistoryFile:
-    """The file as its one writer has it. All of it belongs to one thread."""
+    """The history file as its only writer uses it. All methods must be called from one thread."""
 
     def __init__(self, path: str, most_rows: int = MOST_ROWS) -> None:
         self.path, self.most_rows = path, most_rows
-        self.told: list[str] = []  # what is to be said of it
+        self.told: list[str] = []  # messages for the log
         self._connection: sqlite3.Connection | None = None
         self._inode = (0, 0)
-        self._ticks: dict[str, float] = {}  # as they were counted by the schedulers before us
+        self._ticks: dict[str, float] = {}  # counts of the earlier daemons, read when the file is opened
         self._paused: frozenset[int] = frozenset()
         self._rolled: float | None = None
 
     def write(self, batch: Batch) -> None:
-        """Add a batch. Raises OSError, sqlite3.Error; then nothing of it was written.
+        """Add a batch. Raises OSError or sqlite3.Error; then nothing of the batch was written.
 
-        A damaged file is set aside, and the batch begins a new one.
+        A damaged file is set aside, and the batch is written to a new one.
         """
         try:
             self._write(batch)
@@ -90,7 +90,7 @@ class HistoryFile:
             self._write(batch)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
@@ -108,7 +108,7 @@ class HistoryFile:
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=BUSY_S)
         try:
             run = connection.execute
-            if crashed and not made:  # nothing is synced: after a power cut anything may stand there
+            if crashed and not made:  # writes are not synced: a power loss may have damaged the file
                 problem = str(run("PRAGMA quick_check(1)").fetchone()[0])
                 if problem != "ok":
                     raise sqlite3.DatabaseError(f"malformed: {problem}")
@@ -135,7 +135,7 @@ class HistoryFile:
         return connection
 
     def _make(self) -> bool:
-        """Make an empty file, private from the first moment, unless there is one. True if it was made. Raises OSError."""
+        """Create an empty file with mode 0600 unless there is a file. Return True if it was created. Raises OSError."""
         try:
             os.close(new_private(self.path))
         except FileExistsError:
@@ -146,7 +146,7 @@ class HistoryFile:
             finally:
                 os.close(fd)
             return False
-        for companion in _COMPANIONS:  # of one that was deleted: they would be taken for this one's
+        for companion in _COMPANIONS:  # left by a deleted file: SQLite would use them for the new file
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path + companion)
         return True
@@ -159,7 +159,7 @@ class HistoryFile:
         return (status.st_dev, status.st_ino) == self._inode
 
     def _set_aside(self, ending: str, why: str) -> None:
-        """Keep one that cannot be used under another name, in the place of one before it. Raises OSError."""
+        """Rename an unusable file to `history.db.ENDING`, replacing an earlier file of that name. Raises OSError."""
         os.replace(self.path, f"{self.path}.{ending}")
         for companion in _COMPANIONS:
             with contextlib.suppress(FileNotFoundError):
@@ -206,14 +206,14 @@ class HistoryFile:
             many("INSERT OR REPLACE INTO figures VALUES (?,?)", figures)
 
     def _roll(self, connection: sqlite3.Connection, now: float) -> None:
-        """Once in five minutes: average what is whole by now, and let go of what is too old or too much."""
+        """Every five minutes: average completed spans into the long tables, and delete old and surplus rows."""
         end = bucket_of(now, LONG_S)
         if self._rolled == end:
             return
         if self._rolled is None:
             first = connection.execute("SELECT min(at) FROM gpu_short").fetchone()[0]
             self._rolled = end if first is None else bucket_of(first, LONG_S)
-        since = min(self._rolled, end - LONG_S)  # a clock that was set back is followed
+        since = min(self._rolled, end - LONG_S)  # for a clock that was set back
         for table, who, columns in (("gpu", "gpu", GPU_COLUMNS), ("job", "job, attempt", JOB_COLUMNS)):
             connection.execute(
                 f"INSERT OR REPLACE INTO {table}_long (at, {who}, {', '.join(columns)})"
@@ -223,7 +223,7 @@ class HistoryFile:
             )
             self._trim(connection, f"{table}_short", now, KEEP_SHORT_S)
             self._trim(connection, f"{table}_long", now, KEEP_LONG_S)
-        connection.execute(  # the last of each stays: it tells what is
+        connection.execute(  # the last row of each GPU stays: it holds the current state
             "DELETE FROM pauses WHERE at < max(?, coalesce((SELECT at FROM pauses ORDER BY at DESC LIMIT 1 OFFSET ?), 0))"
             " AND EXISTS (SELECT 1 FROM pauses AS later WHERE later.gpu = pauses.gpu AND later.at > pauses.at)",
             (now - KEEP_LONG_S, MOST_PAUSES),
@@ -233,7 +233,7 @@ class HistoryFile:
 
     def _trim(self, connection: sqlite3.Connection, table: str, now: float, keep_s: float) -> None:
         connection.execute(f"DELETE FROM {table} WHERE at < ?", (now - keep_s,))
-        connection.execute(f"DELETE FROM {table} WHERE at > ?", (now + KEEP_SHORT_S,))  # of a clock that went wrong
+        connection.execute(f"DELETE FROM {table} WHERE at > ?", (now + KEEP_SHORT_S,))  # written with a wrong clock
         number = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
         if number > self.most_rows:
             beyond = f"SELECT at FROM {table} ORDER BY at LIMIT 1 OFFSET ?"
@@ -249,7 +249,7 @@ def _places(number: int) -> str:
 
 
 def _reading(path: str) -> contextlib.closing[sqlite3.Connection]:
-    """Raises sqlite3.Error or OSError when there is none of this version."""
+    """Return a read-only connection. Raises sqlite3.Error or OSError if there is no history of this version."""
     os.stat(path)
     connection = read_only(path)
     try:
@@ -263,7 +263,7 @@ def _reading(path: str) -> contextlib.closing[sqlite3.Connection]:
 
 
 def _rows_of(table: str, columns: str, short: bool) -> str:
-    """All rows of a kind: of the short table, or of the long one and what is not averaged yet."""
+    """Return SQL for all rows of a kind: the short table, or the long table and the short rows not averaged yet."""
     if short:
         return f"SELECT {columns} FROM {table}_short"
     rolled = f"coalesce((SELECT n FROM figures WHERE name = '{ROLLED}'), 0)"
@@ -271,7 +271,10 @@ def _rows_of(table: str, columns: str, short: bool) -> str:
 
 
 def gpu_history(path: str, since: float, until: float, step_s: float, now: float) -> dict[int, list[GpuSample]]:
-    """Index → what the GPU was like, oldest first; at most ``MOST_POINTS`` each, a step or more apart."""
+    """Return GPU index → samples, oldest first, at least ``step_s`` seconds apart and about ``MOST_POINTS`` at most.
+
+    ``since``, ``until``, ``now``: seconds since 1970. Empty if there is no readable history.
+    """
     asked = question(since, until, step_s, now)
     found: dict[int, list[GpuSample]] = {}
     with contextlib.suppress(*_UNKNOWN), _reading(path) as connection:
@@ -288,7 +291,7 @@ def gpu_history(path: str, since: float, until: float, step_s: float, now: float
 
 
 def job_history(path: str, job: int) -> dict[int, list[JobSample]]:
-    """Attempt → what it was like, oldest first; at most ``MOST_POINTS`` each."""
+    """Return attempt → samples of its memory and load, oldest first, about ``MOST_POINTS`` at most for each attempt."""
     found: dict[int, list[JobSample]] = {}
     with contextlib.suppress(*_UNKNOWN), _reading(path) as connection:
         connection.execute("BEGIN")
@@ -314,7 +317,7 @@ def job_history(path: str, job: int) -> dict[int, list[JobSample]]:
 
 
 def pauses(path: str, since: float, until: float) -> list[PauseSpan]:
-    """The pauses of GPUs and of the queue that reach into this time."""
+    """Return the pauses of GPUs and of the queue that overlap the time ``since`` to ``until`` (seconds since 1970)."""
     with contextlib.suppress(*_UNKNOWN), _reading(path) as connection:
         rows = connection.execute("SELECT at, gpu, paused FROM pauses WHERE at < ? ORDER BY at", (until,)).fetchall()
         return pause_spans(((at, gpu, bool(paused)) for at, gpu, paused in rows), since, until)
@@ -322,7 +325,10 @@ def pauses(path: str, since: float, until: float) -> list[PauseSpan]:
 
 
 def ticks(path: str) -> tuple[dict[str, float], float] | None:
-    """How many turns took up to how long (by bucket, not cumulative), and their sum in seconds; None where that is not known."""
+    """Return the number of passes by bucket of their duration, and the sum of the durations in seconds.
+
+    The numbers are not cumulative. None if they are not known.
+    """
     with contextlib.suppress(*_UNKNOWN), _reading(path) as connection:
         found = dict(connection.execute("SELECT name, n FROM figures").fetchall())
         if TICK_SUM in found:

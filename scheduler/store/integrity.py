@@ -1,4 +1,4 @@
-"""What tells that a store is the one that was used last: records, the highest id, an unfinished rebuild."""
+"""Checks that the store is not missing, empty or an old copy, by attempt records and the highest assigned id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler.core.errors import OLDER, Damaged
 from scheduler.store.paths import Places
 from scheduler.system.safe_open import plain
 
-# The highest id ever given out. The newest jobs may have been forgotten: then `meta` keeps it (-1: the first job is number 0).
+# The highest assigned id. `meta` keeps it when the newest jobs are deleted; -1 there gives the first job the id 0.
 LAST_ID = (
     "SELECT max(coalesce((SELECT max(id) FROM jobs), -1),"
     " coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key='last_id'), 0))"
@@ -21,22 +21,22 @@ _RECORD = r"(\d{1,18})\.(\d{1,18})"
 
 
 def high(places: Places) -> int:
-    """The highest id that was ever given out, as far as the note beside the store tells; else 0."""
+    """Return the highest assigned job id from the file beside the store; 0 if that cannot be read."""
     try:
         with open(places.high, "rb", opener=plain) as stream:
             return int(stream.read(32) or b"0")
     except (OSError, ValueError):
-        return 0  # no note proves nothing
+        return 0  # a missing file proves nothing
 
 
 def note_high(fd: int, job: int) -> None:
-    """Note the highest id, in place; a disk that cannot take it costs only this proof."""
+    """Write the highest assigned job id into its file, in place. A failed write is ignored: only a check is lost."""
     with contextlib.suppress(OSError):
         os.pwrite(fd, b"%020d\n" % job, 0)
 
 
 def newest_attempts(places: Places) -> dict[int, int]:
-    """Job → its newest attempt, by the names of the records."""
+    """Return job id → number of its newest attempt, by the names of the attempt records."""
     newest: dict[int, int] = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(places.attempts) as entries:
         for entry in entries:
@@ -48,7 +48,7 @@ def newest_attempts(places: Places) -> dict[int, int]:
 
 
 def evidence(places: Places) -> str:
-    """What shows that jobs were here before, as the end of a sentence; empty in a new state folder."""
+    """Return the evidence that jobs existed before, as the end of a sentence; empty for a new state folder."""
     if newest_attempts(places):
         return "attempt records stand beside it"
     given = high(places)
@@ -56,12 +56,12 @@ def evidence(places: Places) -> str:
 
 
 def check_begun(places: Places) -> None:
-    """Raise Damaged when a rebuild was interrupted, or the store of a used state folder is gone or empty."""
+    """Raise Damaged if a rebuild was interrupted, or if the store of a used state folder is missing or empty."""
     if os.path.exists(places.recovering):
         raise Damaged("gpujob recover was interrupted", where=places.store)
     size = _size(places.store)
     if size <= 0:
-        # SQLite would remove a log beside an empty file, and it may hold everything.
+        # SQLite would delete the write-ahead log beside an empty file, and the log may hold all jobs.
         found = "its log is there" if _size(f"{places.store}-wal") > 0 else evidence(places)
         if found:
             raise Damaged(f"is {'missing' if size < 0 else 'empty'}, but {found}", where=places.store)
@@ -75,10 +75,10 @@ def _size(path: str) -> int:
 
 
 def check_not_older(connection: sqlite3.Connection, places: Places, given: int, *, records: bool) -> None:
-    """Raise Damaged when the store is older than what happened (an old copy, a lost log).
+    """Raise Damaged if the store lacks a known id or attempt: it is an old copy, or its write-ahead log was lost.
 
-    ``given``: what `high` said before; ``records``: look at the attempt records too. Every id and every attempt is
-    committed before it is noted or started.
+    ``given``: the result of `high`, read before the store; ``records``: compare the attempt records too. An up-to-date
+    store has them all, since every id and attempt is committed before it is written elsewhere.
     """
     sentence = _older(connection, places, given, records)
     if sentence:
@@ -88,21 +88,23 @@ def check_not_older(connection: sqlite3.Connection, places: Places, given: int, 
 
 
 def _older(connection: sqlite3.Connection, places: Places, given: int, records: bool) -> str:
-    """What happened that the store does not know of; empty when it knows everything."""
+    """Return the first id or attempt that the store lacks, as a sentence; empty if it lacks none."""
     last = connection.execute(LAST_ID).fetchone()[0]
-    if given > max(0, last):  # the note says 0 also where nothing was given out
+    if given > max(0, last):  # ``given`` is 0 without a note, while ``last`` may be -1
         return f"job {given} was given out, the last one it knows is {last}"
     for job, attempt in sorted(_begun(connection, places, last) if records else ()):
         known = connection.execute("SELECT attempt FROM jobs WHERE id=?", (job,)).fetchone()
-        # Of an older job without a row nothing is proven: it may have been forgotten on purpose.
+        # A lower id without a row proves nothing: the job may have been deleted on purpose.
         if (known and attempt > known[0]) or (not known and job > last):
             return f"attempt {attempt} of job {job} was started, it knows {known[0] if known else 'none'}"
     return ""
 
 
 def _begun(connection: sqlite3.Connection, places: Places, last: int) -> Iterator[tuple[int, int]]:
-    """The attempts whose records may say more than the store. Of a million jobs that ran once nothing is asked: a
-    first attempt is news only of a job that never ran, or that nobody knows.
+    """Yield (job, attempt) of each attempt record that the store may lack.
+
+    Leaves out first attempts of jobs that have started according to the store: for a million jobs, a query each would
+    take too long.
     """
     try:
         names = os.listdir(places.attempts)

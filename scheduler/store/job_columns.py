@@ -1,6 +1,6 @@
-"""The columns of the table of jobs, one row each: its type in SQL, how a job's value gets into it and out again.
+"""The columns of the table `jobs`: the SQL type of each, and how its value is made from a Job and read back.
 
-The schema (`store/migrations.py`) and all reading and writing of whole jobs (`store/jobs.py`) are made from these rows.
+`store/jobs.py` reads and writes whole jobs by this list, and `store/migrations.py` adds later columns from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scheduler.core.errors import Damaged, SchedulerError
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text, parse_gpu_ids
 from scheduler.core.job import HOLDING, Failure, Job, JobSpec, JobState, Outcome, Process
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 else:
     from scheduler.core.quick_dataclass import dataclass
 
-# When a column is written.
-ONCE = "once"  # with the job
-SPEC = "spec"  # also when the job is edited
-STATE = "state"  # also whenever something happens to the job
-LATER = "later"  # the same, but not with a new job: in it the default of SQL stands, which means the default of Job
+# Values of `Column.when`: when a column is written.
+ONCE = "once"  # when the job is inserted
+SPEC = "spec"  # when the job is inserted, and by `jobs.respec`
+STATE = "state"  # when the job is inserted, and by each `jobs.save`
+LATER = "later"  # by each `jobs.save`; a new job has the SQL default, which equals the default of Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column. ``write``: where in a Job its value is (`need.count`), or a function that makes it.
+    """A column. ``write``: the attribute of Job with its value (`need.count`), or a function that makes it from a Job.
 
-    ``field`` and ``read``: the field of Job that comes from it, and how; ``second``: the column whose value ``read`` takes, too. A
-    column without a field is there for the store's own questions. ``since``: the store's version that brought it.
+    ``field``: the field of Job that is read from the column, empty for a column that only queries and ``second`` use.
+    ``read``: converts the value for the field, None if it needs no conversion; ``second``: name of another column whose
+    value ``read`` takes as its second argument. ``since``: the version of the store that introduced the column.
     """
 
     name: str
@@ -48,22 +49,22 @@ class Column:
 
 
 def _plain(name: str, sql: str, *, when: str = STATE, since: int = 1) -> Column:
-    """A column that holds a field of Job as it is."""
+    """Return a column that holds a field of Job unchanged."""
     return Column(name=name, sql=sql, write=name, field=name, when=when, since=since)
 
 
 def ids_text(gpus: Sequence[int]) -> str:
-    """GPU ids in the order they have: CUDA's order counts."""
+    """Return GPU ids joined by commas, in the given order, which matters to CUDA."""
     return ",".join(map(str, gpus))
 
 
 def ids_of(text: str) -> tuple[int, ...]:
-    """The inverse of `ids_text`."""
+    """Return the GPU ids in a text of `ids_text`."""
     return tuple(int(piece) for piece in text.split(",")) if text else ()
 
 
 def _visible(text: str) -> str:
-    """Text as SQLite can keep it: bytes of a path that is no UTF-8 are made visible."""
+    """Return the text as SQLite can store it: bytes of a path that are not UTF-8 become backslash escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -108,30 +109,30 @@ _BLOCKING = frozenset({JobState.PENDING, *HOLDING, JobState.DONE})
 
 
 def blocks(job: Job) -> bool:
-    """Whether an equal line is a repetition of this job."""
+    """Return whether a line with the same identity counts as a repetition of this job."""
     return bool(job.identity) and job.state in _BLOCKING
 
 
 COLUMNS: tuple[Column, ...] = (
-    # Never given out twice: the newest row is never deleted.
+    # Never reused: when the newest row is deleted, `meta` keeps its id.
     _plain("id", "INTEGER PRIMARY KEY", when=ONCE),
     Column(name="state", sql="TEXT NOT NULL", write="state.value", field="state",
            read={state.value: state for state in JobState}.__getitem__),
     Column(name="spec", sql="TEXT NOT NULL", write=_spec, field="spec", read=lambda text: JobSpec.from_dict(json.loads(text)), when=SPEC),
     _plain("identity", "TEXT NOT NULL", when=ONCE),
-    # The identity while an equal line is a repetition, else NULL.
+    # The identity while equal lines are repetitions of the job, else NULL.
     Column(name="blocking", sql="TEXT UNIQUE", write=lambda job: job.identity if blocks(job) else None),
     Column(name="need_count", sql="INTEGER NOT NULL", write="need.count", field="need", read=ResourceRequest, second="need_parts"),
     Column(name="need_parts", sql="INTEGER NOT NULL", write="need.parts"),
     _plain("priority", "INTEGER NOT NULL"),
-    # Among equal priorities; 0 is the id's.
+    # Order among equal priorities; 0 stands for the id.
     Column(name="place", sql="INTEGER NOT NULL", write="order", field="order", read=lambda place, number: place or number, second="id"),
     Column(name="allowed", sql="TEXT", write=_allowed, field="allowed", read=_allowed_of),
     Column(name="vram_mib", sql="INTEGER NOT NULL DEFAULT 0", write=lambda job: job.spec.vram_mib or 0, when=SPEC),
     Column(name="waits_for", sql="INTEGER NOT NULL DEFAULT 0", write=lambda job: 1 if job.spec.after or job.spec.after_ok else 0, when=SPEC),
     _plain("submitted_at", "REAL NOT NULL", when=ONCE),
     _plain("started_at", "REAL", when=LATER),
-    _plain("finished_at", "REAL", when=LATER),  # NULL while the job lives
+    _plain("finished_at", "REAL", when=LATER),  # NULL until the main process has ended
     _plain("attempt", "INTEGER NOT NULL DEFAULT 0", when=LATER),
     _plain("start_failures", "INTEGER NOT NULL DEFAULT 0", when=LATER),
     _plain("runs_failed", "INTEGER NOT NULL DEFAULT 0", when=LATER),
@@ -160,7 +161,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 class Writer:
-    """Makes rows of some columns: what is a field as it is, or a part of one, is taken in one go."""
+    """Makes rows of some columns. One `attrgetter` reads all values that are attributes of Job."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         direct = [column for column in columns if isinstance(column.write, str)]
@@ -171,7 +172,7 @@ class Writer:
         self._made = [column.write for column in made]
 
     def row(self, job: Job) -> tuple[Any, ...]:
-        """The job's values in the order of ``names``."""
+        """Return the job's values in the order of ``names``."""
         made = tuple([make(job) for make in self._made])
         if self._direct is None:
             return made
@@ -182,7 +183,7 @@ class Writer:
 READ = [column.name for column in COLUMNS if column.field or any(column.name == other.second for other in COLUMNS)]
 _AT = {name: place for place, name in enumerate(READ)}
 _OF_FIELD = {column.field: column for column in COLUMNS if column.field}
-_FIELDS = tuple(Job.__slots__)  # in the order that Job takes them
+_FIELDS = tuple(Job.__slots__)  # in the order of the arguments of Job
 _IN_ORDER = itemgetter(*[_AT[_OF_FIELD[field].name] for field in _FIELDS])
 _READ_BY: list[tuple[int, Callable[..., Any], int | None]] = [
     (place, column.read, _AT[column.second] if column.second else None)
@@ -193,8 +194,8 @@ _ONE = [(place, read) for place, read, second in _READ_BY if second is None]
 _TWO = [(place, read, second) for place, read, second in _READ_BY if second is not None]
 _DEFAULTS = {
     column.name: ast.literal_eval(column.sql.partition(" DEFAULT ")[2] or "None") for column in COLUMNS
-}  # what SQLite puts into the rows that were there when a column is added
-NEWEST = max(column.since for column in COLUMNS)  # a store before this version has not all columns that are read
+}  # values that SQLite gives to existing rows when a column is added
+NEWEST = max(column.since for column in COLUMNS)  # a store of an earlier version lacks columns that are read
 SELECT = f"SELECT {', '.join(READ)} FROM jobs"
 STATE_AT, FINISHED_AT = _AT["state"], _AT["finished_at"]
 
@@ -205,7 +206,7 @@ OF_SPEC = Writer([column for column in COLUMNS if column.when == SPEC])
 
 
 def job_of(row: Sequence[Any]) -> Job:
-    """A Job from a row of ``SELECT``. Raises Damaged when it holds what we never write."""
+    """Return the Job of a row of ``SELECT``. Raises Damaged if the row holds invalid values."""
     try:
         values = list(_IN_ORDER(row))
         for place, read in _ONE:
@@ -218,5 +219,5 @@ def job_of(row: Sequence[Any]) -> Job:
 
 
 def job_of_row(row: Mapping[str, Any]) -> Job:
-    """The same from a row by the names of its columns; one that an older store has not has its default. Raises Damaged."""
+    """Return the Job of a row given as column → value. Missing columns have their defaults. Raises Damaged."""
     return job_of([row.get(name, _DEFAULTS[name]) for name in READ])

@@ -1,4 +1,4 @@
-"""Jobs, events, holdings, reasons and requests as rows."""
+"""Reads and writes the rows of jobs, events, requests, pauses, GPUs, holdings and reasons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.core.job import FIRST, Event, Holding, Job, JobSpec, JobState, Pr
 from scheduler.store.integrity import LAST_ID
 from scheduler.store.job_columns import CHANGED, NEW, OF_SPEC, SELECT, WHOLE, ids_of, ids_text, job_of
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -25,10 +25,10 @@ _RESPEC = f"UPDATE jobs SET {', '.join(f'{name}=?' for name in OF_SPEC.names)} W
 _RESTORE = f"INSERT INTO jobs ({', '.join(WHOLE.names)}) VALUES ({','.join('?' * len(WHOLE.names))})"
 _INSERT = f"INSERT INTO jobs (id, {', '.join(NEW.names)}) VALUES (1+({LAST_ID}), {','.join('?' * len(NEW.names))})"
 _LIVE = frozenset({JobState.PENDING.value, JobState.STARTING.value, JobState.RUNNING.value})
-AT_ONCE = 500  # jobs in one question
-BLOCKED = "blocked"  # in `meta`: how many jobs wait for what, by reason code
-FORGOTTEN_UNTIL = "forgotten_until"  # in `meta`: when the forgotten job ended that ended last
-_IN_HAND = ", ".join(f"'{state.value}'" for state in JobState if state.holds_gpus)  # as the index has it
+AT_ONCE = 500  # jobs in one query
+BLOCKED = "blocked"  # key in `meta`: number of waiting jobs by reason code
+FORGOTTEN_UNTIL = "forgotten_until"  # key in `meta`: the latest end of a deleted job, seconds since 1970
+_IN_HAND = ", ".join(f"'{state.value}'" for state in JobState if state.holds_gpus)  # as in the index `jobs_in_hand`
 
 
 def insert(
@@ -39,7 +39,7 @@ def insert(
     notes: tuple[str, ...],
     now: float,
 ) -> Job:
-    """A new PENDING job with the next id. Raises sqlite3.IntegrityError when an equal one blocks it."""
+    """Insert a PENDING job and return it with its new id. Raises sqlite3.IntegrityError if an equal job blocks it."""
     job = Job(
         id=0, spec=spec, need=need, identity=identity, priority=spec.priority, allowed=spec.allowed, submitted_at=now, notes=notes
     )  # fmt: skip
@@ -48,22 +48,22 @@ def insert(
 
 
 def save(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
-    """Write what may have changed of these jobs."""
+    """Update these jobs, except for their spec (see `respec`) and the columns that never change."""
     connection.executemany(_UPDATE, [(*CHANGED.row(job), job.id) for job in jobs])
 
 
 def restore(connection: sqlite3.Connection, jobs: Iterable[Job]) -> None:
-    """Write whole jobs with the ids they have, into a store that does not hold them."""
+    """Insert complete jobs under the ids that they have, for `gpujob recover`. These ids must be free."""
     connection.executemany(_RESTORE, map(WHOLE.row, jobs))
 
 
 def respec(connection: sqlite3.Connection, job: Job) -> None:
-    """Write a waiting job's changed spec."""
+    """Update the columns that come from the spec of a waiting job."""
     connection.execute(_RESPEC, (*OF_SPEC.row(job), job.id))
 
 
 def write_events(connection: sqlite3.Connection, events: Iterable[Event]) -> None:
-    """Append to the story of the jobs."""
+    """Append events to the event histories of their jobs."""
     connection.executemany(
         "INSERT INTO events (job, n, at, kind, detail)"
         " SELECT ?1, coalesce(max(n), 0) + 1, ?2, ?3, ?4 FROM events WHERE job=?1",
@@ -72,13 +72,13 @@ def write_events(connection: sqlite3.Connection, events: Iterable[Event]) -> Non
 
 
 def events_of(connection: sqlite3.Connection, job: int) -> list[Event]:
-    """The story of one job, oldest first."""
+    """Return the event history of a job, oldest first."""
     rows = connection.execute("SELECT job, at, kind, detail FROM events WHERE job=? ORDER BY n", (job,))
     return [Event(row[0], row[1], row[2], json.loads(row[3]) if row[3] else {}) for row in rows]
 
 
 def with_events(connection: sqlite3.Connection, jobs: Iterable[Job]) -> Iterator[tuple[Job, list[Event]]]:
-    """The same jobs in their order, each with its story; asked for `AT_ONCE` together."""
+    """Yield each job with its event history, in the given order. One query reads the events of `AT_ONCE` jobs."""
     jobs = iter(jobs)
     while some := list(islice(jobs, AT_ONCE)):
         stories: dict[int, list[Event]] = {job.id: [] for job in some}
@@ -93,52 +93,52 @@ def with_events(connection: sqlite3.Connection, jobs: Iterable[Job]) -> Iterator
 
 
 def first_submitted(connection: sqlite3.Connection) -> float | None:
-    """When the oldest job that is known was submitted; None where none is."""
+    """Return when the job with the lowest id was submitted (seconds since 1970); None if there are no jobs."""
     row = connection.execute("SELECT submitted_at FROM jobs ORDER BY id LIMIT 1").fetchone()
     return float(row[0]) if row else None
 
 
 def get(connection: sqlite3.Connection, job: int) -> Job | None:
-    """One job, or None."""
+    """Return the job with this id, or None."""
     row = connection.execute(f"{SELECT} WHERE id=?", (job,)).fetchone()
     return job_of(row) if row else None
 
 
 def page(connection: sqlite3.Connection, after: int, most: int) -> list[Job]:
-    """The next jobs with an id above ``after``, by id."""
+    """Return the next ``most`` jobs with an id above ``after``, by id."""
     return [job_of(row) for row in raw_new(connection, after, most)]
 
 
 def accepted_at(connection: sqlite3.Connection, job: int) -> float | None:
-    """When a job was accepted; None where there is none."""
+    """Return when a job was submitted (seconds since 1970), or None if there is no such job."""
     row = connection.execute("SELECT submitted_at FROM jobs WHERE id=?", (job,)).fetchone()
     return float(row[0]) if row else None
 
 
 def moments_of(connection: sqlite3.Connection, job: int) -> list[tuple[float, str]]:
-    """Time and kind of all events of a job, oldest first."""
+    """Return (seconds since 1970, kind) of all events of a job, oldest first."""
     return connection.execute("SELECT at, kind FROM events WHERE job=? ORDER BY n", (job,)).fetchall()
 
 
 def blocker_of(connection: sqlite3.Connection, identity: str) -> Job | None:
-    """The waiting, running or succeeded job with this identity, or None."""
+    """Return the waiting, running or succeeded job with this identity, or None."""
     row = connection.execute(f"{SELECT} WHERE blocking=?", (identity,)).fetchone()
     return job_of(row) if row else None
 
 
 def live(connection: sqlite3.Connection) -> Iterator[Job]:
-    """All jobs that have not ended, by id."""
+    """Yield all jobs without an end time, by id. A STOPPING job has one once its main process has ended."""
     for row in connection.execute(f"{SELECT} WHERE finished_at IS NULL ORDER BY id"):
         yield job_of(row)
 
 
 def in_hand(connection: sqlite3.Connection) -> Iterator[Job]:
-    """Jobs that are STARTING, RUNNING or STOPPING."""
+    """Yield the jobs that are STARTING, RUNNING or STOPPING, by id."""
     return map(job_of, raw_in_hand(connection))
 
 
 def pending(connection: sqlite3.Connection, after: int = -1) -> Iterator[Job]:
-    """Waiting jobs with an id above ``after``, by id."""
+    """Yield the waiting jobs with an id above ``after``, by id."""
     for row in connection.execute(
         f"{SELECT} WHERE finished_at IS NULL AND state='pending' AND id>? ORDER BY id", (after,)
     ):
@@ -146,51 +146,51 @@ def pending(connection: sqlite3.Connection, after: int = -1) -> Iterator[Job]:
 
 
 def new_pending(connection: sqlite3.Connection, after: int) -> Iterator[Job]:
-    """The same, found by id alone: cheap when only the newest few are asked for."""
+    """Yield the waiting jobs with an id above ``after``, by id. Faster than `pending` if few ids are above it."""
     for row in connection.execute(f"{SELECT} WHERE id>? AND state='pending' ORDER BY id", (after,)).fetchall():
         yield job_of(row)
 
 
 def last_id(connection: sqlite3.Connection) -> int:
-    """The highest id ever given out; before the first, the number below it (0, or -1 where jobs are numbered from 0)."""
+    """Return the highest assigned id; before the first job 0, or -1 if ids start at 0."""
     return int(connection.execute(LAST_ID).fetchone()[0])
 
 
 def keep_last_id(connection: sqlite3.Connection, last: int) -> None:
-    """Let the next job get the id after ``last``, whatever is left of those before it."""
+    """Have the next job get an id above ``last``, even if the jobs up to ``last`` are deleted."""
     set_meta(connection, "last_id", str(last))
 
 
 def number_from_zero(connection: sqlite3.Connection) -> None:
-    """Let the first job be number 0, where none was before."""
+    """Have the first job get the id 0. Does nothing if an id was assigned before."""
     if not meta(connection, "last_id") and last_id(connection) == 0:
         keep_last_id(connection, -1)
 
 
 def unfinished(connection: sqlite3.Connection) -> int:
-    """How many jobs wait or run."""
+    """Return the number of jobs that wait or run."""
     return int(connection.execute("SELECT count(*) FROM jobs WHERE finished_at IS NULL").fetchone()[0])
 
 
 def id_back(connection: sqlite3.Connection, steps: int) -> int | None:
-    """The newest id, or the one so many jobs before it; None if there is none."""
+    """Return the id of the job ``steps`` before the newest one (0: the newest itself), or None if there is none."""
     row = connection.execute("SELECT id FROM jobs ORDER BY id DESC LIMIT 1 OFFSET ?", (steps,)).fetchone()
     return int(row[0]) if row else None
 
 
 def last_ended(connection: sqlite3.Connection, most: int) -> list[Job]:
-    """The jobs that ended last, newest first."""
+    """Return the ``most`` jobs that ended last, latest first."""
     rows = connection.execute(f"{SELECT} WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?", (most,))
     return [job_of(row) for row in rows]
 
 
 def first_pending(connection: sqlite3.Connection, most: int) -> list[Job]:
-    """The waiting jobs that come first by priority and place."""
+    """Return the first ``most`` waiting jobs in the order of the queue."""
     return [job_of(row) for row in raw_first_pending(connection, most)]
 
 
 def waiting_before(connection: sqlite3.Connection, job: Job) -> int:
-    """How many jobs of the same class (`core/placement_class.py`) wait for room before this one (`Job.turn`)."""
+    """Return how many jobs of the same placement class (`core/placement_class.py`) wait for room ahead of this job."""
     allowed = gpu_ids_text(job.allowed) if job.need.count and job.allowed is not None else None
     found = connection.execute(
         "SELECT count(*) FROM jobs WHERE finished_at IS NULL AND state='pending' AND reason_code=''"
@@ -201,11 +201,11 @@ def waiting_before(connection: sqlite3.Connection, job: Job) -> int:
     return int(found.fetchone()[0])
 
 
-# `raw_…`: rows as `job_of` takes them: where two are equal, nothing has changed (`store/change_feed.py`).
+# The `raw_…` functions return rows for `job_of`. Two equal rows mean an unchanged job (`store/change_feed.py`).
 
 
 def raw_first_pending(connection: sqlite3.Connection, most: int) -> list[tuple[Any, ...]]:
-    """The same as rows."""
+    """Return the rows of the jobs that `first_pending` returns."""
     return connection.execute(
         f"{SELECT} WHERE finished_at IS NULL AND state='pending' ORDER BY min(place, 0), priority,"
         " CASE place WHEN 0 THEN id ELSE place END LIMIT ?",
@@ -214,22 +214,22 @@ def raw_first_pending(connection: sqlite3.Connection, most: int) -> list[tuple[A
 
 
 def raw_in_hand(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    """Those of `in_hand`."""
+    """Return the rows of the jobs that `in_hand` yields."""
     return connection.execute(f"{SELECT} WHERE state IN ({_IN_HAND}) ORDER BY id").fetchall()
 
 
 def raw_new(connection: sqlite3.Connection, after: int, most: int) -> list[tuple[Any, ...]]:
-    """The next jobs with an id above ``after``, by id."""
+    """Return the rows of the next ``most`` jobs with an id above ``after``, by id."""
     return connection.execute(f"{SELECT} WHERE id>? ORDER BY id LIMIT ?", (after, most)).fetchall()
 
 
 def raw_ended_since(connection: sqlite3.Connection, at: float, most: int) -> list[tuple[Any, ...]]:
-    """Jobs that ended at this moment or later, the newest of them."""
+    """Return the rows of at most ``most`` jobs that ended at ``at`` (seconds since 1970) or later, latest first."""
     return connection.execute(f"{SELECT} WHERE finished_at>=? ORDER BY finished_at DESC LIMIT ?", (at, most)).fetchall()
 
 
 def raw_of(connection: sqlite3.Connection, jobs: Sequence[int]) -> list[tuple[Any, ...]]:
-    """These jobs, as far as they are not forgotten."""
+    """Return the rows of these jobs, in no particular order and without deleted jobs."""
     found: list[tuple[Any, ...]] = []
     for at in range(0, len(jobs), 500):
         some = jobs[at : at + 500]
@@ -238,15 +238,15 @@ def raw_of(connection: sqlite3.Connection, jobs: Sequence[int]) -> list[tuple[An
 
 
 def ended_last(connection: sqlite3.Connection) -> float:
-    """When the job ended that ended last; 0 where none has."""
+    """Return the latest end of any job (seconds since 1970), 0 if none has ended."""
     return float(connection.execute("SELECT max(finished_at) FROM jobs").fetchone()[0] or 0.0)
 
 
 def select(connection: sqlite3.Connection, states: Sequence[str] = (), most: int | None = None) -> Iterator[Job]:
-    """All jobs, or those in these states, by id; ``most``: only the newest of them."""
+    """Yield all jobs, or those in ``states``, by id. ``most``: only the newest of them."""
     where = f" WHERE state IN ({','.join('?' * len(states))})" if states else ""
     if states and _LIVE.issuperset(states):
-        where += " AND finished_at IS NULL"  # an index knows these: those that have ended may be a million
+        where += " AND finished_at IS NULL"  # for the index on finished_at: a million jobs may have ended
     if most is None:
         found = connection.execute(f"{SELECT}{where} ORDER BY id", tuple(states))
     else:
@@ -257,24 +257,27 @@ def select(connection: sqlite3.Connection, states: Sequence[str] = (), most: int
 
 
 def ended_since(connection: sqlite3.Connection, at: float) -> Iterator[Job]:
-    """Jobs that have not ended, or did so at this moment or later, by id."""
+    """Yield the jobs that have not ended, or ended at ``at`` (seconds since 1970) or later, by id."""
     for row in connection.execute(f"{SELECT} WHERE finished_at IS NULL OR finished_at>=? ORDER BY id", (at,)):
         yield job_of(row)
 
 
 def known_since(connection: sqlite3.Connection) -> float | None:
-    """Since when all jobs are known: those that ended earlier may be forgotten. None where none is."""
+    """Return since when no job is missing (seconds since 1970): jobs that ended earlier may have been deleted.
+
+    None if no job is missing, or if there are no jobs to tell by.
+    """
     told = meta(connection, FORGOTTEN_UNTIL)
     if told:
         return float(told)
     number, first, oldest = connection.execute("SELECT count(*), min(id), min(submitted_at) FROM jobs").fetchone()
     if number >= last_id(connection) + (first == 0):
         return None
-    return None if oldest is None else float(oldest)  # by an earlier version, or lost with a damaged store
+    return None if oldest is None else float(oldest)  # jobs deleted by an earlier version, or lost with a damaged store
 
 
 def labelled(connection: sqlite3.Connection, label: str) -> list[Job]:
-    """Jobs with this label, by id."""
+    """Return the jobs with this label, by id."""
     rows = connection.execute(f"{SELECT} WHERE spec LIKE ? ORDER BY id", (f"%{json.dumps(label)}%",))
     return [job for job in map(job_of, rows) if job.spec.label == label]
 
@@ -282,8 +285,8 @@ def labelled(connection: sqlite3.Connection, label: str) -> list[Job]:
 def newest_labelled(
     connection: sqlite3.Connection, label: str, states: Sequence[str], most: int
 ) -> tuple[list[Job], int]:
-    """The newest jobs in these states with this label, by id, and how many there are: a label may be a million jobs'."""
-    # As specs are written; within a text its quotes would stand behind backslashes.
+    """Return the ``most`` newest jobs with this label in these states, by id, and the number of all such jobs."""
+    # Matches the JSON of the spec; inside another value the quotes would be escaped with backslashes.
     where = f"WHERE instr(spec, ?)>0 AND state IN ({','.join('?' * len(states))})"
     asked = (f'"label": {json.dumps(label)}', *states)
     newest = f"SELECT id FROM jobs {where} ORDER BY id DESC LIMIT ?"
@@ -293,7 +296,7 @@ def newest_labelled(
 
 
 def labels(connection: sqlite3.Connection, states: Sequence[str], most: int) -> dict[str, list[int]]:
-    """Labels and the jobs in these states that have them, the newest first."""
+    """Return label → ids of the jobs with it in these states, newest first. Reads at most ``most`` jobs."""
     rows = connection.execute(
         f"SELECT id, spec FROM jobs WHERE spec LIKE '%\"label\"%' AND state IN ({','.join('?' * len(states))})"
         " ORDER BY id DESC LIMIT ?",
@@ -308,7 +311,7 @@ def labels(connection: sqlite3.Connection, states: Sequence[str], most: int) -> 
 
 
 def newest(connection: sqlite3.Connection, states: Sequence[str], prefix: str, most: int) -> list[Job]:
-    """The newest jobs in these states whose id begins with ``prefix``."""
+    """Return the ``most`` newest jobs in these states whose id begins with the digits ``prefix``, newest first."""
     rows = connection.execute(
         f"{SELECT} WHERE state IN ({','.join('?' * len(states))}) AND substr(id, 1, ?) = ? ORDER BY id DESC LIMIT ?",
         (*states, len(prefix), prefix, most),
@@ -317,23 +320,23 @@ def newest(connection: sqlite3.Connection, states: Sequence[str], prefix: str, m
 
 
 def counts(connection: sqlite3.Connection) -> dict[str, int]:
-    """How many jobs are in each state (all eight, 0 where none)."""
+    """Return the number of jobs in each of the eight states, 0 included."""
     try:
         found = dict(connection.execute("SELECT state, n FROM counts").fetchall())
-    except sqlite3.OperationalError:  # a store that no scheduler of this version has opened yet
+    except sqlite3.OperationalError:  # a store of an older version, which does not count them
         found = dict(connection.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
     return {state.value: found.get(state.value, 0) for state in JobState}
 
 
 def ask(connection: sqlite3.Connection, request: Request, now: float) -> int:
-    """Write a request down; returns its row."""
+    """Store a request. Return the id of its row."""
     from scheduler.core.requests import to_row
 
     return ask_for(connection, *to_row(request), now)
 
 
 def ask_for(connection: sqlite3.Connection, kind: str, arguments: Mapping[str, Any], now: float) -> int:
-    """The same of what `core/requests.py: to_row` has made, or would make."""
+    """Store a request given as kind and arguments (`core/requests.py: to_row`). Return the id of its row."""
     row = connection.execute(
         "INSERT INTO requests (kind, arguments, made_at) VALUES (?,?,?)", (kind, json.dumps(arguments), now)
     ).lastrowid
@@ -341,9 +344,9 @@ def ask_for(connection: sqlite3.Connection, kind: str, arguments: Mapping[str, A
 
 
 def asked(connection: sqlite3.Connection) -> list[tuple[float, int, Request]]:
-    """Requests that nobody has answered, oldest first: (when, row, request).
+    """Return the unanswered requests, oldest first: (seconds since 1970, id of the row, request).
 
-    One of a kind that only another version knows is answered with a refusal: it must not come back for ever.
+    A request that this version does not know is answered with a refusal, so that it is not returned again.
     """
     from scheduler.core.requests import Answer, from_row
 
@@ -359,14 +362,14 @@ def asked(connection: sqlite3.Connection) -> list[tuple[float, int, Request]]:
 
 
 def answer(connection: sqlite3.Connection, answers: Iterable[Answer]) -> None:
-    """Write the answers beside their requests."""
+    """Store answers in the rows of their requests."""
     connection.executemany(
         "UPDATE requests SET code=?, lines=? WHERE id=?", [(a.code, json.dumps(a.lines), a.row) for a in answers]
     )
 
 
 def answer_of(connection: sqlite3.Connection, row: int) -> Answer | None:
-    """The answer to a request, once there is one."""
+    """Return the answer to a request, or None if it has none yet."""
     from scheduler.core.requests import Answer
 
     found = answered(connection, row)
@@ -374,20 +377,20 @@ def answer_of(connection: sqlite3.Connection, row: int) -> Answer | None:
 
 
 def answered(connection: sqlite3.Connection, row: int) -> tuple[int, tuple[str, ...]] | None:
-    """Code and lines of the answer to a request, once there is one."""
+    """Return exit code and lines of the answer to a request, or None if it has none yet."""
     found = connection.execute("SELECT code, lines FROM requests WHERE id=? AND code IS NOT NULL", (row,)).fetchone()
     return (found[0], tuple(json.loads(found[1]))) if found else None
 
 
 def paused_gpus(connection: sqlite3.Connection) -> tuple[int, ...]:
-    """The paused GPUs, ascending; also those that are not managed now."""
+    """Return the indexes of the paused GPUs, ascending, including GPUs that are not managed now."""
     return tuple(row[0] for row in connection.execute("SELECT gpu FROM pauses ORDER BY gpu"))
 
 
 def save_pauses(
     connection: sqlite3.Connection, gpus: Iterable[int], queue_paused: bool, changes: list[tuple[int, int, bool]]
 ) -> None:
-    """Write all pauses, and what verbs changed since which picture of the state file (`core/pauses.py`)."""
+    """Replace the stored pauses, and the changes that verbs made to them (`core/pauses.py: Pauses`)."""
     connection.execute("DELETE FROM pauses")
     connection.executemany("INSERT INTO pauses VALUES (?)", [(gpu,) for gpu in gpus])
     set_meta(connection, "queue_paused", "1" if queue_paused else "")
@@ -395,38 +398,41 @@ def save_pauses(
 
 
 def pause_changes(connection: sqlite3.Connection) -> list[tuple[int, int, bool]]:
-    """The inverse of the last part of ``save_pauses``."""
+    """Return the changes that `save_pauses` stored, oldest first.
+
+    Each is (first revision of the state file that shows it, index of the GPU or -1 for the queue, previous value).
+    """
     text = meta(connection, "pause_changes")
     return [(revision, what, before) for revision, what, before in json.loads(text)] if text else []
 
 
 def lowest_place(connection: sqlite3.Connection) -> int:
-    """The place of the waiting job that was put first last, 0 if none was."""
+    """Return the lowest place of the unfinished jobs that were moved to the front of the queue, 0 if there are none."""
     found = connection.execute("SELECT min(place) FROM jobs WHERE finished_at IS NULL AND place < 0").fetchone()[0]
     return int(found or 0)
 
 
 def meta(connection: sqlite3.Connection, key: str) -> str:
-    """A remembered text, empty if there is none."""
+    """Return the text stored under ``key``, empty if there is none."""
     row = connection.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
     return str(row[0]) if row else ""
 
 
 def set_meta(connection: sqlite3.Connection, key: str, value: str) -> None:
-    """Remember a text."""
+    """Store a text under ``key``."""
     connection.execute(
         "INSERT INTO meta VALUES (?,?) ON CONFLICT (key) DO UPDATE SET value=excluded.value", (key, value)
     )
 
 
 def gpus(connection: sqlite3.Connection) -> list[Gpu]:
-    """The GPUs managed by the last daemon."""
+    """Return the GPUs that the last daemon managed, by index."""
     rows = connection.execute("SELECT id, uuid, name, server, memory_mib FROM gpus ORDER BY id")
     return [Gpu(*row) for row in rows]
 
 
 def save_gpus(connection: sqlite3.Connection, found: Iterable[Gpu]) -> None:
-    """Write which GPUs are managed now."""
+    """Replace the stored GPUs by those that are managed now."""
     connection.execute("DELETE FROM gpus")
     connection.executemany(
         "INSERT INTO gpus VALUES (?,?,?,?,?)", [(g.index, g.uuid, g.name, g.server, g.memory_mib) for g in found]
@@ -434,7 +440,7 @@ def save_gpus(connection: sqlite3.Connection, found: Iterable[Gpu]) -> None:
 
 
 def holdings(connection: sqlite3.Connection) -> list[tuple[Holding, str]]:
-    """GPUs held by processes that outlived their job, each with its boot id."""
+    """Return the holdings (GPUs of leftover processes), each with the boot id under which it was stored."""
     rows = connection.execute("SELECT key, job, need_count, need_parts, gpus, vram_mib, processes, boot FROM holdings")
     return [
         (
@@ -453,7 +459,7 @@ def holdings(connection: sqlite3.Connection) -> list[tuple[Holding, str]]:
 
 
 def save_holdings(connection: sqlite3.Connection, held: Iterable[Holding], freed: Iterable[str], boot: str) -> None:
-    """Write new holdings, remove those whose processes are gone."""
+    """Store the new holdings ``held`` with the boot id ``boot``; delete those whose keys are in ``freed``."""
     connection.executemany(
         "INSERT OR REPLACE INTO holdings VALUES (?,?,?,?,?,?,?,?)",
         [
@@ -468,31 +474,31 @@ def save_holdings(connection: sqlite3.Connection, held: Iterable[Holding], freed
 
 
 def note_calls(connection: sqlite3.Connection, jobs: Iterable[int]) -> None:
-    """These jobs have ended, and something is to be done now (`daemon/completion_hooks.py`)."""
+    """Record that the completion hooks of these ended jobs have to be run (`daemon/completion_hooks.py`)."""
     connection.executemany("INSERT OR REPLACE INTO calls VALUES (?, NULL)", [(job,) for job in jobs])
 
 
 def calls(connection: sqlite3.Connection) -> list[tuple[int, float | None]]:
-    """Jobs at whose end something is still to be done, and when it was begun."""
+    """Return the jobs with unfinished completion hooks, each with their start (seconds since 1970) or None."""
     return connection.execute("SELECT job, begun FROM calls ORDER BY job").fetchall()
 
 
 def begin_call(connection: sqlite3.Connection, job: int, now: float) -> None:
-    """It is done from here on."""
+    """Record that the completion hooks of a job are started at ``now`` (seconds since 1970)."""
     connection.execute("UPDATE calls SET begun=? WHERE job=?", (now, job))
 
 
 def strike_calls(connection: sqlite3.Connection, jobs: Iterable[int]) -> None:
-    """It was done, or is not to be done any more."""
+    """Delete the records about completion hooks of these jobs: the hooks were run, or are given up."""
     connection.executemany("DELETE FROM calls WHERE job=?", [(job,) for job in jobs])
 
 
 def class_reasons(connection: sqlite3.Connection) -> dict[str, Reason]:
-    """Why each class of waiting jobs waits, as the daemon last saw it."""
+    """Return why the jobs of each placement class wait, by the key of the class, as last stored by the daemon."""
     return {r[0]: Reason(r[1], r[2]) for r in connection.execute("SELECT class, code, sentence FROM reasons")}
 
 
 def save_class_reasons(connection: sqlite3.Connection, reasons: dict[str, Reason]) -> None:
-    """Write all class reasons."""
+    """Replace the stored reasons of all placement classes."""
     connection.execute("DELETE FROM reasons")
     connection.executemany("INSERT INTO reasons VALUES (?,?,?)", [(k, r.code, r.sentence) for k, r in reasons.items()])

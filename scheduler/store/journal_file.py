@@ -1,4 +1,4 @@
-"""The file of the journal: appended to line by line, now and then written anew with one line a job."""
+"""The journal file: lines are appended to it, and now and then it is rewritten with one line per job."""
 
 from __future__ import annotations
 
@@ -16,63 +16,63 @@ from scheduler.system.safe_open import plain
 
 SLACK = 64 << 10
 SHORTEST = len('{"id": 1')
-LONGEST = 16 << 20  # of a line; what is longer is none of a journal
-A_STEP = 100  # lines
+LONGEST = 16 << 20  # bytes; a longer line is not from a journal
+A_STEP = 100  # lines read in one step
 PIECE = 1 << 20
-NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})  # disks without them
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})  # the file system has no locks
 PLAIN_WORDS = {
     errno.ELOOP: "it is a link, which is not followed",
     errno.EINVAL: "it is not a plain file",
     errno.ENXIO: "it is not a plain file",
 }
 
-Span = tuple[int, int]  # of the file: where, and how many bytes
+Span = tuple[int, int]  # part of the file: offset and length in bytes
 
 
 def holds_records(path: str) -> bool:
-    """Whether a file may be a journal: it is empty, not there, cannot be read, or a line in its beginning could be a record."""
+    """Return whether a file may be a journal: missing, unreadable, empty, or with a record-like line near its start."""
     try:
         with open(path, "rb", opener=plain) as stream:
             beginning = stream.read(SLACK)
     except OSError:
-        return True  # that is said when it is to be written
+        return True  # reported when the journal is written
     lines = beginning.split(b"\n")
     return not beginning.strip(b" \r\n\t\0") or any(line.startswith(b"{") for line in lines)
 
 
 @dataclass(slots=True)
 class _Found:
-    """What of the lines of the old file is to stay."""
+    """The lines of the old file: those to keep, and those that are damaged."""
 
-    kept: dict[object, Span] = field(default_factory=dict)  # of a job that we do not know only the last line
+    kept: dict[object, Span] = field(default_factory=dict)  # of a job that the store does not have: only its last line
     damaged: list[Span] = field(default_factory=list)
     repaired: int = 0
     end: int = 0
 
 
 class JournalFile:
-    """One scheduler's journal. What others have written into it stays; what is no JSON is set aside.
+    """The journal file of one scheduler. Lines of other programs are kept; lines that are not JSON are set aside.
 
-    ``is_ours``: whether the store has this job, so that its line is made from there; ``is_torn``: whether bytes that
-    are no JSON are what was cut off of a line of ours.
+    ``is_ours``: returns whether the store has a job, so that its line is made from the store; ``is_torn``: returns
+    whether bytes that are not JSON are the beginning of a line that this scheduler did not finish.
     """
 
     def __init__(self, path: str, is_ours: Callable[[Who], bool], is_torn: Callable[[bytes], bool]) -> None:
         self.path, self.is_ours, self.is_torn = path, is_ours, is_torn
-        self.told: list[tuple[str, int]] = []  # what is to be said, and its level
-        self.appended = False  # since it was written anew
+        self.told: list[tuple[str, int]] = []  # messages for the log, each with its level
+        self.appended = False  # whether lines were appended since the last rewrite
         self._fd, self._size, self._inode, self._compact = -1, 0, (0, 0), 0
 
     @property
     def grown(self) -> bool:
-        """Whether most of it is lines that later ones have replaced."""
+        """Whether most of the file consists of lines that later lines replace."""
         return self._fd >= 0 and self._size > 2 * self._compact + SLACK
 
     def append(self, data: bytes, first: int = 0) -> bool:
-        """Add whole lines with one write. False when the file is not there as we left it: it has to be written anew.
+        """Append whole lines with one write. Return False if the file was removed, replaced or cut: rewrite it then.
 
-        ``first``: so many bytes of them are of jobs that had no line yet. Raises OSError; nothing of ``data`` stands
-        there then.
+        ``first``: the bytes of ``data`` that are lines of jobs without a line so far. Raises OSError; the part that was
+        written is then removed again, unless another program has appended behind it.
         """
         if self._fd < 0:
             return False
@@ -84,7 +84,7 @@ class JournalFile:
         if (there.st_dev, there.st_ino) != self._inode or size < self._size:
             return False
         if size > self._size and os.pread(self._fd, 1, size - 1) != b"\n":
-            data = b"\n" + data  # somebody else has written here, and has not ended the line
+            data = b"\n" + data  # another program appended a line without a newline
         written = os.write(self._fd, data)
         if written < len(data):
             if os.fstat(self._fd).st_size == size + written:
@@ -95,10 +95,10 @@ class JournalFile:
         return True
 
     def write_anew(self, pages: Iterable[bytes], last: Callable[[], bytes] = bytes) -> Generator[None, None, None]:
-        """Write it whole, in steps: the lines of others, then these, and in the last step it takes the place of the old one.
+        """Rewrite the file in steps: kept lines of the old file, then ``pages``; the last step replaces the old file.
 
-        Until then the old one can be appended to as before; ``last`` gives what has changed since its page was made.
-        Raises OSError; the old file stays then.
+        Lines can be appended to the old file until the last step. ``last`` returns the lines of jobs that changed after
+        their page was made. Raises OSError; if the old file was not replaced yet, it stays.
         """
         old = self._open_old()
         folder, name = os.path.split(self.path)
@@ -108,7 +108,7 @@ class JournalFile:
             for left in left_aside(self.path):
                 os.unlink(left)
             new = new_private(aside, os.O_RDWR | os.O_APPEND)
-            self._lock(new)  # before it can be found by its name
+            self._lock(new)  # before the rename makes it visible
             found = _Found()
             yield from self._look_through(old, found)
             yield from _copy(old, found.kept.values(), new)
@@ -117,7 +117,7 @@ class JournalFile:
                 write_all(new, page)
                 not_synced += len(page)
                 if not_synced >= PIECE:
-                    os.fdatasync(new)  # a piece each time: all of it at the end could take long
+                    os.fdatasync(new)  # in pieces: a single sync at the end could take long
                     not_synced = 0
                 yield
             write_all(new, last())
@@ -138,7 +138,7 @@ class JournalFile:
         sync_folder(folder)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
@@ -146,7 +146,7 @@ class JournalFile:
     # -- the old file -------------------------------------------------------------------------------------
 
     def _open_old(self) -> int:
-        """A descriptor of what stands there, -1 where nothing does. Raises OSError for what is not to be replaced."""
+        """Return a descriptor of the existing file, -1 if there is none. Raises OSError if it must not be replaced."""
         try:
             fd = plain(self.path, os.O_RDONLY)
         except FileNotFoundError:
@@ -175,7 +175,7 @@ class JournalFile:
             raise OSError(errno.EBUSY, "another scheduler keeps its journal there", self.path)
 
     def _look_through(self, old: int, found: _Found) -> Iterator[None]:
-        """Tell which lines stay, from ``found.end`` to the end of the file."""
+        """Sort the lines from ``found.end`` to the end of the file into ``found``, ``A_STEP`` lines in each step."""
         if old < 0:
             return
         with open(os.dup(old), "rb") as stream:
@@ -200,7 +200,7 @@ class JournalFile:
         try:
             value = read_line(line)
         except ValueError:
-            # So little of a line may be the beginning of anything, if more follows.
+            # A line this short that ends in a newline could be the beginning of anything: it counts as damaged.
             alone = line.endswith(b"\n") and len(line) <= SHORTEST
             if not alone and self.is_torn(line.rstrip(b"\n")):
                 found.repaired += 1
@@ -217,7 +217,10 @@ class JournalFile:
     # -- the new file -------------------------------------------------------------------------------------
 
     def _end(self, old: int, new: int, found: _Found) -> None:
-        """What was written into the old file meanwhile, and what is to be set aside of it."""
+        """Finish the new file: copy lines added to the old one in the meantime, sync it, set damaged lines aside.
+
+        Raises OSError, also if another program replaced the old file.
+        """
         before = dict(found.kept)
         for _ in self._look_through(old, found):
             continue
@@ -240,14 +243,14 @@ class JournalFile:
             self.told.append((f"{self.path}: a line that was cut off is written anew", 20))
 
     def _set_aside(self, old: int, spans: list[Span]) -> str:
-        """Keep damaged lines under another name."""
+        """Copy damaged lines into a new file beside the journal and return its path."""
         name, fd = new_beside(self.path, "torn")
         try:
             for _ in _copy(old, spans, fd):
                 continue
             os.fsync(fd)
         except BaseException:
-            os.unlink(name)  # it will be tried again
+            os.unlink(name)  # the next rewrite tries again
             raise
         finally:
             os.close(fd)
@@ -261,7 +264,7 @@ class JournalFile:
 
 
 def _copy(old: int, spans: Iterable[Span], new: int) -> Iterator[None]:
-    """Copy these lines, each with an end."""
+    """Copy these spans, each ending in a newline, in steps of about ``PIECE`` bytes."""
     pieces: list[bytes] = []
     size = 0
     for start, length in spans:

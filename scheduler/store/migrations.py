@@ -1,8 +1,10 @@
-"""How a store comes to be: numbered steps, each from one version to the next. A step is never changed, not even its comments:
-`recovery/salvage.py` puts the first page of a new store in the place of a damaged one, so both must have begun alike.
+"""The schema of the store as numbered steps, each from one version to the next.
 
-The columns of jobs are those of `store/job_columns.py`: a test holds the first ones against the first step, and each later one is
-added with the step of its own version.
+A step is never changed, not even its SQL comments: `recovery/salvage.py` replaces a damaged first page of a store with
+that of a new store, which must have been made by the same steps.
+
+The columns of the table `jobs` are those of `store/job_columns.py`: a test compares the first step with them, and each
+later column is added with the step of its version.
 """
 
 from __future__ import annotations
@@ -86,21 +88,21 @@ CREATE TABLE refused (
 """
 
 
-# One step a version, never changed after a release: each brings a store of version n-1 to version n.
+# One step for each version, never changed after a release: step n brings a store from version n-1 to version n.
 _READINGS = """
 CREATE TABLE readings (
     gpu INTEGER PRIMARY KEY, at REAL NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
     memory_total INTEGER, memory_used INTEGER, own INTEGER NOT NULL, load REAL, temperature INTEGER   -- MiB, 0 to 1, Celsius
 );
 """
-ENDING = "finished_at IS NOT NULL AND state='stopping'"  # the first process has ended, others of the job have not
+ENDING = "finished_at IS NOT NULL AND state='stopping'"  # the main process has ended, others have not
 _OLD_LOGS = f"""
 -- Logs of jobs that are forgotten, and when these ended.
 CREATE TABLE old_logs (at REAL, path TEXT, PRIMARY KEY (at, path)) WITHOUT ROWID;
 CREATE INDEX jobs_dependents ON jobs (id) WHERE waits_for=1;
 CREATE INDEX jobs_ending ON jobs (id) WHERE {ENDING};
 """
-# Counted by the store itself, whoever writes: counting a million rows at each picture would cost half a second.
+# Counted by triggers, for every writer: to count a million rows for each write of the state file would take 0.5 s.
 _COUNTS = """
 CREATE TABLE counts (state TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO counts SELECT state, count(*) FROM jobs GROUP BY state;
@@ -133,7 +135,7 @@ VERSION = len(STEPS)
 
 
 def migrate(connection: sqlite3.Connection, version: int, until: int = VERSION) -> None:
-    """Bring a store of this version (0: an empty one) to another, in the caller's transaction."""
+    """Bring a store from ``version`` (0: empty) to the version ``until``, in the caller's transaction."""
     for number in range(version + 1, until + 1):
         for statement in STEPS[number - 1].split(";\n"):
             if statement.strip():

@@ -1,4 +1,4 @@
-"""Where the files of one scheduler stand, private from the moment they are made."""
+"""Paths of a scheduler's files, and the creation of its private folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import stat
 from scheduler.core.errors import SchedulerError
 from scheduler.system.atomic_files import sync_folder
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -21,9 +21,9 @@ DEFAULT_STEM = "gpu_scheduler_state"
 
 
 def digest(data: bytes, size: int) -> str:
-    """A name for these bytes: ``size`` bytes of BLAKE2b in hexadecimal."""
+    """Return the BLAKE2b hash of ``data`` in hexadecimal. ``size``: length of the hash in bytes."""
     try:
-        from _blake2 import blake2b  # what hashlib has, without OpenSSL, whose loading is felt in calls in loops
+        from _blake2 import blake2b  # hashlib has the same function, but loads OpenSSL: slow for commands in loops
     except ImportError:
         from hashlib import blake2b
     return str(blake2b(data, digest_size=size).hexdigest())
@@ -31,13 +31,13 @@ def digest(data: bytes, size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Paths of a scheduler, all derived from its state file."""
+    """Paths of one scheduler's files, all derived from the path of its state file."""
 
     state_file: str
 
     @property
     def state_dir(self) -> str:
-        """The folder of store, locks and records: `.gpujob`, or `.gpujob-<stem>` beside another state file name."""
+        """The state folder (store, locks, attempt records): `.gpujob`, or `.gpujob-<stem>` for a renamed state file."""
         folder, name = os.path.split(self.state_file)
         stem = name[:-5] if name.endswith(".json") else name
         return os.path.join(folder, ".gpujob" if stem == DEFAULT_STEM else f".gpujob-{stem}")
@@ -52,27 +52,27 @@ class Places:
 
     @property
     def high(self) -> str:
-        """The highest id ever given out, beside the store: tells a store that is older than what happened."""
+        """File with the highest assigned job id. A store whose last id is lower is an old copy."""
         return os.path.join(self.state_dir, "high")
 
     @property
     def watched(self) -> str:
-        """Which files the last daemon took jobs from."""
+        """File that lists the watched files of the last daemon, for `gpujob recover`."""
         return os.path.join(self.state_dir, "watched.json")
 
     @property
     def new_store(self) -> str:
-        """A rebuilt store on its way to its place."""
+        """The rebuilt store, before it replaces the damaged one."""
         return os.path.join(self.state_dir, "store.db.new")
 
     @property
     def recovering(self) -> str:
-        """There while a rebuilt store is being put in the place of the damaged one."""
+        """File that exists while `gpujob recover` replaces the damaged store with the rebuilt one."""
         return os.path.join(self.state_dir, "recovering.json")
 
     @property
     def history(self) -> str:
-        """Readings kept for curves; whatever befalls it, no job and no decision depends on it."""
+        """SQLite file with the curves of GPUs and jobs. No job and no decision depends on it."""
         return os.path.join(self.state_dir, "history.db")
 
     @property
@@ -97,7 +97,7 @@ class Places:
 
     @property
     def web_token(self) -> str:
-        """What lets one in to the page; see `web/auth.py`."""
+        """File with the token for signing in to the web page (`web/auth.py`)."""
         return os.path.join(self.state_dir, "web-token")
 
     @property
@@ -105,23 +105,27 @@ class Places:
         return os.path.join(self.state_dir, "env")
 
     def exist(self) -> bool:
-        """Whether a scheduler was ever here."""
+        """Return whether the store file exists."""
         return os.path.exists(self.store)
 
     def check_ours(self) -> None:
-        """Raise SchedulerError when this is somebody else's scheduler; root may look at it."""
+        """Raise SchedulerError if the state folder belongs to another user. Root may use any state folder."""
         try:
             owner = os.lstat(self.state_dir).st_uid
         except OSError:
-            return  # none yet: whoever makes it finds out
+            return  # there is no folder yet; `make` checks it when it is created
         if owner != os.getuid() and os.getuid() != 0:
             raise SchedulerError(f"this scheduler belongs to user {name_of(owner)}", where=self.state_dir,
                                  do="name one of yours with --state-file")  # fmt: skip
 
     def make(self) -> None:
-        """Make the private folders. Raises SchedulerError when one is a link or somebody else's, or has no place."""
+        """Create the state folder and its subfolders, readable for their owner only.
+
+        Raises SchedulerError if a folder is a link, a file or another user's, if the folder above does not exist, or
+        if root would create them in a user's folder.
+        """
         above = os.path.dirname(self.state_dir)
-        if not os.path.isdir(above):  # more likely a slip of the pen than a wish
+        if not os.path.isdir(above):  # not created: the path is more likely mistyped
             raise SchedulerError(
                 f"no such folder: {above}", where=self.state_file, do="make it, or name another --state-file"
             )
@@ -131,7 +135,7 @@ class Places:
 
 
 def name_of(uid: int) -> str:
-    """A user's name, or the number where there is none."""
+    """Return the name of a user, or the user id as text if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -139,9 +143,9 @@ def name_of(uid: int) -> str:
 
 
 def check_not_for_another(folder: str) -> None:
-    """Raise SchedulerError when root is about to leave its files in a folder of a user, who could not use them.
+    """Raise SchedulerError if root is about to create files in a user's folder: that user could not use them.
 
-    A sticky folder that everybody may write, as /tmp, is nobody's own.
+    Sticky folders that everybody may write, such as /tmp, are allowed.
     """
     if os.getuid() != 0:
         return
@@ -153,12 +157,15 @@ def check_not_for_another(folder: str) -> None:
 
 
 def make_private_folder(path: str) -> None:
-    """Make ``path`` (0700 at any umask), or check that it is ours. Raises SchedulerError."""
+    """Create the folder ``path`` with mode 0700, whatever the umask is. Raises SchedulerError.
+
+    An existing folder must belong to the current user; its mode is set to 0700 if other users have access.
+    """
     try:
         if not os.path.lexists(path):
             _make(path)
     except FileExistsError:
-        pass  # somebody else made it this moment
+        pass  # another process has just created it
     except OSError as error:
         raise SchedulerError(f"cannot be made: {error.strerror}", where=path) from None
     try:
@@ -174,13 +181,13 @@ def make_private_folder(path: str) -> None:
 
 
 def _make(path: str) -> None:
-    old = os.umask(0o077)  # of the whole process: only while there is something to be made
+    old = os.umask(0o077)  # the umask is process-wide, so it is changed only to create a folder
     try:
         above = os.path.dirname(path) or "/"
         os.makedirs(above, exist_ok=True)
         check_not_for_another(above)
         os.mkdir(path, 0o700)
-        with contextlib.suppress(PermissionError):  # a folder that may be written and not read
-            sync_folder(os.path.dirname(path))  # else a power cut may take it away with all that was synced in it
+        with contextlib.suppress(PermissionError):  # the folder above is writable but not readable
+            sync_folder(os.path.dirname(path))  # else a power loss could remove the folder with everything synced in it
     finally:
         os.umask(old)

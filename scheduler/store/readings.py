@@ -1,4 +1,4 @@
-"""What the GPUs said last, for those who only look."""
+"""The last reading of each GPU in the store, for commands and the web page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class LastReading:
-    """What a GPU last said: memory in MiB, load 0 to 1, None where it would not say.
+    """The last reading of a GPU: memory in MiB, load 0 to 1, None for values that the driver did not report.
 
-    ``at``: when this was written (seconds since 1970); ``read_at``: when the GPU answered last, which of a silent one is
-    long ago. ``reserved_mib``: of the memory in use what is neither of our jobs nor of others: the driver's own, a
-    display's, and what was accepted.
+    ``at``: when the row was written (seconds since 1970); ``read_at``: when the GPU last answered, which is long before
+    ``at`` if it is silent. ``own_mib``: memory of this scheduler's jobs; ``foreign_mib``: memory of foreign processes;
+    ``reserved_mib``: all other memory in use: the driver's, a display's, and foreign memory that a user accepted
+    (`resume --force`).
     """
 
     at: float
@@ -40,7 +41,7 @@ class LastReading:
 
 
 def save_readings(connection: sqlite3.Connection, cards: Iterable[GpuAdmission], now: Now) -> None:
-    """Write what the GPUs said last."""
+    """Store the last reading of each of these GPUs."""
     connection.executemany(
         f"INSERT OR REPLACE INTO readings (gpu, {', '.join(_COLUMNS)}) VALUES (?{',?' * len(_COLUMNS)})",
         [_row(card, now) for card in cards],
@@ -61,10 +62,10 @@ def _row(card: GpuAdmission, now: Now) -> tuple[object, ...]:
 
 
 def forget_readings(connection: sqlite3.Connection) -> None:
-    """A new daemon knows nothing yet, and perhaps other GPUs."""
+    """Delete all readings: a new daemon has none yet, and may manage other GPUs."""
     connection.execute("DELETE FROM readings")
 
 
 def readings(connection: sqlite3.Connection) -> dict[int, LastReading]:
-    """What the GPUs said last, by index; of a store that no scheduler of this version has opened yet without the newer columns."""
+    """Return GPU index → its last reading. Values that a store of an older version does not have are None."""
     return {row[0]: LastReading(*row[1:]) for row in connection.execute("SELECT * FROM readings")}

@@ -1,4 +1,4 @@
-"""The scheduler's state, built from the rows of the store: for the daemon, a dry run and requests without a daemon."""
+"""Builds the scheduler's state from the store: for the daemon, the dry run, and requests without a daemon."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from scheduler.core.policy import policy_of
 from scheduler.core.scheduler_state import SchedulerState, never_missing
 from scheduler.store import jobs as rows
 
-LEARNED_FROM = 300  # ended jobs, for the estimates of run times
+LEARNED_FROM = 300  # last ended jobs, read for the estimates of run times
 
 
 def cpu_slots_of(config: Config) -> int:
-    """How many jobs without GPUs may run at once."""
+    """Return the number of slots for jobs without GPUs: the setting, else the number of CPUs."""
     return config.cpu_slots if config.cpu_slots is not None else os.cpu_count() or 1
 
 
@@ -33,9 +33,11 @@ def read_state(
     missing: Callable[[Job], str] = never_missing,
     may_start: bool = True,
 ) -> SchedulerState:
-    """The state without its jobs: GPUs, pauses, order of the queue, estimates. ``fetch``: a job by its id, if not from its row.
+    """Return the state without its jobs: GPUs, pauses, front of the queue, estimates of run times.
 
-    A GPU that is no longer managed stays in the fleet while jobs or their processes use it. Raises sqlite3.Error.
+    ``fetch``: returns a job by its id, by default from the store; ``missing``: returns what a job lacks on disk;
+    ``may_start``: False where no daemon runs. A GPU that is no longer managed stays in the ledger while jobs or
+    leftover processes use it. Raises sqlite3.Error.
     """
     in_use = {gpu for job in rows.in_hand(connection) for gpu in job.gpus}
     in_use |= {gpu for holding, _ in rows.holdings(connection) for gpu in holding.gpus}
@@ -61,9 +63,10 @@ def read_state(
 def book_in_hand(
     connection: sqlite3.Connection, state: SchedulerState, boot: str, now: Now
 ) -> tuple[list[Job], list[Holding], list[str]]:
-    """Book the GPUs of the jobs in hand, and of processes that outlived their job. Raises sqlite3.Error.
+    """Book the GPUs of starting, running and stopping jobs and of leftover processes. Raises sqlite3.Error.
 
-    Gives these jobs, these holdings, and the keys of the holdings of another boot, which hold nothing.
+    Returns these jobs, the holdings of this boot (``boot``: its id), and the keys of the holdings of earlier boots,
+    whose processes are gone.
     """
     in_hand, held, stale = list(rows.in_hand(connection)), [], []
     for holding, its_boot in rows.holdings(connection):

@@ -1,4 +1,4 @@
-"""Where a store belongs: its machine and its folder, so that a copy is told from the one that is in use."""
+"""Machine and folder that a store belongs to, by which a copied or moved state folder is recognised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.store.paths import DEFAULT_STEM, Places
 
 
 def this_machine() -> str:
-    """A name for this machine that a copied folder does not carry along."""
+    """Return the id of this machine, else its host name: a copied state folder contains neither."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
             with open(path, encoding="ascii") as stream:
@@ -26,31 +26,34 @@ def this_machine() -> str:
 
 
 def home_of(places: Places) -> str:
-    """Machine, device and inode of the state folder, which a copy has not; and its path, by which files and jobs are known."""
+    """Return ``MACHINE:DEVICE:INODE:PATH`` of the state folder: where its store belongs.
+
+    A copy has another device or inode; a moved folder has another path, and watched files are known by their paths.
+    """
     status = os.stat(places.state_dir)
     return f"{this_machine()}:{status.st_dev}:{status.st_ino}:{os.path.realpath(places.state_dir)}"
 
 
 def belongs(made: str, here: str) -> bool:
-    """Whether a store that was made at ``made`` is at home ``here``; older ones do not know their path."""
+    """Return whether a store made at ``made`` belongs ``here`` (see `home_of`; stores of old versions have no path)."""
     return not made or made == here or here.startswith(made + ":")
 
 
 def moved_from(made: str, here: str) -> str:
-    """The folder in which this state folder lay before it was moved; empty if it was not."""
+    """Return the folder that contained the state folder before it was moved; empty if it was not moved."""
     old, new = made.split(":", 3), here.split(":", 3)
     return os.path.dirname(old[3]) if len(old) == 4 and old[:3] == new[:3] and old[3] != new[3] else ""
 
 
 def check_original(made: str, here: str) -> None:
-    """Refuse to take over a copy while a scheduler runs on its original: both would have the same processes. Raises SchedulerError."""
+    """Raise SchedulerError if this is a copy and a scheduler runs on its original: both would adopt the same jobs."""
     old = made.split(":", 3)
     if len(old) < 4 or old[0] != this_machine() or belongs(made, here) or moved_from(made, here):
         return
     try:
         status = os.stat(old[3])
     except OSError:
-        return  # it is gone: what is here is all there is
+        return  # the original is gone
     folder, name = os.path.split(old[3])
     original = Places(os.path.join(folder, f"{name.removeprefix('.gpujob').removeprefix('-') or DEFAULT_STEM}.json"))
     if old[1:3] == [str(status.st_dev), str(status.st_ino)] and daemon_alive(original):
@@ -63,7 +66,10 @@ def check_original(made: str, here: str) -> None:
 
 
 def check_home(db: Database, places: Places) -> None:
-    """Refuse a store that was made elsewhere: its running jobs are not ours to adopt. Raises SchedulerError."""
+    """Raise SchedulerError if the store was made on another machine or in another folder.
+
+    Its running jobs may belong to a scheduler there. Otherwise store the current folder and host name.
+    """
     here, made = home_of(places), rows.meta(db.connection, "home")
     host = rows.meta(db.connection, "host")
     before = moved_from(made, here)

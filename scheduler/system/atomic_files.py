@@ -1,4 +1,4 @@
-"""Files written whole or not at all, private from their first byte. To read one: `scheduler/system/safe_open.py`."""
+"""Writes files completely or not at all, readable by their owner only. For reading: `scheduler/system/safe_open.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _KEEP_SIZE = 1
 
 
 def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
-    """Write aside (0600, never through a link), sync, rename over ``path``. Raises OSError; the old file stays then."""
+    """Write ``data`` to a temporary file (0600), sync it, and rename it to ``path``. A link there is not followed.
+
+    ``sync`` False: nothing is synced. Raises OSError; the old file then stays, unless only syncing the folder failed.
+    """
     aside = _write_aside(path, data, sync)
     try:
         crash_point("state.tmp_written")
@@ -34,7 +37,7 @@ def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
 
 
 def left_aside(path: str) -> list[str]:
-    """Files that somebody who was killed while he wrote ``path`` has left beside it."""
+    """Return the temporary files that killed writers of ``path`` left beside it."""
     folder, name = os.path.split(path)
     start = f".{name}.new-"
     with contextlib.suppress(OSError):
@@ -68,10 +71,10 @@ def _write_aside(path: str, data: bytes, sync: bool) -> str:
 
 
 def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False) -> int:
-    """Put a new file at ``path`` and hand out the one that stood there, open for reading: nothing is overwritten unseen.
+    """Put a new file at ``path`` and return a descriptor of the old one, so that no content is overwritten unread.
 
-    ``there``: whether a file is thought to stand there. Returns its descriptor, -1 when there was none. Not synced.
-    Raises FileNotFoundError or FileExistsError when ``there`` is wrong, and other OSErrors; the old file stays then.
+    ``there``: whether a file is expected at ``path``; if not, -1 is returned. ``sync``: sync the file, not its folder.
+    Raises FileNotFoundError or FileExistsError if ``there`` is wrong, and other OSErrors; the old file then stays.
     """
     aside = _write_aside(path, data, sync)
     out = -1
@@ -88,7 +91,7 @@ def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False) -> int
                 try:
                     out = _open_file(aside, path)
                 except OSError:
-                    _renameat2()(aside, path, _EXCHANGE)  # what cannot be read, and what is no file, stays there
+                    _renameat2()(aside, path, _EXCHANGE)  # put back what cannot be opened as a plain file
                     raise
         crash_point("state.renamed")
     finally:
@@ -98,7 +101,7 @@ def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False) -> int
 
 
 def _open_file(path: str, shown: str) -> int:
-    """A descriptor of what stands at ``path``. Raises OSError, also where it is no plain file, and names it ``shown``."""
+    """Return a descriptor of the plain file at ``path``. Raises OSError; for other files it names ``shown``."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -107,7 +110,7 @@ def _open_file(path: str, shown: str) -> int:
 
 
 def _replace_plainly(aside: str, path: str, there: bool) -> int:
-    """Where two names cannot be exchanged (NFS and others): as near to it as a rename comes."""
+    """Do the work of `swap_file` by link or rename, on file systems that cannot exchange two names (NFS and others)."""
     if not there:
         os.link(aside, path, follow_symlinks=False)
         return -1
@@ -122,7 +125,7 @@ def _replace_plainly(aside: str, path: str, there: bool) -> int:
 
 @functools.cache
 def _renameat2() -> Callable[[str, str, int], None]:
-    import ctypes  # here, because it costs those who need it not
+    import ctypes  # imported here: it is slow, and rarely needed
 
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
@@ -137,12 +140,12 @@ def _renameat2() -> Callable[[str, str, int], None]:
 
 
 def has_writer(fd: int) -> bool:
-    """Whether somebody has this file open for writing; True where the file system does not tell.
+    """Return whether a process has this file open for writing; True if the file system cannot tell.
 
-    The kernel grants a read lease only on a file that nobody writes (fcntl(2), F_SETLEASE).
+    The kernel grants a read lease only on a file that no process has open for writing (fcntl(2), F_SETLEASE).
     """
     try:
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGCHLD)  # should it be broken at once: SIGIO would end us
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGCHLD)  # for a broken lease: SIGIO, the default, kills us
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError:
         return True
@@ -151,14 +154,14 @@ def has_writer(fd: int) -> bool:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write every byte or raise OSError."""
+    """Write all of ``data``. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def sync_folder(folder: str) -> None:
-    """Bring a rename in ``folder`` to the disk."""
+    """Sync a folder, so that files created or renamed in it survive a power failure. Raises OSError."""
     fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -167,11 +170,12 @@ def sync_folder(folder: str) -> None:
 
 
 def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = lambda status: None) -> None:
-    """Append one whole line with one write, onto the disk; a last line without newline is closed first.
+    """Append one line with a single write, and sync it. A last line without a newline gets one first. Raises OSError.
 
-    On a full disk nothing is written, for half a line might be a job that nobody meant: room is reserved first, and should
-    others take it meanwhile, the part that was written becomes a comment. ``check`` raises when the file that was really
-    opened is not to be written. A link is followed before it is opened, so that one put there meanwhile is not. Raises OSError.
+    On a full disk nothing is written, since half a line might be read as another job. So space is reserved first; if
+    other processes use it up in the meantime, the part that was written becomes a comment. ``check`` gets the stat of
+    the opened file and raises if the file must not be written. Links are resolved before the file is opened, so that a
+    link put there afterwards is not followed.
     """
     path = os.path.realpath(path)
     new = not os.path.lexists(path)
@@ -201,10 +205,10 @@ def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = 
 def _comment_out(fd: int, part: bytes) -> None:
     """Turn ``part``, the incomplete line that was just appended, into a comment of the same length.
 
-    It is not cut off, since another process may have appended lines behind it. Raises OSError.
+    It is not truncated, since another process may have appended lines after it. Raises OSError.
     """
-    start = os.lseek(fd, 0, os.SEEK_CUR) - len(part)  # an appending write leaves the position behind what it wrote
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_APPEND)  # else Linux appends every write
+    start = os.lseek(fd, 0, os.SEEK_CUR) - len(part)  # an append leaves the position after the bytes it wrote
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_APPEND)  # else pwrite appends, too
     if part.startswith(b"\n"):
         start, part = start + 1, part[1:]
     comment = b"#" + part[1:-1] + b"\n"
@@ -212,7 +216,7 @@ def _comment_out(fd: int, part: bytes) -> None:
 
 
 def _reserve(fd: int, start: int, length: int) -> None:
-    """Have the disk keep room behind the end of a file, where the file system can. Raises OSError when it is full."""
+    """Reserve ``length`` bytes of disk space at ``start``, if the file system can. Raises OSError if it is full."""
     import ctypes
 
     call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)

@@ -1,6 +1,7 @@
-"""Named places where a test may have the program killed, to show that nothing is lost there.
+"""Crash points: named places where a test has the program kill itself, to show that nothing is lost.
 
-``GPUJOB_CRASH_AT=name[:n[:stop]]``: at the n-th pass of each process; ``stop``: a supervisor or shim waits there for SIGCONT instead. Each name has its test (`tests/stories/test_crash_points.py`).
+``GPUJOB_CRASH_AT=name[:n[:stop]]``: each process is killed when it passes the place for the n-th time. ``stop``: a
+supervisor or shim waits there for SIGCONT instead. Each name has its test (`tests/stories/test_crash_points.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _left = int(_count or 1) if _wanted else 0
 
 
 def crash_point(name: str) -> None:
-    """Kill this very process (SIGKILL, nothing is tidied up), if that is what the test asked for."""
+    """Kill this process with SIGKILL, without any cleanup, if GPUJOB_CRASH_AT names this place."""
     global _left
     if name == _wanted:
         _left -= 1

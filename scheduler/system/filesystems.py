@@ -1,4 +1,4 @@
-"""What a file system is good for, by the number that statfs tells: shared between machines, kept in memory, without modes."""
+"""Kinds of file systems by their statfs(2) number: shared between machines, in memory, without file modes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
-    """A kind of file system."""
+    """A kind of file system and its properties."""
 
     name: str
-    shared: bool = False  # other machines may write it: no events of their writes, locks by the server's grace
-    memory: bool = False  # gone when the machine is started anew
-    modes: bool = True  # keeps owners and modes
-    known: bool = True
+    shared: bool = False  # other machines may write it: inotify misses that, and locks depend on the server
+    memory: bool = False  # its files are lost at a reboot
+    modes: bool = True  # stores owners and modes of files
+    known: bool = True  # its number is in the tables below
 
 
 _SHARED = {
@@ -32,7 +32,7 @@ _LOCAL = {
 
 
 def file_system(number: int) -> FileSystem:
-    """The kind that statfs calls by this number; one that is not in the tables counts as local, and says that it is not known."""
+    """Return the kind of file system with this statfs number. An unknown one counts as local, with ``known`` False."""
     number &= 0xFFFFFFFF
     if number in _SHARED:
         return FileSystem(_SHARED[number], shared=True)

@@ -1,4 +1,4 @@
-"""Locks of the kernel (flock): held by an open file, and given back when its last descriptor is closed, however that comes."""
+"""File locks of the kernel (flock). A lock is released when the file's last descriptor is closed, also by a crash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TAKEN = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EINTR})
 
 
 def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
-    """Lock this file, unless somebody else has. Raises OSError where locks are not known."""
+    """Lock a file. Return False if it is locked already. Raises OSError where locks are not supported."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError as error:
@@ -22,7 +22,7 @@ def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
 
 
 def lock_within(fd: int, wait_s: float, poll_s: float = POLL_S) -> bool:
-    """Lock this file as soon as it is free, for so long at most. Raises OSError."""
+    """Wait up to ``wait_s`` seconds to lock a file; return whether it was locked. Raises OSError as `try_lock` does."""
     until = time.monotonic() + wait_s
     while not try_lock(fd):
         if time.monotonic() >= until:
@@ -32,5 +32,5 @@ def lock_within(fd: int, wait_s: float, poll_s: float = POLL_S) -> bool:
 
 
 def unlock(fd: int) -> None:
-    """Give the lock back."""
+    """Release the lock."""
     fcntl.flock(fd, fcntl.LOCK_UN)

@@ -1,6 +1,6 @@
-"""Reading the log of a job: it may be packed, cut, replaced, a FIFO in its place, or larger than any memory.
+"""Readers of job logs, which may be packed, truncated, replaced by another file or a FIFO, or larger than memory.
 
-`LogReader` reads forwards and goes on as the log grows; `LogWindow` reads at any place what is there now.
+`LogReader` reads forwards and follows a growing log; `LogWindow` reads at any position up to the current end.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from scheduler.system.packed_log import Unpacker
 from scheduler.system.safe_open import plain, plain_or_link
 
 CHUNK = 1 << 18
-STEP_BACK = 8 << 20  # the last lines are looked for no further back than this within one line
-MOST_UNPACKED = 256 << 20  # a packed log is unpacked from its beginning, and no further than this: a second
-LONGEST_LINE_SHOWN = 64 << 10  # of a line without a beginning in sight
+STEP_BACK = 8 << 20  # bytes that the search for the last lines goes back within one line
+MOST_UNPACKED = 256 << 20  # bytes unpacked of a packed log, always from its start: takes a second
+LONGEST_LINE_SHOWN = 64 << 10  # bytes at the end of a line that is too long to find its start
 
 
 class LogReader:
-    """An open log, read from a place on. ``unpack``: give a packed one as what it stands for; ``ours``: follow no link.
+    """An open log that is read forwards. ``unpack``: unpack a packed log; ``ours``: do not follow a link.
 
-    Raises OSError where no plain file can be opened.
+    ``at``: bytes of the file that were read. Raises OSError if ``path`` cannot be opened as a plain file.
     """
 
     def __init__(self, path: str, *, unpack: bool = True, ours: bool = False) -> None:
-        self.path, self.at = path, 0  # bytes of the file that were read
+        self.path, self.at = path, 0
         self._opener, self._fd = plain if ours else plain_or_link, -1
         self._unpacker = Unpacker() if unpack and is_packed(path) else None
         self.open()
@@ -37,33 +37,33 @@ class LogReader:
         self.close()
 
     def open(self) -> None:
-        """Open the file, if it was closed meanwhile; the place stays. Raises OSError."""
+        """Open the file again if it was closed. The position stays. Raises OSError."""
         if self._fd < 0:
             self._fd = self._opener(self.path, os.O_RDONLY)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor. The position stays."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called last."""
+        """Whether the descriptor is closed."""
         return self._fd < 0
 
     @property
     def packed(self) -> bool:
-        """Whether it is unpacked as it is read."""
+        """Whether the log is unpacked while it is read."""
         return self._unpacker is not None
 
     @property
     def size(self) -> int:
-        """Bytes in the file now."""
+        """Bytes in the file at present."""
         return os.fstat(self._fd).st_size
 
     def new(self, until: int | None = None) -> Iterator[bytes]:
-        """What was not read yet, piece by piece. ``until``: up to this byte of the file, else up to its end."""
+        """Yield in pieces what was not read yet, up to byte ``until`` of the file or, without it, to the end."""
         while True:
             room = CHUNK if until is None else min(CHUNK, until - self.at)
             data = os.pread(self._fd, room, self.at) if room > 0 else b""
@@ -76,21 +76,21 @@ class LogReader:
                 yield from self._unpacker.feed(data)
 
     def is_cut(self) -> bool:
-        """Whether the file is shorter than what was read of it."""
+        """Return whether the file was truncated: it is shorter than the part that was read."""
         return self.size < self.at
 
     def is_replaced(self) -> bool:
-        """Whether another file stands at the path now. Raises OSError where none does."""
+        """Return whether another file is at the path now. Raises OSError if there is none."""
         there, held = os.stat(self.path), os.fstat(self._fd)
         return (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino)
 
     def restart(self) -> None:
-        """Read from the beginning again."""
+        """Go back to the start of the log."""
         self.at = 0
         self._unpacker = Unpacker() if self._unpacker is not None else None
 
     def trouble(self) -> str:
-        """Why a packed log is not shown whole, so far as it was read; empty if it is."""
+        """Return why a packed log cannot be shown whole, judged by the part that was read; empty if it can."""
         if self._unpacker is None:
             return ""
         if self._unpacker.damaged:
@@ -101,9 +101,9 @@ class LogReader:
         )  # fmt: skip
 
     def to_last_lines(self, most: int, step_back: int = STEP_BACK) -> bool:
-        """Go to where the last ``most`` lines begin; True: that is within a line, which is too long to be read whole.
+        """Go to the start of the last ``most`` lines. Return True if that is within a line too long to be read whole.
 
-        Of a log that is not unpacked. Looks from the end: a log of many gigabytes costs no more than its last lines.
+        Only for a log that is not unpacked. It searches from the end: the cost does not depend on the log's size.
         """
         end = position = newest = self.size
         found = 0
@@ -127,15 +127,16 @@ class LogReader:
 
 
 class LogWindow:
-    """A log as it is now, read at any place. ``keep``: so many bytes at the end of a packed one are kept at hand.
+    """A log up to its end when it was opened, readable at any position. Raises OSError.
 
-    ``size``: bytes in it, unpacked; ``cut``: it is packed and longer than ``most_unpacked``, and ends there. Raises OSError.
+    ``keep``: bytes at the end of a packed log to keep in memory. ``size``: bytes of the log, unpacked. ``cut``: it is
+    packed and longer than ``most_unpacked`` bytes; the rest cannot be read.
     """
 
     def __init__(self, path: str, *, keep: int, most_unpacked: int = MOST_UNPACKED, ours: bool = False) -> None:
         self._fd = (plain if ours else plain_or_link)(path, os.O_RDONLY)
         try:
-            # Taken once: a job that writes faster than we read must not keep us for ever.
+            # Fixed once: otherwise a job that writes faster than we read would keep us reading for ever.
             self._file_size = os.fstat(self._fd).st_size
             self._packed, self.cut, self.size = is_packed(path), False, self._file_size
             self._end = bytearray()
@@ -154,7 +155,7 @@ class LogWindow:
 
     @property
     def at_hand(self) -> int:
-        """How many bytes at the end are read without unpacking it again."""
+        """Number of bytes at the end that can be read without unpacking the log again."""
         return len(self._end) if self._packed else self.size
 
     def _unpack_all(self, keep: int, most: int) -> None:
@@ -175,7 +176,7 @@ class LogWindow:
             yield from unpacker.feed(data)
 
     def read(self, at: int, most: int) -> bytes:
-        """Up to so many bytes from ``at`` on, and none behind ``size``. Raises OSError."""
+        """Return up to ``most`` bytes from position ``at`` on, none after ``size``. Raises OSError."""
         most = max(0, min(most, self.size - at))
         found = bytearray()
         if not self._packed:
@@ -194,7 +195,7 @@ class LogWindow:
         return bytes(found[:most])
 
     def last_lines(self, most: int, within: int) -> tuple[int, bool]:
-        """Where the last ``most`` lines begin, as far as they stand in the last ``within`` bytes; and whether that is within a line."""
+        """Return where the last ``most`` lines start, up to ``within`` bytes back, and if that is within a line."""
         if not most:
             return self.size, False
         first = max(0, self.size - within)
@@ -210,4 +211,4 @@ class LogWindow:
         begins = data.find(b"\n") + 1
         if 0 < begins < len(data):
             return first + begins, False
-        return max(first, self.size - LONGEST_LINE_SHOWN), True  # one line, of which only the end can be shown
+        return max(first, self.size - LONGEST_LINE_SHOWN), True  # a single line, of which only the end is shown

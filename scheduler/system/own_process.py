@@ -1,4 +1,4 @@
-"""Starting this program again as a process of its own: a scheduler in the background, the page beside it."""
+"""Starts this program again as a separate process: a scheduler in the background, or the web page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def own_command(verb: str, options: Mapping[str, object] | None = None) -> list[str]:
-    """The words that run a verb of this program; an option that is True or False becomes ``--name`` or ``--no-name``.
+    """Return the command line that runs a verb of this program. A bool option becomes ``--name`` or ``--no-name``.
 
-    The program is named as a file: `python -m scheduler` would look for it in the working folder first.
+    It names the program's file, because `python -m scheduler` would search the working folder first.
     """
     words = [sys.executable, PROGRAM, verb]
     for name, value in (options or {}).items():
@@ -28,9 +28,10 @@ def own_command(verb: str, options: Mapping[str, object] | None = None) -> list[
 def start_own(
     words: list[str], environ: Mapping[str, str], *, files: Mapping[int, int] | None = None, folder: str = ""
 ) -> int:
-    """Start this command in a session of its own, with /dev/null as its input, and return its pid. Raises OSError.
+    """Start this command in a new session, with /dev/null as its input, and return its pid. Raises OSError.
 
-    ``files``: descriptor in the new process → ours that is duplicated to it; all others are inherited as usual. ``folder``: its working folder.
+    ``files``: descriptor in the new process → our descriptor that is duplicated to it; others are inherited as usual.
+    ``folder``: its working folder; empty: ours.
     """
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
@@ -39,7 +40,7 @@ def start_own(
     if not folder:
         return os.posix_spawn(sys.executable, words, environ, file_actions=actions, setsid=True)
     before = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    os.chdir(folder)  # posix_spawn has no way to name one
+    os.chdir(folder)  # posix_spawn cannot set the working folder
     try:
         return os.posix_spawn(sys.executable, words, environ, file_actions=actions, setsid=True)
     finally:

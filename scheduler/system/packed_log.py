@@ -1,34 +1,34 @@
-"""What stands in a packed log, as it is read: piece by piece, in bounded memory, whatever is wrong with it."""
+"""Unpacks packed (gzip) logs piece by piece and in bounded memory, also incomplete and damaged logs."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
 
-AT_ONCE = 1 << 20  # of what is unpacked: a few bytes may stand for a gigabyte
-STEP = 512  # so much is lost before a damage
+AT_ONCE = 1 << 20  # unpacked bytes in one piece: a few packed bytes may unpack to a gigabyte
+STEP = 512  # packed bytes in one step: what a step holds before damage is lost
 _MAGIC = b"\x1f\x8b"
 
 
 class Unpacker:
-    """Takes the bytes of a log as they come and gives what they stand for.
+    """Unpacker of a log whose bytes are fed to it piece by piece.
 
-    A log that does not begin as a packed one is given as it is: of a job that could not be started it may hold the reason alone.
+    Data that is not packed is passed through: the log of a job that could not be started may hold only the reason.
     """
 
     def __init__(self) -> None:
         self._head = b""
-        self._plain: bool | None = None  # not known before two bytes are there
+        self._plain: bool | None = None  # None: not known before two bytes were fed
         self._machine = _machine()
-        self.damaged = False  # what stands behind cannot be had
+        self.damaged = False  # the rest of the log cannot be unpacked
 
     @property
     def has_end(self) -> bool:
-        """Whether what was fed is whole."""
+        """Whether the data that was fed is complete: its last gzip stream has ended, or it is not packed."""
         return self._plain is not False or self._machine.eof
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What is whole with these bytes; behind damage nothing."""
+        """Yield what these bytes unpack to, in pieces; nothing after damage."""
         if self._plain is None:
             self._head += data
             if len(self._head) < len(_MAGIC):
@@ -44,8 +44,8 @@ class Unpacker:
         while data and not self.damaged:
             if self._machine.eof:
                 if not data.startswith(_MAGIC[:1]):
-                    return  # padding
-                self._machine = _machine()  # several, one behind the other, are one
+                    return  # padding after the last stream
+                self._machine = _machine()  # several streams one after the other form one log
             try:
                 piece = self._machine.decompress(data, AT_ONCE)
             except zlib.error:

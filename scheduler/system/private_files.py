@@ -1,4 +1,4 @@
-"""New files that nobody else may read, whatever the umask is."""
+"""Creates files that only their owner can read, whatever the umask."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 
 
 def new_private(path: str, flags: int = os.O_WRONLY, *, make_folder: bool = False) -> int:
-    """A descriptor of a new file with mode 0600; never of a link, or of a file that stands there. ``make_folder``: its folder, too.
+    """Create a file with mode 0600 and return its descriptor. ``make_folder``: create a missing folder too (0700).
 
-    Raises FileExistsError, OSError.
+    Raises FileExistsError if there is a file or link already, and other OSErrors.
     """
     flags |= os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -20,7 +20,7 @@ def new_private(path: str, flags: int = os.O_WRONLY, *, make_folder: bool = Fals
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
         fd = os.open(path, flags, 0o600)
     try:
-        os.fchmod(fd, 0o600)  # a umask of 0777 would leave it unreadable to ourselves
+        os.fchmod(fd, 0o600)  # with a umask of 0777 even we could not read it
     except OSError:
         os.close(fd)
         os.unlink(path)
@@ -29,7 +29,10 @@ def new_private(path: str, flags: int = os.O_WRONLY, *, make_folder: bool = Fals
 
 
 def new_beside(path: str, kind: str) -> tuple[str, int]:
-    """Name and descriptor of a new private file ``PATH.KIND-YYYYmmdd-HHMMSS``, with ``-2``, ``-3``… where that is there. Raises OSError."""
+    """Create a private file ``PATH.KIND-YYYYmmdd-HHMMSS`` and return its name and descriptor. Raises OSError.
+
+    If that file exists, ``-2``, ``-3``, … is added to the name.
+    """
     first = f"{path}.{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     number = 1
     while True:

@@ -1,15 +1,15 @@
-"""What /proc tells of a process, as it stands there; for those, too, who must be quick and import nothing.
+"""Raw values of processes from /proc. It imports nothing, so that commands that have to be fast can use it.
 
-`system/processes.py` says what it means; `supervisor.py`, which imports nothing of ours, has its own.
+`system/processes.py` interprets the values. `supervisor.py` imports nothing of the program and has its own functions.
 """
 
 from __future__ import annotations
 
-_boot: list[str] = []  # once read
+_boot: list[str] = []  # the id, once it was read
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot: no other machine has it. Raises OSError."""
+    """Return the kernel's id of this boot, which no other boot of any machine has. Raises OSError."""
     if not _boot:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
             _boot.append(stream.read().strip())
@@ -17,28 +17,28 @@ def boot_id() -> str:
 
 
 def stat_fields(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the state on (so the start time is number 19). Raises OSError."""
+    """Return the fields of /proc/PID/stat from the state on, so that the start time has index 19. Raises OSError."""
     with open(f"/proc/{pid}/stat", "rb") as stream:
-        # The name stands in parentheses before them, and may hold anything, also a parenthesis.
+        # The name before them is in parentheses, and may itself contain parentheses and blanks.
         return stream.read().rpartition(b")")[2].split()
 
 
 def command_words(pid: int, most: int = -1) -> list[bytes]:
-    """The words of its command, each as it was given; ``most``: of so many bytes. None of a zombie. Raises OSError."""
+    """Return the words of a command line; of a zombie one empty word. ``most``: bytes to read. Raises OSError."""
     with open(f"/proc/{pid}/cmdline", "rb") as stream:
         return stream.read(most).removesuffix(b"\0").split(b"\0")
 
 
 def environment_entries(pid: int) -> list[bytes]:
-    """Its variables as it was started with them, NAME=VALUE. Raises OSError."""
+    """Return the environment with which a process was started, as NAME=VALUE entries. Raises OSError."""
     with open(f"/proc/{pid}/environ", "rb") as stream:
         return [entry for entry in stream.read().split(b"\0") if entry]
 
 
 def ticks_of(pid: int) -> int:
-    """The start time in clock ticks since boot of a process that lives; 0 if there is none, or only its zombie.
+    """Return the start time of a live process in clock ticks since boot; 0 if there is none, or only a zombie.
 
-    A number alone may be another process's by now; together with this it is not.
+    A pid alone may be reused by another process; pid and start time together identify a process.
     """
     try:
         fields = stat_fields(pid)

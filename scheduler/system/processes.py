@@ -1,4 +1,4 @@
-"""Who a process is, which processes belong to an attempt, and signals that never hit a stranger."""
+"""Identity of processes, the processes of an attempt, and signals that never reach a process with a reused pid."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from scheduler.system.proc import command_words, environment_entries, stat_field
 
 PR_SET_CHILD_SUBREAPER = 36
 MOST_SWEEPS = 8
-SUPERVISOR_MARK = b"GPUJOB_SUPERVISOR="  # in the environment of supervisors and shims, before the state file's path
-SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # nothing could be looked at, so nothing is known
+SUPERVISOR_MARK = b"GPUJOB_SUPERVISOR="  # variable of supervisors and shims; its value is the state file's path
+SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # our own shortage; says nothing about the process
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A process as /proc shows it."""
+    """A process as /proc shows it. ``ticks``: start time in clock ticks since boot."""
 
     pid: int
     ticks: int
@@ -33,18 +33,18 @@ class Seen:
 
     @property
     def alive(self) -> bool:
-        """False for a zombie: nothing of it runs or holds memory."""
+        """False for a zombie, which neither runs nor holds memory."""
         return self.state not in "ZX"
 
 
 def _unless_short(error: OSError) -> None:
-    """Raise it again when it says nothing about the process: out of descriptors is not gone."""
+    """Raise ``error`` again if it is in `SHORT_OF`: then it is unknown whether the process exists."""
     if error.errno in SHORT_OF:
         raise error
 
 
 def seen(pid: int) -> Seen | None:
-    """The process with this number now, or None. Raises OSError when it cannot be looked at (``SHORT_OF``)."""
+    """Return the process that has this pid now, or None. Raises OSError if it cannot be looked at (`SHORT_OF`)."""
     try:
         fields = stat_fields(pid)
     except OSError as error:
@@ -54,18 +54,18 @@ def seen(pid: int) -> Seen | None:
 
 
 def seen_as(process: Process) -> Seen | None:
-    """This very process, or its zombie; None when its number is free or another's. Raises OSError like `seen`."""
+    """Return this process or its zombie; None if its pid is free or reused. Raises OSError as `seen` does."""
     found = seen(process.pid)
     return found if found is not None and found.ticks == process.ticks else None
 
 
 def stands(process: Process) -> bool:
-    """Whether this very process is still there, if only as a zombie that nobody has reaped."""
+    """Return whether this process still exists, if only as a zombie that was not reaped."""
     return seen_as(process) is not None
 
 
 def zombie_status(process: Process) -> int | None:
-    """The wait status of a zombie of ours, from field 52 of its stat; None if it is none or may not be read."""
+    """Return the wait status of a zombie of our user, from field 52 of /proc/PID/stat; None if it is no zombie."""
     try:
         fields = stat_fields(process.pid)
     except OSError as error:
@@ -77,15 +77,15 @@ def zombie_status(process: Process) -> int | None:
 
 
 def lives(process: Process) -> bool:
-    """Whether this very process (not another with its number) still runs."""
+    """Return whether this process still runs: a zombie or another process with its pid does not count."""
     found = seen_as(process)
     return found is not None and found.alive
 
 
 def open_pidfd(process: Process) -> int:
-    """A descriptor that is readable once this very process has ended; -1 if it is gone already.
+    """Return a descriptor that becomes readable when this process ends; -1 if it is gone already. Raises OSError.
 
-    Opened first and compared after, so that a reused number is never taken for it.
+    The start time is compared after the descriptor was opened, so that a reused pid is never taken for the process.
     """
     try:
         fd = os.pidfd_open(process.pid)
@@ -107,7 +107,7 @@ def open_pidfd(process: Process) -> int:
 
 
 def send(process: Process, number: int) -> bool:
-    """Send a signal to this very process; False if it is gone."""
+    """Send a signal to this process; return False if it is gone or the signal is not permitted. Raises OSError."""
     fd = open_pidfd(process)
     if fd < 0:
         return False
@@ -121,7 +121,7 @@ def send(process: Process, number: int) -> bool:
 
 
 def become_subreaper() -> None:
-    """Orphans of our descendants become our children, so that none of a job's processes can hide. Raises OSError."""
+    """Make orphans below this process its children, so that no process of a job escapes. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         code = ctypes.get_errno()
@@ -129,7 +129,7 @@ def become_subreaper() -> None:
 
 
 def own_children() -> list[int]:
-    """Pids of our own children: one read, however many processes the machine has."""
+    """Return the pids of our own children. It costs one read, however many processes the machine has."""
     me = os.getpid()
     try:
         with open(f"/proc/{me}/task/{me}/children", encoding="ascii") as stream:
@@ -143,14 +143,14 @@ def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-JOB_NAMES = ("GPUJOB_ID", "GPUJOB_ATTEMPT", "GPUJOB_STATE_FILE")  # the variables of the scheduler's jobs
+JOB_NAMES = ("GPUJOB_ID", "GPUJOB_ATTEMPT", "GPUJOB_STATE_FILE")  # the variables that mark processes of jobs
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What every process of an attempt carries in its environment, unless it took it away.
+    """The mark of an attempt: variables in the environment of all its processes, unless a process removed them.
 
-    ``names``: of the variables; a tracked command has others than a job, for it may run inside one (`track/plan.py`).
+    ``names``: of the variables. Commands of `track` use other names, since they may run within a job (`track/plan.py`).
     """
 
     job: int
@@ -159,7 +159,7 @@ class Mark:
     names: tuple[str, str, str] = JOB_NAMES
 
     def is_of_another(self, entries: Collection[bytes]) -> bool:
-        """Whether an environment carries the mark of another attempt of the same scheduler."""
+        """Return whether an environment carries the mark of another attempt of the same scheduler."""
         job, attempt, state_file = self.lines()
         if state_file not in entries or {job, attempt} <= set(entries):
             return False
@@ -167,15 +167,15 @@ class Mark:
         return all(any(entry.startswith(name) for entry in entries) for name in names)
 
     def lines(self) -> tuple[bytes, ...]:
-        """The environment entries, as they stand in /proc/PID/environ."""
+        """Return the mark as environment entries, as in /proc/PID/environ."""
         values = (b"%d" % self.job, b"%d" % self.attempt, os.fsencode(self.state_file))
         return tuple(name.encode() + b"=" + value for name, value in zip(self.names, values, strict=True))
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """Environment entries of a process of our own user; empty when it is gone, or in the midst of its exec.
+    """Return the environment entries of a process of our own user; empty if it is gone, or its exec is not complete.
 
-    (`posix_spawn` returns a moment before the kernel has laid the new environment out.)
+    (`posix_spawn` returns shortly before the kernel has set up the new environment.)
     """
     try:
         return environment_entries(pid)
@@ -185,15 +185,15 @@ def environment_of(pid: int) -> list[bytes]:
 
 
 def is_supervisor(pid: int, state_file: str) -> bool:
-    """Whether a process is a supervisor or shim of this scheduler, or this process. Each may yet record how its child ended."""
+    """Return whether ``pid`` is this process, a supervisor or a shim of the scheduler: it may yet record an ending."""
     return pid == os.getpid() or SUPERVISOR_MARK + os.fsencode(state_file) in environment_of(pid)
 
 
 def starter_lives(key: str, state_file: str) -> bool:
-    """Whether somebody lives who was told to start the attempt ``key`` and may be in the midst of it.
+    """Return whether a process lives that has the order to start the attempt ``key`` and may just be starting it.
 
-    That is its shim, or a supervisor of a daemon before this one that has not read out its socket (one that has, closes
-    it), or what either of them has just forked.
+    That is the attempt's shim, a supervisor of a previous daemon that still has its socket (it closes the socket after
+    it has read all orders), or a process that one of them has just forked.
     """
     ours = SUPERVISOR_MARK + os.fsencode(state_file)
     handed = b"/" + os.fsencode(key) + b".launch"
@@ -228,16 +228,16 @@ def _has_socket(pid: int) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # not to be seen: then it may
+        return True  # not permitted: it may have one
     for name in names:
-        with contextlib.suppress(OSError):  # closed a moment ago
+        with contextlib.suppress(OSError):  # just closed
             if os.readlink(f"{folder}/{name}").startswith("socket:"):
                 return True
     return False
 
 
 def session_of(leader: Process) -> str:
-    """PID.name of the screen session that a job's parent, its shim, was started in; "" if that cannot be told."""
+    """Return PID.NAME of the screen session in which ``leader``'s parent, its shim, was started; empty if unknown."""
     found = seen_as(leader)
     if found is None:
         return ""
@@ -252,17 +252,17 @@ def session_of(leader: Process) -> str:
 
 
 def carries(pid: int, mark: Mark) -> bool:
-    """Whether this process has the attempt's mark in its environment."""
+    """Return whether a process has the attempt's mark in its environment."""
     entries = environment_of(pid)
     return bool(entries) and all(line in entries for line in mark.lines())
 
 
 def members(mark: Mark, leader: Process | None, known: Iterable[Process] = (), *, sure: bool = False) -> list[Process]:
-    """All live processes of an attempt: its leader, its session, its descendants, whoever carries its mark.
+    """Return all live processes of an attempt. ``leader``: its main process; ``known``: other processes of it.
 
-    Zombies do not count. A session or group number proves something only while the leader of that number is the
-    recorded one; with the leader gone the number may be a stranger's, so then a process counts by it only when
-    nobody has the number as pid and, if ``sure`` (for signals), never without the mark.
+    The result also has the processes in the leader's session and group, all descendants, and processes with the mark.
+    Session and group have the leader's pid as number, which may be reused once the leader is gone. From then on the
+    number counts only if no process has it as its pid and, if ``sure`` (for signals), the process has the mark.
     """
     table: dict[int, Seen] = {}
     for pid in _all_pids():
@@ -299,10 +299,10 @@ def _is(table: dict[int, Seen], process: Process) -> bool:
 def signal_all(
     mark: Mark, leader: Process | None, known: Iterable[Process], hard: bool, soft: int = signal.SIGTERM
 ) -> list[Process]:
-    """SIGTERM, or ``soft`` (SIGKILL when ``hard``), to every process of an attempt; returns those that were found.
+    """Send SIGTERM or ``soft``, or SIGKILL if ``hard``, to every process of an attempt; return the processes found.
 
-    Swept again until a sweep finds nobody new, so that a child forked meanwhile does not slip through. A stopped
-    process is continued after the SIGTERM, else it could not act on it.
+    SIGKILL is repeated until the search finds no new process, so that a child forked in between does not escape.
+    SIGTERM is sent once, and followed by SIGCONT: a stopped process could not act on it otherwise.
     """
     told: set[Process] = set()
     known = tuple(known)
@@ -316,17 +316,17 @@ def signal_all(
                 send(process, signal.SIGCONT)
         told.update(found)
         if not hard:
-            break  # a second SIGTERM would be a second wish; who forked meanwhile meets the SIGKILL
+            break  # programs may take a second SIGTERM for another request; new children get the SIGKILL
     return sorted(told, key=lambda process: process.pid)
 
 
 def reap(pid: int) -> None:
-    """Take a child's ending away so that it does not stay a zombie."""
+    """Reap a child that has ended, so that it does not stay a zombie."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
 def own_limits() -> dict[int, tuple[int, int]]:
-    """Each limit of this process: resource → soft, hard (-1: none)."""
+    """Return the resource limits of this process: resource number → (soft, hard); -1: unlimited."""
     known = {number for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
     return {which: resource.getrlimit(which) for which in sorted(known)}

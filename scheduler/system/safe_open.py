@@ -1,6 +1,6 @@
-"""Opens only plain files: what a job has put in the place of one (a FIFO, a device, a link) must not hold us up.
+"""Opens only plain files, so that a FIFO, device or link that a job put in a file's place cannot block the scheduler.
 
-As ``open(path, opener=plain)``. `supervisor.py`, which imports nothing of ours, has its own.
+For use as ``open(path, opener=plain)``. `supervisor.py` imports nothing of the program and has a function of its own.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import stat
 
 
 def plain(path: str, flags: int) -> int:
-    """A descriptor of the plain file at ``path``, which is no link: of a file of ours. Raises OSError for anything else."""
+    """Open a plain file that is not a link and return its descriptor; for the scheduler's own files. Raises OSError."""
     return plain_or_link(path, flags | os.O_NOFOLLOW)
 
 
 def plain_or_link(path: str, flags: int) -> int:
-    """The same through links, of a file of people's. Never blocks: some of /proc call themselves plain, and do."""
+    """Open a plain file, or a link to one, and return its descriptor; for users' files. Raises OSError.
+
+    Neither opening nor reading blocks: some files of /proc count as plain, but would block.
+    """
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -25,7 +28,7 @@ def plain_or_link(path: str, flags: int) -> int:
 
 
 def tail_of(path: str, most: int) -> bytes:
-    """The last bytes of a file of ours. Raises OSError."""
+    """Return the last ``most`` bytes of a plain file that is not a link. Raises OSError."""
     fd = plain(path, os.O_RDONLY)
     try:
         return os.pread(fd, most, max(0, os.fstat(fd).st_size - most))

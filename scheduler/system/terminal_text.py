@@ -1,4 +1,4 @@
-"""Text that a terminal can show in its character set, and that cannot control it."""
+"""Text for terminals: it fits their character set and cannot control them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import sys
 
 _PLAINLY = {"…": "...", "·": "-", "–": "-", "—": "-", "×": "x", "→": "->", "’": "'", "‘": "'", "“": '"', "”": '"', "≥": ">=", "≤": "<=", "○": "o", "►": ">", "✓": "+", "✗": "x", "⊘": "-"}  # fmt: skip
 _UNSAFE = r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-_TURNING = "[\u202a-\u202e\u2066-\u2069]"  # change the direction of what a terminal shows
+_TURNING = "[\u202a-\u202e\u2066-\u2069]"  # change the direction of text
 
 
 def _plainly(error: UnicodeError) -> tuple[str, int]:
-    """For the codecs: our own typography has an ASCII form, everything else becomes its number."""
+    """Error handler for codecs: typographic characters get an ASCII form, all other characters are escaped."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     found = error.object[error.start : error.end]
@@ -30,14 +30,14 @@ codecs.register_error("gpujob", _plainly)
 
 
 def charset() -> str:
-    """The encoding our text has to fit: ASCII where the user's locale is C, else the one of stdout."""
+    """Return the encoding that output has to fit: ASCII if the user's locale is C or POSIX, else that of stdout."""
     said = os.environ.get("LC_ALL") or _ctype() or os.environ.get("LANG")
     return "ascii" if said in ("C", "POSIX") else getattr(sys.stdout, "encoding", None) or "utf-8"
 
 
 @functools.cache
 def _ctype() -> str:
-    """LC_CTYPE as the user set it: in a C locale Python sets one for UTF-8."""
+    """Return LC_CTYPE as the user set it: in a C locale Python itself sets it to a UTF-8 locale."""
     found = os.environ.get("LC_CTYPE", "")
     if found not in ("C.UTF-8", "C.utf8", "UTF-8"):
         return found
@@ -50,13 +50,13 @@ def _ctype() -> str:
 
 
 def prepare(stream: object) -> None:
-    """Make an output stream write whatever it is given: a terminal that knows only ASCII is no reason to fail."""
+    """Make an output stream accept any text: characters that it cannot encode are replaced, and raise no error."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(encoding="ascii" if charset() == "ascii" else None, errors="gpujob")
 
 
 def shown(text: str) -> str:
-    """The text as it will be seen in this locale."""
+    """Return the text as it is written in this locale, with replacements for characters that it lacks."""
     if text.isascii():
         return text
     code = charset()
@@ -64,7 +64,7 @@ def shown(text: str) -> str:
 
 
 def safe(text: object) -> str:
-    """Text that cannot play the terminal, in its characters: what controls, breaks or turns lines is made visible."""
+    """Return ``text`` for a terminal: control, line-break and direction characters escaped, in its character set."""
     plain = str(text)
     if plain.isascii() and plain.isprintable():
         return plain
@@ -72,5 +72,5 @@ def safe(text: object) -> str:
 
 
 def upright(text: str) -> str:
-    """The same, with what changes the direction of a text made visible."""
+    """Return ``text`` with the characters that change its direction escaped."""
     return text if text.isascii() else re.sub(_TURNING, lambda found: f"\\u{ord(found.group()):04x}", text)

@@ -1,4 +1,4 @@
-"""Polling for a condition that no event announces, up to a limit."""
+"""Polls for a condition that no event announces, up to a time limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 
 def wait_until(met: Callable[[], bool], limit_s: float, every_s: float = 0.005) -> bool:
-    """Poll ``met`` every so many seconds; False if it does not hold within the limit. It is called at least once, and once more at the end."""
+    """Call ``met`` every ``every_s`` seconds until it holds, for up to ``limit_s`` seconds; return whether it holds.
+
+    It is called at least once, and once more when the time is over.
+    """
     until = time.monotonic() + limit_s
     while not met():
         if time.monotonic() >= until:

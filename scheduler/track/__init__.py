@@ -1,1 +1,1 @@
-"""Runs a list of commands and keeps track of it in a session file: `gpujob track`."""
+"""`gpujob track`: runs a list of commands and records their states in a session file."""

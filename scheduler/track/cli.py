@@ -1,4 +1,4 @@
-"""`gpujob track …`: commands of a session, run one after another; what became of them survives whatever happens (docs/track.md)."""
+"""The verbs of `gpujob track`, which run the commands of a session one after another (docs/track.md)."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from scheduler.views import terminal
 from scheduler.views.log_glance import last_lines
 
 WAIT_S = 0.1
-LAST_WORD_S = 0.5  # so long a reader that takes nothing is waited for when we are to end
+LAST_WORD_S = 0.5  # seconds for which a signalled tracker waits for a blocked stdout
 BY_SIGNAL = 128
 
 
 def run(words: Sequence[str]) -> int:
-    """Do what was typed; the exit code. Raises SchedulerError."""
+    """Run a `track` command line and return the exit code. Raises SchedulerError."""
     typed = read(words)
     if typed.verb == "help":
         print(HELP, end="")
@@ -62,14 +62,14 @@ def run(words: Sequence[str]) -> int:
 
 
 def init(typed: Typed) -> int:
-    """A new session in this very folder."""
+    """Create a session in the current folder."""
     tracker = Tracker.begin(os.getcwd(), typed.text, last_lines)
     print(f"Session {tracker.name} ({safe(typed.text)}) in {safe(tracker.files.sessions_dir)}")
     return 0
 
 
 def add(tracker: Tracker, typed: Typed) -> int:
-    """Plan a command."""
+    """Add a command to the session, without running it."""
     command = tracker.add(typed.text, os.getcwd())
     print(f"Added [{command.id}]: {shown(command)}")
     return 0
@@ -79,14 +79,14 @@ def add(tracker: Tracker, typed: Typed) -> int:
 
 
 def run_one(tracker: Tracker, typed: Typed) -> int:
-    """Plan a command and run it at once: in one step, so that nobody else takes it."""
+    """Add a command and run it, in one step, so that no other tracker can claim it in between."""
     folder = os.getcwd()
     with Work(tracker, typed) as work:
         return work.one(lambda session: tracker.planned(session, typed.text, folder))
 
 
 def next_one(tracker: Tracker, typed: Typed) -> int:
-    """Show the next that waits, or run it."""
+    """Show the next pending command, or run it (``--run``)."""
     if typed.run:
         with Work(tracker, typed) as work:
             return work.one(lambda session: session.first(PENDING), "No pending commands.")
@@ -96,13 +96,13 @@ def next_one(tracker: Tracker, typed: Typed) -> int:
 
 
 def retry(tracker: Tracker, typed: Typed) -> int:
-    """Run the first that was interrupted again."""
+    """Run the first interrupted command again."""
     with Work(tracker, typed) as work:
         return work.one(lambda session: session.first(INTERRUPTED), "No interrupted commands.")
 
 
 def run_all(tracker: Tracker, typed: Typed) -> int:
-    """Run all that wait, one after another."""
+    """Run all pending commands one after another. Waits first for any other `run-all` of the session to end."""
     with Work(tracker, typed) as work, tracker.files.running_all(tracker.name) as turn:
         said = False
         while not turn.come():
@@ -116,7 +116,7 @@ def run_all(tracker: Tracker, typed: Typed) -> int:
 
 
 class Work:
-    """Commands in the foreground: what they write is shown as it is, what becomes of them in a line each."""
+    """Runs commands in the foreground: shows their output unchanged, and prints a line about the result of each."""
 
     def __init__(self, tracker: Tracker, typed: Typed) -> None:
         self.tracker, self.typed = tracker, typed
@@ -158,7 +158,7 @@ class Work:
         return BY_SIGNAL + number if number else int(failed)
 
     def one(self, pick: Callable[[Session], Command | None], none: str = "") -> int:
-        """Run one; ``none``: what is said when there is none to run."""
+        """Run the command that ``pick`` chooses and return the exit code. ``none``: text to print if there is none."""
         self._tell_others()
         command = self.at.run(pick)
         if command is None:
@@ -168,13 +168,16 @@ class Work:
         return self._code(command.status != DONE)
 
     def _tell_others(self) -> None:
-        """Another one that runs may have the GPU that this one wants."""
+        """Print a note for each command that still runs: it may use the GPU that the next command needs."""
         for command in self.tracker.session().having(RUNNING):
             who = f"pid {command.job.process.pid}" if command.job.process is not None else "being started"
             self.out.aside(f"[{command.id}] still runs ({who}); nothing waits for it but run-all")
 
     def all(self) -> int:
-        """Run all that wait, after what still runs of a run that was killed."""
+        """Watch commands of killed trackers to their ends, then run all pending ones; return the exit code.
+
+        Stops after the first command that ends as interrupted.
+        """
         skip, tally = self.typed.skip_errors, Tally()
         left = [command.id for command in self.tracker.session().commands if left_alone(command)]
         before = [command.id for command in self.tracker.session().having(INTERRUPTED)]
@@ -206,24 +209,31 @@ class Work:
 
 
 def _in_background() -> bool:
-    """Whether what is typed on the terminal is not for us: then it is not for the command either, which nothing would stop."""
+    """Return whether stdin is a terminal on which this process is in the background.
+
+    The kernel stops a background process that reads its terminal. It would not stop the command, so the command then
+    gets no stdin.
+    """
     try:
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
     except OSError:
-        return True  # it is no terminal of ours
+        return True  # the terminal does not control this process
 
 
 class Out:
-    """Our stdout, shared with what commands write; one that nobody reads any more is no error."""
+    """The tracker's stdout, for its own lines and the output of commands.
+
+    `line` raises no error if stdout has no reader.
+    """
 
     def __init__(self) -> None:
         self.gone = False
-        self.gone_too: Callable[[], object] = bool  # told of it
+        self.gone_too: Callable[[], object] = bool  # called when stdout has no reader any more
         self.told_to_end: Callable[[], int] = int
         self._fresh = True
 
     def raw(self, data: bytes) -> None:
-        """What a command wrote. Raises OSError when nobody takes it."""
+        """Write output of a command. Raises OSError if stdout has no reader; later calls then do nothing."""
         if self.gone:
             return
         self._fresh = data.endswith(b"\n")
@@ -232,16 +242,16 @@ class Out:
             while view:
                 try:
                     view = view[os.write(1, view) :]
-                except BlockingIOError:  # whoever gave it to us wants it so
+                except BlockingIOError:  # the caller has made our stdout non-blocking
                     select.select((), (1,), ())
         except OSError:
             self.gone = True
             raise
 
     def line(self, text: str) -> None:
-        """A line of ours, on a line of its own."""
+        """Print a line of the tracker, on a new line even if a command's output ended in the middle of one."""
         if self.told_to_end() and not select.select((), (1,), (), LAST_WORD_S)[1]:
-            self.gone = True  # whoever reads this does not, and we are to end
+            self.gone = True  # stdout is blocked, and a signal asked us to end
         whole = f"{'' if self._fresh else chr(10)}{text}\n"
         try:
             self.raw(whole.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))
@@ -250,23 +260,23 @@ class Out:
                 self.gone_too()
 
     def aside(self, text: str) -> None:
-        """What is said on stderr."""
+        """Print a note on stderr."""
         try:
             print(f"gpujob: {safe(text)}", file=sys.stderr, flush=True)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-# -- looking -------------------------------------------------------------------------------------------------
+# -- showing -------------------------------------------------------------------------------------------------
 
 
 def shown(command: Command) -> str:
-    """Its text in one line, without passwords and tokens."""
+    """Return the command's text on one line, with passwords and tokens masked."""
     return safe(without_secrets(command.text))
 
 
 def status(tracker: Tracker, typed: Typed) -> int:
-    """Everything, as it is now."""
+    """Print the session and its commands with their current states."""
     session = tracker.session()
     if typed.json:
         values = report(session, tracker.files.root, time.time())
@@ -316,7 +326,10 @@ def _counts(session: Session) -> str:
 
 
 def log(tracker: Tracker, typed: Typed) -> int:
-    """All that a command wrote in its last run; without a number that of the one that ran last."""
+    """Print the log of a command's last attempt; without a number, that of the command that started last.
+
+    Raises NotFound if there is none, SchedulerError if it cannot be read.
+    """
     session = tracker.session()
     if typed.id:
         command = next((one for one in session.commands if str(one.id) == typed.id), None)
@@ -337,7 +350,7 @@ def log(tracker: Tracker, typed: Typed) -> int:
 
 
 def remaining(tracker: Tracker, _: Typed) -> int:
-    """What is not done or skipped."""
+    """Print the commands that run, were interrupted or are pending."""
     found = tracker.session().having(RUNNING, INTERRUPTED, PENDING)
     for command in found:
         print(f"{command.symbol} [{command.id}] {command.told}: {shown(command)}")
@@ -347,7 +360,7 @@ def remaining(tracker: Tracker, _: Typed) -> int:
 
 
 def skip(tracker: Tracker, _: Typed) -> int:
-    """Go on without those that were interrupted."""
+    """Skip all interrupted commands."""
     found = tracker.skip()
     for command in found:
         print(f"{SYMBOLS[SKIPPED]} [{command.id}] {command.told}: {shown(command)}")
@@ -356,7 +369,7 @@ def skip(tracker: Tracker, _: Typed) -> int:
 
 
 def list_all(tracker: Tracker, _: Typed) -> int:
-    """All sessions of the folder; one that cannot be read costs only itself."""
+    """Print all sessions of the folder. Unreadable ones are reported on stderr, and the exit code is then 1."""
     names = tracker.files.names()
     damaged: list[SchedulerError] = []
     for name in names:
@@ -375,7 +388,7 @@ def list_all(tracker: Tracker, _: Typed) -> int:
 
 
 def delete(tracker: Tracker, typed: Typed) -> int:
-    """Forget a session."""
+    """Delete a session with its logs and records. Raises SchedulerError while one of its commands runs."""
     if not typed.id:
         raise UsageError("no session is named", do="gpujob track delete ID; gpujob track list tells them")
     tracker.delete()

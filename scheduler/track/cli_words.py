@@ -1,4 +1,4 @@
-"""The words of `gpujob track`: which verb, which of its options, and the command that is to be run."""
+"""Parser of the `gpujob track` command line: the verb, its options, and the command to run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Exit codes: 0 done, 1 a command failed, or an error, 2 wrong words, 6 no such se
 """
 
 _FLAGS = {"--skip-errors": "skip_errors", "--run": "run", "--keep": "keep", "--json": "json"}
-# verb → its options, and whether words may follow: none, text (a command), name, id (of a session), number (of a command)
+# verb → its options, and what follows: "": nothing, text: a command, name or id: of a session, number: of a command
 VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "init": ((), "name"),
     "add": (("--session",), "text"),
@@ -60,12 +60,15 @@ HELP_WORDS = ("-h", "--help")
 
 @dataclass(slots=True)
 class Typed:
-    """What was typed."""
+    """A parsed command line.
+
+    ``text``: the command to run, for `init` the session's name; ``session``: id of a session, empty: the newest.
+    """
 
     verb: str
     text: str = ""
     session: str = ""
-    id: str = ""  # of a session (delete), or of a command (log)
+    id: str = ""  # id of a session (delete), or number of a command (log)
     skip_errors: bool = False
     run: bool = False
     keep: bool = False
@@ -73,7 +76,7 @@ class Typed:
 
 
 def read(words: Sequence[str]) -> Typed:
-    """Raises UsageError."""
+    """Parse the words of a command line. Raises UsageError."""
     if not words or words[0] in (*HELP_WORDS, "help"):
         return Typed("help")
     verb = words[0]
@@ -103,7 +106,7 @@ def read(words: Sequence[str]) -> Typed:
 
 
 def _options(typed: Typed, rest: list[str], options: Sequence[str]) -> bool:
-    """Take the options off the beginning of ``rest``; True: help is wanted. Raises UsageError."""
+    """Move the options at the start of ``rest`` to ``typed``; return True if one asks for help. Raises UsageError."""
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         name, equals, value = rest.pop(0).partition("=")
         if name in HELP_WORDS:
@@ -125,7 +128,10 @@ def _options(typed: Typed, rest: list[str], options: Sequence[str]) -> bool:
 
 
 def _command(typed: Typed, rest: list[str], options: Sequence[str]) -> None:
-    """One text is taken as it stands, several words are quoted; options of ours may stand behind a text in quotes."""
+    """Store the command in ``typed``: a single text unchanged, several words quoted and joined. Raises UsageError.
+
+    Options of `track` may follow a text in quotes.
+    """
     plainly = rest[:1] == ["--"]
     if plainly:
         del rest[0]

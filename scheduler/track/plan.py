@@ -1,4 +1,4 @@
-"""A tracked session: commands in their order, what became of each, and which of them is run, tried again or passed over next."""
+"""A tracked session: its commands in order, the changes of their states, and its JSON form."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from scheduler.core.states import Move, move
 from scheduler.core.units import maybe_utc, utc
 
 SCHEMA = 1
-LINES_KEPT = 20  # of a command's output
-# Not those of a job: a tracked command may run inside one, and what it submits goes to that job's scheduler.
+LINES_KEPT = 20  # last lines of a command's output in the session file
+# Other names than those of a job: a tracked command may run inside a job and submit jobs to that job's scheduler.
 MARK_NAMES = ("GPUJOB_TRACK_ID", "GPUJOB_TRACK_ATTEMPT", "GPUJOB_TRACK_SESSION")
 
 PENDING, RUNNING, DONE, INTERRUPTED, SKIPPED = "pending", "running", "done", "interrupted", "skipped"
@@ -38,7 +38,7 @@ _ID = re.compile(r"\d{8}-\d{6}(?:-[1-9]\d{0,5})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class TrackerProcess:
-    """The tracker that runs a command: its process, in this boot."""
+    """The process of a tracker that runs a command, and the boot id of its machine."""
 
     process: Process
     boot: str
@@ -46,7 +46,11 @@ class TrackerProcess:
 
 @dataclass(slots=True)
 class Command:
-    """One command. ``job`` is what the engine makes of it; its folder and its log are relative to the session's."""
+    """A command of a session.
+
+    ``job``: its state; ``job.spec.cwd`` is relative to the session's root folder, ``job.log`` to its log folder.
+    ``last_output``: last lines of its log; ``tracker``: the tracker that has claimed it, None if none has.
+    """
 
     job: Job
     text: str  # as it was typed
@@ -55,34 +59,34 @@ class Command:
 
     @property
     def id(self) -> int:
-        """Its number in the session."""
+        """Number of the command in its session."""
         return self.job.id
 
     @property
     def status(self) -> str:
-        """The tracker's word for its state."""
+        """State of the command in the tracker's words: pending, running, done, interrupted or skipped."""
         return WORDS[self.job.state]
 
     @property
     def symbol(self) -> str:
-        """The sign that stands for it."""
+        """Symbol of the status."""
         return SYMBOLS[self.status]
 
     @property
     def in_hand(self) -> bool:
-        """True from the moment a tracker took it until its ending is known."""
+        """True from the claim by a tracker until the command's end is recorded."""
         return self.job.state in HOLDING
 
     @property
     def told(self) -> str:
-        """``done (exit=0)``, ``interrupted (signal=9)``; the word alone where nothing is known of a code."""
+        """Status with the exit code or signal, if known: ``done (exit=0)``, ``interrupted (signal=9)``."""
         code = f" (exit={self.job.exit_code})" if self.job.exit_code is not None else ""
         if self.job.signal is not None:
             code = f" (signal={self.job.signal})"
         return f"{self.status}{code}"
 
     def duration(self, now: float) -> float | None:
-        """Seconds that it ran, or has run."""
+        """Return how many seconds the command ran, or has run until ``now``; None if it has not started."""
         if self.job.started_at is None:
             return None
         end = self.job.finished_at if self.job.state in ENDED else now
@@ -91,7 +95,7 @@ class Command:
 
 @dataclass(slots=True)
 class Session:
-    """What is to be run, in its order."""
+    """A list of commands in the order in which they run."""
 
     id: str
     name: str
@@ -99,46 +103,49 @@ class Session:
     commands: list[Command] = field(default_factory=list)
 
     def command(self, number: int) -> Command:
-        """The command with this number. Raises SchedulerError."""
+        """Return the command with this number. Raises SchedulerError if there is none."""
         for command in self.commands:
             if command.id == number:
                 return command
         raise SchedulerError(f"there is no command {number} any more", where=f"session {self.id}")
 
     def having(self, *words: str) -> list[Command]:
-        """Those of these statuses, in their order."""
+        """Return the commands with one of these statuses, in their order."""
         return [command for command in self.commands if command.status in words]
 
     def first(self, word: str) -> Command | None:
-        """The first of this status."""
+        """Return the first command with this status; None if there is none."""
         return next(iter(self.having(word)), None)
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a run of all commands came to. ``ran``: also those that failed or were skipped."""
+    """Counts of the commands of one `run-all`. ``ran`` includes the skipped and failed ones."""
 
     ran: int = 0
     skipped: int = 0
     failed: int = 0
 
     def count(self, command: Command) -> None:
-        """One more that was run."""
+        """Count a command that was run."""
         self.ran += 1
         self.skipped += command.status == SKIPPED
         self.failed += command.status == INTERRUPTED
 
     @property
     def told(self) -> str:
-        """The last line."""
+        """The line printed at the end of a `run-all`."""
         return f"Finished: {self.ran} ran, {self.skipped} skipped, {self.failed} failed"
 
 
-# -- what happens to a command ---------------------------------------------------------------------------------
+# -- state changes of a command ---------------------------------------------------------------------------------
 
 
 def added(session: Session, text: str, folder: str, now: float) -> Command:
-    """A new command at the end; ``folder``: where it runs, relative to the session's. Raises UsageError."""
+    """Append a new command to the session and return it. Raises UsageError if ``text`` is empty.
+
+    ``folder``: the command's working folder, relative to the session's root folder.
+    """
     if not text.strip():
         raise UsageError("there is no command", do='write it in quotes: gpujob track add "python train.py"')
     number = max((command.id for command in session.commands), default=0) + 1
@@ -153,7 +160,7 @@ def _job(number: int, text: str, folder: str, now: float) -> Job:
 
 
 def claim(command: Command, tracker: TrackerProcess, attempt: int, now: float) -> None:
-    """A tracker takes a command, which waits or is to be tried again, to run it. Raises InvalidMove."""
+    """Claim a command that is pending or has ended, for a new attempt by ``tracker``. Raises InvalidMove if it runs."""
     job = command.job
     if job.state is not JobState.PENDING:
         move(job, Move.REQUEUED, now)
@@ -166,16 +173,16 @@ def claim(command: Command, tracker: TrackerProcess, attempt: int, now: float) -
 
 
 def stop_asked(command: Command, why: str, now: float) -> None:
-    """It is being ended, and will count as interrupted whatever it makes of that."""
+    """Record that a running command is being stopped. It then counts as interrupted, whatever its exit code."""
     if command.job.state in (JobState.STARTING, JobState.RUNNING):
         move(command.job, Move.STOP_ASKED, now)
         command.job.stop_why, command.job.stop_at = why, now
 
 
 def take(command: Command, observation: Observation, *, skip_errors: bool = False) -> None:
-    """What a runner tells of a command, or what is found of it after a crash; of another attempt it says nothing.
+    """Apply an observation to a command: one from the runner, or one of an attempt found after a crash.
 
-    ``skip_errors``: one that fails by itself is passed over at once.
+    Observations of other attempts are ignored. ``skip_errors``: skip the command if it fails without being stopped.
     """
     job = command.job
     if not is_of(observation, job):
@@ -203,7 +210,7 @@ def take(command: Command, observation: Observation, *, skip_errors: bool = Fals
     elif isinstance(observation, Lost):
         job.finished_at = observation.at
         _settle(command, after_loss(job), observation.at, observation.why, skip_errors)
-    elif job.state is JobState.STOPPING:  # and had not begun
+    elif job.state is JobState.STOPPING:  # Unclaimed: it was stopped before it began
         at = job.stop_at or job.submitted_at
         job.started_at = None
         _settle(command, CANCELLED, at)
@@ -213,14 +220,17 @@ def take(command: Command, observation: Observation, *, skip_errors: bool = Fals
 
 
 def is_of(observation: Observation, job: Job) -> TypeGuard[Started | Ended | NeverRan | Unclaimed | Lost]:
-    """Whether an observation tells something of this very attempt."""
+    """Return whether an observation is about the last attempt of ``job``."""
     if not isinstance(observation, (Started, Ended, NeverRan, Unclaimed, Lost)):
         return False
     return (observation.job, observation.attempt) == (job.id, job.attempt)
 
 
 def _in_hand_again(job: Job) -> None:
-    """Whoever tells of an attempt has it in hand; somebody who could not see its processes may have taken it for lost."""
+    """Move a pending or ended job back to STARTING, since an observation of its attempt has arrived.
+
+    A tracker that cannot see the job's processes (in another container) may have recorded it as lost.
+    """
     started, process = job.started_at, job.process
     if job.state in ENDED:
         move(job, Move.REQUEUED, job.submitted_at)
@@ -230,17 +240,20 @@ def _in_hand_again(job: Job) -> None:
 
 
 def _settle(command: Command, ending: Meaning, at: float, why: str = "", skip: bool = False) -> None:
-    """``why`` and ``skip``: of one that failed by itself; of one that was stopped there is who asked for that."""
+    """Move a command to its final state. ``why``: reason of a failure; a stopped command keeps the reason for the stop.
+
+    ``skip``: skip the command if it failed.
+    """
     why = {Move.STOPPED: command.job.stop_why, Move.SUCCEEDED: ""}.get(ending.how, why)
     move(command.job, ending.how, at)
     if skip and ending.how is Move.FAILED:
         move(command.job, Move.SKIPPED, at)
-    command.job.reason = why  # which a move takes away
+    command.job.reason = why  # after the moves, which clear it
     command.tracker = None
 
 
 def passed_over(session: Session) -> list[Command]:
-    """Skip every interrupted command; those that were."""
+    """Skip all interrupted commands and return them."""
     found = session.having(INTERRUPTED)
     for command in found:
         why = command.job.reason
@@ -253,7 +266,7 @@ def passed_over(session: Session) -> list[Command]:
 
 
 def report(session: Session, folder: str, now: float) -> dict[str, Any]:
-    """What `track status --json` prints."""
+    """Return the document that `track status --json` prints. ``folder``: the session's root folder."""
     return {
         "id": session.id,
         "name": session.name,
@@ -278,7 +291,7 @@ def _reported(command: Command, now: float) -> dict[str, Any]:
 
 
 def stored(session: Session, folder: str, now: float) -> dict[str, Any]:
-    """What stands in the session's file: the report, and what only we need."""
+    """Return the contents of the session's file: the report, and the fields that only the tracker needs."""
     values = report(session, folder, now)
     commands = [{**shown, **_own(command)} for shown, command in zip(values["commands"], session.commands, strict=True)]
     return {"schema": SCHEMA, **values, "commands": commands}
@@ -305,7 +318,7 @@ def _process(process: Process | None) -> dict[str, Any] | None:
 
 
 def session_of(values: object, name: str) -> Session:
-    """The session that a file holds; ``name``: the id in the file's name. Raises UsageError that says what is wrong with it."""
+    """Return the session from the parsed JSON of its file. ``name``: the id in the file's name. Raises UsageError."""
     whole = _Reader(values, "the session")
     schema = whole.number("schema", SCHEMA)
     if schema is not None and schema > SCHEMA:
@@ -348,11 +361,11 @@ def _command(read: _Reader) -> Command:
     return Command(job, text, "\n".join(read.lines("last_output")), tracker)
 
 
-_ANY: Any = object()  # the mark of a key that has to be there
+_ANY: Any = object()  # stands for no default: the key is required
 
 
 class _Reader:
-    """The keys of a mapping, each of its kind."""
+    """Reads typed values from a mapping. ``what``: name of the mapping in errors. The methods raise UsageError."""
 
     def __init__(self, values: object, what: str) -> None:
         if not isinstance(values, Mapping):
@@ -396,7 +409,7 @@ class _Reader:
             raise UsageError(f"{key!r} of {self.what} is {said(text)}, which is no time") from None
 
     def state(self) -> JobState:
-        word = self.text("state", "") or self.text("status")  # one that we did not write knows the five words alone
+        word = self.text("state", "") or self.text("status")  # a file of another program has only the status
         try:
             return JobState.FAILED if word == INTERRUPTED else JobState(word)
         except ValueError:
@@ -417,17 +430,17 @@ class _Reader:
 
 
 def is_session_id(text: str) -> bool:
-    """Whether this is how a session is called: ``20261122-091500``, or with ``-2``."""
+    """Return whether ``text`` has the form of a session id: ``20261122-091500`` or ``20261122-091500-2``."""
     return _ID.fullmatch(text) is not None
 
 
 def age(name: str) -> tuple[str, int]:
-    """Sorts the ids of sessions from the oldest to the newest."""
+    """Return the sort key of a session id, for an order from the oldest to the newest session."""
     return name[:15], int(name[16:] or 1)
 
 
 def next_id(stamp: str, taken: Iterable[str]) -> str:
-    """The id of a new session, made at ``stamp``: later than all that are taken, also when the clock was set back."""
+    """Return the id of a session created at ``stamp``: newer than all in ``taken``, even if the clock was set back."""
     newest = max(map(age, taken), default=("", 1))
     if stamp > newest[0]:
         return stamp

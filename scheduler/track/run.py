@@ -1,4 +1,4 @@
-"""Runs tracked commands one after another to their ends: claims, starts, watches, records, and ends them when told to."""
+"""Runs tracked commands to their ends: claims, starts, watches and records them, and stops them after a signal."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from scheduler.track import plan
 from scheduler.track.plan import Command, Session, TrackerProcess
 from scheduler.track.session import Tracker, left_alone
 
-FLUSH_S = 5.0  # so often at least what a command has written last is saved
-EVERY_S = 0.05  # so often its log is looked at
+FLUSH_S = 5.0  # seconds after which a command's new output is saved in the session file
+EVERY_S = 0.05  # seconds between two looks at its log
 CHUNK = 1 << 16
-MOST_BEHIND = 1 << 20  # of what a command wrote that was interrupted: so much of it is still shown
-ONCE_S = 0.2  # what comes so soon after the first is the same Ctrl-C, told twice
-SOFT_S, HARD_S = 2.0, 3.5  # after a signal: SIGTERM, SIGKILL to what is left
+MOST_BEHIND = 1 << 20  # bytes that are still shown if an interrupted command's output lags behind
+ONCE_S = 0.2  # a SIGINT within this time after the first signal comes from the same Ctrl-C
+SOFT_S, HARD_S = 2.0, 3.5  # seconds after a signal: SIGTERM, SIGKILL to the remaining processes
 AGAIN_S = 0.1
-SHORT_WAIT_S = 0.3  # so long somebody who holds the files keeps us from the command
-UNKILLABLE_S = 10.0  # what does not even end by SIGKILL is left to the kernel
+SHORT_WAIT_S = 0.3  # seconds to wait for the session's lock while a command has to be watched
+UNKILLABLE_S = 10.0  # a process that SIGKILL has not ended by then is left to the kernel
 MOST_STARTS = 3
-GONE = (errno.EPIPE, errno.EIO)  # what writing says when nobody will ever read
+GONE = (errno.EPIPE, errno.EIO)  # errors of writing where the reader or the terminal is gone
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 Show = Callable[[bytes], None]
@@ -44,20 +44,21 @@ Pick = Callable[[Session], "Command | None"]
 
 
 class Gives(Protocol):
-    """Somebody who gives the command our stdin."""
+    """Interface of an object that gives the tracker's stdin to commands (`client/foreground_caller.py: Caller`)."""
 
     @property
     def word(self) -> str:
-        """How the supervisor finds him."""
+        """Pid, start time and socket path, for the supervisor that fetches the descriptor."""
 
     def close(self) -> None:
-        """He gives no more."""
+        """Stop giving the descriptor."""
 
 
 class Signals:
-    """While it is entered, signals that would end us are noted, for the command has to end first.
+    """Context in which signals that would end the tracker are only recorded, since its command has to end first.
 
-    ``keep``: SIGHUP is none of them. What was ignored when we were started stays so (nohup, a shell's background).
+    ``keep``: SIGHUP is ignored. Signals that were ignored at the tracker's start stay ignored (nohup, a shell's
+    background).
     """
 
     def __init__(self, keep: bool) -> None:
@@ -80,30 +81,33 @@ class Signals:
         signal.set_wakeup_fd(self._wakeup)
         os.close(self.read)
         os.close(self._write)
-        self._write = -1  # a thread that is still held up by a terminal must not write into whatever gets its number
+        self._write = -1  # a follower that a terminal still blocks must not write into a reused descriptor
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.caught.append(number)
 
     def hang_up(self) -> None:
-        """Nobody takes our output any more: as if the terminal had said so. Called by the thread that found it out."""
-        if not self.caught:  # else it is our end, or that of our reader, which it already knows of
+        """Treat a stdout without a reader like a SIGHUP. Called by the thread whose write failed."""
+        if not self.caught:  # else a signal has asked for the end already
             self.caught.append(signal.SIGHUP)
             self.wake()
 
     def wake(self) -> None:
-        """Have the loop look."""
+        """Wake the main loop."""
         with contextlib.suppress(OSError):
             os.write(self._write, b"\0")
 
     def emptied(self) -> None:
-        """Take the wake-ups away."""
+        """Read all bytes out of the wake-up pipe."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.read, 4096)
 
 
 class Follower(threading.Thread):
-    """Shows a log as it grows, in a thread of its own: a terminal that takes nothing must not hold up the rest."""
+    """Thread that shows a log as it grows, so that a blocked terminal does not hold up the tracker.
+
+    ``at``: byte of the log at which it begins.
+    """
 
     def __init__(self, path: str, at: int, show: Show) -> None:
         super().__init__(name="gpujob-follower", daemon=True)
@@ -111,8 +115,8 @@ class Follower(threading.Thread):
         self._over, self._cut = threading.Event(), False
 
     def run(self) -> None:
-        """Until the command is over, and all is shown."""
-        with contextlib.suppress(OSError):  # it cannot be read: the command had no log, or somebody removed it
+        """Show the log until `finish` was called and all of it is shown."""
+        with contextlib.suppress(OSError):  # no log, an unreadable one, or no reader of our output
             with LogReader(self.path, unpack=False, ours=True) as log:
                 log.at = self.at
                 while True:
@@ -123,8 +127,8 @@ class Follower(threading.Thread):
                     self._over.wait(EVERY_S)
 
     def _new(self, log: LogReader) -> None:
-        size = log.size  # not more in one go: somebody may write faster than we show
-        if size < log.at:  # somebody cut it
+        size = log.size  # a fixed end: the command may write faster than we show
+        if size < log.at:  # it was truncated
             log.restart()
         while (behind := size - log.at) > 0:
             if self._cut and behind > MOST_BEHIND:
@@ -134,19 +138,20 @@ class Follower(threading.Thread):
             before = log.at
             for data in log.new(until=min(size, before + CHUNK)):
                 self.show(data)
-            if log.at == before:  # cut meanwhile
+            if log.at == before:  # truncated in the meantime
                 return
 
     def finish(self, cut: bool) -> None:
-        """The command is over; ``cut``: and nobody waits for all that it wrote."""
+        """Report that the command has ended. ``cut``: show only the last `MOST_BEHIND` bytes of the rest."""
         self._cut = cut
         self._over.set()
 
 
 class Foreground:
-    """A tracker at work. ``show``: takes what commands write; ``gives``: makes who gives them our stdin, in a folder.
+    """Runs commands of a session in the foreground. ``keep``: see `Signals`.
 
-    ``begun`` is told of each command that is run.
+    ``show``: called with the output of commands; ``begun``: called with each command that is started or adopted;
+    ``gives``: called with the log folder, returns what gives stdin to the commands, or None.
     """
 
     def __init__(
@@ -174,12 +179,12 @@ class Foreground:
 
     @property
     def told_to_end(self) -> int:
-        """The signal that ends us; 0 while none came."""
+        """Number of the signal that asked the tracker to end; 0 if none did."""
         return self.signals.caught[0] if self.signals.caught else 0
 
     @property
     def runner(self) -> DirectRunner:
-        """Ours, with a supervisor of its own; made when it is needed."""
+        """The tracker's own runner and supervisor, created at the first use."""
         if self._runner is None:
             folder = self.tracker.files.make_folder(self.tracker.name)
             files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -192,9 +197,9 @@ class Foreground:
     # -- a command ----------------------------------------------------------------------------------------
 
     def run(self, pick: Pick, *, skip_errors: bool = False) -> Command | None:
-        """Run the command that ``pick`` chooses of the session, to its end; how it is then. None: there is none.
+        """Run the command that ``pick`` chooses to its end and return it with its new state; None if there is none.
 
-        Raises SchedulerError, OSError.
+        ``skip_errors``: skip the command if it fails. Raises SchedulerError, OSError.
         """
         runner = self.runner
         command = self._claim(pick)
@@ -204,21 +209,21 @@ class Foreground:
         return _Run(self, runner, command, skip_errors).until_ended(self._start)
 
     def adopt(self, number: int, *, skip_errors: bool = False) -> Command | None:
-        """Watch a command whose tracker was killed to its end. None: it has ended, or somebody has it.
+        """Adopt a command whose tracker was killed, watch it to its end, and return it with its new state.
 
-        Raises SchedulerError, OSError.
+        None if it has ended in the meantime or another tracker has it. Raises SchedulerError, OSError.
         """
         with self.tracker.files.changing(self.tracker.name) as session:
             command = session.command(number)
             if not left_alone(command):
                 return None
             command.tracker = self.me
-            shown = _size(self.tracker.log(command))  # by who watched it before us
+            shown = _size(self.tracker.log(command))  # bytes shown by the previous tracker
         self.begun(command)
         return _Run(self, self.runner, command, skip_errors).until_ended(None, max(0, shown))
 
     def _claim(self, pick: Pick) -> Command | None:
-        """Taken under the lock, so no two trackers ever take the same."""
+        """Claim the command that ``pick`` chooses, under the lock, so that no two trackers claim the same one."""
         with self.tracker.files.changing(self.tracker.name) as session:
             self.tracker.settle(session)
             command = pick(session)
@@ -229,11 +234,11 @@ class Foreground:
     def _take_up(self, command: Command) -> None:
         attempt = command.job.attempt + 1
         while any(os.path.lexists(f"{self.tracker.log_folder}/{command.id}.{attempt}{end}") for end in ("", ".log")):
-            attempt += 1  # the session's file is an old copy
+            attempt += 1  # files of this attempt exist: the session file is an old copy
         plan.claim(command, self.me, attempt, time.time())
 
     def claim_again(self, number: int, observation: Observation) -> Command:
-        """The supervisor was killed before it began, as the observation tells: another attempt at the same command."""
+        """Claim a new attempt of a command whose supervisor was killed before it began (``observation``)."""
         with self.tracker.files.changing(self.tracker.name) as session:
             command = session.command(number)
             plan.take(command, observation)
@@ -245,7 +250,7 @@ class Foreground:
         values = (str(job.id), str(job.attempt), self.tracker.files.path(self.tracker.name))
         environment: dict[str, str | None] = dict(zip(plan.MARK_NAMES, values, strict=True))
         if "PYTHONUNBUFFERED" not in os.environ:
-            environment["PYTHONUNBUFFERED"] = "1"  # else a script's output comes in blocks, for it sees no terminal
+            environment["PYTHONUNBUFFERED"] = "1"  # else a script's output comes in blocks, as it has no terminal
         words = ("/bin/sh", "-c", command.text)
         caller = None
         if self._giver is not None:
@@ -258,18 +263,18 @@ class Foreground:
 
 
 class _Run:
-    """One command from its start, or its adoption, to its recorded end."""
+    """The run of one command, from its start or adoption until its end is recorded."""
 
     def __init__(self, at: Foreground, runner: DirectRunner, command: Command, skip_errors: bool) -> None:
         self.at, self.runner, self.command, self.skip_errors = at, runner, command, skip_errors
         self.tracker, self.signals = at.tracker, at.signals
         self.follower: Follower | None = None
-        self.ending: Observation | None = None  # what is to be recorded once nothing of the command is left
+        self.ending: Observation | None = None  # to be recorded when no process of the command is waited for
         self.waits_for_rest = False
         self.starts = 0
-        self.heard = 0  # signals that were acted on
+        self.heard = 0  # number of signals handled
         self.stopped_at = 0.0
-        self.steps: list[tuple[float, bool]] = []  # when, and whether by SIGKILL, what is left is told next
+        self.steps: list[tuple[float, bool]] = []  # next signals: monotonic seconds, and whether it is SIGKILL
         self.flushed, self.size = time.monotonic(), -1
 
     @property
@@ -277,9 +282,10 @@ class _Run:
         return self.command.job
 
     def until_ended(self, start: Callable[[Command], None] | None, shown: int = 0) -> Command:
-        """``start``: how it is begun, if it is not adopted; ``shown``: so much of its log is not shown (again).
+        """Start or adopt the command, watch it until its end is recorded, and return it.
 
-        Raises SchedulerError, OSError: then how it ended stands in its record, and the next look finds it there.
+        ``start``: function that starts it, None to adopt it; ``shown``: bytes of its log that were shown before. Raises
+        SchedulerError, OSError. The attempt record still gets the end then, and the next `track` call reads it there.
         """
         self.start = start
         if start is not None:
@@ -314,7 +320,7 @@ class _Run:
         poll.poll(max(0.0, min(due) - time.monotonic()) * 1000)
         self.signals.emptied()
 
-    # -- what the runner tells ----------------------------------------------------------------------------
+    # -- observations of the runner -----------------------------------------------------------------------
 
     def _hear(self, observation: Observation) -> None:
         if isinstance(observation, Gone):
@@ -326,7 +332,7 @@ class _Run:
             plan.take(self.command, observation)
             self._follow(0)
             self._save(lambda command: plan.take(command, observation))
-            if self.steps:  # told to end before it was known who it is
+            if self.steps:  # a signal came before the pid was known
                 self.runner.stop(self.job, hard=False, soft=self.signals.caught[0])
         elif (
             isinstance(observation, Unclaimed)
@@ -346,10 +352,10 @@ class _Run:
                 self.ending = self.tracker.dated(self.command, observation)
                 self.waits_for_rest = bool(
                     observation.leftovers
-                )  # something of it lives on, so it is no one's turn yet
+                )  # leftover processes live: the next command must wait for their end
             if isinstance(observation, (Ended, Lost)) and observation.leftovers:
                 self.runner.watch_leftovers(self.job.attempt_key, self.job.id, self.job.attempt, observation.leftovers)
-                if self.heard:  # what showed no mark is known only now
+                if self.heard:  # leftover processes without the mark are known only now
                     self._tell(self.signals.caught[0])
 
     def _follow(self, at: int) -> None:
@@ -363,16 +369,16 @@ class _Run:
         except OSError as error:
             if error.errno in GONE and not self.signals.keep:
                 self.signals.hang_up()
-            raise  # nothing more is shown
+            raise  # ends the follower
 
-    # -- ending it ----------------------------------------------------------------------------------------
+    # -- signals and stopping -----------------------------------------------------------------------------
 
     def _act_on_signals(self) -> None:
-        """The first is passed on at once, sharper ones follow; Ctrl-C once more kills."""
+        """Pass the first signal to the command, later send SIGTERM and SIGKILL; send SIGKILL now at a second Ctrl-C."""
         now = time.monotonic()
         if len(self.signals.caught) > self.heard:
             first, more = self.heard == 0, self.signals.caught[self.heard :]
-            self.heard += len(more)  # not the length of now: one more may have come since
+            self.heard += len(more)  # not len(caught): a signal may have arrived since `more` was read
             if first:
                 number = self.signals.caught[0]
                 self.stopped_at = now
@@ -387,10 +393,10 @@ class _Run:
             _, hard = self.steps.pop(0)
             self._tell(signal.SIGKILL if hard else signal.SIGTERM)
             if hard and not self.steps:
-                self.steps = [(now + AGAIN_S, True)]  # who was forked meanwhile
+                self.steps = [(now + AGAIN_S, True)]  # for processes forked in the meantime
 
     def _give_up(self) -> None:
-        """Raises SchedulerError for a command that does not end: it is running, so that is what `status` shows."""
+        """Raise SchedulerError if the command does not end even by SIGKILL; `status` then shows it as running."""
         if self.ending is None and self.heard and time.monotonic() - self.stopped_at > UNKILLABLE_S:
             which = f" (pid {self.job.process.pid})" if self.job.process is not None else ""
             what = f"command {self.job.id}{which} does not end, not even by SIGKILL"
@@ -400,17 +406,17 @@ class _Run:
         self.runner.stop(self.job, hard=number == signal.SIGKILL, soft=number)
 
     def _left(self) -> bool:
-        """Whether processes of an interrupted command are still there. One that ended by itself may leave some behind."""
+        """Return whether processes of a stopped command still live; False for a command that was not stopped."""
         if not self.heard or time.monotonic() - self.stopped_at > UNKILLABLE_S:
             return False
         mark = Mark(self.job.id, self.job.attempt, self.tracker.files.path(self.tracker.name), plan.MARK_NAMES)
         known = self.ending.leftovers if isinstance(self.ending, (Ended, Lost)) else ()
         return bool(members(mark, self.job.process, known))
 
-    # -- what is written ----------------------------------------------------------------------------------
+    # -- session file -------------------------------------------------------------------------------------
 
     def _save(self, change: Callable[[Command], None]) -> None:
-        """Write down something on the way; where that cannot be, it is known by the record."""
+        """Save a change in the session file. Errors are ignored: the attempt record and the log have the same facts."""
         with contextlib.suppress(OSError, SchedulerError):
             with self.tracker.files.changing(self.tracker.name, SHORT_WAIT_S) as session:
                 change(session.command(self.command.id))
@@ -434,7 +440,7 @@ class _Run:
             with self.tracker.files.changing(self.tracker.name) as session:
                 command = session.command(self.command.id)
                 if stopped:
-                    plan.stop_asked(command, stopped, time.time())  # if that could not be written before
+                    plan.stop_asked(command, stopped, time.time())  # in case `_save` failed
                 plan.take(command, ending, skip_errors=self.skip_errors)
                 if command.job.attempt == self.job.attempt:
                     command.last_output = output
@@ -449,7 +455,10 @@ class _Run:
         return command
 
     def _all_shown(self, follower: Follower) -> None:
-        """Let it show the rest; a terminal that takes nothing is waited for until somebody wants us to end."""
+        """Wait until the follower has shown the rest of the log.
+
+        A signal ends the wait; if one came before, the wait lasts `HARD_S` seconds at most.
+        """
         follower.finish(cut=bool(self.heard))
         until = time.monotonic() + HARD_S
         while follower.is_alive():
@@ -459,7 +468,7 @@ class _Run:
 
 
 def _size(path: str) -> int:
-    """-1 where there is none."""
+    """Return the size of a file in bytes, -1 if there is no file."""
     try:
         return os.stat(path).st_size
     except OSError:

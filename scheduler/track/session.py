@@ -1,4 +1,4 @@
-"""A tracked session as it truly is: what trackers that were killed left behind is settled before anybody sees or uses it."""
+"""A tracked session, in which commands of killed trackers get their true states before anybody uses them."""
 
 from __future__ import annotations
 
@@ -18,64 +18,64 @@ from scheduler.system.processes import lives
 from scheduler.track.plan import LINES_KEPT, MARK_NAMES, RUNNING, Command, Session, added, passed_over, take
 from scheduler.track.session_file import SessionDamaged, SessionFiles, find_root
 
-Tail = Callable[[str, int], list[str]]  # the last lines of a log, with nothing in them that could play a terminal
+Tail = Callable[[str, int], list[str]]  # path, number → the last lines of a log, without control characters
 
 
 class Tracker:
-    """One session, or the newest of its folder. ``tail``: reads the last lines of a log."""
+    """One session, with the actions on it. ``tail``: reads the last lines of a log."""
 
     def __init__(self, files: SessionFiles, name: str, tail: Tail) -> None:
         self.files, self.name, self.tail = files, name, tail
 
     @classmethod
     def here(cls, folder: str, name: str, tail: Tail) -> Tracker:
-        """The session ``name`` of this folder or the nearest one above, or the newest. Raises NoSession."""
+        """Return session ``name`` (empty: the newest) of ``folder`` or the nearest folder above. Raises NoSession."""
         files = SessionFiles(find_root(folder))
         return cls(files, name or files.newest(), tail)
 
     @classmethod
     def begin(cls, folder: str, name: str, tail: Tail) -> Tracker:
-        """A new session in this very folder. Raises OSError."""
+        """Create a session in ``folder`` itself. Raises SchedulerError, OSError."""
         files = SessionFiles(folder)
         return cls(files, files.create(name, time.time()).id, tail)
 
     @property
     def log_folder(self) -> str:
-        """Where logs and records lie."""
+        """Folder of the session's logs and attempt records."""
         return self.files.folder(self.name)
 
     def log(self, command: Command) -> str:
-        """The path of its last log."""
+        """Return the path of the log of the command's last attempt."""
         return os.path.join(self.log_folder, command.job.log)
 
     def record(self, command: Command) -> str:
-        """The path of its last attempt's record."""
+        """Return the path of the record of the command's last attempt."""
         return os.path.join(self.log_folder, command.job.attempt_key)
 
     def last_output(self, command: Command) -> str:
-        """The end of its log; what was known of it before, where the log cannot be read."""
+        """Return the last lines of the command's log, or those saved before if the log cannot be read."""
         try:
             return "\n".join(self.tail(self.log(command), LINES_KEPT)) if command.job.log else ""
         except OSError:
             return command.last_output
 
-    # -- what is so ---------------------------------------------------------------------------------------
+    # -- true states --------------------------------------------------------------------------------------
 
     def session(self) -> Session:
-        """The session as it is: read, and what nobody supervises any more looked at. Raises SchedulerError."""
+        """Read the session and settle the commands of killed trackers. Raises SchedulerError."""
         session = self.files.read(self.name)
         if not any(map(left_alone, session.commands)):
             return session
         try:
             with self.files.changing(self.name) as session:
                 self.settle(session)
-        except OSError:  # a disk that is full or may not be written: what is so can be said all the same
+        except OSError:  # a full or read-only disk: the true states can be shown, but not saved
             with contextlib.suppress(OSError):
                 self.settle(session)
         return session
 
     def settle(self, session: Session) -> None:
-        """Give each command whose tracker was killed the state that its record and its processes tell."""
+        """Give each command of a killed tracker the state that follows from its attempt record and processes."""
         for command in filter(left_alone, session.commands):
             self._settle(command)
 
@@ -83,17 +83,21 @@ class Tracker:
         job, now = command.job, time.time()
         verdict, observations, _ = settle(self.record(command), job, self.files.path(self.name), now, MARK_NAMES)
         something_lives = verdict in (Verdict.WATCH_LOST, Verdict.FINISH_HOLDING)
-        if not something_lives or self.is_written_down(command):  # else nobody may start it a second time
+        if not something_lives or self.is_written_down(command):  # else it stays running, so that nobody restarts it
             for observation in observations:
                 take(command, self.dated(command, observation))
         command.last_output = self.last_output(command)
 
     def is_written_down(self, command: Command) -> bool:
-        """Whether a supervisor wrote down how the last attempt ended."""
+        """Return whether the attempt record says how the command's last attempt ended."""
         return attempt_record.read(self.record(command)).kind is Record.ENDED
 
     def dated(self, command: Command, observation: Observation) -> Observation:
-        """``observation`` with its time and reason. Where no supervisor wrote the ending down, both are the best that can be told now."""
+        """Return ``observation`` with the best known time and reason of the end.
+
+        If no supervisor recorded the end, the time is that of the last output, and the reason names the tracker or a
+        restart of the machine.
+        """
         if not isinstance(observation, (Lost, Ended)) or self.is_written_down(command):
             return observation
         if isinstance(observation, Ended):
@@ -104,36 +108,36 @@ class Tracker:
         return replace(observation, at=self.last_sign(command), why=why)
 
     def last_sign(self, command: Command) -> float:
-        """When it last showed that it lived: its end, where nobody saw that."""
+        """Return when the command last wrote output, in seconds since 1970 (UTC): its end, if none is recorded."""
         started = command.job.started_at or time.time()
         try:
             return max(started, min(os.stat(self.log(command)).st_mtime, time.time()))
         except OSError:
             return started
 
-    # -- what can be done with it -------------------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------------------
 
     def add(self, text: str, folder: str) -> Command:
-        """A new command, to be run in ``folder``. Raises SchedulerError."""
+        """Append a command, to be run in ``folder``, and return it. Raises SchedulerError."""
         with self.files.changing(self.name) as session:
             return self.planned(session, text, folder)
 
     def planned(self, session: Session, text: str, folder: str) -> Command:
-        """A new command in a session that is being changed. Raises UsageError."""
+        """Append a command to ``session``, which the caller is changing, and return it. Raises UsageError."""
         return added(session, text, os.path.relpath(folder, self.files.root), time.time())
 
     def skip(self) -> list[Command]:
-        """Pass over all that were interrupted. Raises SchedulerError."""
+        """Skip all interrupted commands and return them. Raises SchedulerError."""
         with self.files.changing(self.name) as session:
             self.settle(session)
             return passed_over(session)
 
     def delete(self) -> None:
-        """Forget it. Raises SchedulerError while a command runs."""
+        """Delete the session. Raises SchedulerError while one of its commands runs."""
         self.files.delete(self.name, self._check_idle)
 
     def _check_idle(self) -> None:
-        """Raises SchedulerError while a command runs."""
+        """Raise SchedulerError while a command runs. If the session file is damaged, the attempt records decide."""
         try:
             session = self.files.read(self.name)
             self.settle(session)
@@ -157,11 +161,11 @@ class Tracker:
 
 
 def left_alone(command: Command) -> bool:
-    """Whether it is in the hand of a tracker that lives no more."""
+    """Return whether the tracker that claimed the command has ended without recording the command's end."""
     return command.in_hand and not supervised(command)
 
 
 def supervised(command: Command) -> bool:
-    """Whether the tracker that took it lives."""
+    """Return whether the tracker that claimed the command lives."""
     who = command.tracker
     return who is not None and who.boot == boot_id() and lives(who.process)

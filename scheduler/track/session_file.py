@@ -1,4 +1,4 @@
-"""The files of tracked sessions: one JSON a session under `.gpu-tracker/`, changed under a lock and replaced whole."""
+"""The files of tracked sessions: one JSON file per session in `.gpu-tracker/`, replaced as a whole under a lock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOOK_AGAIN_S = 0.005
 
 
 class NoSession(SchedulerError):
-    """There is no session in this folder or above."""
+    """There is no session in this folder or a folder above."""
 
     def __init__(self, folder: str) -> None:
         do = "begin one: gpujob track init NAME"
@@ -39,11 +39,11 @@ def _names_in(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:
-        return []  # that it is not there is what is being said
+        return []  # a missing folder is what the error is about
 
 
 class SessionDamaged(SchedulerError):
-    """A session's file cannot be read; it was left as it is."""
+    """The file of a session cannot be read. It is left unchanged."""
 
     def __init__(self, path: str, why: str) -> None:
         name = os.path.basename(path).removesuffix(ENDING)
@@ -51,9 +51,9 @@ class SessionDamaged(SchedulerError):
 
 
 def find_root(folder: str) -> str:
-    """The nearest folder, from this one upwards, in which there are sessions. Raises NoSession.
+    """Return the nearest folder with sessions, from ``folder`` upwards. Raises NoSession.
 
-    Above, only one of our own user counts: what stands in it is run.
+    Only sessions of this user count, since their commands are run; root may also use those in ``folder`` itself.
     """
     at = folder
     while not _trusted(os.path.join(at, FOLDER), here=at == folder):
@@ -66,7 +66,7 @@ def find_root(folder: str) -> str:
 
 def _trusted(folder: str, *, here: bool) -> bool:
     try:
-        found, link = os.stat(folder), os.lstat(folder)  # a link to a folder of ours may be somebody else's
+        found, link = os.stat(folder), os.lstat(folder)  # another user may have made a link to a folder of ours
     except OSError:
         return False
     mine = {found.st_uid, link.st_uid} == {os.geteuid()} or (here and not os.geteuid())
@@ -74,34 +74,34 @@ def _trusted(folder: str, *, here: bool) -> bool:
 
 
 class SessionFiles:
-    """The sessions of one folder. Every method raises OSError where the disk does not let it."""
+    """The session files of one folder. Every method raises OSError if the disk fails."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         self.sessions_dir = os.path.join(root, FOLDER)
 
     def path(self, name: str) -> str:
-        """A session's file."""
+        """Return the path of a session's file."""
         return os.path.join(self.sessions_dir, name + ENDING)
 
     def folder(self, name: str) -> str:
-        """Where the records and logs of its commands lie."""
+        """Return the path of the folder with the session's attempt records and logs."""
         return os.path.join(self.sessions_dir, name)
 
     def names(self) -> list[str]:
-        """The ids of all sessions, the newest last."""
+        """Return the ids of all sessions, the newest last."""
         found = [name.removesuffix(ENDING) for name in os.listdir(self.sessions_dir) if name.endswith(ENDING)]
         return sorted(filter(is_session_id, found), key=age)
 
     def newest(self) -> str:
-        """The current session. Raises NoSession."""
+        """Return the id of the newest session. Raises NoSession."""
         names = self.names()
         if not names:
             raise NoSession(self.root)
         return names[-1]
 
     def read(self, name: str) -> Session:
-        """A session as it is now. Raises NotFound, SessionDamaged."""
+        """Return a session as its file has it. Raises NotFound, SessionDamaged."""
         path = self.path(name)
         try:
             if not is_session_id(name):
@@ -125,10 +125,10 @@ class SessionFiles:
             raise SessionDamaged(path, "no JSON that can be read") from None
 
     def create(self, name: str, now: float) -> Session:
-        """A new session, which is the current one from now on."""
+        """Create a session, which becomes the newest. ``now``: seconds since 1970 (UTC). Raises SchedulerError."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.sessions_dir, 0o700)
-            os.chmod(self.sessions_dir, 0o700)  # whatever the umask has left of it
+            os.chmod(self.sessions_dir, 0o700)  # the umask may have removed permission bits
         with self._locked():
             taken = {entry.removesuffix(ENDING) for entry in os.listdir(self.sessions_dir)}
             stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
@@ -139,7 +139,10 @@ class SessionFiles:
 
     @contextlib.contextmanager
     def changing(self, name: str, wait_s: float | None = None) -> Iterator[Session]:
-        """The session to be changed, alone; written when the block ends well. Raises NotFound, SessionDamaged."""
+        """Lock the session, yield it, and write its file if the block has changed it without raising an error.
+
+        ``wait_s``: seconds to wait for the lock, None: `LOCK_WAIT_S`. Raises NotFound, SessionDamaged, SchedulerError.
+        """
         with self._locked(LOCK_WAIT_S if wait_s is None else wait_s):
             session, now = self.read(name), time.time()
             before = self._text(session, now)
@@ -149,7 +152,7 @@ class SessionFiles:
 
     def _write(self, session: Session, now: float) -> None:
         path = self.path(session.id)
-        for one in left_aside(path):  # of one that was killed; who writes has the lock
+        for one in left_aside(path):  # left by killed writers; we have the lock
             os.unlink(one)
         replace_file(path, self._text(session, now))
 
@@ -162,7 +165,10 @@ class SessionFiles:
             os.chmod(self.folder(name), 0o700)
 
     def make_folder(self, name: str) -> str:
-        """The folder of its records and logs, made anew if somebody removed it; sockets that killed trackers left there go."""
+        """Create the folder with the session's attempt records and logs, and return its path.
+
+        Sockets of killed trackers in an existing folder are removed.
+        """
         self._folder(name)
         folder = self.folder(name)
         for entry in os.listdir(folder):
@@ -173,7 +179,10 @@ class SessionFiles:
         return folder
 
     def delete(self, name: str, check: Callable[[], None] = lambda: None) -> None:
-        """Forget a session, its logs and records too. ``check`` may raise to keep it: nobody changes it meanwhile. Raises NotFound."""
+        """Delete a session with its logs and attempt records. Raises NotFound.
+
+        ``check``: called under the lock, so that nothing changes in between; raises an error to keep the session.
+        """
         if not is_session_id(name) or name not in self.names():
             raise NotFound(f"there is no session {name[:40]}", do="see gpujob track list")
         with self._locked():
@@ -185,7 +194,10 @@ class SessionFiles:
 
     @contextlib.contextmanager
     def _locked(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-        """Alone with the files. A lock that was removed or exchanged meanwhile is none. Raises NoSession, SchedulerError."""
+        """Hold the lock on all session files. Raises NoSession, or SchedulerError after ``wait_s`` seconds.
+
+        A lock on a file that was removed or replaced in the meantime does not count.
+        """
         path = os.path.join(self.sessions_dir, LOCK)
         until = time.monotonic() + wait_s
         while True:
@@ -206,7 +218,7 @@ class SessionFiles:
 
     @contextlib.contextmanager
     def running_all(self, name: str) -> Iterator[Turn]:
-        """The one place from which all commands of a session are run, for who comes first."""
+        """Yield a `Turn`, which keeps two `run-all` of a session from working at the same time."""
         turn = Turn(os.path.join(self.make_folder(name), RUN_ALL))
         try:
             yield turn
@@ -215,14 +227,14 @@ class SessionFiles:
 
 
 class Turn:
-    """A place in the queue of those that want to run all commands of a session; ``path``: of the file that is locked."""
+    """The lock of a `run-all`: one process at a time runs all commands of a session. ``path``: the lock file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.fd = _private(path)
 
     def come(self) -> bool:
-        """Whether it is ours (now)."""
+        """Take the lock if it is free and write this process's pid into it; return whether this process has it."""
         if not try_lock(self.fd):
             return False
         os.ftruncate(self.fd, 0)
@@ -230,14 +242,14 @@ class Turn:
         return True
 
     def whose(self) -> str:
-        """The pid of who has it, as far as known."""
+        """Return the pid of the process that has the lock, as text; empty if it is not known."""
         return os.pread(self.fd, 20, 0).decode("ascii", "replace").strip()
 
 
 def _private(path: str) -> int:
     fd = plain(path, os.O_RDWR | os.O_CREAT)
     if not stat.S_IMODE(os.fstat(fd).st_mode):
-        os.fchmod(fd, 0o600)  # whatever the umask has left of it
+        os.fchmod(fd, 0o600)  # the umask may have removed permission bits
     return fd
 
 

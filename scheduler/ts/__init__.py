@@ -1,1 +1,1 @@
-"""The task spooler's command line, `ts`."""
+"""`ts`: the command line of GPU Task Spooler, carried out by a gpujob scheduler."""

@@ -1,4 +1,4 @@
-"""What `ts` does with jobs that are there, and with its server: one method for each action."""
+"""Actions of `ts` on jobs in the list and on the server: one method per action."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler.ts import job_list
 from scheduler.ts.spooler import NO_JOBS, RequestError, number_of
 from scheduler.ts.words import Mistake
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from scheduler.ts.spooler import Spooler
@@ -33,15 +33,18 @@ NAMES = {
 
 
 class Actions:
-    """Each method takes the action's value, prints what is to be printed, and gives the exit code."""
+    """The actions of `ts`. Each method takes the option's value (None: not given), prints, and returns the exit code.
+
+    The methods raise Mistake, RequestError and SchedulerError.
+    """
 
     def __init__(self, spooler: Spooler) -> None:
         self.spooler, self.server = spooler, spooler.server
 
-    # -- looking ------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------
 
     def list(self, _value: str | None) -> int:
-        """All jobs, with a header."""
+        """Print a header and all jobs."""
         live, ended = self.spooler.jobs()
         gpus, width = self.spooler.has_gpus(), job_list.terminal_width()
         print(job_list.header(_busy(live), self.server.slots(), gpus))
@@ -50,7 +53,7 @@ class Actions:
         return 0
 
     def serialize(self, value: str | None) -> int:
-        """The list in another form."""
+        """Print all jobs in the format ``value``: default, json or tab."""
         if value in (None, "default"):
             return self.list(None)
         live, ended = self.spooler.jobs()
@@ -65,18 +68,18 @@ class Actions:
         return 0
 
     def running(self, _value: str | None) -> int:
-        """How many jobs run."""
+        """Print the number of running jobs."""
         live, _ = self.spooler.jobs()
         print(sum(job.state is not JobState.PENDING for job in live))
         return 0
 
     def last(self, _value: str | None) -> int:
-        """The number of the job that was added last."""
+        """Print the highest job id assigned so far; -1 before the first job."""
         print(self.spooler.client.last_id())
         return 0
 
     def on_gpus(self, _value: str | None) -> int:
-        """Running jobs that have GPUs, and which."""
+        """Print the running jobs that have GPUs, with their GPU ids."""
         live, _ = self.spooler.jobs()
         print(f"{'ID':<4} GPU-IDs")
         for job in live:
@@ -85,7 +88,7 @@ class Actions:
         return 0
 
     def pid(self, value: str | None) -> int:
-        """The pid of a job that has been started."""
+        """Print the pid of a job that was started."""
         job = self._run(value)
         if job.process is None:
             raise RequestError(NOT_RUN.format(job.id))
@@ -93,37 +96,37 @@ class Actions:
         return 0
 
     def output(self, value: str | None) -> int:
-        """The output file of a job."""
+        """Print the path of a job's output file."""
         job = self._run(value)
         print(safe(self._log(job)))
         return 0
 
     def information(self, value: str | None) -> int:
-        """All about a job."""
+        """Print all details of a job."""
         job = self.spooler.run_last(value, NO_JOBS, NOT_RUN)
         for line in job_list.details(job, self.spooler.has_gpus(), time.time()):
             print(line)
         return 0
 
     def state(self, value: str | None) -> int:
-        """The state of a job."""
+        """Print the state of a job."""
         print(job_list.state_of(self._added(value, "stated")))
         return 0
 
     def label(self, value: str | None) -> int:
-        """The label of a job."""
+        """Print the label of a job."""
         job = self.spooler.added_last(value, NO_JOBS, "The job {} is not in the queue.")
         print(safe(without_secrets(job.spec.label)))
         return 0
 
     def command(self, value: str | None) -> int:
-        """The whole command of a job."""
+        """Print the whole command of a job."""
         job = self.spooler.added_last(value, NO_JOBS, "The job {} is not in the queue.")
         print(safe(job_list.command_of(job)))
         return 0
 
     def _run(self, value: str | None) -> Job:
-        """The one meant; one that is being started this moment as it is when it has its pid and its output file."""
+        """Return the job of `Spooler.run_last`, after a short wait for the pid and output file of a starting job."""
         job = self.spooler.run_last(value, "The last job has not finished or is not running.", NOT_RUN)
         return (self.spooler.client.begun(job.id) or job) if job.state is JobState.STARTING else job
 
@@ -142,15 +145,15 @@ class Actions:
     # -- waiting ------------------------------------------------------------------------------------------
 
     def wait(self, value: str | None) -> int:
-        """Wait for a job's end."""
+        """Wait until a job has ended, and return its exit code."""
         return self.spooler.wait(self._added(value, "waited").id)
 
     def tail(self, value: str | None) -> int:
-        """The last lines of the output, and what comes."""
+        """Print the last ten lines of a job's output, follow it until the job ends, and return the job's exit code."""
         return self._follow(self._run(value), TAIL)
 
     def cat(self, value: str | None) -> int:
-        """All of the output, and what comes."""
+        """Print all of a job's output, follow it until the job ends, and return the job's exit code."""
         return self._follow(self._run(value), None)
 
     def _follow(self, job: Job, most: int | None) -> int:
@@ -162,19 +165,19 @@ class Actions:
     # -- changing jobs ------------------------------------------------------------------------------------
 
     def clear(self, _value: str | None) -> int:
-        """Forget what has finished."""
+        """Remove all finished jobs from the list."""
         _, ended = self.spooler.jobs()
         if ended:
             self.spooler.client.forget([job.id for job in ended])
         return 0
 
     def remove(self, value: str | None) -> int:
-        """Take a job out of the queue, or forget a finished one."""
+        """Cancel and remove a waiting job, or remove a finished job from the list. Raises RequestError if it runs."""
         job = self._added(value, "removed")
         if job.state is JobState.PENDING:
             self.spooler.ask("cancel", job.id)
             now = self.spooler.client.known([job.id]).get(job.id)
-            if now is not None and not now.state.ended:  # it was started in that very moment, and is being ended now
+            if now is not None and not now.state.ended:  # started just before the cancel, now being ended
                 return 0
         elif not job.state.ended:
             raise RequestError(f"The job {job.id} cannot be removed: it is running (-k ends it).")
@@ -182,17 +185,17 @@ class Actions:
         return 0
 
     def kill(self, value: str | None) -> int:
-        """SIGTERM to all processes of a running job."""
+        """Send SIGTERM to all processes of a running job."""
         job = self._run(value)
         if job.state is JobState.PENDING:
             raise RequestError(f"The job {job.id} cannot be killed: it is not running.")
         if job.state.ended:
-            return 0  # whoever ends it when it has just ended by itself has what he wanted
+            return 0  # it has ended already, which is what the user asked for
         self.spooler.ask("cancel", job.id)
         return 0
 
     def kill_all(self, _value: str | None) -> int:
-        """SIGTERM to all running jobs."""
+        """Send SIGTERM to all processes of all running jobs."""
         live, _ = self.spooler.jobs()
         running = tuple(job.id for job in live if job.state is not JobState.PENDING)
         if running:
@@ -200,7 +203,7 @@ class Actions:
         return 0
 
     def urgent(self, value: str | None) -> int:
-        """Put a waiting job before the others."""
+        """Move a waiting job to the front of the queue."""
         job = self._added(value, "urged")
         if job.state is not JobState.PENDING:
             raise RequestError(f"The job {job.id} cannot be urged: it is {job_list.state_of(job)}.")
@@ -208,7 +211,7 @@ class Actions:
         return 0
 
     def swap(self, value: str | None) -> int:
-        """Exchange two waiting jobs."""
+        """Exchange the places of two waiting jobs, given as ``ID-ID``."""
         first, dash, second = (value or "").partition("-")
         if not dash:
             raise Mistake("Wrong <id-id> for -U.")
@@ -223,7 +226,7 @@ class Actions:
     # -- the server ---------------------------------------------------------------------------------------
 
     def slots(self, value: str | None) -> int:
-        """How many jobs without GPUs run at once."""
+        """Set the number of slots for jobs without GPUs, or print it."""
         if value is None:
             print(self.server.slots())
             return 0
@@ -235,7 +238,7 @@ class Actions:
         return 0
 
     def set_free(self, value: str | None) -> int:
-        """How much of a GPU's memory has to be free for -G."""
+        """Set the percentage of a GPU's memory that must be free before the GPU gets a job with -G."""
         text = (value or "").strip()
         if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 100):
             raise RequestError(f"The percentage must be a whole number from 1 to 100, not {value!r}.")
@@ -244,12 +247,12 @@ class Actions:
         return 0
 
     def get_free(self, _value: str | None) -> int:
-        """The same, printed."""
+        """Print the percentage of a GPU's memory that must be free before the GPU gets a job with -G."""
         print(self.server.free_percent())
         return 0
 
     def _applied(self, name: str, value: float) -> None:
-        """Wait until the scheduler goes by a new setting."""
+        """Wait until the daemon uses the new value of a setting. Raises SchedulerError after `APPLIED_S` seconds."""
         self.server.ready()
 
         def applied() -> bool:
@@ -260,12 +263,12 @@ class Actions:
             raise SchedulerError(f"the server has not taken over {name} within {APPLIED_S:g} s", where=self.server.home)
 
     def get_logdir(self, _value: str | None) -> int:
-        """Where the output of new jobs is kept."""
+        """Print the folder for the output files of new jobs."""
         print(safe(self.spooler.log_folder()))
         return 0
 
     def set_logdir(self, value: str | None) -> int:
-        """Keep it elsewhere from now on."""
+        """Set the folder for the output files of new jobs. Raises RequestError if it is not writable."""
         if not value:
             raise RequestError("--set_logdir takes a folder.")
         path = os.path.abspath(os.path.expanduser(value))
@@ -275,12 +278,12 @@ class Actions:
         return 0
 
     def getenv(self, value: str | None) -> int:
-        """A variable of the server; an empty line if it is not set."""
+        """Print a variable of the server's environment; an empty line if it is not set."""
         print(safe(self.server.server_environment().get(value or "", "")))
         return 0
 
     def setenv(self, value: str | None) -> int:
-        """Set a variable of the server: NAME=VALUE, or NAME alone, which empties it."""
+        """Set a variable of the server's environment, given as NAME=VALUE, or as NAME for an empty value."""
         name, _, text = (value or "").partition("=")
         if not name or "\0" in text:
             raise RequestError(f"{value!r} is not NAME=VALUE.")
@@ -288,7 +291,7 @@ class Actions:
         return 0
 
     def unsetenv(self, value: str | None) -> int:
-        """Remove a variable of the server."""
+        """Remove a variable from the server's environment."""
         self.server.change_environment(value or "", None)
         return 0
 

@@ -1,4 +1,4 @@
-"""How jobs are shown: the list, JSON, tabs, the details of one; every column as the original prints it."""
+"""Text forms of `ts` jobs: the list, JSON, tab-separated lines and details, with the original's columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_LABEL = 20
 
 
 def state_of(job: Job) -> str:
-    """queued, allocating, running, finished or skipped."""
+    """Return the job's state in the original's words: queued, allocating, running, finished or skipped."""
     if job.state is JobState.PENDING:
         return "allocating" if job.need.count and not job.reason_code else "queued"
     if job.state is JobState.SKIPPED:
@@ -25,7 +25,7 @@ def state_of(job: Job) -> str:
 
 
 def output_of(job: Job) -> str:
-    """The output file, or what stands in its place."""
+    """Return the job's output file for people, or a placeholder such as ``(file)``."""
     if job.spec.output == "none":
         return "stdout"
     if job.state is JobState.PENDING:
@@ -36,17 +36,17 @@ def output_of(job: Job) -> str:
 
 
 def file_of(job: Job) -> str:
-    """The output file, for programs: nothing if there is none."""
+    """Return the job's output file for programs; empty if there is none."""
     return "" if job.spec.output == "none" or job.state is JobState.PENDING else job.log
 
 
 def level_of(job: Job) -> str:
-    """The error level of a finished job."""
+    """Return the error level of a finished job; empty for all other jobs."""
     return "" if not job.state.ended or job.state is JobState.SKIPPED else str(job.error_level)
 
 
 def seconds_of(job: Job) -> float | None:
-    """How long a finished job ran."""
+    """Return how many seconds a finished job ran, 0 if it never started; None for all other jobs."""
     if not job.state.ended or job.state is JobState.SKIPPED:
         return None
     if job.started_at is None or job.finished_at is None:
@@ -55,7 +55,7 @@ def seconds_of(job: Job) -> float | None:
 
 
 def time_text(seconds: float | None) -> str:
-    """``%5.2f`` and a unit."""
+    """Return a duration as ``%5.2f`` with the unit s, m, h or d; empty for None."""
     if seconds is None:
         return ""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
@@ -65,31 +65,31 @@ def time_text(seconds: float | None) -> str:
 
 
 def command_of(job: Job) -> str:
-    """The words of the command, as the original joins them."""
+    """Return the words of the job's command, joined by blanks as in the original, with secrets masked."""
     return " ".join(
         words_without_secrets((job.spec.script, *job.spec.arguments) if job.spec.script else job.spec.arguments)
     )
 
 
 def parents_of(job: Job) -> str:
-    """``[0,1]&& `` for a job that had to wait for others."""
+    """Return the job's dependencies as in ``[0,1]&& ``; empty if it has none."""
     parents = dict.fromkeys((*job.spec.after, *job.spec.after_ok))
     return f"[{','.join(map(str, parents))}]&& " if parents else ""
 
 
 def shortened(text: str, most: int) -> str:
-    """As the original does it: what is longer than ``most`` keeps five characters less, and three dots."""
+    """Return ``text``; if longer than ``most``, its first ``most`` - 5 characters and ``...``, as in the original."""
     return text if len(text) <= most else f"{text[: most - 5]}..."
 
 
 def header(busy: int, slots: int, gpus: bool) -> str:
-    """The first line of the list; it holds none of the states."""
+    """Return the first line of the list. It contains no state word. ``busy``: number of slots in use."""
     between = "GPUs  " if gpus else ""
     return f"{'ID':<4} {'State':<10} {'Output':<20} {'E-Level':<8} {'Time':<6} {between}Command [run={busy}/{slots}]"
 
 
 def row(job: Job, gpus: bool, width: int) -> str:
-    """One line of the list. ``width``: of the terminal, 0 if there is none."""
+    """Return a job's line of the list. ``width``: columns of the terminal, 0 if there is none."""
     count = f"{job.need.count:<5} " if gpus else ""
     line = f"{job.id:<4} {state_of(job):<10} {shortened(safe(output_of(job)), 20):<20} {level_of(job):<8} {time_text(seconds_of(job)):<6} {count}"
     label = f"[{safe(shortened(without_secrets(job.spec.label), MOST_LABEL))}]" if job.spec.label else ""
@@ -99,7 +99,7 @@ def row(job: Job, gpus: bool, width: int) -> str:
 
 
 def terminal_width() -> int:
-    """Columns of the terminal that we print on, 0 if it is none."""
+    """Return the columns of the terminal on stdout, 0 if stdout is no terminal."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
     except (OSError, ValueError):
@@ -107,11 +107,14 @@ def terminal_width() -> int:
 
 
 def as_json(jobs: Sequence[Job], gpus: bool) -> str:
-    """A JSON array on one line, an object a job; Time_ms is in milliseconds."""
+    """Return a JSON array on one line, with an object for each job. Time_ms is in milliseconds.
+
+    E-Level and Time_ms are null unless the job has finished.
+    """
     import json
 
     objects = []
-    in_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"  # else JSON has its own way to write them
+    in_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"  # else all other characters are escaped
     for job in jobs:
         ended = job.state.ended and job.state is not JobState.SKIPPED
         seconds = seconds_of(job)
@@ -132,8 +135,10 @@ _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def as_tabs(jobs: Sequence[Job], gpus: bool) -> list[str]:
-    """A line for each job, as the original has it for a finished one: id, state, output, error level, time, its unit, with
-    GPUs their number, parents, label, command; nothing is shortened, and what there is nothing to say of is empty.
+    """Return a tab-separated line for each job, with the fields that the original prints of a finished job.
+
+    The fields are id, state, output, error level, time, its unit, number of GPUs (only with ``gpus``), dependencies,
+    label and command. Nothing is shortened; a field without a value is empty.
     """
     lines = []
     for job in jobs:
@@ -146,7 +151,7 @@ def as_tabs(jobs: Sequence[Job], gpus: bool) -> list[str]:
 
 
 def details(job: Job, gpus: bool, now: float) -> list[str]:
-    """`-i`."""
+    """Return the lines that `ts -i` prints about a job. ``now``: seconds since 1970 (UTC)."""
     lines = ["Environment:", *job.spec.info.rstrip("\n").split("\n")] if job.spec.info else []
     if job.state is JobState.SKIPPED:
         lines.append("Exit status: skipped")

@@ -1,4 +1,4 @@
-"""-t and -c: what a job has written, and what it goes on to write, until it ends."""
+"""Actions -t and -c of `ts`: print what a job has written, and what it writes until it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ EVERY_S = 0.05
 
 
 def follow(spooler: Spooler, job: Job, most: int | None) -> int:
-    """Print it as it is, only the last ``most`` lines of what is there; the job's exit code. Raises RequestError."""
+    """Print the bytes of a job's output until the job ends, and return the job's exit code. Raises RequestError.
+
+    ``most``: how many of the lines already there to print, counted from the end; None: all.
+    """
     try:
         reader = LogReader(job.log)
     except OSError as error:

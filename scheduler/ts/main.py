@@ -1,4 +1,4 @@
-"""`gpujob ts …`: each action of GPU Task Spooler, done by one of our schedulers (docs/ts.md)."""
+"""`gpujob ts …`: the actions of GPU Task Spooler, carried out by a gpujob scheduler (docs/ts.md)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scheduler.system.terminal_text import safe
 from scheduler.ts.spooler import ERROR, NoSuchJob, RequestError, Spooler, give_up_stdout
 from scheduler.ts.words import Mistake, Typed, read
 
-ONLY_TELLING = "iaF"  # of a job that is not there these say so on stdout and end with 0, as in the original
+ONLY_TELLING = "iaF"  # actions that report an unknown job on stdout with exit code 0, as in the original
 
 
 def run(words: Sequence[str]) -> int:
-    """Do what was typed; the exit code."""
+    """Run a `ts` command line and return the exit code: 255 after an error, which is printed on stderr."""
     environ = dict(os.environ)
     try:
         code = _do(Spooler(environ), read(words))
@@ -37,7 +37,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _do(spooler: Spooler, typed: Typed) -> int:
-    """Raises Mistake, RequestError, SchedulerError."""
+    """Carry out a parsed command line and return the exit code. Raises Mistake, RequestError, SchedulerError."""
     action = typed.action
     if action == "h":
         from scheduler.ts.manual import USAGE

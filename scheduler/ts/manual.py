@@ -1,4 +1,4 @@
-"""What `ts -h` says."""
+"""The help text that `ts -h` prints."""
 
 USAGE = """\
 usage: ts [action] [-ngfmdE] [-L <lab>] [-D <id>] [cmd...]

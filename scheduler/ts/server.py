@@ -1,8 +1,9 @@
-"""Which scheduler a `ts` call means: one for each TS_SOCKET, started by the first call, followed by another after -K.
+"""The server of a `ts` call: one for each TS_SOCKET, started by the first call, and replaced by another after -K.
 
-Everything of one TS_SOCKET lies in one private folder: beside the socket's path, if nobody else can write there, else
-below `$XDG_STATE_HOME/gpujob/ts`. In it each life of the server (until -K) has a folder of its own, numbered; `current`
-names the one in use. A life is an ordinary scheduler: its state file, its config, its store.
+All files of one TS_SOCKET are in one private folder: beside the socket's path if nobody else can write there, else
+below `$XDG_STATE_HOME/gpujob/ts`. In it, each generation of the server (``life`` in the code: the time from a first
+call to -K) has a numbered folder; the file `current` names the generation in use, 0 for none. A generation is an
+ordinary scheduler with its own state file, config and store.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from scheduler.system.proc import boot_id, ticks_of
 from scheduler.system.safe_open import plain
 from scheduler.system.waiting import wait_until
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -35,22 +36,22 @@ STATE_FILE = "gpu_scheduler_state.json"
 READY_S = 20.0
 LIVES_KEPT = 10
 FREE_PERCENT = 90
-KILL_GRACE = 900_000_000  # -k is a SIGTERM and nothing more: a job may take its time to save its work
-AFTER_CONN = 6  # of TS_MAXCONN are no jobs, as in the original
+KILL_GRACE = 900_000_000  # seconds (28 years): -k only sends SIGTERM, and a job may take long to save its work
+AFTER_CONN = 6  # connections of TS_MAXCONN that are not for jobs, as in the original
 
 
 def socket_of(environ: Mapping[str, str]) -> str:
-    """The path that names the server: TS_SOCKET, else one in the folder for temporary files."""
+    """Return the path that names the server: TS_SOCKET, else `socket-ts.<uid>` in the folder for temporary files."""
     return os.path.abspath(environ.get("TS_SOCKET") or os.path.join(temporary(environ), f"socket-ts.{os.getuid()}"))
 
 
 def temporary(environ: Mapping[str, str]) -> str:
-    """The folder for temporary files."""
+    """Return the folder for temporary files: TMPDIR, else /tmp."""
     return os.path.abspath(environ.get("TMPDIR") or "/tmp")  # noqa: S108  only new names of random letters are made there
 
 
 def folder_of(environ: Mapping[str, str]) -> str:
-    """The private folder of the server that is meant; one that is there already stays the one."""
+    """Return the private folder of the server; an existing folder has precedence over a new one."""
     path = socket_of(environ)
     beside = f"{path}.gpujob"
     if _is_ours(beside, 0o077):
@@ -60,7 +61,7 @@ def folder_of(environ: Mapping[str, str]) -> str:
 
 
 def _is_ours(folder: str, not_allowed: int) -> bool:
-    """Whether it is a folder of this user's on which others have none of these rights."""
+    """Return whether ``folder`` is a folder of this user without any of the permission bits ``not_allowed``."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -69,7 +70,7 @@ def _is_ours(folder: str, not_allowed: int) -> bool:
 
 
 def _apart(environ: Mapping[str, str], path: str) -> str:
-    """A folder for this socket's name where nobody else can take it."""
+    """Return the server's folder below the user's state folder, for sockets in a place where others can write."""
     state = environ.get("XDG_STATE_HOME") or os.path.join(_home(environ), ".local", "state")
     short = digest(os.fsencode(path), 6)
     name = "".join(char if char.isalnum() or char in "._-" else "_" for char in os.path.basename(path))[:40]
@@ -81,7 +82,7 @@ def _home(environ: Mapping[str, str]) -> str:
 
 
 class Server:
-    """The server of one TS_SOCKET."""
+    """The server of one TS_SOCKET: its folder, daemon, settings and environment."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
@@ -104,7 +105,7 @@ class Server:
 
     @property
     def home(self) -> str:
-        """The folder of this life."""
+        """Folder of the current generation."""
         return os.path.join(self.folder, str(self.life))
 
     @property
@@ -116,22 +117,25 @@ class Server:
         return Places(self.state_file)
 
     def exists(self) -> bool:
-        """Whether this life was begun."""
+        """Return whether there is a current generation."""
         return bool(self.life) and os.path.exists(self.places.state_dir)
 
     def alive(self) -> bool:
-        """Whether its scheduler runs."""
+        """Return whether the daemon runs."""
         return self.exists() and daemon_alive(self.places)
 
     def in_office(self) -> int:
-        """The process of its scheduler once that runs; 0 before, when what another one said may still lie there."""
+        """Return the pid of the running daemon; 0 if none runs or it has not recorded its pid yet.
+
+        Its file may still name a previous daemon, so pid, start time and boot id are compared with the live process.
+        """
         told = holder(self.places) if daemon_alive(self.places) else {}
         return int(told["pid"]) if _is_running(told) else 0
 
     # -- beginning ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Have a life, and a scheduler for it that runs or is about to. Raises SchedulerError."""
+        """Begin a generation if there is none, and start its daemon unless it runs. Raises SchedulerError."""
         if self.alive() or (self.exists() and self._starting()):
             return
         make_private_folder(self.folder)
@@ -145,7 +149,7 @@ class Server:
                 self._start()
 
     def go_on(self) -> bool:
-        """Have a scheduler of this life again if it was killed; False if -K has ended this life. Raises SchedulerError."""
+        """Start the daemon again unless it runs; return False if -K ended this generation. Raises SchedulerError."""
         if self.alive() or self._starting():
             return True
         with self._locked():
@@ -156,15 +160,15 @@ class Server:
             return True
 
     def was_ended(self) -> bool:
-        """Whether -K has ended this life."""
+        """Return whether -K has ended this generation."""
         return self._current() != self.life
 
     def _lives(self) -> list[int]:
-        """All lives of which something is left."""
+        """Return the numbers of all generations that still have a folder, ascending."""
         return sorted(int(name) for name in os.listdir(self.folder) if name.isascii() and name.isdigit())
 
     def _forget_lives(self, lives: list[int]) -> None:
-        """Of servers that -K ended only the newest stay to be looked at, and those of whose jobs some may still run."""
+        """Delete old generations, except the `LIVES_KEPT` newest and those with jobs that may still run."""
         import shutil
 
         for life in lives[:-LIVES_KEPT]:
@@ -176,7 +180,7 @@ class Server:
                     shutil.rmtree(home)
 
     def _new_life(self, number: int) -> None:
-        """A folder with the settings that this environment says, and only then its number."""
+        """Create a generation with the settings of this environment; its number goes into `current` at the end."""
         self.life = number
         make_private_folder(self.home)
         slots = _number(self.environ, "TS_SLOTS", 1)
@@ -195,7 +199,7 @@ class Server:
         if saved:
             settings["save_list"] = os.path.abspath(saved)
         self._write_settings(_as_text(settings))
-        # Called from within a job of ours, it must not be taken for one of that job's processes.
+        # A call inside a gpujob job has that job's mark; with it, the daemon would count as part of the job.
         kept = {k: v for k, v in self.environ.items() if not k.startswith("GPUJOB_") or k.startswith("GPUJOB_SET_")}
         self._write_environment(kept)
         SchedulerClient(self.state_file).number_from_zero()
@@ -203,7 +207,7 @@ class Server:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One at a time starts or ends the server."""
+        """Hold the lock of the server's folder, so that calls start, change and end the server one at a time."""
         fd = plain(os.path.join(self.folder, "lock"), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -212,7 +216,7 @@ class Server:
             os.close(fd)
 
     def _start(self) -> None:
-        """Start the scheduler, and do not wait for it."""
+        """Start the daemon without waiting until it is ready."""
         environ = self.server_environment()
         visible = _gpu_list(environ.get("TS_VISIBLE_DEVICES", ""))
         options = {"state_file": self.state_file, "config": self._config, **({"gpu_ids": visible} if visible else {})}
@@ -220,7 +224,7 @@ class Server:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.set_blocking(said, True)
-            # Its working folder is its own: it must not hold ours.
+            # It works in its own folder, so that it does not keep the caller's folder in use.
             pid = start_own(own_command("start", options), environ, files={1: nothing, 2: said}, folder=self.home)
         finally:
             os.close(said)
@@ -232,22 +236,22 @@ class Server:
         return os.path.join(self.home, "started")
 
     def _starting(self) -> bool:
-        """Whether somebody has started the scheduler, and it lives, if perhaps not running yet."""
+        """Return whether the daemon process that was started last lives, ready or not."""
         return bool(self._started_pid())
 
     def _may_come(self) -> bool:
-        """Whether a scheduler runs, or is about to."""
+        """Return whether a daemon runs or is starting."""
         return self._starting() or daemon_alive(self.places)
 
     def _started_pid(self) -> int:
-        """Of the scheduler that was started last, 0 if it lives no more."""
+        """Return the pid of the daemon that was started last, 0 if it does not live any more."""
         with contextlib.suppress(OSError, ValueError), open(self._started, opener=plain) as stream:
             pid, ticks = map(int, stream.read(60).split())
             return pid if ticks > 0 and ticks_of(pid) == ticks else 0
         return 0
 
     def ready(self) -> None:
-        """Wait until the scheduler works. Raises SchedulerError with what kept it from that."""
+        """Wait until the daemon runs. Raises SchedulerError, with the daemon's last message, if it does not start."""
         wait_until(lambda: bool(self.in_office()) or not self._may_come(), READY_S)
         if self.in_office():
             return
@@ -264,7 +268,7 @@ class Server:
         return os.path.join(self.home, "config.yaml")
 
     def settings(self) -> dict[str, str]:
-        """The settings of this life, as they are written down (`core/config.py: written`)."""
+        """Return the settings of this generation as texts, as its config file has them (`core/config.py: written`)."""
         found = {}
         with open(self._config, encoding="utf-8", opener=plain) as stream:
             for line in stream:
@@ -274,7 +278,7 @@ class Server:
         return found
 
     def set(self, **changes: Any) -> None:
-        """Change settings of this life: the scheduler reads them anew."""
+        """Change settings of this generation. The daemon then reads its config file again."""
         with self._locked():
             self._write_settings({**self.settings(), **_as_text(changes)})
 
@@ -283,19 +287,19 @@ class Server:
         text = head + "".join(f"{key}: {value}\n" for key, value in settings.items())
         replace_file(
             self._config, f"{text}...\n".encode(), sync=False
-        )  # the dots: nothing more follows, read it at once
+        )  # the line `...` means that the file is complete: the daemon reads it immediately
 
     def slots(self) -> int:
-        """How many jobs without GPUs run at once."""
+        """Return the number of slots for jobs without GPUs."""
         return int(self.settings().get("cpu_slots", "1"))
 
     def most_jobs(self) -> int | None:
-        """How many jobs may wait and run, as TS_MAXCONN of the server says it; None: any number."""
+        """Return how many jobs may wait and run, from TS_MAXCONN of the server's environment; None: any number."""
         connections = _number(self.server_environment(), "TS_MAXCONN", 0)
         return max(1, connections - AFTER_CONN) if connections else None
 
     def free_percent(self) -> int:
-        """How much of a GPU's memory has to be free, in percent."""
+        """Return the percentage of a GPU's memory that must be free before the GPU gets a job with -G."""
         return round(100 * (1 - float(self.settings().get("whole_gpu_tolerance", "0.1"))))
 
     def set_free_percent(self, percent: int) -> None:
@@ -304,7 +308,7 @@ class Server:
     # -- its environment ----------------------------------------------------------------------------------
 
     def server_environment(self) -> dict[str, str]:
-        """The environment that its scheduler is started with: the first caller's, with what --setenv has changed."""
+        """Return the daemon's environment: the first call's, with the changes of --setenv and --unsetenv."""
         with open(os.path.join(self.home, "environment"), "rb", opener=plain) as stream:
             items = [os.fsdecode(item).partition("=") for item in stream.read().split(b"\0")]
         return {name: value for name, equals, value in items if equals}
@@ -314,7 +318,10 @@ class Server:
         replace_file(os.path.join(self.home, "environment"), data, sync=False)
 
     def change_environment(self, name: str, value: str | None) -> None:
-        """Set or remove (None) a variable of the server; what it reads at its start makes it start anew, under its jobs."""
+        """Set a variable of the server's environment, or remove it (``value`` None).
+
+        TS_VISIBLE_DEVICES is read at a start, so changing it restarts the daemon. Its jobs go on.
+        """
         with self._locked():
             environ = self.server_environment()
             environ.pop(name, None)
@@ -323,13 +330,16 @@ class Server:
             self._write_environment(environ)
             if name == "TS_VISIBLE_DEVICES":
                 self._stop(signal.SIGINT)
-                SchedulerClient(self.state_file).note("settings", "")  # until the next one has looked which GPUs it has
+                SchedulerClient(self.state_file).note("settings", "")  # until the new daemon has recorded its GPUs
                 self._start()
 
     # -- ending -------------------------------------------------------------------------------------------
 
     def _stop(self, number: int) -> None:
-        """End the scheduler, whose jobs go on, and wait until it has ended; one not running yet has done nothing."""
+        """End the daemon by signal ``number`` and wait until it has ended; its jobs go on. Raises SchedulerError.
+
+        A daemon that is still starting is killed, since it has done nothing yet.
+        """
         end = time.monotonic() + READY_S
         while self._may_come():
             pid = self.in_office()
@@ -345,7 +355,7 @@ class Server:
                 raise SchedulerError(f"the server (pid {pid or about_to_begin}) does not end", where=self.home)
 
     def retire(self) -> None:
-        """-K: end the scheduler, cancel what waits, and let the next call begin another life."""
+        """Carry out -K: end the daemon, cancel all waiting jobs, and let the next call begin another generation."""
         if not self.exists():
             return
         with self._locked():
@@ -354,7 +364,7 @@ class Server:
                 return
             self._stop(signal.SIGINT)
             replace_file(os.path.join(self.folder, "current"), b"0\n", sync=True)
-            self._cancel_waiting()  # last: who has queued a job looks afterwards whether this life goes on
+            self._cancel_waiting()  # last: a call that has queued a job checks `was_ended` after that
 
     def _cancel_waiting(self) -> None:
         from scheduler.client.send_request import do
@@ -367,7 +377,7 @@ class Server:
 
 
 def _is_running(told: Mapping[str, Any]) -> bool:
-    """Whether the process that said this of itself is the one that has its number now."""
+    """Return whether the process that recorded ``told`` about itself (pid, start time, boot id) still runs."""
     try:
         ticks = ticks_of(int(told["pid"]))
         return ticks > 0 and ticks == told.get("ticks") and told.get("boot") == boot_id()
@@ -376,20 +386,20 @@ def _is_running(told: Mapping[str, Any]) -> bool:
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    """A whole number of at least 1 in a variable; what is none counts as the default, as in the original."""
+    """Return the whole number in variable ``name``; ``default`` if it is none or below 1, as in the original."""
     text = environ.get(name, "").strip()
     return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 10**9 else default
 
 
 def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
-    """As they are written in a config file."""
-    from scheduler.core.config import written  # here: most calls change none
+    """Return the values as a config file spells them."""
+    from scheduler.core.config import written  # imported here: most calls change no setting
 
     return {key: written(value) for key, value in settings.items()}
 
 
 def _gpu_list(text: str) -> str:
-    """The GPUs that are named, as the setting is written; empty if there are none: what names no GPU limits nothing."""
+    """Return the GPU ids in ``text`` as a value of `gpu_ids`; empty, for all GPUs, if ``text`` names none."""
     from scheduler.core.gpu import gpu_ids_text, parse_gpu_ids
 
     try:

@@ -1,4 +1,4 @@
-"""The scheduler that a call of `ts` uses, its jobs, and the errors in the original's words."""
+"""One call of `ts`: its server, the jobs in the list, and errors in the original's words."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ NO_JOBS = "No jobs."
 FIRST_WAIT_S = 0.01
 LONGEST_WAIT_S = 0.25
 ANSWER_S = 20.0
-RECORDED_S = 8.0  # so long at most a supervisor waits with an ending, for a packed log to be whole
+RECORDED_S = 8.0  # seconds to wait for a job's end to be recorded: its supervisor first completes a packed log
 
 
 class RequestError(Exception):
-    """What cannot be done, in the original's words."""
+    """The request cannot be carried out. The message is in the original's words."""
 
 
 class NoSuchJob(RequestError):
-    """The job that is named is not in the list, or there is none to choose."""
+    """The named job is not in the list; or no job was named, and there is none to choose."""
 
 
 def give_up_stdout() -> None:
-    """After it could not be written: else what was not written is tried again, and complained of, at the end."""
+    """Redirect stdout to /dev/null after a failed write; else the interpreter repeats the write at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 class Spooler:
-    """One call. ``environ``: this process's."""
+    """One call of `ts`. ``environ``: the environment of this process."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
@@ -48,7 +48,7 @@ class Spooler:
     # -- jobs ---------------------------------------------------------------------------------------------
 
     def jobs(self) -> tuple[list[Job], list[Job]]:
-        """Unfinished jobs as they stand in the queue, and those that have ended, as they did."""
+        """Return the unfinished jobs (running first, then in queue order) and the finished jobs, oldest end first."""
         found, hidden = self.client.listed()
         live = [job for job in found if not job.state.ended]
         live.sort(
@@ -65,21 +65,23 @@ class Spooler:
         return live, ended[-most:]
 
     def find(self, number: int) -> Job | None:
-        """A job of the list."""
+        """Return the job with this id; None if it is not in the list."""
         live, ended = self.jobs()
         return next((job for job in (*live, *ended) if job.id == number), None)
 
     def added_last(self, value: str | None, none: str, unknown: str) -> Job:
-        """The job that is named, else the last of the queue, else the one that ended last.
+        """Return the job with the id ``value``; for None the last in the queue, else the one that ended last.
 
-        Raises NoSuchJob: with ``none`` where no job is named, with ``unknown`` and the number of the one that is.
+        Raises NoSuchJob with the text ``none`` if ``value`` is None, else with ``unknown`` (a format for the id);
+        RequestError if ``value`` is no number.
         """
         return self._chosen(value, none, unknown, lambda live, ended: (live or ended)[-1])
 
     def run_last(self, value: str | None, none: str, unknown: str) -> Job:
-        """The job that is named, else the first that runs, else the one that ended last.
+        """Return the job with the id ``value``; for None the first running one, else the one that ended last.
 
-        Raises NoSuchJob: ``NO_JOBS`` of an empty list, ``none`` where jobs wait and none has run.
+        Raises NoSuchJob with the text ``NO_JOBS`` if the list is empty, with ``none`` if jobs wait and none has run,
+        with ``unknown`` (a format for the id) if the job is not in the list; RequestError if ``value`` is no number.
         """
 
         def pick(live: list[Job], ended: list[Job]) -> Job:
@@ -103,7 +105,7 @@ class Spooler:
         return found
 
     def wait(self, number: int) -> int:
-        """Wait until a job has ended: its code. One that is removed meanwhile counts as one that failed."""
+        """Wait until a job has ended and return its exit code; 255 if it was removed in the meantime."""
         pause = FIRST_WAIT_S
         while True:
             job = self.under_way(number)
@@ -115,12 +117,12 @@ class Spooler:
             pause = min(LONGEST_WAIT_S, pause * 1.3)
 
     def under_way(self, number: int) -> Job | None:
-        """The job as it is now, of a server that goes on: one that was killed is started again, and takes its jobs over.
+        """Return the job as it is now; None if it was removed or its end will never be known. Raises SchedulerError.
 
-        Of one that -K has ended, jobs that ran go on, and their records tell how they end; None if the job is there no
-        more, or nobody will ever know.
+        Starts the daemon again if it was killed. After -K the daemon is not started again: running jobs go on, and
+        their attempt records show how they ended.
         """
-        goes_on = self.server.go_on()  # before the look: what -K leaves is settled by then
+        goes_on = self.server.go_on()  # called first: if it returns False, -K has cancelled the waiting jobs
         job = self.client.known([number]).get(number)
         if goes_on or job is None or job.state.ended:
             return job
@@ -128,7 +130,10 @@ class Spooler:
         return job if runs else self._settled(number)
 
     def _settled(self, number: int) -> Job | None:
-        """A job of a server that was ended, whose process lives no more: its supervisor may be writing how it ended."""
+        """Return the job once its end is recorded; None if it was removed, or after `RECORDED_S` seconds.
+
+        For a job of a server that -K ended: its process is gone, and its supervisor may still be recording the end.
+        """
         end = time.monotonic() + RECORDED_S
         while time.monotonic() < end:
             job = self.client.known([number]).get(number)
@@ -138,9 +143,9 @@ class Spooler:
         return None
 
     def ask(self, what: str, *jobs: int) -> str:
-        """Have the scheduler do something (``what``: in `core/requests.py: KINDS`) with jobs; what it says.
+        """Send the daemon a request about jobs and return its answer. ``what``: a name in `core/requests.py: KINDS`.
 
-        Raises RequestError if it cannot.
+        Raises RequestError if the daemon refuses, SchedulerError if it does not run or answer.
         """
         self.server.ready()
         code, lines = self.client.ask_for(what, {"jobs": jobs}, ANSWER_S)
@@ -149,20 +154,20 @@ class Spooler:
         return "; ".join(lines)
 
     def log_folder(self) -> str:
-        """Where the output of new jobs is kept."""
+        """Return the folder for the output files of new jobs."""
         return self.client.remembered("ts_logdir") or temporary(self.environ)
 
     def has_gpus(self) -> bool:
-        """Whether the server has GPUs at all. A server that has just been started is waited for until it has looked."""
+        """Return whether the server manages GPUs. Waits for a daemon that was just started to record them."""
         end = time.monotonic() + ANSWER_S
-        while not self.client.remembered("settings") and time.monotonic() < end:  # noted together with the GPUs
+        while not self.client.remembered("settings") and time.monotonic() < end:  # recorded together with the GPUs
             self.server.ready()
             time.sleep(FIRST_WAIT_S)
         return bool(self.client.managed())
 
 
 def number_of(value: str) -> int:
-    """A job's number. Raises RequestError."""
+    """Return the job id in ``value``. Raises RequestError if it is no number."""
     text = value.strip()
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise RequestError(f"{value[:40]!r} is not the number of a job.")
@@ -170,12 +175,12 @@ def number_of(value: str) -> int:
 
 
 def code_of(job: Job) -> int:
-    """What -w, -f, -c and -t end with: the job's own exit code, 255 if it has none."""
+    """Return the exit code of -w, -f, -c and -t: the job's own, 255 if it has none."""
     return job.exit_code if job.exit_code is not None else ERROR
 
 
 def user_name() -> str:
-    """Who gets the mail."""
+    """Return the name of this user, who gets the mail by default; the uid if the user has no name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""`ts [options] command…`: one more job, in this folder and environment."""
+"""`ts [options] command…`: queues a job with the current folder and environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scheduler.ts.server import READY_S
 from scheduler.ts.spooler import ERROR, FULL, RequestError, give_up_stdout, number_of, user_name
 from scheduler.ts.words import Mistake
 
-# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+# In place of `typing.TYPE_CHECKING`: importing `typing` would slow commands called in loops (`client/client.py`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dataclasses import replace
@@ -35,11 +35,14 @@ ENDED = "The server was ended (-K) before the job was in its queue."
 
 
 def queue(spooler: Spooler, typed: Typed) -> int:
-    """Queue the command; 0, or with -f its exit code, or 2 if the queue is full and -B says not to wait."""
+    """Queue the command and return the exit code: 0; with -f the job's own; 2 if the queue is full and -B is given.
+
+    The code is 255 if the job's id cannot be printed. Raises Mistake, RequestError, SchedulerError.
+    """
     options = typed.options
     spec = _spec(spooler, typed)
     client = spooler.client
-    if spec.on or spec.gpus != "0" or spec.slots > 1:  # whether it can ever run is known to a server that has begun
+    if spec.on or spec.gpus != "0" or spec.slots > 1:  # only a started daemon knows whether it can ever run
         spooler.server.ready()
         _until_noted(client)
     caller: Caller | None = None
@@ -62,7 +65,7 @@ def queue(spooler: Spooler, typed: Typed) -> int:
 
 
 def _tell(job: Job) -> bool:
-    """Print its number; False, with the reason on stderr, if that cannot be: the job is queued all the same."""
+    """Print the job's id. If that fails, print the reason on stderr and return False; the job stays queued."""
     try:
         print(job.id, flush=True)
     except BrokenPipeError:
@@ -77,7 +80,10 @@ def _tell(job: Job) -> bool:
 def _submit(
     spooler: Spooler, client: SchedulerClient, spec: JobSpec, caller: Caller | None, *, wait: bool
 ) -> Job | None:
-    """The job; None if there is no room and nobody waits for it. Of a job with a caller Ctrl-C waits until `_stay`."""
+    """Queue the job and return it; None if the queue is full and ``wait`` is False. Raises RequestError.
+
+    For a job with a ``caller``, Ctrl-C is blocked from the submission until `_stay` handles it.
+    """
     most = spooler.server.most_jobs()
     while True:
         if caller is not None:
@@ -153,7 +159,7 @@ def _here() -> str:
 
 
 def _gpus(options: dict[str, str]) -> tuple[str, tuple[int, ...]]:
-    """The need in GPUs, and the GPUs that are named."""
+    """Return the number of GPUs (-G, as text) and the ids of named GPUs (-g); one is empty. Raises RequestError."""
     if "g" in options:
         try:
             named = parse_gpu_ids(options["g"])
@@ -179,12 +185,15 @@ def _ids(text: str | None) -> tuple[int, ...]:
 
 
 def _until_noted(client: SchedulerClient) -> None:
-    """A server that has just begun has not looked at its GPUs yet."""
+    """Wait, at most `READY_S` seconds, until a daemon that was just started has recorded its settings and GPUs."""
     wait_until(lambda: bool(client.remembered("settings")), READY_S)
 
 
 def _stay(spooler: Spooler, client: SchedulerClient, job: Job, *, unseen: bool) -> int:
-    """-f: wait for the end; Ctrl-C goes to the job. ``unseen``: with -n, whose number is not told and which leaves no entry."""
+    """Wait for the end of a job with -f, pass Ctrl-C on to the job, and return its exit code.
+
+    ``unseen``: -n was given, so the job's id is not printed, and the job is removed from the list at its end.
+    """
     from scheduler.client.foreground import Interrupts
 
     with Interrupts(client, job.id) as interrupts:

@@ -1,17 +1,17 @@
-"""What was typed, as `getopt_long` reads it: options up to the first word that is none, then the command."""
+"""Parser of the `ts` command line, like `getopt_long`: options, then from the first other word the command."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-NONE, NEEDED, MAYBE = "none", "needed", "maybe"  # MAYBE: the last word of all may stand without its value
+NONE, NEEDED, MAYBE = "none", "needed", "maybe"  # MAYBE: needed, unless the option is the last word
 
 SHORT: dict[str, str] = {
     **dict.fromkeys("KClTRqBhVnfmdEz", NONE),
     **dict.fromkeys("StcpoisrwkuaFUgM", MAYBE),
     **dict.fromkeys("LNDWOG", NEEDED),
 }
-LONG: dict[str, tuple[str, str]] = {  # name → (what it is, whether a value follows)
+LONG: dict[str, tuple[str, str]] = {  # name → (letter or name of the option, whether it takes a value)
     "getenv": ("getenv", NEEDED), "setenv": ("setenv", NEEDED), "unsetenv": ("unsetenv", NEEDED),
     "set_gpu_free_perc": ("set_gpu_free_perc", NEEDED), "get_gpu_free_perc": ("get_gpu_free_perc", NONE),
     "get_label": ("a", MAYBE), "full_cmd": ("F", MAYBE), "count_running": ("R", NONE), "last_queue_id": ("q", NONE),
@@ -23,11 +23,15 @@ ACTIONS = frozenset((*"KClTRqhVStcpoisrwkuaFUM", "getenv", "setenv", "unsetenv",
 
 
 class Mistake(Exception):
-    """What was typed cannot be meant."""
+    """The command line has a mistake."""
 
 
 class Typed:
-    """``action``: what is to be done (``add`` for a command, ``l`` for nothing at all) with ``value``; ``options`` of a new job."""
+    """A parsed command line.
+
+    ``action``: letter or name of the action, ``add`` if a command is given, ``l`` if nothing is; ``value``: its value,
+    None if it has none; ``options``: options of a new job by letter; ``command``: words of its command.
+    """
 
     def __init__(self) -> None:
         self.action = ""
@@ -37,7 +41,7 @@ class Typed:
 
 
 def read(words: Sequence[str]) -> Typed:
-    """Raises Mistake."""
+    """Parse the words of a command line. Raises Mistake."""
     typed = Typed()
     position = 0
     while position < len(words):
@@ -65,7 +69,7 @@ def read(words: Sequence[str]) -> Typed:
 
 
 def _short(typed: Typed, letters: str, words: Sequence[str], position: int) -> int:
-    """Read the letters of one word; where the next word stands."""
+    """Read a word of option letters and return the position of the next word. Raises Mistake."""
     while letters:
         letter, letters = letters[0], letters[1:]
         takes = SHORT.get(letter)
@@ -93,7 +97,10 @@ def _long(typed: Typed, text: str, words: Sequence[str], position: int) -> int:
 def _value(
     typed: Typed, what: str, takes: str, given: str | None, shown: str, words: Sequence[str], position: int
 ) -> int:
-    """Take an option with its value: ``given`` with it, else the next word; where the word after that stands."""
+    """Store an option with its value (``given``, else the next word); return the position of the next unread word.
+
+    Raises Mistake.
+    """
     if given is None and takes != NONE and position < len(words):
         given, position = words[position], position + 1
     if given is None and takes == NEEDED:
@@ -104,6 +111,6 @@ def _value(
 
 def _take(typed: Typed, what: str, value: str | None) -> None:
     if what in ACTIONS:
-        typed.action, typed.value = what, value  # of several the last one counts, as in the original
+        typed.action, typed.value = what, value  # the last of several actions counts, as in the original
     else:
         typed.options[what] = value or ""

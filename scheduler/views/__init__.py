@@ -1,1 +1,1 @@
-"""How jobs, GPUs, logs and errors look as text and as JSON."""
+"""Jobs, GPUs and logs as text for people and as JSON for programs."""

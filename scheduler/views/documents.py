@@ -1,6 +1,7 @@
-"""The JSON that verbs print and files hold, one typed form a document.
+"""Types of the JSON documents that verbs print and files hold, one TypedDict for each.
 
-`make tables` writes the JSON Schemas in `views/schemas/` from them; `tests/stories/test_schemas.py` holds real output against those.
+`make tables` generates the JSON Schemas in `views/schemas/` from these types, with the docstrings as descriptions.
+`tests/stories/test_schemas.py` checks real output against the schemas.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ WhyFailed = Annotated[
 
 
 class JobDocument(TypedDict):
-    """A job, as status, jobs and show give it."""
+    """A job, as status, jobs and show print it."""
 
     id: JobId
     state: State
@@ -102,7 +103,7 @@ class JobDocument(TypedDict):
     log: Log
 
 
-# The keys of these two are those of the enumerations.
+# The keys of these two types are the values of the enumerations.
 Counts = TypedDict(  # type: ignore[misc]
     "Counts", {state: Annotated[Number, Field(f"Number of jobs that are {state}.")] for state in STATES}
 )
@@ -114,7 +115,7 @@ Endings = TypedDict(  # type: ignore[misc]
 
 
 class Daemon(TypedDict):
-    """The scheduler."""
+    """State of the scheduler process."""
 
     alive: Annotated[bool, Field("Whether a scheduler runs.")]
     pid: Annotated[Optional[int], Field("Its process; null if none runs.", minimum=1)]
@@ -128,7 +129,7 @@ class Daemon(TypedDict):
 
 
 class GpuDocument(TypedDict):
-    """A GPU, as status gives it."""
+    """A GPU, as status prints it."""
 
     index: Annotated[Number, Field("Number of the GPU here.")]
     uuid: Annotated[str, Field("Its identity, whatever number it has.")]
@@ -148,7 +149,7 @@ class GpuDocument(TypedDict):
 
 
 class RefusedLine(TypedDict):
-    """A line that is no job."""
+    """A refused line: a line of a watched file that is no job."""
 
     file: Annotated[str, Field("Absolute path of the file.")]
     line: Annotated[int, Field("Number of the line.", minimum=1)]
@@ -157,7 +158,7 @@ class RefusedLine(TypedDict):
 
 
 class StatusDocument(TypedDict):
-    """gpujob status --json: GPUs, all live jobs and the 100 that ended last, refused lines."""
+    """Output of gpujob status --json: GPUs, all live jobs, the 100 jobs that ended last, and refused lines."""
 
     schema: Version
     daemon: Annotated[Daemon, Field("The scheduler.")]
@@ -177,7 +178,7 @@ class StatusDocument(TypedDict):
 
 
 class JobsDocument(TypedDict):
-    """gpujob jobs --json: all jobs, or those in the states that were named, by id."""
+    """Output of gpujob jobs --json: all jobs, or the jobs in the given states, by id."""
 
     schema: Version
     jobs: Annotated[list[JobDocument], Field("The jobs.")]
@@ -189,7 +190,7 @@ class _EventAlways(TypedDict):
 
 
 class EventDocument(_EventAlways, total=False):
-    """Something that happened to the job; besides time and kind, only the facts of that kind."""
+    """An event in the history of a job. Besides at and kind, an event has only keys that belong to its kind."""
 
     attempt: Annotated[Number, Field("Number of the try.")]
     pid: Annotated[int, Field("Process that leads the job.", minimum=1)]
@@ -216,19 +217,19 @@ class EventDocument(_EventAlways, total=False):
 
 
 class JobWithStory(JobDocument):
-    """A job and what happened to it."""
+    """A job with its event history."""
 
     events: Annotated[list[EventDocument], Field("What happened to it, oldest first.")]
 
 
 class ShownJob(JobWithStory):
-    """The only job that was found."""
+    """Output of gpujob show JOB --json for one job."""
 
     schema: Version
 
 
 class ShownJobs(TypedDict):
-    """Several jobs."""
+    """Output of gpujob show JOB… --json for several jobs."""
 
     schema: Version
     jobs: Annotated[list[JobWithStory], Field("The jobs in the order they were named.", minItems=2)]
@@ -240,7 +241,7 @@ ShowDocument = Annotated[
 
 
 class ExplainedJob(TypedDict):
-    """A job, as why gives it."""
+    """A job, as why prints it."""
 
     id: JobId
     state: State
@@ -256,7 +257,7 @@ class ExplainedJob(TypedDict):
 
 
 class WhyDocument(TypedDict):
-    """gpujob why JOB --json: why a job waits, or how it ended."""
+    """Output of gpujob why JOB --json: why a job waits, or how it ended."""
 
     schema: Version
     jobs: Annotated[list[ExplainedJob], Field("The job; several where a label names them.", minItems=1)]
@@ -310,13 +311,13 @@ class Sums(TypedDict):
 
 
 class SumsOfLabel(Sums):
-    """Sums over the jobs with a label."""
+    """Sums over the jobs with one label."""
 
     label: Label
 
 
 class SumsOfGpu(TypedDict):
-    """What was done on a GPU."""
+    """Sums over the tries that ran on one GPU."""
 
     index: Annotated[Number, Field("Number of the GPU.")]
     jobs: Annotated[Number, Field("Jobs that were on it.")]
@@ -352,7 +353,7 @@ ReportDocument.__doc__ = "gpujob report --json: what jobs waited, ran and used o
 
 
 class SessionDocument(TypedDict):
-    """A screen session."""
+    """The screen session of a job."""
 
     id: Annotated[Id, Field("The job.")]
     session: Annotated[str, Field("Name of the session.")]
@@ -361,14 +362,14 @@ class SessionDocument(TypedDict):
 
 
 class ScreensDocument(TypedDict):
-    """gpujob screens --json: the screen sessions of running jobs."""
+    """Output of gpujob screens --json: the screen sessions of running jobs."""
 
     schema: Version
     sessions: Annotated[list[SessionDocument], Field("The sessions that live, by job.")]
 
 
 class FindingDocument(TypedDict):
-    """What a check has found."""
+    """One finding of a check."""
 
     check: Annotated[str, Field("What was looked at; several findings may have the same.")]
     mark: Annotated[str, Field("unknown: it cannot be told.", choices=MARKS)]
@@ -378,7 +379,7 @@ class FindingDocument(TypedDict):
 
 
 class DoctorDocument(TypedDict):
-    """gpujob doctor --json: what is right and wrong with the machine and this scheduler."""
+    """Output of gpujob doctor --json: findings on this machine and on one scheduler."""
 
     schema: Version
     state_file: Annotated[str, Field("The scheduler that was meant.")]
@@ -400,7 +401,7 @@ class GpuInStateFile(TypedDict):
 
 
 class RunningInStateFile(TypedDict):
-    """A job in the state file."""
+    """A running job in the state file."""
 
     id: Annotated[Id, Field("The job.")]
     gpus: Annotated[list[Number], Field("Its GPUs.")]
@@ -410,7 +411,7 @@ class RunningInStateFile(TypedDict):
 
 
 class StateFileDocument(TypedDict):
-    """gpu_scheduler_state.json, as the scheduler paints it. People may edit paused_gpus and paused."""
+    """gpu_scheduler_state.json, as the scheduler writes it. People may edit paused_gpus and paused."""
 
     revision: Annotated[
         int, Field("Number of this picture; an edit is read against the one it was made from.", minimum=1)
@@ -428,7 +429,7 @@ JournalState = Annotated[str, Field("Where the job is.", choices=STATUSES)]
 
 
 class JournalDocument(TypedDict):
-    """One line of the journal (JSONL); of several lines with the same id the last one holds."""
+    """One line of the journal (JSON Lines). If several lines have the same id, the last one is valid."""
 
     id: Annotated[Id, Field("Number of the job, as everywhere.")]
     command: Annotated[
@@ -466,7 +467,7 @@ class JournalDocument(TypedDict):
     ]
 
 
-# Name of the schema file → its form.
+# Name of the schema file → its type.
 DOCUMENTS: dict[str, Any] = {
     "job": JobDocument, "status": StatusDocument, "jobs": JobsDocument, "show": ShowDocument, "why": WhyDocument, "report": ReportDocument,
     "screens": ScreensDocument, "doctor": DoctorDocument, "state-file": StateFileDocument, "journal": JournalDocument,

@@ -1,4 +1,4 @@
-"""What is known of a job, as lines for people: the same for `show` and for the page. Times are left out: `show` and the page write them differently."""
+"""Facts about a job for `show` and the web page. Times are left out, because the two write them differently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from scheduler.core.units import mib_text, span_text
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A name and a text without secrets. ``literal``: a path or command, to be shown as it is. Only ``info`` may have several lines."""
+    """A fact about a job: its name, and its text without secrets.
+
+    ``literal``: the text is a path, a command or output, to be shown unchanged. Only the text of ``info`` may have
+    several lines.
+    """
 
     name: str
     text: str
@@ -23,7 +27,7 @@ class Fact:
 
 
 def job_facts(job: Job) -> list[Fact]:
-    """What is known of a job without its times; what says nothing is left out."""
+    """Return the facts about a job, except times and empty values."""
     spec = job.spec
     words = words_run(job)
     command = joined(words_without_secrets(words)) if spec.shell_text is None else words[-1]
@@ -63,7 +67,7 @@ def job_facts(job: Job) -> list[Fact]:
 
 
 def _as_written(job: Job) -> str:
-    """The command with its ``{gpus}``, where other words were run; else empty."""
+    """Return the command as it was written, with ``{gpus}``; empty if it is run unchanged."""
     spec = job.spec
     if spec.is_script or list(spec.arguments[1:]) == words_run(job)[1:]:
         return ""
@@ -71,7 +75,7 @@ def _as_written(job: Job) -> str:
 
 
 def _memory(failure: Failure) -> str:
-    """What a failed job asked for and used of a GPU, as far as it is known."""
+    """Return how much GPU memory a failed job asked for and was seen to use, as text; empty if neither is known."""
     asked = f"asked for {mib_text(failure.asked_mib)} of a GPU" if failure.asked_mib else ""
     used = f"seen to use {mib_text(failure.peak_mib)}" if failure.peak_mib else ""
     return ", ".join(filter(None, (asked, used)))

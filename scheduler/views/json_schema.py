@@ -1,4 +1,4 @@
-"""JSON Schemas made from typed forms: a TypedDict whose annotations say what its keys mean."""
+"""Generates JSON Schemas from types: a document is a TypedDict whose annotations describe its keys."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 class Field:
-    """What a value means, and its limits: ``Annotated[int, Field("Number of the GPU.", minimum=0)]``.
+    """Description and limits of a value: ``Annotated[int, Field("Number of the GPU.", minimum=0)]``.
 
-    ``choices``: the texts that it may be. ``limits``: keywords of JSON Schema as they are.
+    ``choices``: the allowed texts. ``limits``: further keywords of JSON Schema.
     """
 
     def __init__(self, about: str = "", *, choices: tuple[str, ...] = (), **limits: Any) -> None:
@@ -21,9 +21,10 @@ class Field:
 
 
 def schema_of(form: Any, named: Mapping[Any, str] | None = None) -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a type: TypedDicts are closed objects, and None is null.
+    """Return the JSON Schema (2020-12) of a type. A TypedDict becomes an object with just its keys, None becomes null.
 
-    ``named``: forms that have a file of their own, by its name; others refer to that. Raises TypeError for a type that JSON has not.
+    ``named``: type → name of its own schema file, to which the schema then refers. Raises TypeError for a type without
+    a JSON equivalent.
     """
     named = named or {}
     if form in named:
@@ -43,7 +44,7 @@ def schema_of(form: Any, named: Mapping[Any, str] | None = None) -> dict[str, An
 
 
 def published(name: str, form: Any, named: Mapping[Any, str]) -> dict[str, Any]:
-    """The schema of a whole document, as it stands in its file."""
+    """Return the contents of the schema file ``name`` for the type ``form``. ``named``: see `schema_of`."""
     others = {other: file for other, file in named.items() if other is not form}
     about = {"$schema": DIALECT, "title": name}
     return about | ({"description": form.__doc__} if is_typeddict(form) else {}) | schema_of(form, others)

@@ -1,4 +1,4 @@
-"""What a daemon in the foreground shows: its own sentences, and the output of its jobs with their number before it."""
+"""Terminal output of a daemon in the foreground: its messages, and the output of its jobs with job ids."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from scheduler.system.log_reader import LogReader
 from scheduler.system.terminal_text import safe
 from scheduler.views.terminal_replay import Folder
 
-EVERY_S = 0.05
-MOST_BYTES = 1 << 18
-MOST_BEHIND = 1 << 22
-LONGEST_LINE = 1 << 16
+EVERY_S = 0.05  # seconds between two reads of the logs
+MOST_BYTES = 1 << 18  # bytes that are read from a log at a time
+MOST_BEHIND = 1 << 22  # unread bytes of a log above which it is read from near its end
+LONGEST_LINE = 1 << 16  # characters
 
 
 @dataclass(slots=True)
@@ -28,15 +28,16 @@ class _Log:
     job: int
     path: str
     reader: LogReader | None = None
-    start: int = 0  # what stands before it was shown by the scheduler before us
+    start: int = 0  # offset of the first byte to print; an earlier scheduler has printed the bytes before it
     folder: Folder = field(default_factory=lambda: Folder(longest=LONGEST_LINE))
     over: bool = False
 
 
 class Stream:
-    """Prints from a thread of its own: a terminal that takes nothing must not hold up the loop.
+    """Prints messages and job output from its own thread, so that a blocked terminal does not block the daemon.
 
-    The logs are followed as files; no pipe of ours stands between a job and its log.
+    It reads the logs as files: there is no pipe between a job and its log. ``write``: prints a text, by default on
+    stdout. ``follow``: whether to print job output.
     """
 
     def __init__(self, write: Callable[[str], None] | None = None, follow: bool = True) -> None:
@@ -49,12 +50,12 @@ class Stream:
         self._thread.start()
 
     def __call__(self, said: LogMessage) -> None:
-        """Take a sentence; never blocks. After the close nobody reads it any more."""
+        """Queue a message for printing. Never blocks. Does nothing after `close`."""
         if not self._closed:
             self._said.put(said)
 
     def close(self, wait_s: float = 3.0) -> None:
-        """Print what is left, for at most ``wait_s``."""
+        """Print what is still queued and the rest of the logs; wait for that at most ``wait_s`` seconds."""
         self._closed = True
         self._said.put(None)
         self._thread.join(wait_s)
@@ -69,7 +70,7 @@ class Stream:
                 self._write(safe(f"gpujob: ! a defect of gpujob, please report it: {error!r} while output was shown\n"))
 
     def _print_all(self) -> None:
-        """Until the end is said."""
+        """Print messages and logs until `close` is called."""
         while not self._ending:
             try:
                 said = self._said.get(timeout=EVERY_S if self._logs else None)
@@ -109,11 +110,15 @@ class Stream:
             self._print_log(log, last=False)
 
     def _print_log(self, log: _Log, last: bool) -> None:
-        """Print what is new, at most MOST_BYTES a round; of a log that runs ahead too far, only its end."""
+        """Print the new part of a log.
+
+        A call prints at most `MOST_BYTES`, the ``last`` one `MOST_BEHIND`. If more than `MOST_BEHIND` is unread, it
+        skips all but the end.
+        """
         try:
             reader = self._opened(log)
             behind = reader.size - reader.at
-            if behind < 0:  # somebody emptied it
+            if behind < 0:  # the file was truncated
                 reader.restart()
             elif behind > MOST_BEHIND:
                 reader.at = reader.size - MOST_BYTES
@@ -124,13 +129,13 @@ class Stream:
             if last:
                 self._print(log.job, log.folder.feed(b"", last=True))
             if last or self._open > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4:
-                reader.close()  # thousands of jobs must not take every descriptor: opened again at the next look
+                reader.close()  # thousands of jobs must not use up the descriptors; the next call opens it again
                 self._open -= 1
         except OSError:
-            return  # not there (yet, or any more): `gpujob logs` says so when asked
+            return  # it does not exist (yet, or any more), which `gpujob logs` reports
 
     def _opened(self, log: _Log) -> LogReader:
-        """Its reader, open. Raises OSError."""
+        """Return the open reader of a log. Raises OSError."""
         if log.reader is None:
             log.reader = LogReader(log.path, unpack=False, ours=True)
             log.reader.at = log.start
@@ -146,11 +151,11 @@ class Stream:
 
 
 def _line(text: str) -> str:
-    """A line without what could play the terminal."""
+    """Return a line in which characters that could control the terminal are made visible."""
     return "".join(c if c == "\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def _to_stdout(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the main log has it all the same
+    with contextlib.suppress(OSError, ValueError):  # nobody reads stdout any more; the main log has the messages, too
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The last lines of a log, for a glance."""
+"""The last lines of a log, for a quick look."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from scheduler.core.log_names import is_packed
 from scheduler.system.log_reader import LogWindow
 from scheduler.views.terminal_replay import Folder
 
-LOOKED_AT = 256 << 10  # bytes at the end: to fold a line of colours as long as this takes half a second
+LOOKED_AT = 256 << 10  # bytes at the end that are read: half a second of work for one line full of colours
 LOOKED_AT_PACKED = 64 << 10
 LONGEST_LINE = 2000  # characters
 
 
 def last_lines(path: str, most: int) -> list[str]:
-    """The last lines of a log as a terminal would show them, without colours and not too long.
+    """Return the last ``most`` lines of a log as a terminal would show them, without colours; long lines are cut.
 
-    Raises OSError; also for a packed one of more than `MOST_UNPACKED` bytes, which is too large for a glance.
+    Raises OSError, with EFBIG for a packed log that unpacks to more than `MOST_UNPACKED` bytes
+    (`system/log_reader.py`).
     """
     with LogWindow(path, keep=LOOKED_AT_PACKED) as log:
         if log.cut:

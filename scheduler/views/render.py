@@ -1,4 +1,4 @@
-"""Jobs and tables as text for people and as JSON for programs."""
+"""Jobs, GPUs and tables as text for people, and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from scheduler.views import terminal
 if TYPE_CHECKING:
     from scheduler.views.documents import Counts, GpuDocument, JobDocument, StatusDocument
 
-MOST_WAITING = 20
-MOST_ENDED = 10
-SHORTEST_NAME = 24  # columns, on a terminal that is too narrow for whole ones
+MOST_WAITING = 20  # waiting jobs in `status`
+MOST_ENDED = 10  # ended jobs in `status`
+SHORTEST_NAME = 24  # columns that a shortened name keeps at least
 WIDEST_COMMAND = 60  # columns up to which commands are padded
-LABEL = 11  # columns of the words before the lines of `status`
+LABEL = 11  # columns of the words that begin the lines of `status`
 
 
 def job_json(job: Job, reason: Reason | None = None) -> JobDocument:
-    """A job as the formats in docs/formats.md give it."""
+    """Return a job in the form that `status`, `jobs` and `show` print as JSON (`views/documents.py`)."""
     return {
         "id": job.id,
         "state": job.state.value,
@@ -67,7 +67,7 @@ def _bytes(mib: int | None) -> int | None:
 
 
 def gpu_json(gpu: GpuView) -> GpuDocument:
-    """A GPU as `status --json` gives it."""
+    """Return a GPU in the form that `status --json` prints."""
     return {
         "index": gpu.gpu.index,
         "uuid": gpu.gpu.uuid,
@@ -86,7 +86,7 @@ def gpu_json(gpu: GpuView) -> GpuDocument:
 
 
 def status_json(view: Overview) -> StatusDocument:
-    """`status --json`."""
+    """Return the document that `status --json` prints."""
     return {
         "schema": 1,
         "daemon": {
@@ -114,7 +114,7 @@ def status_json(view: Overview) -> StatusDocument:
 
 
 def in_pieces(value: Mapping[str, Any]) -> bytes:
-    """The JSON of an object that may hold a long list, made so that other threads get their turn meanwhile."""
+    """Return an object as JSON bytes. Long lists are encoded item by item, so that other threads can run in between."""
     parts = []
     for key, inner in value.items():
         text = f"[{', '.join(map(json.dumps, inner))}]" if isinstance(inner, list) else json.dumps(inner)
@@ -123,12 +123,12 @@ def in_pieces(value: Mapping[str, Any]) -> bytes:
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on stdout."""
+    """Print a JSON value on stdout."""
     print(json.dumps(value, indent=1))
 
 
 def run_time(job: Job, now: float) -> str:
-    """How long the job ran, or has run."""
+    """Return how long the job ran, or has been running, as text; ``-`` before its start."""
     if job.started_at is None:
         return "-"
     end = job.finished_at if job.state.ended and job.finished_at is not None else now
@@ -136,7 +136,7 @@ def run_time(job: Job, now: float) -> str:
 
 
 def near(path: str) -> str:
-    """A path as it is reached from here, if that is shorter."""
+    """Return the path relative to the current folder, if that is shorter and at most one folder up; else unchanged."""
     if not path:
         return path
     relative = os.path.relpath(path)
@@ -144,13 +144,16 @@ def near(path: str) -> str:
 
 
 def gpus_text(job: Job) -> str:
-    """The GPUs a job has or had."""
+    """Return the GPUs that a job has or had, as text; ``-`` for none."""
     return gpu_ids_text(job.gpus) or "-"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Aligned columns. On a terminal they are made to fit: names give way first, then the line is cut from the right;
-    states are coloured. Piped, neither."""
+    """Return the lines of a table with aligned columns.
+
+    On a terminal the lines are made to fit (first the column NAME is shortened, then lines are cut at the right), and
+    states are coloured.
+    """
     body = [[safe(cell) for cell in row] for row in rows]
     widths = [max(map(terminal.cells, column)) for column in zip(head, *body, strict=True)]
     most = terminal.width()
@@ -174,12 +177,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """``3 pending, 2 running, 40 done`` without the zeros."""
+    """Return ``3 pending, 2 running, 40 done``, without states that have no jobs."""
     return ", ".join(f"{number} {state}" for state, number in counts.items() if number) or "none"
 
 
 def command_lines(jobs: Sequence[Job], reasons: Mapping[int, Reason], alive: bool = True) -> list[str]:
-    """A line a job, as the dispatcher's status has it: ``[→] python train.py → GPU 0 → Running (PID 4711)  job 1``."""
+    """Return a line for each job of `gpujob run`: ``[→] python train.py → GPU 0 → Running (PID 4711)  job 1``."""
     rows = []
     for job in jobs:
         mark, words = "[!]", state_text(job).capitalize()
@@ -200,7 +203,7 @@ def command_lines(jobs: Sequence[Job], reasons: Mapping[int, Reason], alive: boo
 
 
 def _short_reason(reason: Reason | None, alive: bool) -> str:
-    """Why a job waits, in brackets: whole for the first of its kind only."""
+    """Return the reason of a waiting job in brackets; for the code ``behind`` only how many jobs are before it."""
     if not alive:
         return " (no scheduler runs)"
     if reason is None:
@@ -214,7 +217,11 @@ def status_lines(
     now: float,
     commands: tuple[Sequence[Job], Mapping[int, Reason]] | None = None,
 ) -> list[str]:
-    """`status` for people. ``commands``: all jobs and why they wait, of a scheduler that `gpujob run` has begun."""
+    """Return the lines that `status` prints.
+
+    ``now``: seconds since 1970. ``commands``: for a scheduler that `gpujob run` has started, all its jobs and their
+    reasons.
+    """
     lines = terminal.folded(f"scheduler  {_daemon(view, now)}  ({safe(state_file)})", LABEL)
     lines += terminal.folded(f"jobs       {counts_text(view.counts)}", LABEL)
     if view.set_aside:
@@ -292,7 +299,7 @@ def _refused_lines(view: Overview) -> list[str]:
 
 
 def _daemon(view: Overview, now: float) -> str:
-    """Whether a scheduler runs, since when, and how it runs jobs."""
+    """Return as text whether a scheduler runs, for how long, and how it runs jobs."""
     if not view.alive:
         return "not running"
     since = "" if view.started_at is None else f" for {span_text(now - view.started_at)}"
@@ -301,7 +308,7 @@ def _daemon(view: Overview, now: float) -> str:
 
 
 def _memory(gpu: GpuView) -> str:
-    """Memory in use of all there is; a dash for what nobody reads."""
+    """Return ``USED of TOTAL`` memory as text; ``? of TOTAL`` without a reading; ``-`` if the total is unknown, too."""
     if gpu.reading is None or gpu.reading.memory_used_mib is None:
         return "-" if gpu.gpu.memory_mib is None else f"? of {mib_text(gpu.gpu.memory_mib)}"
     return f"{mib_text(gpu.reading.memory_used_mib)} of {mib_text(gpu.reading.memory_total_mib or 0)}"

@@ -1,4 +1,4 @@
-"""How the page is reached: the words for whoever has started it."""
+"""The ssh command with which a user reaches the web page from another machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def user_and_machine() -> str:
-    """This user and machine, as `ssh` would be told."""
+    """Return this user and machine as an argument for `ssh`: ``user@host``."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -19,5 +19,5 @@ def user_and_machine() -> str:
 
 
 def tunnel(port: int, target: str = LOOPBACK) -> str:
-    """The command that leads here from a laptop; the port is the same at both ends."""
+    """Return the command that forwards a port of the user's machine to the same port of ``target``."""
     return f"ssh -L {port}:{target}:{port} {user_and_machine()}"

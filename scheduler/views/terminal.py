@@ -1,4 +1,4 @@
-"""The terminal that our text goes to: its width, its colours, and text cut and folded to fit."""
+"""Width and colours of the terminal on stdout, and text that is cut or folded to fit it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLOURS = {
 
 
 def width() -> int | None:
-    """Columns of the terminal that stdout is, or None where it is none."""
+    """Return the number of columns of the terminal on stdout; None if stdout is no terminal."""
     if not sys.stdout.isatty():
         return None
     try:
@@ -31,19 +31,19 @@ def width() -> int | None:
 
 
 def colours() -> bool:
-    """Whether words may be coloured: on a terminal that can, unless NO_COLOR says otherwise."""
+    """Return whether to print colours: if stdout is a terminal that has them (TERM), and NO_COLOR is not set."""
     able = os.environ.get("TERM", "dumb") not in ("dumb", "") and not os.environ.get("NO_COLOR")
     return able and sys.stdout.isatty()
 
 
 def painted(word: str) -> str:
-    """A state word in its colour. The word itself tells everything: the colour only helps the eye."""
+    """Return a state word in its colour. The colour adds no information to the word."""
     colour = _COLOURS.get(word.partition(" ")[0])
     return f"\x1b[{colour}m{word}\x1b[0m" if colour and colours() else word
 
 
 def cells(text: str) -> int:
-    """Columns that a text takes on a terminal (never too few: emoji sequences may take less)."""
+    """Return the number of columns of a text on a terminal; for emoji sequences it may be too high, never too low."""
     return len(text) if text.isascii() else sum(map(_cells, text))
 
 
@@ -56,7 +56,7 @@ def _cells(char: str) -> int:
 
 
 def cut(text: str, most: int | None) -> str:
-    """The text in at most so many columns, with … where something is missing."""
+    """Return the text cut to at most ``most`` columns, with … at the end if it was cut. ``most`` None: no limit."""
     if most is None or cells(text) <= most:
         return text
     dots = shown(ELLIPSIS)
@@ -64,7 +64,7 @@ def cut(text: str, most: int | None) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text in at most so many columns, with … in its middle: what tells alike names apart often stands at their end."""
+    """Return the text in at most ``most`` columns, with … in its middle: similar names often differ at the end."""
     dots = shown(ELLIPSIS)
     room = most - len(dots)
     if cells(text) <= most or room < 2:
@@ -74,11 +74,11 @@ def shortened(text: str, most: int) -> str:
 
 def _beginning(text: str, most: int) -> str:
     first = next(_pieces(text, most), "")
-    return first if cells(first) <= most else ""  # a wide character where there is one column
+    return first if cells(first) <= most else ""  # a wide character does not fit into one column
 
 
 def _pieces(text: str, most: int) -> Iterator[str]:
-    """The text in pieces of at most so many columns each, and at least one character."""
+    """Yield the text in pieces of at most ``most`` columns, but of at least one character."""
     start = used = 0
     for at, char in enumerate(text):
         size = _cells(char) if not char.isascii() else 1
@@ -91,9 +91,10 @@ def _pieces(text: str, most: int) -> Iterator[str]:
 
 
 def folded(text: str, indent: int = 0, state: str = "") -> list[str]:
-    """Lines no wider than the terminal, broken at spaces, all but the first indented; elsewhere the text as it is.
+    """Return the text as lines that fit the terminal; as one line if stdout is no terminal.
 
-    ``state``: the state word in the first line, which gets its colour.
+    Lines break at spaces; all but the first are indented by ``indent`` columns. ``state``: the state word in the first
+    line, to be coloured.
     """
     most = width()
     lines = [text] if most is None or cells(text) <= most else _folded(text, indent, most)
@@ -112,7 +113,7 @@ def _folded(text: str, indent: int, most: int) -> list[str]:
         if not fresh and used + 1 + size > most:
             lines.append(line.rstrip())
             line, used, fresh = " " * indent, indent, True
-        if used + size > most:  # a word longer than a line: only here, so nothing but the indent stands before it
+        if used + size > most:  # a word longer than a line, which has a line for itself
             *whole, word = _pieces(word, max(1, most - max(used, indent)))
             for piece in whole:
                 lines.append(line + piece)

@@ -1,4 +1,4 @@
-"""A job's output as the lines that a terminal would end up showing, with nothing in them that could play one."""
+"""Turns a job's output into the lines that a terminal would finally show, without sequences that control it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import re
 import unicodedata
 from functools import lru_cache
 
-LONGEST = 1 << 20  # characters of a line that are shown
+LONGEST = 1 << 20  # characters of a line that are kept
 RESET = "\x1b[0m"
-MOST_COLOURS = 16  # in force at once: a job that never takes one back must not make every line longer
+MOST_COLOURS = 16  # kept in force: a job that never resets colours must not make each line longer
 
-_SILENT = bytes([*range(7), 8, 11, 12, *range(14, 27), *range(28, 32), 127])  # all but BEL, tab, line ends and ESC
+_SILENT = bytes([*range(7), 8, 11, 12, *range(14, 27), *range(28, 32), 127])  # controls but BEL, tab, line ends, ESC
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _HALF_SGR = re.compile(r"\x1b[^m]*\Z")
 _CSI = r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}"
 _STRING = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n\r]{0,4096}"
-# A whole sequence; of one that never ends only its first character goes, so that it hides nothing.
+# A complete escape sequence. Of one that never ends, only the first character matches, so that no text is lost.
 _ESCAPE = re.compile(rf"{_CSI}[@-~]|{_STRING}(?:\x07|\x1b\\|\x9c)|\x1b[ -/]{{0,4}}[0-OQ-WYZ\\`-~]|[\x07\x1b\x80-\x9f]")
 _UNFINISHED = re.compile(rf"(?:{_CSI}|{_STRING}\x1b?|\x1b[ -/]{{0,4}})\Z")
 _LONGEST_ESCAPE = 4200
 _C1 = re.compile("[\x80-\x9f]")
-_ERASE_REST, _ERASE_LINE, _ERASE_BEFORE = "\x1c", "\x1d", "\x1e"  # these three stand for themselves after cleaning
+_ERASE_REST, _ERASE_LINE, _ERASE_BEFORE = "\x1c", "\x1d", "\x1e"  # unused in cleaned text: marks for erasing
 _ERASERS = {"": _ERASE_REST, "0": _ERASE_REST, "1": _ERASE_BEFORE, "2": _ERASE_LINE}
 _ERASING = re.compile("([\x1c-\x1e])")
-# Characters beyond ASCII of which it is known at once that each takes one column; what bars are drawn with is here.
+# A character that may not take exactly one column. The excluded ranges do, among them the characters of progress bars.
 _ODD = re.compile("[^\x00-\x7e\xa0-\xac\xae-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u2319\u2500-\u25fc\ufffd]")
 
 
@@ -36,19 +36,19 @@ def _width(char: str) -> int:
 
 
 def columns(text: str) -> int:
-    """How many columns a text takes; colours take none."""
+    """Return the number of columns of a text; colour sequences take none."""
     if "\x1b" in text:
         text = _SGR.sub("", text)
     return sum(map(_width, text)) if _ODD.search(text) else len(text)
 
 
 def without_colours(text: str) -> str:
-    """The text alone."""
+    """Return the text without colour sequences."""
     return _SGR.sub("", text) if "\x1b" in text else text
 
 
 def clipped(text: str, most: int) -> str:
-    """As much of a text as fits into so many columns; its colours are all kept."""
+    """Return the part of a text that fits into ``most`` columns; all its colour sequences are kept."""
     if columns(text) <= most:
         return text
     out, left = [], most
@@ -65,7 +65,7 @@ def clipped(text: str, most: int) -> str:
 
 
 def _in_force(text: str) -> str:
-    """The colours that are still in force behind a text."""
+    """Return the colour sequences that are still in force at the end of a text, the last `MOST_COLOURS` of them."""
     found: list[str] = _SGR.findall(text)
     for number in range(len(found) - 1, -1, -1):
         if found[number] in ("\x1b[m", RESET):
@@ -78,7 +78,7 @@ def _in_force(text: str) -> str:
 
 
 def _from_column(text: str, column: int) -> str:
-    """What a text shows from this column on, in its colours; half of a wide character is a blank."""
+    """Return the part of a text from a column on, in its colours; half of a wide character becomes a blank."""
     if "\x1b" not in text and not _ODD.search(text):
         return text[column:]
     at, colours, position = 0, "", 0
@@ -91,36 +91,37 @@ def _from_column(text: str, column: int) -> str:
         at += _width(text[position])
         position += 1
     while position < len(text) and text[position] != "\x1b" and _width(text[position]) == 0:
-        position += 1  # belongs to the character before it, which is overwritten
+        position += 1  # combines with the previous character, which is overwritten
     return _in_force(colours) + " " * (at - column) + text[position:]
 
 
 class Folder:
-    """Takes bytes as they come and gives whole lines; where the bytes are cut makes no difference.
+    """Turns output into lines. The result does not depend on how the output is divided into calls of `feed`.
 
-    A carriage return goes back to the start of the line, and what follows overwrites what stood there. ``colours``:
-    keep them; each line then carries its own and ends without any. Every other escape sequence and control character
-    but the tab is left out, bytes that are not UTF-8 become U+FFFD. Memory is bounded by ``longest``: of a longer line
-    the first part is kept, with a mark.
+    A carriage return goes back to the start of the line, and the text after it overwrites the text there; sequences
+    that erase in the line are obeyed. Other control characters except tabs are removed; bytes that are not UTF-8 become
+    U+FFFD. ``colours``: keep colour sequences; each line then begins with the colours in force and ends with a reset.
+    ``longest``: characters that are kept of a line, which bounds the memory; a longer line gets a mark.
     """
 
     def __init__(self, colours: bool = False, longest: int = LONGEST) -> None:
         self.colours, self.longest = colours, longest
         self.cut_any = False
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._held = ""  # an escape sequence that is not whole yet
+        self._held = ""  # the beginning of an incomplete escape sequence
         self._erases = False
-        self._over = ""  # what was written since the line began, or since its last carriage return
-        self._under = ""  # what stood there before, and shows behind it
+        self._over = ""  # text since the start of the line or its last carriage return
+        self._under = ""  # earlier text of the line, of which the part right of ``_over`` shows
         self._over_lost = self._under_lost = 0
-        self._entered = self._entered_over = False  # the line began before our first byte; and goes on from its start
+        # ``_entered``: the line began before the first byte; ``_entered_over``: a carriage return led to its start.
+        self._entered = self._entered_over = False
 
     def enter(self) -> None:
-        """Say that the first bytes are from within a line."""
+        """Declare that the first bytes are from the middle of a line. That line gets a mark."""
         self._entered = True
 
     def feed(self, data: bytes, last: bool = False) -> list[str]:
-        """The lines that are whole with these bytes; ``last``: what remains is a line too, unless it is empty."""
+        """Return the lines that these bytes complete. ``last``: the remaining text, unless empty, is a line, too."""
         text = self._held + self._decode(data.translate(None, _SILENT), last)
         self._held, self._erases = "", False
         if "\x1b" in text or "\x07" in text or (not text.isascii() and _C1.search(text)):
@@ -134,7 +135,7 @@ class Folder:
         for part in whole:
             begun = self._over or self._under or self._entered or self._erases
             if not begun and len(part) <= self.longest and "\r" not in part and "\x1b" not in part:
-                lines.append(part)  # most lines are nothing but themselves
+                lines.append(part)  # most lines need no processing
                 continue
             self._write(part)
             lines.append(self._line())
@@ -144,7 +145,7 @@ class Folder:
         return lines
 
     def unfinished(self) -> str:
-        """What stands on the line that has no end yet."""
+        """Return the text of the line that has no end yet."""
         shown = self._shown()
         return shown if without_colours(shown) else ""
 
@@ -156,7 +157,7 @@ class Folder:
             if escape.endswith("K"):
                 return _ERASERS.get(escape[2:-1], "")
             if escape in ("\x1b[G", "\x1b[0G", "\x1b[1G"):
-                return "\r"  # to the first column: the same in other words
+                return "\r"  # go to the first column, as a carriage return does
         return ""
 
     def _write(self, part: str) -> None:
@@ -170,7 +171,7 @@ class Folder:
                 self._forget_entered()
             pieces = [self._under, *rest[:-1]]
             under, whole = "", max(map(len, pieces))
-            while len(under) < whole:  # the last ones hide the earlier ones, as far as they reach
+            while len(under) < whole:  # later pieces hide earlier ones up to their own length
                 under += pieces.pop()[len(under) :]
             self._under = under[: self.longest]
             self._under_lost = max(self._under_lost, len(under) - self.longest)
@@ -181,7 +182,7 @@ class Folder:
         self._put(rest[-1])
 
     def _plain(self, part: str) -> bool:
-        """Whether each character takes one column: then many updates of a line are folded in one go."""
+        """Return whether each character takes one column, so that `_write` can merge many updates in one step."""
         text = self._over + self._under
         if self._erases or "\x1b" in part or "\x1b" in text:
             return False
@@ -213,7 +214,7 @@ class Folder:
             self._over += text
 
     def _forget_entered(self) -> None:
-        """What stood on a line of which we did not see the beginning stood further to the right."""
+        """Drop the earlier text of a line whose beginning was not seen: it stood at an unknown place further right."""
         if self._entered_over:
             self._under, self._under_lost = "", 0
             self._entered = self._entered_over = False

@@ -1,4 +1,4 @@
-"""The HTTP API for programs and for the page's own scripts: its routes, and those of them that only read."""
+"""The table of routes of the HTTP API (`CALLS`), and the functions of most routes that only read."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _story(ask: Ask) -> Response:
 
 
 def _attempts(job: Job, events: list[Event]) -> list[dict[str, Any]]:
-    """The runs of a job, oldest first."""
+    """Return the attempts of a job as JSON objects, oldest first."""
     logs = logs_of(job, events)
     return [
         {
@@ -78,7 +78,7 @@ def _attempts(job: Job, events: list[Event]) -> list[dict[str, Any]]:
 
 
 def harmless(value: Any) -> Any:
-    """A JSON value without the secrets in its texts."""
+    """Return a copy of a JSON value with the secrets in its strings (not in its keys) masked."""
     if isinstance(value, str):
         return without_secrets(value)
     if isinstance(value, Mapping):

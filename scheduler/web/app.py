@@ -1,4 +1,4 @@
-"""The application: every row of the tables as a route, its errors as answers."""
+"""The Starlette application: a route for each row of the route tables, and answers for errors."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from scheduler.web.events import Hub
 from scheduler.web.routes import Ask, Call, number, status_of
 from scheduler.web.source import Source
 
-# Requests of a kind that are worked on at once; the others of that kind wait, and those of other kinds do not.
+# Most requests of each kind that run at the same time. With separate limits a slow kind does not delay another kind.
 AT_ONCE = {"page": 8, "change": 16, "reading": 24}
 
 
 def all_calls() -> tuple[Call, ...]:
-    """Every route of the page."""
+    """Return all routes: those of the HTTP API and those of the pages."""
     return (*api.CALLS, *pages.CALLS)
 
 
 def make_app(source: Source, more: Sequence[BaseRoute] = ()) -> Starlette:
-    """The application without its gate (`middleware.py`), which has to stand before it. ``more``: routes that stream."""
+    """Return the application without the gate (`middleware.Gate`). ``more``: further routes that are matched first."""
     app = Starlette(
         routes=[*more, *(Route(call.path, _endpoint(call), methods=[call.method]) for call in all_calls())],
         exception_handlers={HTTPException: _refuse, Exception: _defect},  # type: ignore[dict-item]
@@ -39,17 +39,17 @@ def make_app(source: Source, more: Sequence[BaseRoute] = ()) -> Starlette:
     app.router.redirect_slashes = False
     app.state.source = source
     app.state.lanes = {}
-    app.state.hub = Hub(source.client)  # its close() ends all streams
+    app.state.hub = Hub(source.client)  # its close() ends all event streams
     return app
 
 
 def problem(code: int, text: str) -> Response:
-    """An error as the API has it: ``{"error": "…"}``."""
+    """Return an error in the form of the API, ``{"error": "…"}``: secrets are masked, control characters escaped."""
     return Response(json.dumps({"error": safe(without_secrets(text))}), code, media_type="application/json")
 
 
 def check_query(call: Call, request: Request) -> None:
-    """Raise UsageError naming a word of the query that this route does not know, or that stands twice."""
+    """Raise UsageError if the query has a parameter that this route does not know, or the same parameter twice."""
     known = [parameter.name for parameter in call.parameters if parameter.where == "query"]
     seen: set[str] = set()
     for name, _ in request.query_params.multi_items():
@@ -72,7 +72,10 @@ async def _in_thread(ask: Ask, kind: str, does: Callable[..., Response], *words:
 
 
 def _answer(call: Call, ask: Ask) -> Response:
-    """What the route says. Raises SchedulerError, also where the scheduler's folder is gone: it would look like a new one."""
+    """Call the route's function and return its answer. Raises SchedulerError.
+
+    The state folder must still exist: without it, the scheduler would be shown as a new one without jobs.
+    """
     if not call.path.startswith("/static/"):
         ask.source.check_there()
     return call.does(ask)
@@ -91,19 +94,19 @@ def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
             return await _in_thread(ask, _kind(call), partial(_answer, call))
         except SchedulerError as error:
             if not isinstance(error, StoreTrouble) and error.where == ask.source.client.places.state_file:
-                error.where = ""  # everybody knows which scheduler this page is of
+                error.where = ""  # the page shows only one scheduler, so its state file need not be named
             return await _said(ask, call.page, status_of(error), str(error))
 
     return run
 
 
 async def _said(ask: Ask, page: bool, code: int, text: str) -> Response:
-    """What went wrong, as the one who asked can read it."""
+    """Return an error answer: an HTML page if ``page`` is true, else JSON."""
     return await _in_thread(ask, "page", pages.trouble, code, text) if page else problem(code, text)
 
 
 async def _defect(_request: Request, _error: Exception) -> Response:
-    """A defect of ours, which the gate tells the log."""
+    """Return the answer after an unexpected exception, which the gate logs."""
     return problem(500, "a defect of gpujob, please report it: the log of the page says more")
 
 
@@ -111,7 +114,7 @@ async def _refuse(request: Request, error: HTTPException) -> Response:
     people = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
     answer = await _said(Ask(request, request.app.state.source, {}), people, error.status_code, error.detail)
     answer.headers.update(error.headers or {})
-    if error.status_code == 405:  # several routes may be one address
+    if error.status_code == 405:  # one path may have several routes, each with its own methods
         here = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
         answer.headers["Allow"] = ", ".join(sorted({method for route in here for method in route.methods or ()}))
     return answer

@@ -1,4 +1,4 @@
-"""What lets a program or a browser in: the token in its file, and the cookie that a browser gets in exchange for it."""
+"""Authentication: the token file, and the cookies that browsers get in exchange for the token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler.store.paths import Places, name_of
 from scheduler.system.atomic_files import swap_file
 from scheduler.system.safe_open import plain
 
-FEWEST = 32  # characters of a token
+FEWEST = 32  # least number of characters of a token
 MOST_BYTES = 4096
 COOKIE_S = 7 * 86400
 MOST_REVOKED = 10_000
@@ -24,9 +24,9 @@ _COOKIE = re.compile(r"v1\.([0-9]{1,12})\.([0-9a-f]{32})\.([0-9a-f]{64})", re.AS
 
 
 def token_of(places: Places) -> str:
-    """The token of this scheduler's page, made (0600, whole or not at all) where there is none yet.
+    """Return the token of this scheduler's web page; if its file is missing, create it (mode 0600, atomically).
 
-    Raises SchedulerError when the file is not one that only we can have written and read.
+    Raises SchedulerError if the file cannot be read or written, holds no valid token, or is accessible to other users.
     """
     try:
         return _read(places.web_token)
@@ -35,14 +35,14 @@ def token_of(places: Places) -> str:
     try:
         swap_file(places.web_token, secrets.token_urlsafe(FEWEST).encode() + b"\n", there=False, sync=True)
     except FileExistsError:
-        return _read(places.web_token)  # somebody else made it this moment
+        return _read(places.web_token)  # another process has just created it
     except OSError as error:
         raise SchedulerError(f"the token cannot be written: {error.strerror}", where=places.web_token) from None
     return _read(places.web_token)
 
 
 def _read(path: str) -> str:
-    """The token in this file. Raises FileNotFoundError, and SchedulerError when it is none to be trusted."""
+    """Return the token in this file. Raises FileNotFoundError; SchedulerError if the file cannot be read or trusted."""
 
     def refused(what: str) -> SchedulerError:
         return SchedulerError(what, where=path, do="remove it, and gpujob web makes a new one")
@@ -71,29 +71,32 @@ def _read(path: str) -> str:
 
 
 class Key:
-    """Judges tokens and makes cookies, which hold over a restart of the page and for its port alone."""
+    """The token and the cookies derived from it: checks both, and issues and revokes cookies.
+
+    A cookie is signed with a key made from token and port. It stays valid when `gpujob web` restarts on the same port.
+    """
 
     def __init__(self, token: str, port: int) -> None:
-        self.cookie_name = f"gpujob_{port}"  # browsers send a cookie to all ports of a host
-        self._revoked: dict[str, None] = {}  # cookies of those who have signed out; forgotten with this process
+        self.cookie_name = f"gpujob_{port}"  # with the port, because browsers send a cookie to all ports of a host
+        self._revoked: dict[str, None] = {}  # cookies of users who signed out; kept in memory only
         self.renew(token)
 
     def renew(self, token: str) -> None:
-        """This is the token from now on: whatever came of another one lets nobody in."""
+        """Replace the token. The previous token and its cookies are no longer accepted."""
         self._digest = hashlib.sha256(token.encode()).digest()
         self._signing = hmac.digest(token.encode(), self.cookie_name.encode(), "sha256")
 
     def is_token(self, said: bytes) -> bool:
-        """Whether this is the token; takes as long whatever is wrong with it."""
+        """Return whether this is the token; compares in constant time."""
         return hmac.compare_digest(hashlib.sha256(said).digest(), self._digest)
 
     def cookie(self, now: float | None = None) -> str:
-        """A new cookie's value, which does not tell the token."""
+        """Return the value of a new cookie; the token cannot be derived from it. ``now``: seconds since 1970 (UTC)."""
         begun = f"v1.{int(time.time() if now is None else now) + COOKIE_S}.{secrets.token_hex(16)}"
         return f"{begun}.{self._sign(begun)}"
 
     def is_cookie(self, value: str, now: float | None = None) -> bool:
-        """Whether it is a cookie of ours that has not run out."""
+        """Return whether this cookie was issued for this token and port, and has neither expired nor been revoked."""
         found = _COOKIE.fullmatch(value)
         if found is None:
             return False
@@ -101,7 +104,7 @@ class Key:
         return ours and value not in self._revoked and int(found[1]) > (time.time() if now is None else now)
 
     def revoke(self, value: str) -> None:
-        """Let this cookie, one of ours, be none any more as long as this process lives."""
+        """Reject this cookie until this process ends. Remembers the last `MOST_REVOKED` cookies that were valid."""
         if self.is_cookie(value):
             self._revoked[value] = None
             if len(self._revoked) > MOST_REVOKED:

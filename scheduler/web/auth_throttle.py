@@ -1,4 +1,4 @@
-"""Wrong tokens: answered late, counted, and told of in the log as a number, never as what was sent."""
+"""Throttling of wrong tokens: delays the answers, and logs how many tokens were wrong, never the tokens themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-LONGEST_S = 0.025  # a token cannot be guessed in any time; but a flood of tries is not to be worth the noise
+LONGEST_S = 0.025  # longest delay; it only slows down floods of guesses, as tokens are too long to be guessed
 STEP_S = 0.0005
 FORGET_S = 60.0
 MOST_WAITING = 64
@@ -14,7 +14,7 @@ EVERY_S = 10.0
 
 
 class Guesses:
-    """Some numbers, however many guesses there are. ``tell`` takes a sentence for the log."""
+    """A counter of wrong tokens that delays their answers and logs their number. ``tell``: logs a sentence."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -25,7 +25,10 @@ class Guesses:
         self._timer: asyncio.TimerHandle | None = None
 
     async def wrong(self) -> None:
-        """One more: returns when it may be answered. So many wait at once that waiting costs nothing; the others do not."""
+        """Count a wrong token, and return when its request may be answered, after `LONGEST_S` seconds at most.
+
+        At most `MOST_WAITING` requests are delayed at the same time, so that the delays use few resources.
+        """
         now = time.monotonic()
         self._recent = self._recent + 1 if now - self._last < FORGET_S else 1
         self._last = now
@@ -41,7 +44,7 @@ class Guesses:
             self._waiting -= 1
 
     def say(self) -> None:
-        """Tell what has not been told; again in `EVERY_S` when there is more by then."""
+        """Log the number of wrong tokens since the last message, if there are any; repeat after `EVERY_S` seconds."""
         self._timer = None
         if self._untold:
             times = "a wrong token was" if self._untold == 1 else f"{self._untold} wrong tokens were"

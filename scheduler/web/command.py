@@ -1,4 +1,4 @@
-"""`web`: the page and the HTTP API of a scheduler, in a process of its own."""
+"""The verb `web`: serves the page and the HTTP API of a scheduler in a separate process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ def web(
     state_file: str | None = None,
     config: str | None = None,
 ) -> int:
-    """Serve until Ctrl-C (130) or SIGTERM (0). Raises SchedulerError when a library is missing or the port is taken."""
+    """Serve until Ctrl-C (returns 130) or SIGTERM (returns 0).
+
+    Raises UsageError for a wrong option, SchedulerError if a library is missing or the port is taken. If the daemon has
+    started this process and the port is taken, prints the error for the daemon and returns 1 instead.
+    """
     if not port.isascii() or not port.isdigit() or len(port) > 5:
         raise UsageError(
             f"must be a port, not {port[:40]!r}", where="--port", do="write 4004, or 0 for any that is free"
@@ -44,5 +48,5 @@ def web(
     except PortTaken as error:
         if way.until < 0:
             raise
-        print(f"{PORT_TAKEN}{error}", file=sys.stderr, flush=True)  # for the scheduler that has started it
+        print(f"{PORT_TAKEN}{error}", file=sys.stderr, flush=True)  # read by the daemon that started this process
         return error.exit_code

@@ -1,4 +1,4 @@
-"""What changes something: jobs submitted, cancelled, run again, held; GPUs and the queue paused."""
+"""The routes of the HTTP API that change jobs, GPUs or the queue, and the preview of a submission."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from scheduler.core.secrets import without_secrets
 from scheduler.environments.discovery import program_in
 from scheduler.web.routes import Ask, Conflict, as_json
 
-NOT_POSSIBLE, NOT_READ, REFUSED, LATER, NOT_THERE = 1, 2, 3, 5, 6  # exit codes of answers (docs/formats.md)
-MOST_NAMED = 5  # jobs in a sentence
+NOT_POSSIBLE, NOT_READ, REFUSED, LATER, NOT_THERE = 1, 2, 3, 5, 6  # exit codes in answers to requests (docs/formats.md)
+MOST_NAMED = 5  # jobs listed in a sentence
 _FOR_TERMINALS = re.compile(r"; gpujob [a-z]+ \d+$")
 SAID = "X-Gpujob-Said"
 HEADERS = {
     SAID: "What was done, or is put off until a scheduler starts, as a sentence for people; percent-encoded UTF-8."
 }
 LONGEST_SAID = 1000
-OURS = "GPUJOB_"  # variables of the page itself: no job's business
+OURS = "GPUJOB_"  # prefix of the web process's own variables, which jobs do not get
 
 Reader = Callable[[str, Any], str]
 
 
 def _text(key: str, value: Any) -> str:
-    """Text, or a number in its place."""
+    """Return a text, or a number as text (``3.0`` as ``3``). Raises UsageError for other types."""
     if isinstance(value, float):
         value = int(value) if value.is_integer() else value
     elif not isinstance(value, (str, int)) or isinstance(value, bool):
@@ -57,7 +57,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def _ids(key: str, value: Any) -> str:
-    """A list of numbers, or its text."""
+    """Return a list of whole numbers as text, joined by commas; a text or a number as in `_text`. Raises UsageError."""
     if not isinstance(value, list):
         return _text(key, value)
     if any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in value):
@@ -84,7 +84,7 @@ def _path(key: str, value: Any) -> str:
 
 
 def _clean(key: str, text: str) -> str:
-    """The text, if the kernel and the store can take it. Raises UsageError."""
+    """Return the text unchanged. Raises UsageError if it holds a NUL character or cannot be encoded as UTF-8."""
     if "\0" in text:
         raise UsageError("it holds a NUL character", where=key)
     try:
@@ -96,7 +96,7 @@ def _clean(key: str, text: str) -> str:
 
 _TEXT: dict[str, Any] = {"type": ["string", "number"]}
 _NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-# Kind of an option → how its value becomes the option's text, and its JSON Schema.
+# Kind of an option → function that turns a JSON value into the option's text, and the JSON Schema of the value.
 KINDS: dict[str, tuple[Reader, Mapping[str, Any]]] = {
     TEXT: (_text, _TEXT),
     PATH: (_path, {"type": "string"}),
@@ -127,7 +127,7 @@ def _shell(text: str) -> str:
 
 
 def check_keys(body: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise UsageError naming a key that is not known."""
+    """Raise UsageError, which names the key, if the body has a key that is not in ``known``."""
     names = list(known)
     for key in body:
         if key not in names:
@@ -136,7 +136,7 @@ def check_keys(body: Mapping[str, Any], known: Iterable[str]) -> None:
 
 
 def submission_of(ask: Ask) -> Submission:
-    """What the body asks to submit. Raises UsageError naming the key."""
+    """Return the submission that the body of the request describes. Raises UsageError, which names the wrong key."""
     body = ask.body()
     check_keys(body, SUBMITTED["properties"])
     command = body.get("command")
@@ -160,12 +160,12 @@ def submission_of(ask: Ask) -> Submission:
 
 
 def submit(ask: Ask) -> Response:
-    """Queue a job."""
+    """Add a job to the queue, and answer with its id."""
     source = ask.source
     spec, environment = spec_of(submission_of(ask), str, _shell)
     try:
         job = source.client.submit(spec, environment, table_for(spec, source.client, source.config))
-    except NotFound as error:  # a job that it is to wait for: what is wrong is the body
+    except NotFound as error:  # a dependency does not exist: an error in the body (400), not in the address (404)
         raise UsageError(error.what, do=error.do) from None
     finally:
         source.changed()
@@ -173,9 +173,9 @@ def submit(ask: Ask) -> Response:
 
 
 def would(ask: Ask) -> Response:
-    """What would happen if this were submitted now."""
+    """Answer what would happen to this job if it were submitted now. Nothing is changed."""
     source = ask.source
-    spec, environment = spec_of(submission_of(ask), str, _shell)  # a wrong value is no answer, but an error
+    spec, environment = spec_of(submission_of(ask), str, _shell)  # a wrong value is an error, not the answer "never"
     try:
         check_words(spec.arguments)
         doubt = _doubt(spec, environment)
@@ -206,7 +206,10 @@ def would(ask: Ask) -> Response:
 
 
 def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
-    """Why the command would fail at once, as far as can be seen from here; else empty."""
+    """Return why the command would fail immediately (no such program, not executable); empty if no reason is found.
+
+    Scripts and commands in a conda environment are not checked.
+    """
     if spec.is_script or spec.conda_env or not spec.arguments:
         return ""
     name = spec.arguments[0]
@@ -221,9 +224,9 @@ def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
 
 
 def _carry_out(ask: Ask, request: Request) -> str:
-    """What was asked, done; says what was. Raises NotFound, Conflict, UsageError as the answer says it.
+    """Have a request carried out, and return a sentence about the result. Raises NotFound, Conflict, UsageError.
 
-    ``LATER``: no scheduler runs; it is done when one starts, and until then what is so stays so.
+    The exit code ``LATER`` counts as success: no daemon runs, and the next one carries out the request.
     """
     answer = ask.source.do(request)
     text = "; ".join(answer.lines)
@@ -237,7 +240,7 @@ def _carry_out(ask: Ask, request: Request) -> str:
 
 
 def _done(value: Mapping[str, Any], said: str) -> Response:
-    """What is so now; and what was done, as a sentence, in a header: the body's keys are the contract's."""
+    """Return an answer with the new state as its body and the sentence about what was done in the header `SAID`."""
     return as_json(value, headers={SAID: quote(without_secrets(said)[:LONGEST_SAID])})
 
 
@@ -260,7 +263,10 @@ def _asking(kind: type[Any]) -> Callable[[Job], Request]:
 def _on_job(
     verb: str, request: Callable[[Job], Request], possible: Callable[[Job], bool], what: str = ""
 ) -> Callable[[Ask], Response]:
-    """A route that asks something of one job, where its state allows it. ``what``: what is done, as a sentence ends."""
+    """Return the function of a route that makes a request about one job.
+
+    ``possible``: whether the job's state allows the request; ``what``: the action as the error names it ("hold it").
+    """
     what = what or f"{verb} it"
 
     def does(ask: Ask) -> Response:
@@ -271,14 +277,14 @@ def _on_job(
         said = _carry_out(ask, request(job))
         job = ask.source.client.states([job.id])[0]
         if verb == "cancel" and job.state.ended and job.outcome is not Outcome.CANCELLED:
-            raise Conflict(said)  # it ended meanwhile, by itself
+            raise Conflict(said)  # it ended before the request to cancel it was carried out
         return _acted(job, "; ".join([said, *_also(ask, verb, job)]))
 
     return does
 
 
 def _also(ask: Ask, verb: str, job: Job) -> list[str]:
-    """What else one has to know who put a job back into the queue."""
+    """Return further sentences about a retried job: which dependencies to retry first, or that it is still held."""
     if verb != "retry":
         return []
     if job.state is JobState.SKIPPED:
@@ -300,7 +306,7 @@ first = _on_job("first", _asking(First), _waits, "put it first")
 
 
 def priority(ask: Ask) -> Response:
-    """Give a waiting job another priority."""
+    """Change the priority of a waiting job."""
     body = ask.body()
     check_keys(body, ("priority",))
     text = _text("priority", body.get("priority", ""))
@@ -313,7 +319,7 @@ def priority(ask: Ask) -> Response:
 
 
 def _place_of(ask: Ask, job: Job) -> str:
-    """What a waiting job's priority does not change: those that were put first come before all others."""
+    """Return a note on the jobs that were put first, whose place no priority changes; empty if there are none."""
     if job.state is not JobState.PENDING:
         return ""
     if job.order < 0:
@@ -328,13 +334,13 @@ def _place_of(ask: Ask, job: Job) -> str:
 
 
 def pause_gpu(ask: Ask) -> Response:
-    """No new job on this GPU."""
+    """Pause a GPU: no new job starts on it."""
     check_keys(ask.body(), ())
     return _paused(ask, _carry_out(ask, Pause((ask.numbers["n"],))))
 
 
 def resume_gpu(ask: Ask) -> Response:
-    """Jobs on this GPU again."""
+    """Resume a GPU. ``force`` in the body also accepts the foreign processes and memory that are on it now."""
     body = ask.body()
     check_keys(body, ("force",))
     force = bool(_yes("force", body.get("force", False)))
@@ -348,12 +354,12 @@ def _paused(ask: Ask, said: str) -> Response:
 
 
 def pause_queue(ask: Ask) -> Response:
-    """Start nothing at all."""
+    """Pause the queue: no job starts."""
     check_keys(ask.body(), ())
     return _done({"paused": True}, _carry_out(ask, PauseQueue(True)))
 
 
 def resume_queue(ask: Ask) -> Response:
-    """Start jobs again."""
+    """Resume the queue: jobs start again."""
     check_keys(ask.body(), ())
     return _done({"paused": False}, _carry_out(ask, PauseQueue(False)))

@@ -1,4 +1,4 @@
-"""The protocol of a connection: uvicorn's, with limits on everything that a client can take its time with."""
+"""HTTP connections: uvicorn's protocol with a limit on their number, and time limits against slow clients."""
 
 from __future__ import annotations
 
@@ -17,31 +17,34 @@ from uvicorn.server import ServerState
 from scheduler.web.middleware import PASSED, headers_of
 
 MOST_OPEN = 1000  # connections
-HEAD_S = 10.0  # from the connection, or the first byte of a next request, to the end of its headers
+HEAD_S = 10.0  # from connecting, or from the first byte of a further request, to the end of the headers
 KEEP_ALIVE_S = 15
-READER_S = 30.0  # a client that takes nothing of its answer for so long is cut
-LINGER_S = 3.0  # what still comes after an early answer is thrown away for so long: a reset could take that with it
-MOST_LINGER = 64 << 20  # bytes of that
-FLUSH_S = 10.0  # for the rest of an answer once the connection is being closed
+READER_S = 30.0  # a connection is aborted if the client does not read its answer for this time
+LINGER_S = 3.0  # for reading and dropping the rest of a request after an early answer: a reset could destroy the answer
+MOST_LINGER = 64 << 20  # bytes that are dropped at most
+FLUSH_S = 10.0  # for sending the rest of an answer before a connection is closed
 
 
 class Connections:
-    """All open ones of a server, the one that was idle longest first."""
+    """All open connections of a server, the least recently active first."""
 
     def __init__(self) -> None:
         self._all: dict[Connection, None] = {}
 
     def active(self, one: Connection) -> None:
-        """It has just come, or has been answered."""
+        """Note that a connection was opened or that its request was answered."""
         self._all.pop(one, None)
         self._all[one] = None
 
     def gone(self, one: Connection) -> None:
-        """It is closed."""
+        """Remove a closed connection."""
         self._all.pop(one, None)
 
     def make_room(self, newcomer: Connection) -> bool:
-        """Cut the oldest that does nothing when there are too many: False if each of the others is being served."""
+        """Return whether a new connection may stay: False if too many are open and all the others are being served.
+
+        Above `MOST_OPEN`, the least recently active connection that is not being served is aborted.
+        """
         if len(self._all) <= MOST_OPEN:
             return True
         idle = next((one for one in self._all if not one.served and one is not newcomer), None)
@@ -51,7 +54,7 @@ class Connections:
 
 
 class _Polite:
-    """uvicorn's transport, but closed in `Connection.close_politely`."""
+    """The transport that uvicorn gets: the real one, except that `close` calls `Connection.close_politely`."""
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport, self._connection = transport, connection
@@ -67,7 +70,7 @@ class _Polite:
 
 
 class Connection(H11Protocol):
-    """One connection. Whatever goes wrong in it ends it, and it alone."""
+    """One HTTP connection. An error in it closes only this connection. ``among``: all connections of the server."""
 
     def __init__(
         self,
@@ -89,10 +92,10 @@ class Connection(H11Protocol):
 
     @property
     def served(self) -> bool:
-        """Whether a request that has shown the token is being answered."""
+        """Whether an authenticated request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete and bool(self.cycle.scope.get(PASSED))
 
-    # -- its life -------------------------------------------------------------------------------------
+    # -- opening and closing --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._real = transport
@@ -113,13 +116,16 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def cut(self) -> None:
-        """End it at once, whatever is still to be sent."""
+        """Abort the connection; data that was not sent yet is lost."""
         self.closing = True
         self._among.gone(self)
         self._real.abort()
 
     def close_politely(self) -> None:
-        """Send what is left, for a while; and if more of a request may come, throw that away first."""
+        """Close the connection when the rest of the answer is sent, or after `FLUSH_S` seconds.
+
+        If more of the request may arrive, it is read and dropped for up to `LINGER_S` seconds.
+        """
         if self.closing:
             return
         self.closing = True
@@ -132,7 +138,7 @@ class Connection(H11Protocol):
             self._real.write_eof()
         self._end = self.loop.call_later(LINGER_S, self._real.abort)
 
-    # -- what comes -----------------------------------------------------------------------------------
+    # -- receiving ------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self.closing or self._end is not None:
@@ -143,7 +149,7 @@ class Connection(H11Protocol):
             return
         super().data_received(data)
         if self._end is not None and not self.closing and self.conn.their_state is not h11.SEND_BODY:
-            self._end.cancel()  # the rest of a request that was answered early has come
+            self._end.cancel()  # the rest of a request that was answered early has arrived
             self._end, self._thrown = None, 0
         if self.conn.their_state is h11.IDLE:
             self._await_head()
@@ -151,7 +157,10 @@ class Connection(H11Protocol):
             self._have_head()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Half a request gets its answer; a whole one too, if it has not begun to be answered."""
+        """Handle a client that has finished sending. Half a request is answered with an error.
+
+        Returns True, which keeps the connection open, if the answer to a whole request has not begun; never with TLS.
+        """
         if self.closing:
             return None
         if self.conn.their_state is h11.SEND_BODY or (self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]):
@@ -176,7 +185,7 @@ class Connection(H11Protocol):
         else:
             self.close_politely()
 
-    # -- what goes ------------------------------------------------------------------------------------
+    # -- sending --------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -194,7 +203,7 @@ class Connection(H11Protocol):
         if self._half_closed:
             self.close_politely()
         elif not self.closing and self.conn.their_state is h11.SEND_BODY:
-            if self.conn.they_are_waiting_for_100_continue:  # it may send the body or not: nobody could tell which
+            if self.conn.they_are_waiting_for_100_continue:  # what arrives next could be the body or a new request
                 self.close_politely()
             else:
                 self._end = self.loop.call_later(LINGER_S, self.cut)
@@ -212,12 +221,12 @@ class Connection(H11Protocol):
         self.close_politely()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is told so."""
+        """Answer bytes that are not valid HTTP with an error."""
         hint = getattr(sys.exc_info()[1], "error_status_hint", 400)
         self._answer_itself(hint if 400 <= hint < 500 else 400, "that is no HTTP request that can be read")
 
     def _answer_itself(self, code: int, text: str) -> None:
-        """An error where no request came through, and the end of the connection."""
+        """Answer with an error without calling the application, unless an answer has begun; close the connection."""
         if not self.closing and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"error": text}).encode()
             headers = [

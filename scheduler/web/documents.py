@@ -1,4 +1,4 @@
-"""The JSON of the HTTP API that no verb prints, one typed form a document (as `views/documents.py`)."""
+"""Typed forms of JSON that only the HTTP API returns; forms that commands print are in `views/documents.py`."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ When = Annotated[Optional[str], Field(format="date-time")]
 
 
 class Error(TypedDict):
-    """What went wrong, and what to do."""
+    """An error: the reason, and what to do."""
 
     error: str
 
 
 class Made(TypedDict):
-    """The job that was made."""
+    """The job that was queued."""
 
     id: Number
 
 
 class Acted(TypedDict):
-    """The job, as it is now."""
+    """The job's state after the request."""
 
     id: Number
     state: State
 
 
 class Paused(TypedDict):
-    """The GPUs that are paused now."""
+    """The GPUs that are paused after the request."""
 
     paused_gpus: list[Number]
 
 
 class Queue(TypedDict):
-    """Whether the queue is paused now."""
+    """Whether the queue is paused after the request."""
 
     paused: bool
 
 
 class Gpus(TypedDict):
-    """The GPUs."""
+    """The GPUs of the scheduler."""
 
     schema: Version
     gpus: list[GpuDocument]
 
 
 class PreviewAnswer(TypedDict):
-    """What would happen."""
+    """What would happen to a job if it were submitted now."""
 
     schema: Version
     would: Annotated[str, Field(choices=("start", "wait", "never"))]
@@ -64,7 +64,7 @@ class PreviewAnswer(TypedDict):
 
 
 class StoryEvent(TypedDict):
-    """Something that happened."""
+    """An event of a job."""
 
     at: When
     kind: str
@@ -72,7 +72,7 @@ class StoryEvent(TypedDict):
 
 
 class StoryAttempt(TypedDict):
-    """A run."""
+    """An attempt of a job."""
 
     attempt: int
     started_at: When
@@ -84,28 +84,28 @@ class StoryAttempt(TypedDict):
 
 
 class Story(TypedDict):
-    """What happened to a job."""
+    """The event history and the attempts of a job."""
 
     schema: Version
     events: list[StoryEvent]
     attempts: list[StoryAttempt]
 
 
-# The keys of a point are those of the tables that make it.
+# The keys of a point are those of the tables in `history.py` that it is made with.
 GpuPoint = TypedDict("GpuPoint", {"at": float, **dict.fromkeys(OF_GPU, Optional[float]), "paused": bool})  # type: ignore[misc]
 JobPoint = TypedDict("JobPoint", {"at": float, **dict.fromkeys(OF_JOB, Optional[float])})  # type: ignore[misc]
 PauseSpan = TypedDict("PauseSpan", {"gpu": Optional[int], "from": float, "to": Optional[float]})
 
 
 class GpuCurve(TypedDict):
-    """A GPU."""
+    """The curve of a GPU."""
 
     index: int
     samples: Annotated[list[GpuPoint], Field("Means over a step; null where nothing was measured.")]
 
 
 class GpuHistory(TypedDict):
-    """Curves of the GPUs: memory in bytes, loads and shares 0 to 1, times in seconds since 1970."""
+    """Curves of the GPUs (memory in bytes, load and share 0 to 1, °C, W) and pauses; times in seconds since 1970."""
 
     schema: Version
     gpus: list[GpuCurve]
@@ -115,20 +115,20 @@ class GpuHistory(TypedDict):
 
 
 class JobCurve(TypedDict):
-    """A run."""
+    """The curve of an attempt."""
 
     attempt: int
     samples: Annotated[list[JobPoint], Field("Means over a step; null where nothing was measured.")]
 
 
 class JobHistory(TypedDict):
-    """Curves of a job."""
+    """Curves of the attempts of a job: memory in bytes, load 0 to 1, times in seconds since 1970."""
 
     schema: Version
     attempts: list[JobCurve]
 
 
-# Name in the OpenAPI document → form.
+# Name in the OpenAPI document → form of the JSON.
 FORMS: dict[str, Any] = {
     "job": JobDocument, "jobs": JobsDocument, "status": StatusDocument, "error": Error, "made": Made, "acted": Acted, "paused": Paused,
     "queue": Queue, "gpus": Gpus, "preview": PreviewAnswer, "story": Story, "gpu_history": GpuHistory, "job_history": JobHistory,

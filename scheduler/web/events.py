@@ -1,4 +1,4 @@
-"""Server-sent events: what changes is told to every page that listens, by one watcher for all of them."""
+"""Server-sent events: one watcher thread looks for changes in the store and sends them to all open streams."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from scheduler.web.routes import Ask, NotNow
 EVERY_S = 0.2
 PING_S = 15
 MOST_STREAMS = 64
-MOST_QUEUED = 1000  # events that a slow listener may have before it
-AGAIN_MS = 2000  # so long a browser waits before it connects again
+MOST_QUEUED = 1000  # events that may wait in one stream
+AGAIN_MS = 2000  # the time that a browser waits before it reconnects
 FIRST_LOOK_S = 5.0
-SLOW_S = 30.0  # a listener that takes nothing for so long has gone
+SLOW_S = 30.0  # a stream is closed if its client reads nothing for this time
 
-Told = tuple[str, str]  # event, its data as one line of JSON
+Told = tuple[str, str]  # name of the event, its data as one line of JSON
 
 
 class _Listener:
-    """What one stream still has to send. Told from any thread, read by one event loop."""
+    """The queue of events that one stream has to send. Any thread may add events; one event loop reads them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class _Listener:
         self._wake = asyncio.Event()
 
     def tell(self, told: Iterable[Told]) -> None:
-        """Something is to be sent; a stream that cannot keep up ends, and its page is told to begin anew."""
+        """Add events. If more than `MOST_QUEUED` wait, replace them with one event ``again`` and end the stream."""
         with self._lock:
             if self._over:
                 return
@@ -58,18 +58,18 @@ class _Listener:
             self._rouse()
 
     def end(self) -> None:
-        """Nothing more is to be sent."""
+        """End the stream once the events in the queue are sent."""
         with self._lock:
             self._over = True
             self._rouse()
 
     def _rouse(self) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: it has gone
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the stream with it
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     async def next(self) -> Told | None:
-        """What is to be sent next, waited for; None at the end."""
+        """Wait for the next event and return it; None at the end of the stream."""
         while True:
             with self._lock:
                 self._loop = asyncio.get_running_loop()
@@ -82,33 +82,36 @@ class _Listener:
 
 
 class Hub:
-    """All streams of one page, and the watcher, which lives as long as somebody listens."""
+    """All event streams of the server, and the watcher thread, which runs while any stream is open."""
 
     def __init__(self, client: SchedulerClient) -> None:
         self.client = client
         self._lock = threading.Lock()
         self._listeners: set[_Listener] = set()
-        self._standing: dict[str, str] = {}  # what a new listener is told first: the last of gpus, queue, scheduler
+        self._standing: dict[str, str] = {}  # kind (not job) → data of its last event; sent first in a new stream
         self._watcher: threading.Thread | None = None
         self._wake = threading.Event()
-        self._begun = threading.Event()  # set once the watcher has looked for the first time
+        self._begun = threading.Event()  # set after the watcher has read the store for the first time
         self._closed = False
 
     def close(self) -> None:
-        """End all streams, and begin none any more: the server ends."""
+        """End all streams and refuse new ones; called when the server stops."""
         with self._lock:
             self._closed = True
         self.end_all()
         self._wake.set()
 
     def end_all(self) -> None:
-        """End all streams there are."""
+        """End all open streams; new ones are still accepted."""
         with self._lock:
             for one in self._listeners:
                 one.end()
 
     def join(self) -> _Listener:
-        """One more stream: it is told what changes from this moment on. Raises NotNow. Blocks until the store was looked at."""
+        """Add a stream and return its queue. Raises NotNow if too many streams are open or the server stops.
+
+        Blocks until the watcher has read the store for the first time, `FIRST_LOOK_S` seconds at most.
+        """
         listener = _Listener()
         with self._lock:
             if self._closed or len(self._listeners) >= MOST_STREAMS:
@@ -124,12 +127,12 @@ class Hub:
         return listener
 
     def leave(self, listener: _Listener) -> None:
-        """Tell it nothing more."""
+        """Remove a stream."""
         with self._lock:
             self._listeners.discard(listener)
 
     def _watch(self, begun: threading.Event) -> None:
-        """Look until nobody listens any more."""
+        """Send changes to all streams until none is left. Sets ``begun`` after the first look at the store."""
         watch = self.client.changes()
         trouble = ""
         try:
@@ -153,7 +156,7 @@ class Hub:
                         self._watcher, self._standing = None, {}
                         return
                 self._wake.wait(EVERY_S)
-        except Exception:  # a defect of ours: the streams end, and the pages connect again
+        except Exception:  # a defect: the streams end, and the pages reconnect
             logging.getLogger(__name__).exception("the watcher ended")
             with self._lock:
                 self._watcher, self._standing = None, {}
@@ -169,7 +172,7 @@ def _said(error: Exception) -> str:
 
 
 def _line(value: Any) -> str:
-    return json.dumps(value)  # ASCII, so without any character that ends a line
+    return json.dumps(value)  # ASCII only, so that no character ends the line
 
 
 def _events_of(news: News) -> list[Told]:
@@ -186,7 +189,7 @@ def _events_of(news: News) -> list[Told]:
 
 
 class _Events(EventSourceResponse):
-    """A stream that leaves the hub however it ends."""
+    """A response that streams events and always removes its stream from the hub at the end."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub, self._listener = hub, hub.join()
@@ -203,7 +206,7 @@ class _Events(EventSourceResponse):
 
 
 def events(ask: Ask) -> Response:
-    """The stream of what changes. Raises NotNow."""
+    """Return a stream of changes. Raises NotNow if too many streams are open."""
     hub: Hub = ask.request.app.state.hub
     return _Events(hub)
 
@@ -213,7 +216,7 @@ def _ping() -> ServerSentEvent:
 
 
 async def _stream(listener: _Listener) -> AsyncIterator[ServerSentEvent]:
-    numbers = itertools.count(1)  # they say nothing: a browser that connects again is told anew how things stand
+    numbers = itertools.count(1)  # not used to resume: a browser that reconnects gets the current state first
     yield ServerSentEvent(comment="gpujob", retry=AGAIN_MS, sep="\n")
     while (told := await listener.next()) is not None:
         event, data = told

@@ -1,4 +1,4 @@
-"""The curves over HTTP: what GPUs and jobs were like, as far as the history is kept."""
+"""The routes of the HTTP API that return the recorded curves of GPUs and jobs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from scheduler.core.errors import UsageError
 from scheduler.web.routes import Ask, as_json
 
 SPAN_S = 3600
-POINTS = 360  # of a curve, where no step is asked for
+POINTS = 360  # rough maximum for a curve if the request has no step
 LONGEST_S = 90 * 86_400
 MIB = 1 << 20
-# Key → (field of the sample, factor to base units).
+# Key in the JSON → (field of the sample, factor to base units).
 OF_GPU: Mapping[str, tuple[str, float]] = {
     "memory_used": ("used_mib", MIB), "memory_own": ("own_mib", MIB), "memory_foreign": ("foreign_mib", MIB),
     "memory_reserved": ("reserved_mib", MIB), "load": ("load", 1), "temperature": ("temperature_c", 1), "power": ("power_w", 1),
@@ -28,7 +28,7 @@ OF_JOB: Mapping[str, tuple[str, float]] = {
 
 
 def gpus(ask: Ask) -> Response:
-    """The curves of all GPUs, and when they were paused. Times: seconds since 1970."""
+    """Return curves and pauses of all GPUs (times: seconds since 1970). Raises UsageError for an invalid time range."""
     end = ask.whole("to", int(time.time()) + 1, 1, 1 << 40)
     start = ask.whole("from", max(0, end - SPAN_S), 0, 1 << 40)
     if not 0 < end - start <= LONGEST_S:
@@ -50,7 +50,7 @@ def gpus(ask: Ask) -> Response:
 
 
 def job(ask: Ask) -> Response:
-    """The curves of a job, attempt by attempt."""
+    """Return the curves of a job, one for each attempt. Raises NotFound if there is no such job."""
     number = ask.numbers["id"]
     ask.source.client.states([number])
     found = ask.source.client.job_history(number)  # type: ignore[attr-defined,unused-ignore]
@@ -62,7 +62,7 @@ def job(ask: Ask) -> Response:
 
 
 def _point(sample: Any, fields: Mapping[str, tuple[str, float]]) -> dict[str, Any]:
-    """A sample in base units; None for what was not measured."""
+    """Return a sample as JSON in base units (bytes, shares 0 to 1); None for a value that was not measured."""
     point: dict[str, Any] = {"at": sample.at}
     for key, (name, factor) in fields.items():
         value = getattr(sample, name)

@@ -1,7 +1,7 @@
-"""A job's log as text: its last lines, what came since, or the lines that hold a word; never more than fits.
+"""The log of a job as text: its last lines, the part after or before a byte, or the lines that contain a word.
 
-The text is what a terminal would end up showing (`views/terminal_replay.py`): progress bars are one line. What is read is bounded,
-however large the log is and whatever stands in it; only files that the store names for that job are opened.
+The text is what a terminal would show in the end (`views/terminal_replay.py`): a progress bar is one line. The number
+of bytes read is limited for every log; only files that the store names for that job are opened.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from scheduler.views.terminal_replay import Folder
 from scheduler.web.routes import Ask, NotNow
 
 DEFAULT_LINES, MOST_LINES = 200, 10_000
-MOST_BYTES = 1 << 20  # of an answer
+MOST_BYTES = 1 << 20  # of the log in one answer
 LONGEST_LINE = 256 << 10
-SEARCHED = 64 << 20  # the last bytes of a log are looked through for a word
+SEARCHED = 64 << 20  # bytes at the end of a log that are searched; less of a packed log
 SEARCHED_PACKED = 8 << 20
 LONGEST_WORD = 200
-MOST_PLACES = 200  # told of found lines, the last ones: a header must not grow without end
-AT_ONCE = 2  # searches
+MOST_PLACES = 200  # positions of found lines (the last ones) in the header, which must stay short
+AT_ONCE = 2  # searches that may run at the same time
 PATIENCE_S = 5.0
-SEARCH_S = 5.0  # one search; what was not looked through by then is not
+SEARCH_S = 5.0  # time limit of one search; the rest of the log is not searched
 _LINE_END = re.compile(rb"\n")
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 
@@ -52,8 +52,12 @@ _searching = threading.BoundedSemaphore(AT_ONCE)
 
 @dataclass(slots=True)
 class Part:
-    """Some of a log, from the byte ``start`` on. ``end``: the byte where the next part begins; ``unfinished``: characters
-    at the end of ``text``; ``places``: the bytes where found lines begin.
+    """A part of a log, or the lines found in it.
+
+    ``text``: as a terminal shows it; ``size``: bytes in the log; ``start``: byte where this part begins; ``end``: byte
+    where the next part begins; ``unfinished``: characters of an unfinished line at the end of ``text``; ``restarted``:
+    the log is shorter than the requested start; ``cut``: some of the log was not read; ``places``: bytes where found
+    lines begin.
     """
 
     text: str = ""
@@ -67,7 +71,7 @@ class Part:
 
 
 def log(ask: Ask) -> Response:
-    """The log of a job, or a part of it."""
+    """Answer with a part of a job's log, or with its lines that contain a word. Raises UsageError, NotFound, NotNow."""
     lines = ask.whole("tail", DEFAULT_LINES, 0, MOST_LINES)
     start = ask.whole("from", 0, 0, 1 << 62) if ask.query("from") is not None else None
     before = ask.whole("before", 0, 0, 1 << 62) if ask.query("before") is not None else None
@@ -107,7 +111,7 @@ def log(ask: Ask) -> Response:
 
 
 def _part(log: LogWindow, start: int | None, lines: int, before: int | None = None) -> Part:
-    """What stands from ``start`` on, or the last lines: of all, or of what stands before a byte."""
+    """Return the log from byte ``start`` on, or the last lines of it; ``before``: the last lines before this byte."""
     size = log.size
     if before is not None:
         log.size = min(size, before)
@@ -119,7 +123,7 @@ def _part(log: LogWindow, start: int | None, lines: int, before: int | None = No
     whole = data.rfind(b"\n") + 1
     rest = data[whole:]
     if len(rest) >= LONGEST_LINE_SHOWN or (len(data) == MOST_BYTES and not whole):
-        whole, rest = len(data) - _half_character(data), b""  # it has no end in sight: given as it comes
+        whole, rest = len(data) - _half_character(data), b""  # a very long line: return it in parts
     folder = Folder(longest=LONGEST_LINE)
     if entered:
         folder.enter()
@@ -136,7 +140,7 @@ def _part(log: LogWindow, start: int | None, lines: int, before: int | None = No
 
 
 def _half_character(data: bytes) -> int:
-    """How many bytes at the end are the beginning of a character."""
+    """Return the number of bytes at the end that are the beginning of an incomplete UTF-8 character."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:
@@ -147,9 +151,10 @@ def _half_character(data: bytes) -> int:
 
 
 def _found(log: LogWindow, word: str, most: int) -> Part:
-    """The last lines that hold a word, whatever its case, each with its number; from the end where the beginning was not read.
+    """Return the last ``most`` lines that contain a word, ignoring case, each with its number. Raises NotNow.
 
-    Looks from the end, in blocks of whole lines as far as there are any; most blocks do not hold it, and cost little.
+    Lines are numbered from the end (``-1`` is the last) if the beginning of the log was not read. The search goes
+    backwards in blocks of whole lines (or of a part of a very long line); a block without the word costs little.
     """
     if not _searching.acquire(timeout=PATIENCE_S):
         raise NotNow("others are searching logs", do="try again in a moment")
@@ -160,12 +165,12 @@ def _found(log: LogWindow, word: str, most: int) -> Part:
 
 
 def _without_escapes(data: bytes) -> str:
-    """As good as what a terminal shows, for a first look: to fold costs a second for half a MiB of them."""
+    """Return the text case-folded and without escape sequences: a first check that is much faster than `Folder`."""
     return (_ESCAPES.sub(b"", data) if b"\x1b" in data else data).decode("utf-8", "replace").casefold()
 
 
 def _found_in(log: LogWindow, word: str, most: int) -> Part:
-    hits: deque[tuple[int, str, int]] = deque()  # lines behind it, itself counted; the line; and its place
+    hits: deque[tuple[int, str, int]] = deque()  # number of the line from the end, its text, its byte
     first = max(0, log.size - min(SEARCHED, log.at_hand))
     end, behind, room = log.size, 0, MOST_BYTES
     cut = bool(first) or log.cut
@@ -197,7 +202,7 @@ def _found_in(log: LogWindow, word: str, most: int) -> Part:
     if first or log.cut:
         text = "".join(f"-{number}:{line}\n" for number, line, _ in hits)
     else:
-        while end > 0:  # how many lines stand before them
+        while end > 0:  # count the lines before this block, to number the lines from the beginning
             start = max(0, end - CHUNK)
             behind += log.read(start, end - start).count(b"\n")
             end = start

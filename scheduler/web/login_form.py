@@ -1,4 +1,4 @@
-"""The page that asks for the token, and the one that says why a request was refused: whole without scripts."""
+"""The sign-in page and the page for refused requests. Both work without scripts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import html
 import re
 from string import Template
 
-# Where one may be led after signing in: a page of ours, and nothing that a browser would take for another host.
+# Paths that a browser may be sent to after signing in: our own pages, and no path that it could read as another host.
 _PAGE = re.compile(r"/|/[a-z]{1,20}(/[0-9]{1,15})?", re.ASCII)
 _STYLE = """\
 :root{color-scheme:light dark}
@@ -24,7 +24,7 @@ code{overflow-wrap:anywhere;font-size:.9em;padding:.1em .3em;border-radius:.3em;
 @media(prefers-color-scheme:dark){body{background:#12151a;color:#e7eaf0}main{background:#1b2028;border-color:#39414e}
 code{background:#2a313c}.wrong{border-color:#ff7b86;color:#ff9ba3}}
 """
-# `no-referrer` would have the form sent with `Origin: null`; nothing here has an address to hide from ourselves.
+# `same-origin`, because with `no-referrer` browsers send the form with `Origin: null`.
 _PAGE_TEXT = Template("""\
 <!doctype html>
 <html lang="en">
@@ -57,12 +57,12 @@ $wrong<form method="post" action="/login">
 
 
 def page_of(path: str) -> str:
-    """``path`` if it is one that a browser may be led to after signing in, else the first page."""
+    """Return ``path`` if a browser may be sent there after signing in, else ``/``."""
     return path if _PAGE.fullmatch(path) and path != "/login" and path != "/logout" else "/"
 
 
 def login_page(token_file: str, nonce: str, next_page: str = "/", wrong: str = "") -> bytes:
-    """The form. ``token_file`` as a word of a shell; ``wrong``: why it is shown again."""
+    """Return the sign-in page. ``token_file``: its path, quoted for a shell; ``wrong``: the error of the last try."""
     said = f'<p class="wrong" id="wrong" role="alert">{html.escape(wrong)}</p>\n' if wrong else ""
     inner = _FORM.substitute(
         file=html.escape(token_file),
@@ -74,7 +74,7 @@ def login_page(token_file: str, nonce: str, next_page: str = "/", wrong: str = "
 
 
 def refusal_page(code: int, text: str, nonce: str) -> bytes:
-    """Why a request was refused, for people."""
+    """Return the page that shows why a request was refused."""
     return _whole("Refused", f"Refused ({code})", f"<p>{html.escape(text)}</p>", nonce)
 
 

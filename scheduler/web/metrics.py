@@ -1,7 +1,7 @@
-"""The figures of a scheduler in Prometheus' text form: read from the store alone, so they come at once whatever hangs.
+"""Metrics of a scheduler in Prometheus' text format, read from its files alone, even if the daemon or a GPU hangs.
 
-No label names a job, a script, a command or a user: states, outcomes, reason codes, GPUs and parts of memory are all there
-are. See docs/metrics.md.
+Labels are states, outcomes, reason codes, GPUs, parts of memory and the version of gpujob, never a job, script, command
+or user. See docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 def metrics(client: SchedulerClient) -> bytes:
-    """All figures. Raises SchedulerError when prometheus-client is not there, or the store cannot be read."""
+    """Return all metrics. Raises SchedulerError if prometheus-client is not installed or the store cannot be read."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest
     except ImportError as error:
@@ -42,7 +42,11 @@ def metrics(client: SchedulerClient) -> bytes:
 
 
 class _Figures:
-    """What there is at one moment, as prometheus-client wants to be given it."""
+    """A collector for prometheus-client: the metrics of a scheduler at one time.
+
+    ``tallied``: the counters of `core/counters.py`; ``blocked``: reason code → number of waiting jobs; ``ticks``: the
+    number of passes by duration, and the sum of the durations in seconds, or None.
+    """
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class _Figures:
         self.stale_s, self.now = max(LEAST_STALE_S, STALE_AFTER * interval_s), now
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics; one of which nothing is known has a type and no value."""
+        """Yield all metrics; a metric whose values are unknown has a type and no samples."""
         yield from self._scheduler()
         yield from self._jobs()
         yield from self._gpus()
@@ -103,7 +107,7 @@ class _Figures:
         yield _gauge("gpujob_queue_blocked", "Waiting jobs by why they wait.", ("reason",), blocked)
 
     def _gpus(self) -> Iterator[Metric]:
-        """Nothing without a scheduler: what it saw last may be long ago."""
+        """Yield the metrics of the GPUs, without samples if no daemon runs: its last readings may be old."""
         gpus = self.view.gpus if self.view.alive else ()
         who = {gpu.gpu.index: (str(gpu.gpu.index), gpu.gpu.uuid) for gpu in gpus}
 
@@ -139,7 +143,7 @@ class _Figures:
 
 
 def _parts(gpu: GpuView) -> list[tuple[str, int]]:
-    """The parts of a GPU's memory in MiB; together they are all of it."""
+    """Return the parts of a GPU's memory in MiB, which add up to its size; empty if they are unknown."""
     read = gpu.reading
     if read is None or read.foreign_mib is None or read.reserved_mib is None or not read.memory_total_mib:
         return []
@@ -173,7 +177,7 @@ def _labelled_counter(
 
 
 def _counter(name: str, text: str, label: str, known: Sequence[str], tallied: Mapping[str, float]) -> Metric:
-    """A counter with each label that there can be, from 0 on: else its first increase would be seen by no `rate`."""
+    """Return a counter with a sample for every known label, also at 0: else `rate` would miss the first increase."""
     names = (*known, *sorted(tallied.keys() - set(known)))
     return _labelled_counter(name, text, (label,), [((one,), tallied.get(one, 0.0)) for one in names])
 

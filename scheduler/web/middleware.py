@@ -1,4 +1,4 @@
-"""What every request has to pass, and what every answer carries."""
+"""The gate in front of the application: the checks of every request, and the headers of every answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scheduler.web.auth_throttle import Guesses
 from scheduler.web.login_form import login_page, page_of, refusal_page
 from scheduler.web.routes import BODY, JSON, NONCE
 
-PASSED = "gpujob.passed"  # in the scope once the request has shown the token
+PASSED = "gpujob.passed"  # key that is in the scope once the request is authenticated
 MOST_BODY = 1 << 20
 MOST_HEAD = 16 << 10  # bytes of a request's path and headers
 MOST_FORM = 4096
@@ -28,13 +28,13 @@ BODY_S = 10.0
 STATIC_S = 3600
 FORM = "application/x-www-form-urlencoded"
 SAFE = frozenset({"GET", "HEAD"})
-# No route of ours has another character in it: what is spelled some other way is no way in.
+# The characters that our routes use. Any other path is refused, also one that is percent-encoded.
 _PATH = re.compile(r"/(?!/)[A-Za-z0-9._~/-]*", re.ASCII)
 _OURS = frozenset({b"server", b"date", b"cache-control"})
 
 
 def headers_of(nonce: str, cache: str = "no-store") -> list[tuple[bytes, bytes]]:
-    """What every answer carries; scripts and styles of the page may carry the ``nonce``."""
+    """Return the headers of every answer. ``nonce``: for inline scripts and styles; empty: the answer is not a page."""
     policy = (
         f"default-src 'self'; script-src 'self' 'nonce-{nonce}'; style-src 'self' 'nonce-{nonce}'; img-src 'self' data:; "
         "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -53,10 +53,11 @@ def headers_of(nonce: str, cache: str = "no-store") -> list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Entrance:
-    """Where the page stands and who may come in.
+    """The address of the server, and what a request needs to pass the gate.
 
-    ``hosts``: what `Host` may be, in small letters. ``any_address``: it listens on all addresses of this machine, and
-    the one that was really called may stand there too. ``secure``: browsers reach it by HTTPS alone. ``tell``: for the log.
+    ``hosts``: accepted values of `Host`, in lower case. ``token_file``: path shown to users. ``tell``: logs a sentence.
+    ``any_address``: the server listens on all addresses of this machine, so `Host` may also be the address that the
+    client has connected to. ``secure``: browsers reach the server by HTTPS only.
     """
 
     key: Key
@@ -69,9 +70,10 @@ class Entrance:
 
 
 class Refusal(Exception):
-    """The answer to a request that does not pass. ``close``: nothing more is read.
+    """A request did not pass the gate. ``code`` and ``text``: the answer; ``close``: the connection is closed after it.
 
-    ``login``: with the form to sign in, which leads to ``place`` (else to what was asked for) and says what was ``wrong``.
+    ``login``: browsers get the sign-in form with the error ``wrong``; after signing in they go to ``place`` (default:
+    the requested path).
     """
 
     def __init__(
@@ -82,11 +84,11 @@ class Refusal(Exception):
 
 
 class _Gone(Exception):
-    """The client has left: nobody is there to be answered."""
+    """The client has disconnected before its request was complete."""
 
 
 class _Asked:
-    """A request as the gate looks at it."""
+    """The parts of a request that the gate checks."""
 
     def __init__(self, scope: Scope) -> None:
         self.method: str = scope["method"]
@@ -103,7 +105,7 @@ class _Asked:
         return next(iter(self.all(name)), "")
 
     def size(self) -> int:
-        """Bytes of its path and headers."""
+        """Return the size of the path and the headers in bytes."""
         return len(self.raw_path) + sum(len(name) + len(value) + 4 for name, value in self._headers)
 
     def media_type(self) -> str:
@@ -111,13 +113,13 @@ class _Asked:
         return found[0].partition(";")[0].strip().lower() if len(found) == 1 else ""
 
     def wants_page(self) -> bool:
-        """Whether a person asks, in a browser."""
+        """Return whether to answer with an HTML page: the client accepts HTML, and the path is not one for programs."""
         programs = self.path.startswith("/api/") or self.path == "/metrics"
         return not programs and "text/html" in self.one(b"accept").lower()
 
 
 class _Answer:
-    """Sends an answer with what every one of them carries, and knows how far it came."""
+    """The sender of an answer: adds the headers of every answer, and records whether it has begun and is complete."""
 
     def __init__(self, send: Send, path: str, nonce: str) -> None:
         self._send, self._path, self._nonce = send, path, nonce
@@ -141,7 +143,7 @@ class _Answer:
         await self._send(message)
 
     async def whole(self, code: int, media: str, body: bytes, more: Sequence[tuple[str, str]] = ()) -> None:
-        """An answer in one piece."""
+        """Send a whole answer. ``more``: further headers."""
         headers = [("content-type", media), ("content-length", str(len(body))), *more]
         start = [(name.encode(), value.encode("latin-1")) for name, value in headers]
         await self({"type": "http.response.start", "status": code, "headers": start})
@@ -149,7 +151,7 @@ class _Answer:
 
 
 class Gate:
-    """Stands before the application. Leaves the whole body of a POST in the scope (`BODY`), and the `NONCE`."""
+    """ASGI middleware in front of the application. Adds `NONCE` and the whole body of a POST (`BODY`) to the scope."""
 
     def __init__(self, app: ASGIApp, entrance: Entrance) -> None:
         self.app, self.entrance = app, entrance
@@ -169,7 +171,7 @@ class Gate:
                 await self._refuse(refusal, asked, answer, nonce)
         except _Gone:
             return
-        except Exception as error:  # a defect of ours: told in the log, and not to whoever asked
+        except Exception as error:  # a defect: the details go to the log, not to the client
             self._note(error, asked)
             if not answer.begun:
                 await answer.whole(500, JSON, _problem("a defect of gpujob, please report it: its log says more"))
@@ -179,11 +181,11 @@ class Gate:
     # -- the checks, in their order -------------------------------------------------------------------
 
     async def _judge(self, asked: _Asked, scope: Scope, receive: Receive, answer: _Answer) -> bool:
-        """Whether the application is to answer; False where it was answered here. Raises Refusal, _Gone."""
+        """Return True if the application has to answer, False if this method has answered. Raises Refusal, _Gone."""
         if asked.all(b"transfer-encoding") and asked.all(b"content-length"):
             raise Refusal(400, "both Content-Length and Transfer-Encoding: where it ends is not known", close=True)
         self._check_host(asked)
-        if asked.size() > MOST_HEAD:  # the protocol counts only what comes in more than one piece
+        if asked.size() > MOST_HEAD:  # h11 limits only headers that arrive in several pieces
             raise Refusal(431, f"headers of more than {MOST_HEAD >> 10} KiB", close=True)
         if asked.method == "POST" and asked.raw_path == "/login":
             await self._login(asked, receive, answer)
@@ -231,7 +233,7 @@ class Gate:
         )
 
     async def _check_token(self, asked: _Asked) -> bool:
-        """Whether it came by cookie (else by token). Raises Refusal."""
+        """Return True if a cookie authenticates the request, False if the token does. Raises Refusal without either."""
         said = asked.all(b"authorization")
         if said:
             scheme, _, token = said[0].strip().partition(" ")
@@ -251,14 +253,14 @@ class Gate:
         return _cookies(asked.all(b"cookie"), self.entrance.key.cookie_name)
 
     def _check_origin(self, asked: _Asked) -> None:
-        """A page of another origin may not have anything changed; programs send none."""
+        """Raise Refusal for a change that a page of another origin requests. Programs send no `Origin`, and pass."""
         said = asked.all(b"origin")
         if not said:
             return
         schemes = {asked.scheme, "https" if self.entrance.secure else asked.scheme}
         if len(said) == 1 and said[0].lower() in {f"{scheme}://{asked.one(b'host').lower()}" for scheme in schemes}:
             return
-        # A form of our own pages, which let no address out, has none to tell; this header no script can set.
+        # By the referrer policy of our pages, their forms have the Origin "null"; no script can set Sec-Fetch-Site.
         if said == ["null"] and asked.path in ("/login", "/logout") and asked.all(b"sec-fetch-site") == ["same-origin"]:
             return
         raise Refusal(403, "a change asked for by a page from elsewhere (Origin)")
@@ -321,13 +323,13 @@ def _problem(text: str) -> bytes:
 
 
 def _cookies(headers: Sequence[str], name: str) -> list[str]:
-    """The values that came under this name, the first few of them."""
+    """Return the values of the cookies with this name, four at most."""
     pairs = (pair.strip().partition("=") for header in headers for pair in header.split(";"))
     return [value for key, _, value in pairs if key == name][:4]
 
 
 async def _body(asked: _Asked, receive: Receive, most: int) -> bytes:
-    """All that was sent. Raises Refusal (too much, too late), _Gone."""
+    """Return the whole body. Raises Refusal if it exceeds ``most`` bytes or takes too long; _Gone on a disconnect."""
     length = asked.one(b"content-length")
     too_much = Refusal(413, f"more than {most >> 10} KiB were sent")
     if length.isdigit() and int(length) > most:
@@ -353,7 +355,7 @@ async def _body(asked: _Asked, receive: Receive, most: int) -> bytes:
 
 
 def _told(scope: Scope, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """``receive`` for the application: what the gate has read, once more."""
+    """Return a ``receive`` for the application that first returns the body that the gate has read."""
     if BODY not in scope:
         return receive
     left = [scope[BODY]]

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the HTTP API, made from its table of routes: what is not in the table is not described."""
+"""The OpenAPI document of the HTTP API, generated from its table of routes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.views.json_schema import schema_of
 from scheduler.web.documents import FORMS
 from scheduler.web.routes import JSON, Call
 
-HIGHEST = 10**15 - 1  # of the numbers in an address
+HIGHEST = 10**15 - 1  # largest value of an integer parameter
 ABOUT = (
     "The scheduler of one machine's GPUs. Reading is GET; each change is a POST of a JSON object. Sign in with the token "
     "that lies beside the scheduler's store, as `Authorization: Bearer`; a browser that has signed in also sends "
@@ -34,12 +34,12 @@ OF_CHANGES = {
 
 
 def ref(name: str) -> dict[str, str]:
-    """A schema of the document."""
+    """Return a reference to a schema of the document."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def document(calls: Iterable[Call]) -> dict[str, Any]:
-    """OpenAPI 3.1."""
+    """Return the OpenAPI 3.1 document that describes these routes."""
     paths: dict[str, dict[str, Any]] = {}
     for call in calls:
         paths.setdefault(call.path, {})[call.method.lower()] = _operation(call)
@@ -65,13 +65,13 @@ def document(calls: Iterable[Call]) -> dict[str, Any]:
 
 
 def described(form: Any) -> dict[str, Any]:
-    """The schema of a form, which refers to a job by its place in this document."""
+    """Return the JSON Schema of a form; it refers to the schema of a job in the document."""
     made = schema_of(form, {} if form is JobDocument else {JobDocument: "job"})
     return {"description": form.__doc__, **_here(made)}
 
 
 def _here(value: Any) -> Any:
-    """A schema whose references lead into this document."""
+    """Return the schema with every reference replaced by one to the schema of a job in the document."""
     if isinstance(value, dict):
         return ref("job") if "$ref" in value else {key: _here(inner) for key, inner in value.items()}
     return [_here(inner) for inner in value] if isinstance(value, list) else value

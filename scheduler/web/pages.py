@@ -1,4 +1,4 @@
-"""The pages for people: whole without scripts, and kept up to date by one that fetches them again."""
+"""The HTML pages. They are complete without scripts; `static/live.js` keeps them up to date."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ LEAST_H, MOST_H = 1 / 60, 24 * 366.0
 HEAT_RANGES = (("24 h", 24), ("7 d", 168), ("30 d", 720))
 MEASURES = {"load": "load", "booked": "share booked", "memory": "memory in use"}
 SPANS = (("today", "24 h", DAY_S), ("week", "7 d", 7 * DAY_S), ("month", "30 d", 30 * DAY_S), ("all", "all", None))
-CURVE_S = 30.0  # between the points of a curve of the last hour
+CURVE_S = 30.0  # between two points of the curves of the last hour
 BAND_PX, HEAD_PX, STRIP_PX, GAP_PX, AXIS_PX, LANE_PX, MOST_LANES_PX, PAUSE_PX = 46, 17, 7, 8, 22, 15, 180, 7
-# Fields of the form; the one of full width comes last.
+# Fields of the submit form; the working folder, a field of full width, comes last.
 FORM_OPTIONS = sorted((option for option in SUBMIT_OPTIONS if option.form), key=lambda option: option.name == "cwd")
-THIN = 1.2  # per cent of the width: a bar up to this wide is drawn some pixels wide at least
+THIN = 1.2  # per cent of the width: narrower bars are drawn at least 3 pixels wide
 
 
 def _page(ask: Ask, template: str, status: int = 200, **names: Any) -> Response:
-    """A whole page; ``here`` tells its place in the navigation."""
+    """Return a whole page. ``names``: the variables of the template; ``here`` marks its entry in the navigation."""
     places = ask.source.client.places
     values = {"now": time.time(), "nonce": ask.nonce, "folder": os.path.dirname(places.state_file) or "/", **names}
     values.setdefault("machine", os.uname().nodename)
@@ -78,7 +78,7 @@ def _now(ask: Ask) -> Response:
 
 
 def _last_hour(ask: Ask, view: Overview, now: float) -> dict[int, dict[str, str]]:
-    """GPU → the paths of its curves over the last hour, where there are readings of it."""
+    """Return the SVG paths of the curves of the last hour, by GPU, for GPUs with readings."""
     sizes = {gpu.gpu.index: gpu.gpu.memory_mib for gpu in view.gpus}
     found: dict[int, dict[str, str]] = {}
     for gpu, samples in ask.source.client.gpu_history(now - HOUR_S, now, CURVE_S).items():
@@ -96,7 +96,7 @@ def _last_hour(ask: Ask, view: Overview, now: float) -> dict[int, dict[str, str]
 
 
 def _jobs(ask: Ask) -> Response:
-    """The newest jobs in some states, with a label."""
+    """Answer with the newest jobs, filtered by state and label. Raises UsageError for an unknown state."""
     query = ask.request.query_params
     text, label = query.get("state", ""), query.get("label", "")
     states = text.split(",") if text else []
@@ -158,7 +158,7 @@ def _job(ask: Ask) -> Response:
 
 
 def _last_lines(path: str) -> tuple[list[str], str]:
-    """The end of a log for those without scripts, and why it cannot be shown."""
+    """Return the last lines of a log, for browsers without scripts, and an error message (empty if there is none)."""
     if not path:
         return [], ""
     try:
@@ -168,7 +168,7 @@ def _last_lines(path: str) -> tuple[list[str], str]:
 
 
 def _job_charts(ask: Ask, job_id: int) -> list[dict[str, Any]]:
-    """A chart for each attempt of which there are readings."""
+    """Return a chart for each attempt with readings."""
     charts = []
     for attempt, samples in sorted(ask.source.client.job_history(job_id).items()):
         if not samples:
@@ -237,7 +237,7 @@ def _timeline(ask: Ask) -> Response:
 
 
 def _first_zoom(ask: Ask, now: float) -> float:
-    """The hours shown when none are asked for: what there is fits into an hour, or there may be more."""
+    """Return the hours that the Timeline shows by default: 1 if all jobs were submitted in the last hour, else 6."""
     first = ask.source.client.first_submitted()
     return 1.0 if first is not None and now - first < HOUR_S else 6.0
 
@@ -248,7 +248,7 @@ def _timeline_link(hours: float, end: float | None) -> str:
 
 
 def _asked(ask: Ask, name: str, default: float, least: float, most: float) -> float:
-    """A number of the query. Raises UsageError."""
+    """Return a number from the query, or ``default``. Raises UsageError unless it is between ``least`` and ``most``."""
     text = ask.request.query_params.get(name, "")
     if not text:
         return default
@@ -262,7 +262,7 @@ def _asked(ask: Ask, name: str, default: float, least: float, most: float) -> fl
 
 
 def _runs(ask: Ask, view: Overview, start: float, now: float) -> tuple[dict[int, Job], list[timeline.Run]]:
-    """All attempts that had not ended before ``start``, and the jobs that they are of."""
+    """Return the jobs (by id) with attempts that had not ended before ``start``, and these attempts."""
     memory = {gpu.gpu.index: gpu.gpu.memory_mib for gpu in view.gpus}
     report = ask.source.client.report(now, start)
     runs = [
@@ -274,7 +274,7 @@ def _runs(ask: Ask, view: Overview, start: float, now: float) -> tuple[dict[int,
 
 
 def _pauses(ask: Ask, start: float, end: float) -> list[tuple[int | None, float, float]]:
-    """(GPU or None for the queue, from, to) of what was paused."""
+    """Return the pauses between ``start`` and ``end`` as (GPU or None for the whole queue, from, to)."""
     spans = ask.source.client.pause_spans(start, end)
     return [(one.gpu, max(start, one.start), min(end, end if one.end is None else one.end)) for one in spans]
 
@@ -286,7 +286,7 @@ def _drawn(
     names: Mapping[int, str],
     pauses: Iterable[tuple[int | None, float, float]],
 ) -> tuple[list[dict[str, Any]], int]:
-    """The bands with places in per cent of the width and pixels of the height; and the height of all."""
+    """Return the bands with their positions (x in per cent of the width, y in pixels), and the height of all bands."""
 
     def x(at: float) -> float:
         return 100 * (at - start) / (edge - start)
@@ -300,7 +300,7 @@ def _drawn(
             if cpu
             else [(x(low), max(0.08, x(up) - x(low))) for gpu, low, up in spans if gpu is None or gpu == band.gpu]
         )
-        strip = PAUSE_PX if paused else 0  # its hatching is seen also where a job stands before it
+        strip = PAUSE_PX if paused else 0  # a strip below the band, because bars may cover the hatching in it
         high = min(MOST_LANES_PX, max(LANE_PX, LANE_PX * band.rows)) if cpu else BAND_PX
         inner = top + HEAD_PX
         bars = [
@@ -353,7 +353,7 @@ def _heatmap(ask: Ask) -> Response:
 def _heat(
     ask: Ask, view: Overview, measure: str, first: float, hours: int, now: float
 ) -> dict[int, list[float | None]]:
-    """GPU → a value of 0 to 1 for each hour; None where nothing is known."""
+    """Return the hourly means of the measure (0 to 1) by GPU; None for an hour without data."""
     gpus = [gpu.gpu.index for gpu in view.gpus]
     out: dict[int, list[float | None]] = {gpu: [None] * hours for gpu in gpus}
     step = 60.0 if hours <= 24 else 300.0 if hours <= 168 else 1800.0
@@ -371,7 +371,7 @@ def _heat(
     if measure == "booked":
         _, runs = _runs(ask, view, first, now)
         begun = min((run.start for run in runs), default=now)
-        for gpu in gpus:  # hours from before there was a history: the runs themselves tell it
+        for gpu in gpus:  # hours without recorded readings are computed from the attempts
             mine = [(run.start, run.end, run.parts / WHOLE) for run in runs if gpu in run.gpus]
             told = svg_curves.booked_by_hour(mine, first, hours, now)
             out[gpu] = [
@@ -382,7 +382,10 @@ def _heat(
 
 
 def _heat_table(rows: Mapping[int, list[float | None]], starts: list[float]) -> list[tuple[str, list[Any]]]:
-    """The same as words, the newest first: by the hour for a day, by the day for more; mean and highest of each GPU."""
+    """Return the heat map as table rows, newest first: (hour or day, [(mean, highest hour) of each GPU]).
+
+    A row stands for an hour if up to 24 hours are shown, else for a day.
+    """
     form = "%a %H:%M" if len(starts) <= 24 else "%a %d %b"
     spans: dict[str, list[int]] = {}
     for place, at in enumerate(starts):
@@ -452,7 +455,7 @@ def _busiest(report: Report | None) -> float:
 
 
 def trouble(ask: Ask, code: int, text: str) -> Response:
-    """What went wrong, as a page."""
+    """Return a page that shows an error."""
     return _page(ask, "trouble.html", code, here="", code=code, text=text)
 
 

@@ -1,4 +1,4 @@
-"""Who listens on a port, as far as /proc tells: the user always, the process where it is ours."""
+"""Finds the process or the user that listens on a TCP port, from /proc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LISTENS = "0A"
 
 
 def holder_of(port: int) -> str:
-    """``user ann`` or ``pid 4711 (python -m scheduler web)``; empty where nobody is found."""
+    """Return ``pid 4711 (python -m scheduler web)``, or ``user ann`` if the pid is hidden; empty if none is found."""
     found = [entry for table in ("tcp", "tcp6") for entry in _listening(table, port)]
     for _, inode in found:
         pid = _process_with(f"socket:[{inode}]")
@@ -22,7 +22,7 @@ def holder_of(port: int) -> str:
 
 
 def _listening(table: str, port: int) -> list[tuple[int, str]]:
-    """(uid, inode) of the sockets that listen on it."""
+    """Return (uid, inode) of the sockets that listen on the port. ``table``: ``tcp`` or ``tcp6``."""
     found = []
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/net/{table}", encoding="ascii") as stream:
         for line in list(stream)[1:]:
@@ -33,7 +33,7 @@ def _listening(table: str, port: int) -> list[tuple[int, str]]:
 
 
 def _process_with(link: str) -> int:
-    """A process of ours that has it open, or 0."""
+    """Return the pid of a process that has the socket open, or 0. Only this user's processes can be inspected."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ def _process_with(link: str) -> int:
 
 
 def _command(pid: int) -> str:
-    """The first words of its command, without what may be secret."""
+    """Return the first words of a process's command, with secrets masked; ``?`` if it cannot be read."""
     from scheduler.core.secrets import words_without_secrets
 
     with contextlib.suppress(OSError):

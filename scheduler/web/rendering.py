@@ -1,4 +1,4 @@
-"""How the pages come to be: templates, what stands in them made harmless, and the files that go with them."""
+"""Rendering of the pages: templates, filters, masking and escaping of texts, and the static files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler.core.secrets import without_secrets
 from scheduler.core.units import mib_text, span_text, utc
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# File → its media type. The only files that are given out: there is no path to look one up by.
+# File → its media type. Only these files are served; no file is opened by a path from a request.
 STATIC = {
     "style.css": "text/css; charset=utf-8",
     "live.js": "text/javascript; charset=utf-8",
@@ -26,7 +26,7 @@ STATIC = {
     "timeline.js": "text/javascript; charset=utf-8",
     "favicon.svg": "image/svg+xml",
 }
-# Glyph of each state: never the colour alone.
+# Glyph of each state, so that no state is shown by colour only.
 GLYPHS = {
     "pending": "○", "starting": "◔", "running": "▸", "stopping": "◒", "done": "✓", "failed": "✗",
     "cancelled": "⊘", "skipped": "↷",
@@ -37,13 +37,13 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 
 
 def plain(text: str) -> str:
-    """The text without secrets, what controls it or turns it round made visible; line ends stay."""
+    """Return the text with secrets masked and control and direction characters escaped; tabs and newlines stay."""
     return _UNSAFE.sub(_visible, without_secrets(text))
 
 
 def _visible(found: re.Match[str]) -> str:
     code = ord(found[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8 (surrogateescape)
         return f"\\x{code - 0xDC00:02x}"
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
@@ -53,7 +53,7 @@ def _shown(value: Any) -> Any:
 
 
 def moment(seconds: float | None, form: str = "") -> Markup | str:
-    """A time in this machine's zone, with the UTC one for programs and as a hint; a dash for none."""
+    """Return a time in this machine's zone as HTML, with the UTC time as its tooltip; a dash for None."""
     if seconds is None:
         return "–"
     local = time.localtime(seconds)
@@ -65,47 +65,47 @@ def moment(seconds: float | None, form: str = "") -> Markup | str:
 
 
 def clock(seconds: float) -> str:
-    """A time in this machine's zone as bare text, for hints."""
+    """Return a time in this machine's zone as plain text, for tooltips."""
     return time.strftime("%a %d %b %H:%M", time.localtime(seconds))
 
 
 def zone() -> str:
-    """The zone that this machine's times are in."""
+    """Return the name of this machine's time zone."""
     return time.strftime("%Z")
 
 
 def since(start: float | None, now: float) -> Markup | str:
-    """How long ago, which a script counts on; a dash for never."""
+    """Return the time since ``start`` as HTML; `live.js` keeps it running. A dash for None."""
     if start is None:
         return "–"
     return Markup('<span data-since="{:.0f}">{}</span>').format(start, span_text(now - start))
 
 
 def state(name: str) -> Markup:
-    """A state as its glyph and its word."""
+    """Return a state as HTML: its glyph and its name."""
     return Markup('<span class="state s-{0}"><span aria-hidden="true">{1}</span> {0}</span>').format(
         name, GLYPHS.get(name, "·")
     )
 
 
 def number(value: float, digits: int = 2) -> str:
-    """A number without trailing zeros."""
+    """Return a number with up to ``digits`` decimals, without trailing zeros."""
     return f"{value:.{digits}f}".rstrip("0").rstrip(".") if digits else f"{value:.0f}"
 
 
 def percent(value: float | None) -> str:
-    """0 to 1 in per cent; a dash for what nobody knows."""
+    """Return a share of 0 to 1 in per cent; a dash for None."""
     return "–" if value is None else f"{value:.0%}"
 
 
 def size(mib: float | None) -> str:
-    """Memory in MiB for people; a dash for what nobody knows."""
+    """Return an amount of memory, given in MiB, as text with its unit; a dash for None."""
     return "–" if mib is None else mib_text(mib)
 
 
 @functools.cache
 def environment() -> Environment:
-    """The templates: every text escaped and made harmless, an unknown name is an error."""
+    """Return the template environment. It escapes every text and applies `plain` to it; an unknown name is an error."""
     made = Environment(
         loader=FileSystemLoader(os.path.join(HERE, "templates")),
         autoescape=True,
@@ -124,17 +124,17 @@ def environment() -> Environment:
 
 @functools.cache
 def static_file(name: str) -> bytes:
-    """The content of one of `STATIC`."""
+    """Return the content of a static file, one of `STATIC`."""
     with open(os.path.join(HERE, "static", name), "rb") as stream:
         return stream.read()
 
 
 @functools.cache
 def static_address(name: str) -> str:
-    """Where one of `STATIC` is fetched: another address when it changes."""
+    """Return the address of a static file, with a hash of its content: browsers fetch it again after a change."""
     return f"/static/{name}?v={hashlib.sha256(static_file(name)).hexdigest()[:12]}"
 
 
 def render(template: str, **names: Any) -> str:
-    """A page."""
+    """Return a template filled with these variables."""
     return environment().get_template(template).render(**names)

@@ -1,4 +1,4 @@
-"""What a route is: one row each of a table, from which the routes, their checks and the OpenAPI document are made."""
+"""Types of routes (`Call`) and requests (`Ask`), and the HTTP status of each kind of error."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from scheduler.client.client import QueueFull
 from scheduler.core.errors import NoDaemon, NotFound, Refused, SchedulerError, StoreTrouble, UsageError
 from scheduler.web.source import Source
 
-BODY = "gpujob.body"  # where the gate leaves the whole body of a POST in the scope
-NONCE = "gpujob.nonce"  # and what a script or style of the page has to carry
+BODY = "gpujob.body"  # key in the scope: the whole body of a POST, stored by the gate
+NONCE = "gpujob.nonce"  # key in the scope: the nonce that inline scripts and styles need
 JSON = "application/json"
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,14}", re.ASCII)
 
 
 class Conflict(SchedulerError):
-    """It is there, but not in a state in which this can be done."""
+    """The request is not possible in the current state of the job, GPU or scheduler."""
 
 
 class NotNow(SchedulerError):
-    """It cannot be had now: as many are at it as may be, or something is not installed."""
+    """Too many requests of this kind are being served; the client may try again later."""
 
 
-# The first that fits; whatever else goes wrong for a reason that we know is the server's trouble.
+# The first matching class counts; any other SchedulerError is answered with 500.
 STATUS: tuple[tuple[type[SchedulerError], int], ...] = (
     (NotFound, 404),
     (Conflict, 409),
@@ -44,7 +44,7 @@ STATUS: tuple[tuple[type[SchedulerError], int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A word of the path or of the query. ``schema``: JSON Schema."""
+    """A parameter in the path or the query. ``schema``: JSON Schema of its value; ``about``: its description."""
 
     name: str
     where: str  # "path" or "query"
@@ -54,11 +54,15 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A route. ``does`` runs in a thread and may block; it raises SchedulerError, which `STATUS` turns into an answer.
+    """A route: a row of a table from which the application, its checks and the OpenAPI document are made.
 
-    ``path`` in Starlette's words (``/api/jobs/{id}``): every name in braces is a plain number, else the answer is 404.
-    ``answers``: status → (what it means, JSON Schema of the body, or None where it is no JSON). ``body``: JSON Schema of
-    what is sent. ``media``: of a good answer that is no JSON; ``headers``: of a good answer, and what they say. ``page``: for people; its errors are pages, and it does not stand in the OpenAPI document.
+    ``path``: in Starlette's syntax (``/api/jobs/{id}``); a name in braces stands for a whole number, any other text is
+    answered with 404.
+    ``does``: returns the answer. It runs in a thread and may block; `STATUS` turns its SchedulerError into an answer.
+    ``about``: summary. ``answers``: status → (meaning, JSON Schema of the body, or None if the body is not JSON).
+    ``body``: JSON Schema of the request's body. ``media``: media type of a successful answer that is not JSON.
+    ``headers``: further headers of a successful answer → their meaning.
+    ``page``: whether it is an HTML page: then its errors are pages too, and it is not in the OpenAPI document.
     """
 
     method: str
@@ -75,19 +79,19 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request, as a route is given it: past the gate, its path's numbers read."""
+    """A request that has passed the gate, for the function of a route. ``numbers``: the numbers in its path by name."""
 
     request: Request
     source: Source
     numbers: Mapping[str, int]
 
     def query(self, name: str) -> str | None:
-        """A word of the query, or None where it is not given."""
+        """Return a parameter of the query, or None if it is missing."""
         found = self.request.query_params.get(name)
         return None if found is None else str(found)
 
     def whole(self, name: str, default: int, least: int, most: int) -> int:
-        """A number of the query within bounds; one above is taken for the highest. Raises UsageError."""
+        """Return a whole number of the query or ``default``, limited to ``most``. Raises UsageError below ``least``."""
         text = self.query(name)
         if text is None:
             return default
@@ -98,11 +102,11 @@ class Ask:
 
     @property
     def nonce(self) -> str:
-        """What the Content-Security-Policy of this answer lets a script or style of the page carry."""
+        """The nonce by which the Content-Security-Policy of this answer allows inline scripts and styles."""
         return str(self.request.scope.get(NONCE, ""))
 
     def body(self) -> dict[str, Any]:
-        """The JSON object that was sent. Raises UsageError."""
+        """Return the JSON object in the body. Raises UsageError if the body is not a JSON object."""
         try:
             found = json.loads(self.request.scope.get(BODY, b""), parse_constant=_no_number)
         except (ValueError, RecursionError):
@@ -113,12 +117,12 @@ class Ask:
 
 
 def as_json(value: object, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer of the API."""
+    """Return an answer of the API with this value as JSON."""
     return Response(json.dumps(value), code, headers, media_type=JSON)
 
 
 def number(text: str) -> int | None:
-    """A plain number of ASCII digits, or None."""
+    """Return the number that the text spells (1 to 15 ASCII digits, no leading zero), else None."""
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
@@ -127,5 +131,5 @@ def _no_number(text: str) -> float:
 
 
 def status_of(error: SchedulerError) -> int:
-    """The HTTP status that says what went wrong."""
+    """Return the HTTP status of an error: the first match in `STATUS`, else 500."""
     return next((code for kind, code in STATUS if isinstance(error, kind)), 500)

@@ -1,4 +1,4 @@
-"""`gpujob web`: listens, tells how to get there, and serves until it is told to end."""
+"""The server of `gpujob web`: opens the port, prints how to reach the page, and serves it until stopped."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ HIGHEST_PORT = 65535
 BACKLOG = 1024
 DESCRIPTORS = 4096
 HANDSHAKE_S = 10.0
-TOKEN_EVERY_S = 2.0  # between two looks at its file
-END_S = 1  # for what is being answered when it is told to end
+TOKEN_EVERY_S = 2.0  # between two checks of the token file
+END_S = 1  # for requests that are being answered when the server is stopped
 NICE = 5
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How the page can be reached.
+    """The address and options under which the page is served.
 
-    ``names``: further values of `Host`, as a proxy passes them on. ``until``: a descriptor that is at its end when
-    whoever started us is gone, or -1.
+    ``cert`` and ``key``: PEM files for TLS, empty without TLS. ``names``: further accepted values of `Host`, as a proxy
+    forwards them. ``until``: descriptor of a pipe that the daemon holds open while it lives, or -1 without a daemon.
     """
 
     host: str = LOOPBACK
@@ -65,18 +65,18 @@ class Way:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the page."""
         address = _address(self.host)
         return self.host == "localhost" or (address is not None and address.is_loopback)
 
     @property
     def any_address(self) -> bool:
-        """Whether it is on all addresses of this machine."""
+        """Whether the server listens on all addresses of this machine."""
         address = _address(self.host)
         return address is not None and address.is_unspecified
 
     def check(self) -> None:
-        """Raise UsageError when it cannot be meant so, or would let the token be read on its way."""
+        """Raise UsageError if an option is invalid, or if the token would cross the network without encryption."""
         if not 0 <= self.port <= HIGHEST_PORT:
             raise UsageError(f"must be 0 to {HIGHEST_PORT}, not {self.port}", where="--port", do="0: any that is free")
         if bool(self.cert) != bool(self.key):
@@ -91,7 +91,10 @@ class Way:
 
 
 def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
-    """Serve the page until SIGINT (130) or SIGTERM (0). Raises SchedulerError when it cannot be begun."""
+    """Serve the page until SIGINT (returns 130), SIGTERM or the end of the daemon that started it (both return 0).
+
+    Raises SchedulerError if the server cannot start.
+    """
     way.check()
     tls = _tls(way)
     client = SchedulerClient(state_file)
@@ -110,7 +113,7 @@ def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
     )
     _be_modest()
     if way.until >= 0:
-        # The end of the scheduler is seen on ``until``, but not by a stopped process: the kernel then lets it go on.
+        # ``until`` reaches its end when the daemon ends. SIGCONT lets this process see that even if it was stopped.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
     app = make_app(Source(client, config))
     hub: Hub = app.state.hub
@@ -120,22 +123,22 @@ def serve(state_file: str, way: Way, *, config: str | None = None) -> int:
         print(safe(line), flush=True)
     server.run([listening])
     sys.stdout.flush()
-    if threading.active_count() > 1:  # one may wait for an answer of the scheduler: nobody is there to be told it
+    if threading.active_count() > 1:  # a thread may still wait for the daemon; no client needs its answer any more
         os._exit(server.code)
     return server.code
 
 
 class _TokenFile:
-    """The file of the token while the page serves: who removes it, or writes another token, turns everybody out."""
+    """A watcher of the token file. Removing the file or writing another token to it signs out all users."""
 
     def __init__(self, places: Places, token: str, key: Key, log: _Log, hub: Hub) -> None:
         self._places, self._token, self._key, self._log, self._hub = places, token, key, log, hub
         self._trouble = ""
 
     def look(self) -> None:
-        """Take what stands there now; one that is none to be trusted is said, and the last one holds."""
+        """Apply a changed token. If the file cannot be trusted, log that once and keep the previous token."""
         if not os.path.isdir(self._places.state_dir):
-            return  # with the whole scheduler; no folder is made for a token
+            return  # the state folder was removed, and `token_of` would create it again
         trouble = ""
         try:
             found = token_of(self._places)
@@ -152,7 +155,7 @@ class _TokenFile:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with our own connections, and asleep while nothing happens."""
+    """uvicorn's server with our `Connection`, and with a main loop that wakes up only to check the token file."""
 
     def __init__(self, app: Gate, tls: ssl.SSLContext | None, until: int, hub: Hub, token_file: _TokenFile) -> None:
         config = uvicorn.Config(
@@ -177,7 +180,7 @@ class _Server(uvicorn.Server):
         self._told = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take connections."""
+        """Start to accept connections, and to watch for signals and the daemon's end."""
         loop = asyncio.get_running_loop()
         make = partial(Connection, self.config, self.server_state, {}, among=Connections())
         handshake = HANDSHAKE_S if self._tls is not None else None
@@ -199,7 +202,7 @@ class _Server(uvicorn.Server):
         self._told.set()
 
     async def main_loop(self) -> None:
-        """Until it is told to end; looks at the token's file meanwhile."""
+        """Wait until the server is stopped; check the token file every `TOKEN_EVERY_S` seconds."""
         while not self._told.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._told.wait(), TOKEN_EVERY_S)
@@ -207,12 +210,12 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """They are taken in `startup`."""
+        """Do nothing: `startup` installs the signal handlers."""
         yield
 
 
 class _Log(logging.Handler):
-    """What goes wrong while it serves, on stderr: a line each, no more than a few at a time, and never the token."""
+    """The log on stderr: one line a message, at most `MOST` messages in `EVERY_S` seconds, with the token masked."""
 
     MOST, EVERY_S, LONGEST = 10, 10.0, 2000
 
@@ -220,18 +223,18 @@ class _Log(logging.Handler):
         super().__init__(logging.WARNING)
         self.token = token
         self._left, self._since, self._lost = self.MOST, 0.0, 0
-        logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # each connection can have it say something
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # any client can make it log messages
         logging.getLogger().handlers = [self]
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A record of a library's."""
+        """Log a record of a library."""
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text += f" ({record.exc_info[1]!r})"
         self.tell(" | ".join(text.split("\n")))
 
     def tell(self, text: str) -> None:
-        """A sentence."""
+        """Print a sentence, or only count it if `MOST` sentences were printed in the last `EVERY_S` seconds."""
         now = time.monotonic()
         if now - self._since >= self.EVERY_S:
             self._since, self._left = now, self.MOST
@@ -242,15 +245,15 @@ class _Log(logging.Handler):
         if self._lost:
             text, self._lost = f"{text} ({self._lost} lines were left out before)", 0
         shown = safe(without_secrets(text.replace(self.token, "***")))[: self.LONGEST]
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed
             print(f"gpujob: ! {shown}", file=sys.stderr, flush=True)
 
 
-# -- before it serves -------------------------------------------------------------------------------------
+# -- preparations -----------------------------------------------------------------------------------------
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The host as an address, or None where it is a name."""
+    """Return the host as an IP address, or None if it is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -258,11 +261,11 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class PortTaken(SchedulerError):
-    """Somebody else listens on the port of the page."""
+    """Another process listens on the port of the page."""
 
 
 def _listen(way: Way) -> socket.socket:
-    """A socket that is bound and listens. Raises SchedulerError with who has the port."""
+    """Return a listening socket. Raises PortTaken, which names the process or user on the port; SchedulerError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             way.host, way.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -310,7 +313,7 @@ def _no_password() -> str:
 
 
 def _hosts(way: Way, port: int) -> frozenset[str]:
-    """What a `Host` header may be."""
+    """Return the accepted values of the `Host` header, in lower case."""
     usual = 443 if way.cert else 80
     names = [LOOPBACK, "[::1]", "localhost"]
     if not way.any_address:
@@ -325,7 +328,7 @@ def _hosts(way: Way, port: int) -> frozenset[str]:
 
 
 def _be_modest() -> None:
-    """The jobs and the scheduler come first; and many connections are no reason to fail."""
+    """Lower the CPU priority of this process below that of jobs and daemon; raise its limit on open descriptors."""
     os.nice(NICE)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
@@ -334,7 +337,7 @@ def _be_modest() -> None:
 
 
 def _words(way: Way, port: int, token_file: str) -> list[str]:
-    """How to get there."""
+    """Return the lines to print: the page's address, how to show its token, and a tunnel command or a warning."""
     scheme = "https" if way.cert else "http"
     host = f"[{way.host}]" if ":" in way.host else way.host
     lines = [f"gpujob: the page: {scheme}://{host}:{port}/", f"gpujob: its token: cat {word(token_file)}"]

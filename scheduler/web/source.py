@@ -1,4 +1,4 @@
-"""What all requests of one page share: the scheduler it shows, and the last look at it."""
+"""The scheduler that the page shows, with a short-lived cache of its overview, shared by all requests."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from scheduler.core.errors import StoreTrouble
 from scheduler.core.requests import Answer, Pause, PauseQueue, Request, Resume
 from scheduler.views.render import in_pieces, status_json
 
-FRESH_S = 0.2  # a look so old still counts: a flood of requests reads the store five times a second
-MOST_WAITING = 200  # jobs of the queue that pages show; `counts` has them all
+FRESH_S = 0.2  # age up to which a cached overview is used: floods of requests read the store 5 times a second
+MOST_WAITING = 200  # waiting jobs that pages show; `counts` counts all of them
 
 
 class Source:
-    """One scheduler as the page sees it. Its methods block, and may be called from any thread."""
+    """The scheduler that the page shows. The methods block, and may be called from any thread."""
 
     def __init__(self, client: SchedulerClient, config: str | None = None) -> None:
-        """``config``: the config file that `--config` named."""
+        """``config``: the config file named by `--config`, or None."""
         self.client, self.config = client, config
         self._lock = threading.Lock()
         self._seen: Overview | None = None
@@ -29,12 +29,12 @@ class Source:
         self._status_lock = threading.Lock()
         self._status: bytes | None = None
         self._status_until = 0.0
-        self._changes = 0  # counts what was done here: a look that began before it is not kept
+        self._changes = 0  # number of changes by this process: a status read during a change is not cached
         self._one_by_one = threading.Lock()
         self._was_there = False
 
     def check_there(self) -> None:
-        """Raise StoreTrouble when the folder that this page was started for is gone (its token lay there)."""
+        """Raise StoreTrouble if the state folder was removed while the page was open."""
         folder = self.client.places.state_dir
         if os.path.isdir(folder):
             self._was_there = True
@@ -43,7 +43,7 @@ class Source:
                                do="put it back, or end this page and start it where the scheduler is")  # fmt: skip
 
     def overview(self) -> Overview:
-        """What there is now, at most `FRESH_S` old. Raises SchedulerError when the store cannot be read."""
+        """Return the overview, at most `FRESH_S` seconds old. Raises SchedulerError if the store cannot be read."""
         with self._lock:
             if self._seen is None or time.monotonic() - self._seen_at >= FRESH_S:
                 self._seen = self.client.overview(MOST_WAITING)
@@ -51,9 +51,10 @@ class Source:
             return self._seen
 
     def status(self) -> bytes:
-        """The JSON of `gpujob status --json`, whole. Raises SchedulerError likewise.
+        """Return the JSON of `gpujob status --json`. Raises SchedulerError if the store cannot be read.
 
-        At most `FRESH_S` old, or as old as it took: one that takes seconds (100,000 waiting jobs) leaves others as much time.
+        The JSON is cached for `FRESH_S` seconds, or for as long as it took to make if that is longer: making it takes
+        seconds with 100,000 waiting jobs, and may use only half of the time.
         """
         with self._status_lock:
             if self._status is None or time.monotonic() >= self._status_until:
@@ -66,7 +67,10 @@ class Source:
             return self._status
 
     def do(self, request: Request) -> Answer:
-        """What was asked, done by the daemon or, where none runs, here. Raises SchedulerError."""
+        """Have the daemon carry out a request, or carry it out here if none runs. Raises SchedulerError.
+
+        After a pause or a resume, waits briefly until the state file shows it.
+        """
         before = revision_of(self.client.places.state_file)
         try:
             answer, by_daemon = do(self.client, request, self.config, self._one_by_one)
@@ -77,7 +81,7 @@ class Source:
         return answer
 
     def changed(self) -> None:
-        """Something was just done: the next look is a new one."""
+        """Drop the cached overview and status, because something was changed."""
         self._changes += 1
         with self._lock:
             self._seen = None

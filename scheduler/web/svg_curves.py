@@ -1,4 +1,4 @@
-"""Readings over time as SVG paths, and their means by the hour: gaps stay gaps; no clock, no drawing of its own."""
+"""Readings over time as SVG paths and as hourly means, computed by pure functions; gaps in the readings stay gaps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ WIDTH, HEIGHT = 1000, 100
 
 
 def paths(points: Points, start: float, end: float, top: float, gap_s: float) -> tuple[str, str]:
-    """The line and the area below it as the ``d`` of SVG paths, in a box of 1000 by 100; both empty without readings.
+    """Return the line and the area below it as ``d`` of SVG paths, in a box of 1000 by 100; empty without readings.
 
-    ``points``: (time, value or None), by time. ``top``: the value at the upper edge. Readings further apart than
-    ``gap_s`` are not joined.
+    ``points``: (time, value or None), in order of time. ``top``: the value at the upper edge. Readings that are more
+    than ``gap_s`` seconds apart are not joined.
     """
     line, area = [], []
     for piece in _pieces(points, start, end, gap_s):
@@ -28,7 +28,7 @@ def paths(points: Points, start: float, end: float, top: float, gap_s: float) ->
 
 
 def gap_of(points: Points) -> float:
-    """How far apart readings may be to be joined: three times what lies between the nearest two (seconds)."""
+    """Return the largest gap in seconds over which readings are joined: three times their smallest distance."""
     return 3 * min((later[0] - earlier[0] for earlier, later in pairwise(points)), default=60.0)
 
 
@@ -57,7 +57,7 @@ def _y(value: float, top: float) -> float:
 
 
 def by_hour(points: Points, first: float, hours: int) -> list[float | None]:
-    """The mean of each hour from ``first`` on; None for one without readings."""
+    """Return the mean of each hour from ``first`` on (seconds since 1970); None for an hour without readings."""
     sums = [0.0] * hours
     numbers = [0] * hours
     for at, value in points:
@@ -69,7 +69,10 @@ def by_hour(points: Points, first: float, hours: int) -> list[float | None]:
 
 
 def booked_by_hour(runs: Iterable[tuple[float, float, float]], first: float, hours: int, now: float) -> list[float]:
-    """What these runs (start, end, share of the GPU) booked of each hour, 0 to 1; of the last what is over of it by now."""
+    """Return the share of a GPU (0 to 1) that these runs (start, end, share of the GPU) booked in each hour.
+
+    The current hour counts only up to ``now``.
+    """
     booked = [0.0] * hours
     for start, end, share in runs:
         for hour in range(max(0, int((start - first) // 3600)), min(hours, int((end - first) // 3600) + 1)):

@@ -1,4 +1,4 @@
-"""The Timeline: runs of jobs as bars in a band for each GPU, stacked by their shares; no clock, no drawing of its own."""
+"""Layout of the Timeline: attempts as bars in a band for each GPU, stacked by their shares of the GPU."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from scheduler.core.gpu import WHOLE
 
 MOST_BARS = 2000
-TOUCH_S = 2.0  # ends and starts are noted moments after they were: overlaps so short are none
+TOUCH_S = 2.0  # shorter overlaps are ignored: starts and ends are recorded with a delay
 MERGED_BINS = 120
-LATER = 0.1  # of the time shown, kept free behind now: for what is expected there
+LATER = 0.1  # space after the end of the time shown (the future), as a share of that time
 TICKS = 9
 STEPS_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000)
-THINNEST = 60  # parts: a job that books hardly anything is seen all the same
+THINNEST = 60  # thousandths of a GPU: the least height of a bar, so that small shares stay visible
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One attempt of a job, as it is drawn. Times are seconds since 1970; ``parts`` of 1000 are its height in a band."""
+    """An attempt of a job, as it is drawn. Times are seconds since 1970.
+
+    ``parts``: its height, in thousandths of a GPU; ``attempts``: number of attempts of the job; ``lost``: the end of
+    this attempt is not known.
+    """
 
     job: int
     attempt: int
@@ -35,8 +39,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A run in one band. ``pieces``: from where to where it reaches in the band's height, 0 to 1; several where no room
-    of its size was left in one.
+    """A run in one band. ``pieces``: (from, to) in the band's height, 0 to 1; several pieces if no single gap was high
+    enough.
     """
 
     run: Run
@@ -47,7 +51,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """So many short runs that have no bar of their own."""
+    """A time in which short runs are counted (``number``) instead of drawn as bars."""
 
     start: float
     end: float
@@ -56,7 +60,7 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """What ran on one GPU; ``gpu`` None: without one. ``rows``: at most so many at once."""
+    """The runs on one GPU, or without a GPU (``gpu`` None). ``rows``: the highest number of runs at the same time."""
 
     gpu: int | None
     bars: tuple[Bar, ...]
@@ -65,10 +69,11 @@ class Band:
 
 
 def layout(runs: Iterable[Run], start: float, end: float, gpus: Iterable[int], most: int = MOST_BARS) -> list[Band]:
-    """A band for each of these GPUs and each that a run was on, then one for runs without GPUs, if there are any.
+    """Return a band for each GPU of ``gpus`` and of ``runs``, then one for runs without GPUs, if there are any.
 
-    Every run that lies in the time from ``start`` to ``end`` has a bar in the band of each of its GPUs, or is counted
-    in its ``merged``. No two bars of a band overlap, and what stands above each other adds up to 1 at most.
+    Every run between ``start`` and ``end`` (seconds since 1970) has a bar in the band of each of its GPUs, or is
+    counted in ``merged`` of the band. Bars of a band do not overlap, and their heights at any time add up to at most 1.
+    ``most``: largest number of bars; the longest runs get one.
     """
     seen = [run for run in runs if run.start < end and run.end >= start]
     bands: dict[int | None, list[Run]] = {gpu: [] for gpu in sorted(gpus)}
@@ -94,7 +99,7 @@ def _length(run: Run, start: float, end: float) -> float:
 def _merged_ones(
     bands: Mapping[int | None, Sequence[Run]], start: float, end: float, most: int
 ) -> dict[int | None, set[int]]:
-    """The places in each band of those that get no bar, the shortest, so that no more than ``most`` are drawn."""
+    """Return, by band, the indexes of the runs that get no bar: all but the ``most`` longest runs of all bands."""
     found: dict[int | None, set[int]] = {}
     if sum(map(len, bands.values())) <= most:
         return found
@@ -119,7 +124,10 @@ def _merged(runs: Sequence[Run], start: float, end: float) -> Iterator[Merged]:
 
 
 def _stacked(runs: Sequence[Run], start: float, end: float, least: int, cpu: bool) -> tuple[list[Bar], int]:
-    """The bars of a band, and how many of them lie above each other at most."""
+    """Return the bars of a band, and the highest number of runs at the same time.
+
+    ``least``: the least height of the band; ``cpu``: it is the band without a GPU, where all bars have the same height.
+    """
     ordered = sorted(runs, key=lambda run: (run.start, run.job, run.attempt))
     touch = max(TOUCH_S, (end - start) / MOST_BARS)
     ends = [max(run.start, run.end - min(touch, (run.end - run.start) / 2)) for run in ordered]
@@ -135,7 +143,7 @@ def _stacked(runs: Sequence[Run], start: float, end: float, least: int, cpu: boo
         for other in sorted(active, key=lambda other: ends[other]):
             if free >= heights[number] or ends[other] > run.start:
                 break
-            until[other] = run.start  # it was over by then
+            until[other] = run.start  # within the ignored overlap: this run had really ended
             free += sum(high - low for low, high in taken[other])
             active.remove(other)
         taken[number] = _fit(list(_gaps(active, taken, room)), heights[number])
@@ -148,7 +156,7 @@ def _stacked(runs: Sequence[Run], start: float, end: float, least: int, cpu: boo
 
 
 def _peak(ordered: Sequence[Run], ends: Sequence[float], heights: Sequence[int]) -> int:
-    """The highest stack there ever is."""
+    """Return the greatest sum of heights of runs at the same time."""
     peak = 0
     active: list[int] = []
     for number, run in enumerate(ordered):
@@ -169,7 +177,7 @@ def _gaps(active: Iterable[int], taken: dict[int, list[tuple[int, int]]], room: 
 
 
 def _fit(gaps: Sequence[tuple[int, int]], height: int) -> list[tuple[int, int]]:
-    """Where something so high goes: the first gap that holds it, else several."""
+    """Return the pieces (from, to) for a bar of this height: in the first gap that is high enough, else in several."""
     for low, high in gaps:
         if high - low >= height:
             return [(low, low + height)]
@@ -183,7 +191,7 @@ def _fit(gaps: Sequence[tuple[int, int]], height: int) -> list[tuple[int, int]]:
 
 
 def axis(start: float, end: float) -> list[tuple[float, str]]:
-    """Moments at round local times between these, with their words: hours, and days where they begin."""
+    """Return ticks at round local times: (seconds since 1970, label). Labels are times of day, or dates at midnight."""
     step = next((step for step in STEPS_S if (end - start) / step <= TICKS), STEPS_S[-1])
     offset = time.localtime(start).tm_gmtoff
     moment = math.ceil((start + offset) / step) * step - offset

@@ -1,4 +1,4 @@
-"""What pages show of jobs and GPUs: rows, facts, and what can be done in which state; without secrets."""
+"""Data that the pages show about jobs and GPUs: table rows, facts and buttons. Secrets are masked."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from scheduler.core.usage_report import AttemptUse
 from scheduler.views.job_facts import Fact, job_facts
 from scheduler.web.timeline import Run
 
-MOST_NAMED = 5  # jobs in a question
+MOST_NAMED = 5  # jobs listed in a question
 LONGEST_NAME = 120  # characters of a command in a table
 MEMORY_PARTS = ("ours", "foreign", "reserved", "free")
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A button: what it is called, where it posts to, and what is asked before."""
+    """A button. ``path``: where it posts; ``hint``: tooltip; ``ask``: question before it posts; ``kind``: CSS class."""
 
     verb: str
     path: str
@@ -32,7 +32,7 @@ class Act:
 
 
 def acts(job: Job, skipped: Sequence[int] = ()) -> list[Act]:
-    """What can be done with a job in its state. ``skipped``: jobs that never run when this one is cancelled."""
+    """Return the buttons for a job in its state. ``skipped``: jobs that will be skipped if this job is cancelled."""
     at, name = f"/api/jobs/{job.id}", job.spec.shown_words(60)
     if job.state is JobState.PENDING:
         held = job.held
@@ -58,7 +58,7 @@ def acts(job: Job, skipped: Sequence[int] = ()) -> list[Act]:
 
 
 def _then(skipped: Sequence[int]) -> str:
-    """What a cancel does to others, as the end of a question."""
+    """Return the end of the question before a cancel, about the jobs that will be skipped; empty if there are none."""
     if not skipped:
         return ""
     if len(skipped) == 1:
@@ -69,7 +69,7 @@ def _then(skipped: Sequence[int]) -> str:
 
 
 def in_need(view: Overview) -> dict[int, list[int]]:
-    """Job → the waiting jobs at hand that are skipped when it does not end well, by id; also those that wait for these."""
+    """Return, by job, the ids of the waiting jobs in the overview that are skipped if it fails, also indirectly."""
     needed: dict[int, set[int]] = {}
     for job in view.jobs:
         if job.state is JobState.PENDING:
@@ -89,7 +89,7 @@ def in_need(view: Overview) -> dict[int, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A job in a table."""
+    """A job in a table. ``name``: its command; ``how``: how it ended; ``gpus``, ``need``, ``allowed``: as text."""
 
     job: Job
     name: str
@@ -102,21 +102,21 @@ class Row:
 
 
 def row(job: Job, reason: Reason | None = None, skipped: Sequence[int] = ()) -> Row:
-    """A job as tables show it. ``skipped``: as `acts` has it."""
+    """Return the table row of a job. ``skipped``: jobs that will be skipped if this job is cancelled."""
     allowed = "any" if job.allowed is None else gpu_ids_text(job.allowed)
     return Row(job, command_words(job), how_it_ended(job), reason, gpu_ids_text(job.gpus), need_words(job), allowed,
                acts(job, skipped))  # fmt: skip
 
 
 def command_words(job: Job) -> str:
-    """Its command on one line, without its label, which stands beside it."""
+    """Return the job's command on one line, without the label that is shown beside it."""
     label = without_secrets(job.spec.label)
     text = job.spec.shown_words(LONGEST_NAME + len(label)).removeprefix(f"{label}: " if label else "")
     return text.replace("\n", "⏎")
 
 
 def need_words(job: Job) -> str:
-    """What it asks for, shortly."""
+    """Return the job's resource request as short text: ``0.5 GPU``, ``1 GPU · 18 GiB``, ``CPU ×2``."""
     booked = f" · {mib_text(job.spec.vram_mib)}" if job.spec.vram_mib else ""
     if job.need.count == 0:
         return "CPU" if job.need.slots == 1 else f"CPU ×{job.need.slots}"
@@ -127,16 +127,16 @@ def need_words(job: Job) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """A GPU on the page. ``memory``: MiB of each of `MEMORY_PARTS`, or None where nobody reads it."""
+    """A card of a GPU. ``memory``: MiB of each of `MEMORY_PARTS`, None if not read; ``notes``: on the GPU's state."""
 
     view: GpuView
     memory: Mapping[str, float] | None
-    jobs: Sequence[tuple[int, Row | None]]  # None: one that has ended, whose processes have not
+    jobs: Sequence[tuple[int, Row | None]]  # None: a job that ended but has leftover processes
     notes: Sequence[str]
 
     @property
     def spots(self) -> list[tuple[str, float, float]]:
-        """The parts of its memory as (name, from, width) in per cent of all."""
+        """The parts of the GPU's memory as (name, start, width), in per cent of its memory."""
         found, at = [], 0.0
         total = sum((self.memory or {}).values())
         for part, mib in (self.memory or {}).items():
@@ -147,7 +147,7 @@ class GpuRow:
 
 
 def gpu_cards(view: Overview) -> list[GpuRow]:
-    """A card for each GPU."""
+    """Return a card for each GPU."""
     known = {job.id: row(job) for job in view.jobs if job.state.holds_gpus}
     found = []
     for gpu in view.gpus:
@@ -160,7 +160,7 @@ def gpu_cards(view: Overview) -> list[GpuRow]:
 
 
 def memory_parts(gpu: GpuView) -> dict[str, float] | None:
-    """Whose the memory is, in MiB. ``reserved``: the driver's own, a display's, what was accepted."""
+    """Return the parts of the memory in MiB, None without readings. ``reserved``: driver, display, accepted memory."""
     read = gpu.reading
     total = None if read is None else read.memory_total_mib or gpu.gpu.memory_mib
     if read is None or total is None or read.memory_used_mib is None:
@@ -174,28 +174,28 @@ def memory_parts(gpu: GpuView) -> dict[str, float] | None:
 # -- one job ----------------------------------------------------------------------------------------------
 
 
-SHOWN_ABOVE = frozenset({"failure", "hint", "note", "attempt"})  # facts that stand elsewhere on the page of a job
+SHOWN_ABOVE = frozenset({"failure", "hint", "note", "attempt"})  # facts that are shown elsewhere on the page of a job
 
 
 def facts(job: Job) -> list[Fact]:
-    """What is known of a job, as `gpujob show` tells it."""
+    """Return the facts that `gpujob show` prints, without those that the page shows elsewhere."""
     return [fact for fact in job_facts(job) if fact.name not in SHOWN_ABOVE]
 
 
 def story(job: Job, events: Iterable[Event]) -> list[tuple[float, str]]:
-    """What happened to it, as sentences."""
+    """Return the job's event history as (time, sentence)."""
     told = [(job.submitted_at, without_secrets(f"accepted from {job.spec.origin or job.spec.source}"))]
     for event in events:
         text, _ = sentence(event, job)
         short = text.removeprefix(f"job {job.id} ({job.spec.shown_name})").lstrip(": ")
-        if event.kind == "failed":  # its hint stands above
+        if event.kind == "failed":  # the page shows its hint at the top
             short = f"failed: {ending(event.detail)}"
         told.append((event.at, without_secrets(short or event.kind)))
     return told
 
 
 def why_no_readings(job: Job, runs: int, declared: frozenset[int]) -> str:
-    """Why there is no curve of a job that ran so often. ``declared``: the GPUs that nobody can read."""
+    """Return why a job has no curves. ``runs``: number of its attempts; ``declared``: GPUs without readings."""
     if not job.need.count:
         return "No readings: it uses no GPU."
     blind = [gpu for gpu in job.gpus if gpu in declared]
@@ -208,7 +208,7 @@ def why_no_readings(job: Job, runs: int, declared: frozenset[int]) -> str:
 
 
 def never_ran(job: Job) -> str:
-    """What is said of a job without a run."""
+    """Return the text for a job without attempts."""
     return (
         "it could not start"
         if job.state is JobState.FAILED
@@ -219,17 +219,17 @@ def never_ran(job: Job) -> str:
 
 
 def without_scripts(job: Job) -> list[str]:
-    """What its buttons would do, as commands."""
+    """Return the commands that do the same as the job's buttons, for browsers without scripts."""
     return [f"gpujob {act.verb} {job.id}" for act in acts(job)]
 
 
 def related(job: Job, view: Overview) -> list[Job]:
-    """The jobs at hand that wait for this one."""
+    """Return the jobs in the overview that depend on this job."""
     return [other for other in view.jobs if job.id in other.spec.after or job.id in other.spec.after_ok]
 
 
 def run_of(job: Job, attempt: AttemptUse, number: int, now: float, memory: Mapping[int, int | None]) -> Run:
-    """An attempt as the Timeline draws it. ``memory``: MiB of each GPU, for jobs that book memory."""
+    """Return an attempt for the Timeline. ``number``: attempts of the job; ``memory``: MiB of each GPU, if known."""
     last = attempt.number == job.attempt and job.started_at is not None
     start = attempt.started_ms / 1000
     end = start + attempt.run_ms / 1000

@@ -1,1 +1,1 @@
-"""JSON Schemas of our JSON, for users; `make tables` writes them from `views/documents.py`."""
+"""JSON Schemas of the JSON that gpujob writes, for users. `make tables` generates them from `views/documents.py`."""

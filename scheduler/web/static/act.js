@@ -1,4 +1,4 @@
-// Buttons that do something: each posts JSON to the API, and says what came of it.
+// Buttons and forms that change something: each posts JSON to the API and shows the result.
 "use strict";
 (() => {
   document.documentElement.classList.add("js");
@@ -7,7 +7,7 @@
   const SAID_MS = 6000;
   let fading = 0;
 
-  /** Say that something went well (for a while), or what went wrong (until something goes well). */
+  /** Show a message for SAID_MS; an error is shown four times as long. */
   function say(text, bad = false) {
     clearTimeout(fading);
     said.textContent = bad ? "" : text;
@@ -15,7 +15,7 @@
     fading = setTimeout(() => { said.textContent = ""; wrong.textContent = ""; }, bad ? 4 * SAID_MS : SAID_MS);
   }
 
-  /** POST a JSON value; its answer as {ok, status, body}. Never throws. */
+  /** POST a JSON value and return {ok, status, body, said}; status 0 if there is no answer. Never throws. */
   async function post(path, value) {
     try {
       const answer = await fetch(path, {
@@ -37,13 +37,13 @@
     return answer.body.error || `It did not work (${answer.status}).`;
   }
 
-  /** What was done, in the words of the answer. */
+  /** Return the server's sentence about what was done, with a capital letter and a full stop. */
   function told(said) {
     const text = said || "Done";
     return `${text[0].toUpperCase()}${text.slice(1)}.`;
   }
 
-  /** Ask before what cannot be taken back; resolves to whether to do it. */
+  /** Ask the user to confirm an action that cannot be undone; resolves to the decision. */
   function sure(text) {
     const dialog = document.getElementById("ask");
     document.getElementById("ask-text").textContent = text;

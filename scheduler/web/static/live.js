@@ -1,23 +1,23 @@
-// Keeps a page up to date: when something happens it is fetched again, and only what differs is changed.
+// Keeps a page up to date: fetches it again after each event, and changes only the elements that differ.
 "use strict";
 (() => {
-  const LEAST_MS = 1000; // for a look, on average
-  const LEAST_TIMES = 4; // as long as a look took: one that is hard work for the server is not taken often
-  const MOST_AT_ONCE = 2; // looks, after a quiet time
-  const EVERY_MS = 10000; // a look also when nothing is told: readings, and a server without events
-  const MOST_MS = 30000; // for an answer
-  const AGAIN_MS = 3000; // after a lost connection
+  const LEAST_MS = 1000; // least average time between two fetches
+  const LEAST_TIMES = 4; // least average time between two fetches, in durations of the last fetch: spares a slow server
+  const MOST_AT_ONCE = 2; // fetches in quick succession after a quiet time
+  const EVERY_MS = 10000; // fetch also without events: for new readings, and while there is no event stream
+  const MOST_MS = 30000; // time limit of a fetch
+  const AGAIN_MS = 3000; // before a lost event stream is opened again
   const line = document.getElementById("live");
-  const shift = Date.now() / 1000 - Number(document.documentElement.dataset.now); // clocks of two machines differ
-  const last = new Map(); // id of a region → its HTML as it came last
+  const shift = Date.now() / 1000 - Number(document.documentElement.dataset.now); // difference of the clocks in seconds
+  const last = new Map(); // id of a region → its HTML in the last fetched page
   let stream = null;
-  let saved = MOST_AT_ONCE; // looks that may be taken at once
+  let saved = MOST_AT_ONCE; // fetches that are allowed now
   let counted = Date.now();
   let waiting = 0;
   let looking = false;
   let took = 0;
   let again = 0;
-  let seenAt = document.documentElement.dataset.clock; // when what is shown was so, as the server's clock says it
+  let seenAt = document.documentElement.dataset.clock; // server's time of the shown data
   let stale = false;
 
   function tell(text, on) {
@@ -26,7 +26,7 @@
     line.classList.toggle("down", !on && text !== "");
   }
 
-  /** Whether what is shown is what is so: clocks stand still, it is dimmed and said in large while it is not. */
+  /** Mark the page as up to date, or as stale: then times stop, the regions are dimmed and a banner shows `why`. */
   function fresh(now, why = "") {
     if (now) {
       document.getElementById("stale")?.remove();
@@ -45,12 +45,12 @@
     document.documentElement.classList.toggle("stale", stale);
   }
 
-  // -- changing what differs ---------------------------------------------------------------------------
+  // -- updating the page -------------------------------------------------------------------------------
 
   const keyOf = (node) => (node.nodeType === 1 ? node.id || node.dataset.key || "" : "");
   const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
 
-  /** Make `old` like `fresh`, leaving alone what is the reader's: focus, typed text, opened details, scrolling. */
+  /** Change `old` into `fresh`; keep the reader's focus, typed text, opened details and scroll position. */
   function become(old, fresh) {
     if (old.isEqualNode(fresh)) return;
     if (old.nodeType !== 1) {
@@ -84,7 +84,7 @@
     }
   }
 
-  /** Where the focus is, to be found again when what has it is replaced; null where it is nowhere. */
+  /** Describe the focused element for `backTo`, which runs after an update; null if no element has the focus. */
   function placeOf(focused) {
     if (!focused || focused === document.body) return null;
     const key = focused.id || focused.dataset.key;
@@ -94,7 +94,7 @@
     return { key, holder: holder && keyOf(holder), at: group ? [...group.querySelectorAll("button")].indexOf(focused) : -1, job };
   }
 
-  /** Focus what had it, else the button in its place, else the row of its job, else the content. */
+  /** Focus the element again; if it is gone, a button in its place, a link to its job, or the content. */
   function backTo({ key, holder, at, job }) {
     const named = (text) => text && document.querySelector(`[data-key="${CSS.escape(text)}"], [id="${CSS.escape(text)}"]`);
     const buttons = [...(named(holder)?.querySelectorAll(".buttons button") ?? [])];
@@ -113,7 +113,7 @@
       last.set(region.id, now.outerHTML);
       const typing = region.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
       if (!typing) become(region, now);
-      else last.delete(region.id); // another time
+      else last.delete(region.id); // update the region after the next fetch
     }
     if (page.title && document.title !== page.title) document.title = page.title;
     if (place && document.activeElement === document.body) backTo(place);
@@ -121,7 +121,7 @@
     tick();
   }
 
-  /** What a page that tells of trouble says. */
+  /** Return the message of an error page, as the end of a sentence; empty if there is none. */
   function said(text) {
     const found = new DOMParser().parseFromString(text, "text/html").querySelector("main .banner")?.textContent.trim();
     return found ? `, ${found}` : "";
@@ -150,7 +150,7 @@
     took = Date.now() - begun;
   }
 
-  /** Look now, or as soon as there have not been too many. */
+  /** Fetch the page now, or as soon as the rate limit allows it. */
   function soon() {
     clearTimeout(waiting);
     waiting = 0;
@@ -162,7 +162,7 @@
     else waiting = setTimeout(soon, (1 - saved) * each + 5);
   }
 
-  // -- being told --------------------------------------------------------------------------------------
+  // -- events ------------------------------------------------------------------------------------------
 
   function listen() {
     clearTimeout(again);
@@ -170,7 +170,7 @@
     stream = new EventSource("/api/events");
     stream.onopen = () => { tell("live", true); soon(); };
     stream.onerror = () => {
-      soon(); // which tells whether it is lost
+      soon(); // shows whether the server still answers
       if (stream && stream.readyState === EventSource.CLOSED) {
         stream = null;
         again = setTimeout(listen, AGAIN_MS);
@@ -184,7 +184,7 @@
     }
   }
 
-  /** A hidden page asks for nothing; browsers allow six connections to a server, and each tab would hold one. */
+  /** Close the stream of a hidden page: browsers allow six connections to a server, and each tab would use one. */
   function turn() {
     if (document.hidden) {
       stream?.close();
@@ -196,7 +196,7 @@
     }
   }
 
-  // -- times that go on --------------------------------------------------------------------------------
+  // -- running times -----------------------------------------------------------------------------------
 
   const two = (number) => String(number).padStart(2, "0");
   function span(seconds) {
@@ -217,7 +217,8 @@
   }
 
   for (const region of document.querySelectorAll("[data-live]")) last.set(region.id, region.outerHTML);
-  for (const frame of document.querySelectorAll(".scroll:has(svg)")) frame.scrollLeft = frame.scrollWidth; // what is newest
+  // Show the newest part.
+  for (const frame of document.querySelectorAll(".scroll:has(svg)")) frame.scrollLeft = frame.scrollWidth;
   document.addEventListener("visibilitychange", turn);
   document.addEventListener("gpujob:look", soon);
   setInterval(() => { if (!document.hidden) tick(); }, 1000);

@@ -1,4 +1,4 @@
-// The log of a job: follows what is written, shows what stands before, searches in what is shown and in the whole file.
+// The log of a job: follows new output, loads earlier parts, searches the shown part or the whole log.
 "use strict";
 (() => {
   const at = (id) => document.getElementById(id);
@@ -12,24 +12,24 @@
   const part = at("log-part");
   const address = view.dataset.log;
   const LOOK_MS = 1000;
-  const SOME_LINES = 1000; // at first, and for each "earlier"
-  const MOST_SHOWN = 2000000; // characters: a browser should stay quick
-  const PIECE = 200000; // characters: what came in small answers is kept together up to this
+  const SOME_LINES = 1000; // that are loaded at first, and by each click on "earlier"
+  const MOST_SHOWN = 2000000; // characters: limits the work of the browser
+  const PIECE = 200000; // characters: small answers are joined into pieces up to this size
   const MOST_MARKED = 5000;
-  const LONGEST_OPEN = 65536; // bytes of a line that has no end yet
-  const rest = document.createElement("span"); // the beginning of a line that has no end yet
-  let pieces = []; // what is shown, one after the other: {text, start: the byte where it begins, lines}
+  const LONGEST_OPEN = 65536; // bytes of an unfinished line, at most; the server sends a longer one in parts
+  const rest = document.createElement("span"); // the unfinished last line
+  let pieces = []; // the shown parts of the log, in order: {text, start: byte where the text begins, lines}
   let loose = "";
-  let end = null; // byte up to which the log is shown; null: not begun
+  let end = null; // byte up to which the log is shown; null: nothing was read yet
   let size = 0; // bytes of the log
-  let away = false; // its end is not shown: nothing is added
+  let away = false; // whether the end of the log is not shown; then new output is not appended
   let attempt = "";
-  let busy = Promise.resolve(); // what is being read
+  let busy = Promise.resolve(); // the request that is being made
   let reading = false;
   let marks = [];
-  let here = -1; // which of them one has come to
-  let first = false; // go to the first place as soon as there is text: it was not read yet, or is being read anew
-  let looked = ""; // the word of what stands in `found`
+  let here = -1; // index of the current mark
+  let first = false; // go to the first mark when text arrives: no text is loaded yet, or it is being loaded again
+  let looked = ""; // the word of the search shown in `found`
   let trouble = "";
 
   const atEnd = () => view.scrollHeight - view.scrollTop - view.clientHeight < 40;
@@ -38,7 +38,7 @@
   const shown = () => pieces.reduce((sum, one) => sum + one.text.length, 0);
   const piece = (text, start) => ({ text, start, lines: text.split("\n").length - 1 + (text !== "" && !text.endsWith("\n")) });
 
-  /** `text` with what is searched for marked. Nothing in it is ever read as HTML. */
+  /** Return `text` as nodes, with the searched word marked. The text is never parsed as HTML. */
   function marked(text, most = MOST_MARKED) {
     const out = document.createDocumentFragment();
     const wanted = word.value.toLowerCase();
@@ -61,13 +61,14 @@
     return `${(number / 1024 ** unit).toFixed(unit ? 1 : 0)} ${["bytes", "KiB", "MiB", "GiB", "TiB"][unit]}`;
   }
 
-  /** Say which place of how many one is at, and which part of the log is shown. */
+  /** Show the number of the current mark, the number of marks, and which part of the log is shown. */
   function tell() {
     const many = marks.length < MOST_MARKED ? marks.length : `${MOST_MARKED} or more`;
     const hits = !word.value ? "" : !marks.length ? "not in what is shown" : here < 0 ? `${many} shown` : `${here + 1} of ${many}`;
     const text = [trouble, hits].filter(Boolean).join("; ");
     if (says.textContent !== text) says.textContent = text;
-    at("log-before").disabled = !marks.length; // "next" stays: Enter would not be told with it disabled
+    // "next" stays enabled: Enter does not submit a form whose button is disabled.
+    at("log-before").disabled = !marks.length;
     const begin = pieces.length ? pieces[0].start : 0;
     part.hidden = !begin && !away;
     at("log-earlier").hidden = !begin;
@@ -81,7 +82,7 @@
   }
 
   function redraw() {
-    const back = here < 0 ? 0 : marks.length - here; // what changes stands before it
+    const back = here < 0 ? 0 : marks.length - here; // from the end: text mostly changes before the current mark
     view.replaceChildren(marked(pieces.map((one) => one.text).join("")), rest);
     rest.replaceChildren(marked(loose));
     none.hidden = shown() + loose.length > 0;
@@ -99,7 +100,7 @@
     tell();
   }
 
-  /** Show what came: `whole` lines, and the `open` beginning of one, which comes again. */
+  /** Append `whole` lines, which begin at byte `start`, and the unfinished line `open`, which is sent again later. */
   function add(whole, open, start) {
     if (!whole && open === loose) return tell();
     const stay = !follow.checked;
@@ -120,7 +121,7 @@
     else if (!stay) toEnd();
   }
 
-  /** Where the last `number` characters begin; one beyond 16 bits counts as one. */
+  /** Return the index where the last `number` characters begin; a surrogate pair counts as one character. */
   function before(text, number) {
     let place = text.length;
     for (let left = number; left > 0 && place > 0; left -= 1) {
@@ -130,7 +131,7 @@
     return place;
   }
 
-  /** Ask for a part of the log: {text, told: a header's value}; null where that went wrong, which is said. */
+  /** Fetch a part of the log: {text, told: returns a header's value}; null on an error. */
   async function get(query) {
     const answer = await fetch(address + query, { credentials: "same-origin" }).catch(() => null);
     trouble = answer ? "" : "the log could not be read; trying again";
@@ -139,7 +140,7 @@
     return text === null ? null : { text, told: (name) => answer.headers.get(`X-Gpujob-Log-${name}`) };
   }
 
-  /** Do this when nothing else is being read. */
+  /** Run `work` after the requests that are being made, so that only one runs at a time. */
   function alone(work) {
     busy = busy.then(work, work).finally(tell);
     return busy;
@@ -167,7 +168,7 @@
     const place = before(text, Number(told("Unfinished") || 0));
     const which = told("Attempt") ?? attempt;
     const anew = told("Restarted") !== null || which !== attempt;
-    const other = end !== null && anew && told("Restarted") === null; // another attempt: all of its log
+    const other = end !== null && anew && told("Restarted") === null; // another attempt: read its log next
     if (end === null || anew) {
       forget();
       redraw();
@@ -191,10 +192,10 @@
       away = true;
     }
     redraw();
-    view.scrollTop = top + view.scrollHeight - high; // the line that was read stays where it is
+    view.scrollTop = top + view.scrollHeight - high; // keep the lines on the screen in place
   });
 
-  /** Show what stands from this byte on. */
+  /** Show the log from this byte on. */
   const show = (place) => alone(async () => {
     const answer = await get(`?from=${place}&attempt=${attempt}`);
     if (!answer) return;
@@ -213,7 +214,7 @@
     if (!away) read();
   });
 
-  /** To the hit with this number, the first after the last and the other way round. */
+  /** Go to the mark with this index; after the last mark comes the first, and before the first the last. */
   function go(number) {
     first = false;
     marks[here]?.classList.remove("here");
@@ -224,7 +225,7 @@
       const box = marks[here].getBoundingClientRect();
       const frame = view.getBoundingClientRect();
       if (box.top < frame.top || box.bottom > frame.bottom) view.scrollTop += box.top - frame.top - frame.height / 2;
-      marks[here].scrollIntoView({ block: "nearest" }); // the page, where the log reaches beyond it
+      marks[here].scrollIntoView({ block: "nearest" }); // scrolls the page if a part of the log is outside the window
     }
     tell();
   }
@@ -235,12 +236,12 @@
       found.replaceChildren();
     }
     first = word.value !== "";
-    if (end === null) return; // what stands there is the server's; the log itself is about to come
+    if (end === null) return; // the log is not loaded yet: the shown text is from the server's page
     redraw();
     go(0);
   }
 
-  /** A found line, its number a link to its place. */
+  /** Return a found line; its number is a link to its place in the log. */
   function line(text, place) {
     const [, number, body] = /^(-?\d+):(.*)$/s.exec(text) || [null, "", text];
     const out = document.createDocumentFragment();
@@ -267,7 +268,7 @@
     const head = Object.assign(document.createElement("p"), { className: "faint", textContent: "looking…" });
     found.replaceChildren(head);
     const answer = await get(`?find=${encodeURIComponent(looked)}&tail=200`);
-    if (!found.contains(head)) return; // another word was typed meanwhile
+    if (!found.contains(head)) return; // another search has begun since, or the word has changed
     const seen = answer && answer.told("Cut") === null ? "the whole log" : "the end of the log, which is longer than what is looked through";
     head.textContent = !answer ? "the log could not be searched" : answer.text ? `the last lines with “${looked}” in ${seen}:` : `“${looked}” is nowhere in ${seen}`;
     if (!answer || !answer.text) return;

@@ -1,4 +1,4 @@
-// The form for a new job: splits the command as a shell would, and shows what would happen before it does.
+// The form for a new job: splits the command as a shell would, and shows a preview before the job is submitted.
 "use strict";
 (() => {
   const form = document.getElementById("submit");
@@ -8,13 +8,13 @@
   const env = document.getElementById("env");
   const WAIT_MS = 300;
   const NOT_CLOSED = "a quote is not closed";
-  const OF_A_SHELL = /^(?:\||\|\||&|&&|;|[12&]?>{1,2}[^\s>]*|<{1,2})$|^\$/; // words that only a shell would understand
-  const FAILS = /would fail at once/; // the notes of a preview that are no mere information
+  const OF_A_SHELL = /^(?:\||\|\||&|&&|;|[12&]?>{1,2}[^\s>]*|<{1,2})$|^\$/; // words that only a shell interprets
+  const FAILS = /would fail at once/; // the notes of a preview that are warnings
   const hint = chips.firstElementChild;
   let waiting = 0;
   let asked = 0;
 
-  /** Words as a shell splits them by blanks, quotes and backslashes; null with a quote that is left open. */
+  /** Split a text into words as a shell does, by blanks, quotes and backslashes; null if a quote is not closed. */
   function words(text) {
     const out = [];
     let word = null;
@@ -49,7 +49,7 @@
     return [...env.querySelectorAll(".env-row")].map((row) => [...row.querySelectorAll("input")].map((one) => one.value));
   }
 
-  /** Why this cannot be sent; empty where it can. */
+  /** Return why the form cannot be sent; empty if it can. */
   function trouble() {
     const command = words(form.command.value);
     if (command === null) return NOT_CLOSED;
@@ -58,7 +58,7 @@
     return nameless ? `the variable with the value ${nameless[1]} has no name` : "";
   }
 
-  /** What the form says, as the API takes it; null while it cannot be sent. */
+  /** Return the form as the body of a request to the API; null if it cannot be sent. */
   function value() {
     if (trouble()) return null;
     const out = { command: words(form.command.value) };
@@ -96,10 +96,10 @@
     }));
   }
 
-  /** A word as one would type it in a shell. */
+  /** Quote a word for a shell, if necessary. */
   const quoted = (word) => (/^[\w@%+=:,./{}-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
-  /** What somebody may have meant for a shell: none reads this. */
+  /** Return a warning about words that only a shell interprets, because no shell reads the command. */
   function hints(command) {
     if (command[1] === "-c") return [];
     const odd = [...new Set(command.filter((word) => OF_A_SHELL.test(word)))];
@@ -117,7 +117,7 @@
       return;
     }
     const answer = await window.gpujob.post("/api/preview", wanted);
-    if (number !== asked) return; // something else was typed meanwhile
+    if (number !== asked) return; // the form has changed since this request
     if (!answer.ok) {
       tell("never", `✗ Not like this: ${window.gpujob.problem(answer)}`);
       return;

@@ -1,4 +1,4 @@
-// Zoom of the Timeline: by keys, by dragging over a time, by the wheel with Ctrl; each is a plain address.
+// Zoom of the Timeline by keys, by dragging over a time, or by Ctrl and wheel: each loads a page of another address.
 "use strict";
 (() => {
   const NS = "http://www.w3.org/2000/svg";
