@@ -15,7 +15,7 @@ from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Job, JobState, Reason
 from scheduler.core.job_text import how_it_ended, state_text
 from scheduler.core.log_names import stderr_log
-from scheduler.core.secrets import without_secrets
+from scheduler.core.secrets import masked, without_secrets
 from scheduler.core.units import maybe_utc, seconds_of, utc
 from scheduler.views import render, terminal
 
@@ -132,7 +132,7 @@ def show(jobs: Sequence[str], *, json: bool = False, state_file: str | None = No
         values = [
             {
                 **render.job_json(job, reason),
-                "events": [{"at": utc(e.at), "kind": e.kind, **_shown(e.detail)} for e in events],
+                "events": [{"at": utc(e.at), "kind": e.kind, **masked(e.detail)} for e in events],
             }
             for job, reason, events in found
         ]
@@ -173,10 +173,6 @@ def _facts(job: Job, reason: Reason | None) -> list[str]:
             for text in fact.text.splitlines() if fact.name == "info" else [fact.text]:
                 lines += terminal.folded(f"{fact.name:<13} {render.safe(text)}", 14, state)
     return lines
-
-
-def _shown(detail: dict[str, Any]) -> dict[str, Any]:
-    return {key: without_secrets(value) if isinstance(value, str) else value for key, value in detail.items()}
 
 
 def _plain(value: object) -> str:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+# As `typing` has it, which is not imported on the path of calls in loops (`scheduler/client/client.py`).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 HIDDEN = "***"
 # A text without any of these words holds no secret: it is returned unchanged.
@@ -68,6 +73,15 @@ def words_without_secrets(words: Iterable[str]) -> tuple[str, ...]:
         option = word.startswith("-") and "=" not in word
         asks = word if option and (word in _USERS or shapes.SECRET_NAME.fullmatch(word.lstrip("-"))) else ""
     return tuple(out)
+
+
+def masked(value: Any) -> Any:
+    """Return a copy of a JSON value with the secrets in its strings (not in its keys) replaced by ``***``."""
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, Mapping):
+        return {key: masked(inner) for key, inner in value.items()}
+    return [masked(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 _USERS = frozenset({"--user", "--proxy-user"})

@@ -12,7 +12,7 @@ from scheduler.client.client import SCHEMA, STATES
 from scheduler.core.errors import UsageError, did_you_mean
 from scheduler.core.job import Event, Job
 from scheduler.core.log_names import logs_of
-from scheduler.core.secrets import without_secrets
+from scheduler.core.secrets import masked
 from scheduler.core.units import utc
 from scheduler.core.usage_report import attempts_of
 from scheduler.views.render import in_pieces, job_json, status_json
@@ -54,7 +54,7 @@ def _story(ask: Ask) -> Response:
     return as_json(
         {
             "schema": SCHEMA,
-            "events": [{"at": utc(e.at), "kind": e.kind, "detail": harmless(e.detail)} for e in events],
+            "events": [{"at": utc(e.at), "kind": e.kind, "detail": masked(e.detail)} for e in events],
             "attempts": _attempts(job, events),
         }
     )
@@ -75,15 +75,6 @@ def _attempts(job: Job, events: list[Event]) -> list[dict[str, Any]]:
         }
         for run in attempts_of(job, events, time.time())
     ]
-
-
-def harmless(value: Any) -> Any:
-    """Return a copy of a JSON value with the secrets in its strings (not in its keys) masked."""
-    if isinstance(value, str):
-        return without_secrets(value)
-    if isinstance(value, Mapping):
-        return {key: harmless(inner) for key, inner in value.items()}
-    return [harmless(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _metrics(ask: Ask) -> Response:
