@@ -14,7 +14,7 @@ from scheduler.core.recovery import Record, Verdict
 from scheduler.runners import attempt_record
 from scheduler.runners.adoption import settle
 from scheduler.system.proc import boot_id
-from scheduler.system.processes import lives
+from scheduler.system.processes import Mark, lives, members, starter_lives
 from scheduler.track.plan import LINES_KEPT, MARK_NAMES, RUNNING, Command, Session, added, passed_over, take
 from scheduler.track.session_file import SessionDamaged, SessionFiles, find_root
 
@@ -154,10 +154,19 @@ class Tracker:
             for entry in os.listdir(self.log_folder):
                 number, _, attempt = entry.partition(".")
                 if number.isdigit() and attempt.isdigit():
-                    seen = attempt_record.read(os.path.join(self.log_folder, entry))
-                    if seen.process is not None and seen.boot == boot_id() and lives(seen.process):
+                    if self._lives_by_record(int(number), int(attempt)):
                         found.append(int(number))
         return found
+
+    def _lives_by_record(self, number: int, attempt: int) -> bool:
+        """Return whether an attempt runs, or is just being started, according to its record and its processes."""
+        seen = attempt_record.read(os.path.join(self.log_folder, f"{number}.{attempt}"))
+        if seen.process is not None:
+            return seen.boot == boot_id() and lives(seen.process)
+        path = self.files.path(self.name)
+        return seen.kind is Record.CLAIMED and (
+            starter_lives(f"{number}.{attempt}", path) or bool(members(Mark(number, attempt, path, MARK_NAMES), None))
+        )
 
 
 def left_alone(command: Command) -> bool:

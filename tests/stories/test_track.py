@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import stat
 import subprocess
 import sys
@@ -396,6 +397,24 @@ def test_a_session_that_runs_is_not_deleted(tracked: Tracked) -> None:
     tracked.files[0].write_text("{")
     tracked.run("delete", name, code=1)
     tracked.files[0].write_bytes(whole)
+    tracked.go("a")
+    assert one.wait(60) == 0
+    tracked.run("delete", name, code=0)
+
+
+def test_a_damaged_session_is_not_deleted_while_the_pid_of_its_command_is_not_recorded(tracked: Tracked) -> None:
+    """The command runs, and the supervisor has not written the pid into the attempt record yet."""
+    tracked.begin()
+    name = tracked.files[0].stem
+    one = tracked.popen("run", gated("a"), environ={"GPUJOB_CRASH_AT": "supervisor.spawned:1:stop"})
+    tracked.exists("begun.a")
+    whole = tracked.files[0].read_bytes()
+    tracked.files[0].write_text("{")
+    refused = tracked.run("delete", name, code=1)
+    assert refused.stderr == f"gpujob: session {name}: command 1 runs; end it first, or wait for it\n"
+    tracked.files[0].write_bytes(whole)
+    for pid in tracked.supervisors():
+        os.kill(pid, signal.SIGCONT)
     tracked.go("a")
     assert one.wait(60) == 0
     tracked.run("delete", name, code=0)
