@@ -23,7 +23,7 @@ INTERPRETER = [sys.executable, "-m", "scheduler"]
 # Sweeps and soaks in their long form: `make test-long`.
 LONG = os.environ.get("GPUJOB_LONG") == "1"
 PATIENCE_S = 60.0
-LOOK_S = 2.0  # a job that came this moment is looked at in the next
+LOOK_S = 30.0  # a job that came this moment is looked at in the next
 
 # Writes "start" and "end" lines that the scheduler never sees; waits for a file if told to.
 LEDGER_JOB = """\
@@ -274,8 +274,10 @@ class Scheduler:
         """A job as `show --json` gives it, when it has been looked at."""
         end = time.monotonic() + LOOK_S
         while True:
-            value: dict[str, Any] = json.loads(self.cli("show", str(job_id), "--json").stdout)
+            found = self.cli("show", str(job_id), "--json", code=None)
+            value: dict[str, Any] = json.loads(found.stdout) if found.returncode == 0 else {"reason_code": "new"}
             if value["reason_code"] != "new" or time.monotonic() > end:
+                assert found.returncode == 0, found.stderr
                 return value
 
     def log(self, job_id: int) -> str:

@@ -170,7 +170,9 @@ def judge(s: Scheduler, *, lost: bool = False) -> None:
 def sound(s: Scheduler) -> None:
     """Store and state file are whole, and nothing half-written is left once a daemon has started after it."""
     assert s.rows("PRAGMA quick_check") == [("ok",)]
-    assert json.loads((s.folder / "gpu_scheduler_state.json").read_text())
+    state_file = s.folder / "gpu_scheduler_state.json"
+    wait_for(state_file.exists, "the state file")
+    assert json.loads(state_file.read_text())
     left = [str(p) for p in s.folder.rglob("*") if re.search(r"\.new(-\d+)?$|\.tmp$|^packet-", p.name)]
     # What carries the number of a process that lives may be in its hands; the kernel may have given the number anew.
     left = [name for name in left if not ((pid := re.search(r"\.new-(\d+)$", name)) and alive(int(pid[1])))]

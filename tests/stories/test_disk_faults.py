@@ -200,6 +200,9 @@ def test_e19_no_inodes_left(scheduler, disk):
     s.start()
     s.append(s.line("before", code=3))
     s.wait_state(1, "failed")
+    # The version of the state file that a later write would replace must not leave its inode to the next job's record.
+    wait_for(lambda: '"failed": 1' in (s.folder / "gpu_scheduler_state.json").read_text(), "the state file is written")
+    wait_for(lambda: not [name for name in os.listdir(s.folder) if ".new-" in name], "the old version is removed")
     taken = small.take_inodes()
     s.append(s.line("after"))
     wait_for(lambda: "its record cannot be written: No space left on device" in s.said(), "it is said")

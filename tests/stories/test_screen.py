@@ -156,7 +156,7 @@ def test_s3_24_jobs_outlive_the_scheduler_and_are_adopted(screens, number):
     assert [g["allocated"] for g in s.status()["gpus"]] == [1.0, 0.0]
     assert s.job(1)["state"] == "running" and s.job(1)["session"] == "gpujob_0_unknown_1"
     assert "gpujob_0_unknown_1" in s.cli("screens").stdout
-    assert s.states()[3] == "pending"
+    s.wait_state(3, "pending")
     s.release("a")
     s.wait_ended(3)
     assert (s.job(1)["exit_code"], s.job(2)["exit_code"]) == (7, 0)

@@ -158,7 +158,8 @@ def test_s3_31_a_thousand_pauses_and_resumes_against_a_busy_daemon(scheduler):
     s.kill()
     s.start()
     shows(s, *sorted(gpu for gpu, on in last.items() if on))
-    assert not [name for name in os.listdir(s.folder) if "bad" in name or ".new-" in name]
+    assert not [name for name in os.listdir(s.folder) if "bad" in name]
+    wait_for(lambda: not [name for name in os.listdir(s.folder) if ".new-" in name], "no file half written is left")
 
 
 @pytest.mark.parametrize("seed", [0, 7])

@@ -559,6 +559,7 @@ def test_s4_28_s4_1_after_the_end_of_a_server_its_job_goes_on(spooler: Callable[
         found: dict[str, object] = json.loads(s.gpujob("--state-file", before, "show", str(number), "--json").stdout)
         return found
 
+    wait_for(lambda: show(0)["state"] != "running", "the record of its end")
     shown = show(0)
     assert (shown["state"], shown["outcome"], shown["exit_code"], shown["log"]) == ("failed", "exit", 6, output)
     assert show(1)["state"] == "cancelled" and s.said_in("order") == []

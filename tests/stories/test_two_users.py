@@ -54,7 +54,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     """Owner, mode and bytes of every file, without what a daemon writes by itself."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if path.name.startswith("history.db"):
+        if path.name.startswith(("history.db", "store.db-")):
             continue
         status = path.lstat()
         data = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
