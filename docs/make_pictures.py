@@ -156,7 +156,9 @@ def packed(png: bytes) -> bytes:
         else:
             if kind == b"IEND":
                 body = zlib.compress(zlib.decompress(data), 9)
-                out.append(struct.pack(">I4s", len(body), b"IDAT") + body + struct.pack(">I", zlib.crc32(b"IDAT" + body)))
+                out.append(
+                    struct.pack(">I4s", len(body), b"IDAT") + body + struct.pack(">I", zlib.crc32(b"IDAT" + body))
+                )
             out.append(png[at : at + 12 + size])
         at += 12 + size
     return b"".join(out)

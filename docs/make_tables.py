@@ -1,4 +1,7 @@
-"""Writes what is made from the program: tables of options and settings, JSON Schemas. `make tables`; with --check it only compares."""
+"""Writes the generated parts of the documents: tables of verbs, options, settings and reasons, JSON Schemas, config.example.yaml.
+
+`make tables` writes them; with --check the script only names the files that differ.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,24 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
+import typer
+
+from scheduler.cli.app import app
 from scheduler.core.config import OPTIONS, RELOADABLE, written
-from scheduler.core.job_options import BOOLEAN, GPUS, JOBS, LINE_KEYS, PATH, SUBMIT_OPTIONS, TEXT, VARIABLES
+from scheduler.core.job import REASON_CODES
+from scheduler.core.job_options import (
+    BOOLEAN,
+    GPUS,
+    JOB_OPTIONS,
+    JOBS,
+    LINE_KEYS,
+    PATH,
+    SUBMIT_OPTIONS,
+    TEXT,
+    VARIABLES,
+)  # fmt: skip
 from scheduler.views.documents import DOCUMENTS, JobDocument
 from scheduler.views.json_schema import published
 
@@ -64,9 +82,95 @@ def restart() -> str:
     return f"These settings need a restart: {names}."
 
 
+def settings() -> str:
+    """One table of settings for each section of the config."""
+    lines: list[str] = []
+    for name, row in OPTIONS.items():
+        if row.metadata["section"]:
+            heading = row.metadata["section"]
+            lines += [
+                "",
+                f"### {heading[0].upper()}{heading[1:]}",
+                "",
+                "| setting | default | meaning |",
+                "|---|---|---|",
+            ]
+        default = written(row.default)
+        lines.append(
+            f"| `{name}` | {f'`{default}`' if default else ''} | {row.metadata['help'].replace('|', chr(92) + '|')} |"
+        )
+    return "\n".join(lines[1:])
+
+
+def reasons() -> str:
+    """The table of reason codes."""
+    rows = [f"| `{code}` | {meaning} |" for code, meaning in REASON_CODES.items()]
+    return "\n".join(["| code | the job waits because |", "|---|---|", *rows])
+
+
+def job_options() -> str:
+    """The table of a job's options: their flags, and which verbs take them."""
+    lines = ["| option | meaning | `edit` | on a line |", "|---|---|---|---|"]
+    for option in SUBMIT_OPTIONS:
+        flag = f"`{option.flag}{f' {option.metavar}' if option.metavar else ''}`"
+        key = f"`{option.key}=`" if option.key else ""
+        lines.append(f"| {flag} | {option.help} | {'yes' if option.edit else ''} | {key} |")
+    return "\n".join(lines)
+
+
+EVERYWHERE = ("--state-file", "--config", "--json", "--help")  # options that the page explains once
+
+
+def _own_options(command: Any) -> list[str]:
+    """Lines for the options of a verb that are neither settings, nor options of a job, nor those of every verb."""
+    shared = {option.flag for option in JOB_OPTIONS.values()} if command.name in ("submit", "edit") else set()
+    given = {f"--{name.replace('_', '-')}" for name in OPTIONS} if command.name in ("start", "run") else set()
+    lines = []
+    for one in command.params:
+        names = [*one.opts, *one.secondary_opts]
+        if one.param_type_name != "option" or shared.union(given, EVERYWHERE).intersection(names):
+            continue
+        text = ", ".join(names) + (f" {one.metavar}" if one.metavar else "")
+        lines.append(f"- `{text}`: {one.help}")
+    return lines
+
+
+def _usage(name: str, command: Any) -> str:
+    """The words of a verb: its name, `[options]` if it has any, its arguments."""
+    arguments = [
+        one.make_metavar() if not one.metavar else one.metavar
+        for one in command.params
+        if one.param_type_name == "argument"
+    ]
+    return " ".join(["gpujob", name, *arguments])
+
+
+def verbs() -> str:
+    """A section for each verb: usage, meaning, its own options."""
+    found: list[tuple[str, Any]] = []
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        found += [(f"{name} {word}", one) for word, one in inner.items()] if inner else [(name, command)]
+    lines: list[str] = []
+    for name, command in found:
+        json = ", `--json`" if any("--json" in one.opts for one in command.params) else ""
+        lines += [f"### {name}", "", f"`{_usage(name, command)}`{json}. {command.help}"]
+        if name in ("submit", "add", "edit"):
+            lines[-1] += " Options: [options of a job](#options-of-a-job)."
+        if name in ("start", "run"):
+            lines[-1] += " Options: [settings](configuration.md#settings)."
+        own = _own_options(command)
+        lines += ["", *own] if own else []
+        lines.append("")
+    return "\n".join(lines).rstrip("\n")
+
+
 # Document → name of a block in it (between two comments) → what makes it.
 BLOCKS = {
-    "docs/formats.md": {"line keys": line_keys, "restart": restart},
+    "docs/jobs-file.md": {"line keys": line_keys},
+    "docs/configuration.md": {"settings": settings, "restart": restart},
+    "docs/gpus.md": {"reasons": reasons},
+    "docs/verbs.md": {"verbs": verbs, "options of a job": job_options},
     "docs/api.md": {"keys of a job": http_keys},
 }
 

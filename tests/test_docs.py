@@ -56,7 +56,7 @@ def test_the_tables_of_options_and_settings_are_those_of_the_program() -> None:
 
 
 def test_every_verb_stands_in_the_readme_and_the_formats() -> None:
-    for document in ("README.md", "docs/formats.md"):
+    for document in ("README.md", "docs/verbs.md"):
         text = (ROOT / document).read_text()
         for verb in verbs():
             assert re.search(rf"\b{verb}\b", text), f"{verb} is not in {document}"
@@ -73,7 +73,7 @@ def test_the_example_files_are_read() -> None:
 
 def test_readme_examples_are_read() -> None:
     text = (ROOT / "README.md").read_text()
-    block = re.search(r"```\n(# priority.*?)```", text, re.S)
+    block = re.search(r"```csv\n(# priority.*?)```", text, re.S)
     assert block
     jobs = [parse(line, Door("/data", managed=range(8))) for line in block.group(1).splitlines()]
     assert [job is not None for job in jobs] == [False, True, True, True, True]

@@ -22,7 +22,7 @@ class SchedulerError(Exception):
     """An error that is shown to the user: a one-line message and the exit code of the command.
 
     ``what``: a whole sentence without a final full stop; ``where``: the file, line or job; ``do``: what would help.
-    ``exit_code``: see docs/formats.md (1: error). ``code``: the kind of error, for the program itself, where one class
+    ``exit_code``: see docs/json.md (1: error). ``code``: the kind of error, for the program itself, where one class
     stands for several kinds.
     """
 

@@ -75,7 +75,7 @@ def history_of(job: Job, moments: Iterable[tuple[float, str]]) -> list[list[str]
 
 
 def record_of(job: Job, moments: Iterable[tuple[float, str]]) -> dict[str, Any]:
-    """Return the journal record of a job, with the keys `KEYS` (docs/formats.md, Journal)."""
+    """Return the journal record of a job, with the keys `KEYS` (docs/json.md, Journal)."""
     began = status_of(job) != PENDING
     gpus = job.gpus if began else ()
     return {

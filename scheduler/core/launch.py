@@ -80,7 +80,7 @@ class Launch:
 def launch_of(
     job: Job, found: Found, *, mode: str, state_file: str, cwd: str, ordinals: Mapping[int, int] | None = None
 ) -> Launch:
-    """Return the Launch of a placed job. ``mode``: physical, local, unset or none (docs/formats.md, What a job sees).
+    """Return the Launch of a placed job. ``mode``: physical, local, unset or none (docs/gpus.md, What a job sees).
 
     ``ordinals``: GPU id → the driver's current number, for GPUs whose number has changed since the daemon started.
     CUDA_VISIBLE_DEVICES and ``--cuda`` use the driver's numbers, GPUJOB_GPUS the scheduler's ids.

@@ -24,7 +24,7 @@ AGAIN_S = 2.0  # until the next try after a failed write
 
 
 def picture(state: SchedulerState, counts: dict[str, int], now: float) -> dict[str, Any]:
-    """Return the contents of the state file (docs/formats.md, "State file"), without ``revision``."""
+    """Return the contents of the state file (docs/state-file.md), without ``revision``."""
     fleet = state.fleet
     on_gpu: dict[int, list[int]] = {}
     for job in state.live.values():

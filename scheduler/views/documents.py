@@ -43,7 +43,9 @@ ExitCode = Annotated[
 Signal = Annotated[Optional[int], Field("Number of the signal that ended its command; null if none did.", minimum=1)]
 Label = Annotated[Optional[str], Field("Name that people gave it; null without one.")]
 ReasonText = Annotated[Optional[str], Field("Why it waits, as a sentence; null unless it waits.")]
-ReasonCode = Annotated[Optional[str], Field("Why it waits, for programs; null unless it waits.", choices=REASON_CODES)]
+ReasonCode = Annotated[
+    Optional[str], Field("Why it waits, for programs; null unless it waits.", choices=tuple(REASON_CODES))
+]
 Notes = Annotated[list[str], Field("What else there is to know about it, as sentences.")]
 Submitted = Annotated[Moment, Field("When it was accepted (ISO 8601, UTC, milliseconds).")]
 Finished = Annotated[MaybeMoment, Field("When it ended (ISO 8601, UTC, milliseconds); null while it has not.")]
@@ -134,7 +136,7 @@ class GpuDocument(TypedDict):
     index: Annotated[Number, Field("Number of the GPU here.")]
     uuid: Annotated[str, Field("Its identity, whatever number it has.")]
     name: Annotated[str, Field("Its model; empty where nobody tells it.")]
-    state: Annotated[str, Field("State; see docs/formats.md, GPUs and their readings.", choices=GPU_STATES)]
+    state: Annotated[str, Field("State; see docs/gpus.md, States of a GPU.", choices=GPU_STATES)]
     paused: Annotated[bool, Field("Whether it is kept from new jobs by a person.")]
     allocated: Annotated[Share, Field("Share of it that is given out.")]
     memory_used: Annotated[Bytes, Field("Bytes in use; null where nobody reads it.")]

@@ -34,7 +34,7 @@ from scheduler.core.secrets import without_secrets
 from scheduler.environments.discovery import program_in
 from scheduler.web.routes import Ask, Conflict, as_json
 
-NOT_POSSIBLE, NOT_READ, REFUSED, LATER, NOT_THERE = 1, 2, 3, 5, 6  # exit codes in answers to requests (docs/formats.md)
+NOT_POSSIBLE, NOT_READ, REFUSED, LATER, NOT_THERE = 1, 2, 3, 5, 6  # exit codes in answers to requests (docs/json.md)
 MOST_NAMED = 5  # jobs listed in a sentence
 _FOR_TERMINALS = re.compile(r"; gpujob [a-z]+ \d+$")
 SAID = "X-Gpujob-Said"

@@ -1,4 +1,4 @@
-"""The JSON of the verbs and the state file is what scheduler/views/schemas says, to the last key, and docs/formats.md names every key."""
+"""The JSON of the verbs and the state file is what scheduler/views/schemas says, to the last key, and the documents name every key."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def keys_of(value: object) -> Iterator[str]:
 
 
 def undocumented(value: object) -> set[str]:
-    text = (ROOT / "docs/formats.md").read_text()
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("json.md", "state-file.md"))
     return {key for key in keys_of(value) if not re.search(rf"(?<![\w-]){re.escape(key)}(?![\w-])", text)}
 
 
@@ -157,6 +157,7 @@ def test_s3_38_json_of_gpus_that_are_read_is_as_published(machine: Callable[...,
     check("status", status)
     assert status["gpus"][1]["reason"] and isinstance(status["gpus"][0]["memory_used"], int)
     path = m.s.folder / "gpu_scheduler_state.json"
+    wait_for(path.exists, "the state file")
     check("state-file", json.loads(path.read_text()))
 
 

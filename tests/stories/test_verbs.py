@@ -97,7 +97,7 @@ def test_s2_2_the_gpu_choice_reaches_a_command_by_its_environment_alone(schedule
     submit = [sys.executable, "-m", "scheduler", "submit", "--wait"]
     documented = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPUJOB_ID", "GPUJOB_ATTEMPT", "GPUJOB_GPUS",
                   "GPUJOB_SHARE", "GPUJOB_STATE_FILE"}  # fmt: skip
-    assert all(f"`{name}" in (ROOT / "docs/formats.md").read_text() for name in documented)
+    assert all(f"`{name}" in (ROOT / "docs/gpus.md").read_text() for name in documented)
     for number, (gpus, wish) in enumerate(wishes.items(), start=1):
         subprocess.run([*submit, *wish, "--", *words], cwd=s.folder, env=environ, check=True, capture_output=True)
         argv, seen, folder, read = json.loads(s.log(number))

@@ -251,7 +251,7 @@ def test_k11_half_a_request_is_told_so(page: Page) -> None:
 
 
 def test_k13_a_taken_port_is_one_line_with_who_has_it(page: Page, pages: Callable[[], Page]) -> None:
-    """K13: exit code 1 (docs/formats.md); the page that has it goes on."""
+    """K13: exit code 1 (docs/json.md); the page that has it goes on."""
     other = pages().start("--port", str(page.port), ready=False)
     assert other.process is not None and other.process.wait(60) == 1
     said = other.said()
