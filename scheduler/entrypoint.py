@@ -256,8 +256,8 @@ def _not_loaded(error: ImportError) -> str:
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as trouble:
-        return f"a part of the program cannot be loaded: {error}; {trouble.strerror}: raise the limit (ulimit -n)"
-    return f"a part of the program cannot be loaded: {error}; install it again"
+        return f"cannot load a part of gpujob: {error}: {trouble.strerror}; raise the limit on open files (ulimit -n)"
+    return f"cannot load a part of gpujob: {error}; install gpujob again"
 
 
 def _nowhere(error: OSError) -> str:
@@ -268,8 +268,8 @@ def _nowhere(error: OSError) -> str:
         os.getcwd()
     except FileNotFoundError:
         folder = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
-        do = "cd into the one that is there now" if os.path.isdir(folder) else "cd to another one"
-        return f"the folder you are in was removed: {folder}; {do}"
+        do = "cd into the new folder of this name" if os.path.isdir(folder) else "cd to another folder"
+        return f"the current folder was removed: {folder}; {do}"
     return ""
 
 

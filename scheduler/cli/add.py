@@ -68,20 +68,20 @@ def add(
     except UsageError as error:
         raise UsageError(f"{error.what}: --gpus of add names the allowed GPUs", do=error.do) from None
     if "," in script and not os.path.exists(script):
-        raise UsageError(f"there is no script {script}", do=f"a whole line is appended by: echo '{script}' >> {path}")
+        raise UsageError(f"no such script: {script}", do=f"to append a whole line: echo '{script}' >> {path}")
     options, values = _as_options(pairs)
     line = write_line(script, priority=level, conda=conda, arguments=args, gpus=gpus, options=options)
     try:
         line.encode()
     except UnicodeEncodeError:
-        raise UsageError("not UTF-8: the line would be refused", do="give the file another name") from None
+        raise UsageError("cannot write the line: it is not UTF-8", do="rename the file") from None
     managed = client.managed()
     parsed = parse(line, Door(folder, os.path.expanduser("~"), managed))
     if parsed is None:
-        raise UsageError("that would be an empty line or a comment", do="give another script name")
+        raise UsageError("cannot write the line: it would be empty or a comment", do="give another script name")
     meant = {"allowed": parse_gpu_ids(gpus), **values}
     if any(getattr(parsed.spec, name) != value for name, value in meant.items() if name != "cwd"):
-        raise UsageError(f"cannot be written as a line: {line}")
+        raise UsageError(f"cannot write this job as a line: {line}")
     need, _ = need_of(parsed.spec, model_table_for(client, config, warn), client.gpus())
     if managed is not None:
         never = Fleet(declared(managed)).can_ever_hold(PlacementClass(need, parsed.spec.allowed))
@@ -96,16 +96,16 @@ def add(
                 trusting(client, config, lambda trust: check_places(path, places_of(path), trust))
             append_line(path, line, lambda status: check_owner(path, status))
         except OSError as error:
-            raise SchedulerError(f"cannot be written: {error.strerror}", where=path) from None
+            raise SchedulerError(f"cannot write the jobs file: {error.strerror}", where=path) from None
     sys.stdout.flush()
     if sys.stdout.isatty():
         print(safe(line))
     else:
         sys.stdout.buffer.write(os.fsencode(line) + b"\n")  # the bytes as in the file, whatever stdout's encoding
     if not os.path.exists(parsed.spec.script):
-        print(safe(f"gpujob: there is no {parsed.spec.script} yet: the job waits until it appears"), file=sys.stderr)
+        print(safe(f"gpujob: {parsed.spec.script} does not exist yet; the job waits until it does"), file=sys.stderr)
     if path != "-" and not client.alive():
-        print("gpujob: no scheduler is running: the line is read when one starts (gpujob start)", file=sys.stderr)
+        print("gpujob: no scheduler is running; the line is read when one starts (gpujob start)", file=sys.stderr)
     return 0
 
 
@@ -120,7 +120,9 @@ def _as_options(pairs: Sequence[str]) -> tuple[str, dict[str, Any]]:
         if not equals:
             raise UsageError(f"{pair!r} is not KEY=VALUE", where="--set", do=f"keys: {', '.join(LINE_KEYS)}")
         if re.search(r"[;\r\n\0]", pair):
-            raise UsageError(f"{pair!r} holds a semicolon or a line break", where="--set", do="give each its own --set")
+            raise UsageError(
+                f"{pair!r} contains a semicolon or a line break", where="--set", do="write one --set for each key"
+            )
         try:
             values.update(read_line_keys([(key, text)], lambda key: f"{key}="))
         except SchedulerError as error:
@@ -181,9 +183,9 @@ def submit(
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise SchedulerError(f"job {job.id} is queued, but its id cannot be printed: {error.strerror}") from None
+        raise SchedulerError(f"cannot print the id of job {job.id}, which is queued: {error.strerror}") from None
     if not client.alive():
-        print("gpujob: no scheduler is running: the job waits until one starts (gpujob start)", file=sys.stderr)
+        print("gpujob: no scheduler is running; the job waits until one starts (gpujob start)", file=sys.stderr)
     for note in job.notes:
         print(safe(f"gpujob: job {job.id}: {note}"), file=sys.stderr)
     if caller is not None:
@@ -195,7 +197,7 @@ def submit(
             return wait_for(client, (job.id,), None, time.monotonic())
         except KeyboardInterrupt:
             print(
-                f"gpujob: job {job.id} is left as it is: gpujob wait {job.id} waits again, gpujob cancel {job.id} ends it",
+                f"gpujob: job {job.id} continues; to wait again: gpujob wait {job.id}; to end it: gpujob cancel {job.id}",
                 file=sys.stderr,
             )
             return 130

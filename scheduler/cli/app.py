@@ -23,7 +23,7 @@ from scheduler.system.terminal_text import charset, shown
 app = typer.Typer(
     name="gpujob",
     cls=Verbs,
-    help="Run jobs on the GPUs of this server, from lines in a file that is watched.",
+    help="Run jobs on the GPUs of this server: each line appended to the jobs file is a job.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=True,
@@ -31,10 +31,10 @@ app = typer.Typer(
 )
 
 StateFile = Annotated[
-    Optional[str], typer.Option("--state-file", metavar="PATH", help="The scheduler meant, by its state file.")
+    Optional[str], typer.Option("--state-file", metavar="PATH", help="State file of the scheduler to use.")
 ]
 ConfigFile = Annotated[Optional[str], typer.Option("--config", metavar="PATH", help="Config file (YAML).")]
-JOB_HELP = "Id, range 3-9, label, @ for the last, @~1."
+JOB_HELP = "Id (12), range (3-9), label, @ (the last job) or @~1 (the one before)."
 
 
 def _jobs(completion: Any) -> Any:
@@ -60,7 +60,7 @@ Gpus = Annotated[
 PausedGpus = Annotated[
     list[str], typer.Argument(metavar="GPU…", help="GPU ids: 2, or 0-3.", autocompletion=completions.paused_gpu)
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON value, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, for programs.")]
 
 
 class Common:
@@ -86,12 +86,12 @@ def main_options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Run jobs on the GPUs of this server, from lines in a file that is watched."""
+    """Run jobs on the GPUs of this server: each line appended to the jobs file is a job."""
     Common.state_file, Common.config = state_file, config
     if ctx.invoked_subcommand is None:
         raise typer.Exit(show.status(json=json, state_file=state_file, config=config))
     if json:
-        raise UsageError("--json stands behind the verb", do=f"write gpujob {ctx.invoked_subcommand} --json")
+        raise UsageError("--json belongs after the verb", do=f"write gpujob {ctx.invoked_subcommand} --json")
 
 
 def _which(state_file: Optional[str], config: Optional[str]) -> dict[str, Any]:
@@ -168,12 +168,14 @@ def start(
     drain: Annotated[
         bool, typer.Option("--drain", help="End when nothing is left to do; exit 1 if any job failed.")
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Go into the background once the scheduler works.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Run in the background; return when the scheduler runs.")
+    ] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
     **settings: Any,
 ) -> None:
-    """Be the scheduler: watch the jobs file, run its lines on the GPUs, print what happens."""
+    """Run the scheduler: watch the jobs file, run its lines on the GPUs, print what happens."""
     from scheduler.cli.serve import start as serve
 
     code = serve(drain=drain, detach=detach, **_which(state_file, config), **_given(settings))
@@ -182,10 +184,10 @@ def start(
 
 # Settings that `run` takes → help text for `run`; empty: the setting's own help text.
 OF_RUN = {
-    "commands_file": "A shell command a line (commands.txt).",
+    "commands_file": "File with one shell command per line [commands.txt].",
     "gpus": "", "gpu_ids": "", "min_free_mem_mb": "", "poll_interval": "",
-    "log_dir": "Folder of the job logs (logs).",
-    "jobs_file": "The record of the jobs, JSONL (jobs.jsonl).",
+    "log_dir": "Folder of the job logs [logs].",
+    "jobs_file": "Journal of the jobs, in JSON Lines [jobs.jsonl].",
     "screen": "", "kill_grace": "", "oom_retries": "", "python": "",
 }  # fmt: skip
 
@@ -193,18 +195,20 @@ OF_RUN = {
 @app.command("run")
 @_with(*(_setting(name, help) for name, help in OF_RUN.items()))
 def run_commands(
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="The same as --commands-file.")] = "",
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="File of commands, like --commands-file.")] = "",
     *,
-    again: Annotated[bool, typer.Option("--again", help="Run all of the file again, also what has ended.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Run all commands of the file again, also those that have ended.")
+    ] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
     **settings: Any,
 ) -> None:
-    """Run a file of shell commands on the GPUs until all have ended; the same again goes on where it stopped."""
+    """Run a file of shell commands on the GPUs until all have ended; run it again to continue after a stop."""
     from scheduler.cli.run import run as dispatch
 
     if file and settings["commands_file"]:
-        raise UsageError("the file of commands is named twice", where="run", do="leave one of them out")
+        raise UsageError("the commands file is named twice", where="run", do="leave one of them out")
     raise typer.Exit(dispatch(file, again=again, **_which(state_file, config), **_given(settings)))
 
 
@@ -217,9 +221,11 @@ def add(
     gpus: Annotated[str, _words("--gpus", "LIST", "Allowed GPUs: 0,2 or 0-3.", completions.gpu_list, "--allowed")] = "",
     pairs: Annotated[
         Optional[list[str]],
-        _words("--set", "K=V", "What the line has no column for: gpus=0.5, time=4h, label=x…", completions.line_key),
+        _words("--set", "K=V", "Option without a column of its own: gpus=0.5, time=4h, label=x…", completions.line_key),
     ] = None,
-    output_file: Annotated[str, typer.Option("--output-file", metavar="PATH", help="Jobs file; - prints only.")] = "",
+    output_file: Annotated[
+        str, typer.Option("--output-file", metavar="PATH", help="Jobs file; -: only print the line.")
+    ] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
     **columns: Any,
@@ -234,20 +240,20 @@ def add(
 @app.command("submit", context_settings={"allow_interspersed_args": False})
 @_with(*map(_job_option, SUBMIT_OPTIONS))
 def submit(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="The command and its words.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="The command and its arguments.")],
     *,
     info_command: Annotated[
-        str, typer.Option("--info-command", metavar="TEXT", help="What this shell text prints now is the --info.")
+        str, typer.Option("--info-command", metavar="TEXT", help="Shell command whose output becomes the --info.")
     ] = "",
     foreground: Annotated[
-        bool, typer.Option("-f", "--foreground", help="Stay until it ends; it reads what we could read.")
+        bool, typer.Option("-f", "--foreground", help="Wait until the job ends; it reads the input of this command.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; its exit code is ours.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends, and exit with its exit code.")] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
     **options: Any,
 ) -> None:
-    """Queue any command, in this folder and environment, and print its id."""
+    """Queue a command with the current folder and environment, and print the job's id."""
     options["env"] = tuple(options["env"] or ())
     code = adding.submit(
         command, info_command=info_command, foreground=foreground, wait=wait, **_which(state_file, config), **options
@@ -261,7 +267,7 @@ def submit(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
 )
 def ts(ctx: typer.Context) -> None:
-    """The command line of GPU Task Spooler: gpujob ts -h; also by a link of the name ts or tsp."""
+    """The command line of GPU Task Spooler (gpujob ts -h), also available through a link named ts or tsp."""
     raise typer.Exit(ctx.obj["ts"](ctx.args))
 
 
@@ -271,51 +277,55 @@ def ts(ctx: typer.Context) -> None:
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
 )
 def track(ctx: typer.Context) -> None:
-    """Run commands one after another, and know after a crash how far they came: gpujob track -h."""
+    """Run commands one after another, and see after a crash how far they got (gpujob track -h)."""
     raise typer.Exit(ctx.obj["track"](ctx.args))
 
 
 @app.command("status")
 def status(
     json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again.")] = False,
-    every: Annotated[str, typer.Argument(metavar="[S]", help="Seconds between two looks with --watch.")] = "",
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C.")] = False,
+    every: Annotated[str, typer.Argument(metavar="[S]", help="Seconds between repetitions, with --watch [2].")] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """GPUs, running and waiting jobs with their reasons, the last ended, refused lines."""
+    """Show GPUs, running jobs, waiting jobs with their reasons, the last ended jobs, and refused lines."""
     seconds = (every or "2") if watch else None
     raise typer.Exit(show.status(json=json, watch=seconds, **_which(state_file, config)))
 
 
 @app.command("jobs")
 def jobs(
-    state: Annotated[str, _words("--state", "STATES", "Only these, comma-joined.", completions.state_list)] = "",
-    last: Annotated[str, typer.Option("-n", "--last", metavar="N", help="Only the newest N of them.")] = "",
+    state: Annotated[
+        str, _words("--state", "STATES", "Only jobs in these states, comma-separated.", completions.state_list)
+    ] = "",
+    last: Annotated[str, typer.Option("-n", "--last", metavar="N", help="Only the newest N jobs.")] = "",
     json: Json = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """All jobs."""
+    """List all jobs."""
     raise typer.Exit(show.jobs(state=state, last=last, json=json, **_which(state_file, config)))
 
 
 @app.command("show")
 def show_job(jobs: Jobs, json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """All facts about jobs, and their stories."""
+    """Show all facts about jobs and their event histories."""
     raise typer.Exit(show.show(jobs, json=json, **_which(state_file, config)))
 
 
 @app.command("report")
 def report(
     json: Json = False,
-    csv: Annotated[bool, typer.Option("--csv", help="The jobs as comma-separated values, for spreadsheets.")] = False,
-    since: Annotated[str, typer.Option("--since", metavar="WHEN", help="From then on: 7d, 2026-11-15.")] = "",
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Print the jobs as comma-separated values, for spreadsheets.")
+    ] = False,
+    since: Annotated[str, typer.Option("--since", metavar="WHEN", help="Only from this time on: 7d, 2026-11-15.")] = "",
     label: Annotated[str, typer.Option("--label", metavar="TEXT", help="Only jobs with this label.")] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """How long jobs waited and ran and what they used of the GPUs: by job, by label, by GPU."""
+    """Show waiting times, run times and GPU use by job, label and GPU."""
     from scheduler.cli.report import report as reporting
 
     raise typer.Exit(reporting(json=json, csv=csv, since=since, label=label, **_which(state_file, config)))
@@ -323,25 +333,31 @@ def report(
 
 @app.command("why")
 def why(job: OneJob, json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Why a job waits, or how it ended."""
+    """Show why a job waits or how it ended."""
     raise typer.Exit(show.why(job, json=json, **_which(state_file, config)))
 
 
 @app.command("logs")
 def logs(
     job: OneJob,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the job ends.")] = False,
     lines: Annotated[str, typer.Option("-n", "--lines", metavar="N", help="Only the last N lines.")] = "",
-    raw: Annotated[bool, typer.Option("--raw", help="The bytes as they are; not to a terminal.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the bytes unchanged; refused on a terminal.")] = False,
     grep: Annotated[
         Optional[str],
-        typer.Option("--grep", metavar="PATTERN", help="Only lines that match (Python's syntax); exit 1 if none does."),
+        typer.Option(
+            "--grep",
+            metavar="PATTERN",
+            help="Only lines that match this Python regular expression; exit code 1 if none does.",
+        ),
     ] = None,
-    attempt: Annotated[str, typer.Option("--attempt", metavar="N", help="An earlier attempt's; else the last's.")] = "",
+    attempt: Annotated[
+        str, typer.Option("--attempt", metavar="N", help="Log of an earlier attempt [the last one].")
+    ] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """The output of a job, as a terminal would show it: of a progress bar its last state."""
+    """Show the output of a job as a terminal would: of a progress bar only the last state."""
     which = _which(state_file, config)
     code = logs_of.logs(job, follow=follow, lines=lines, raw=raw, grep=grep, attempt=attempt, **which)
     raise typer.Exit(code)
@@ -349,7 +365,7 @@ def logs(
 
 @app.command("cancel")
 def cancel(jobs: LiveJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """End jobs: waiting ones at once, running ones with all their processes."""
+    """Cancel jobs: waiting ones immediately, running ones with all their processes."""
     raise typer.Exit(control.cancel(jobs, **_which(state_file, config)))
 
 
@@ -361,32 +377,32 @@ def retry(jobs: EndedJobs, state_file: StateFile = None, config: ConfigFile = No
 
 @app.command("hold")
 def hold(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Do not start these waiting jobs until they are released."""
+    """Keep waiting jobs from starting until they are released."""
     raise typer.Exit(control.hold(jobs, **_which(state_file, config)))
 
 
 @app.command("release")
 def release(jobs: HeldJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Let held jobs wait for room again."""
+    """Release held jobs, so that they can start."""
     raise typer.Exit(control.release(jobs, **_which(state_file, config)))
 
 
 @app.command("first")
 def first(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Start these waiting jobs before all others, in this order."""
+    """Move waiting jobs to the front of the queue, in this order."""
     raise typer.Exit(control.first(jobs, **_which(state_file, config)))
 
 
 @app.command("swap")
 def swap(jobs: PendingJobs, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Let two waiting jobs change places."""
+    """Exchange the places of two waiting jobs."""
     raise typer.Exit(control.swap(jobs, **_which(state_file, config)))
 
 
 @app.command("edit")
 @_with(*(_job_option(option, edit=True) for option in EDITABLE.values()))
 def edit(jobs: PendingJobs, *, state_file: StateFile = None, config: ConfigFile = None, **options: Any) -> None:
-    """Change waiting jobs; an empty value gives an option its default back (--time '')."""
+    """Change waiting jobs; an empty value restores an option's default (--time '')."""
     raise typer.Exit(control.edit(jobs, _given(options), **_which(state_file, config)))
 
 
@@ -394,19 +410,19 @@ def edit(jobs: PendingJobs, *, state_file: StateFile = None, config: ConfigFile 
 def wait(
     jobs: Annotated[
         Optional[list[str]],
-        typer.Argument(metavar="[JOB…]", help="All without any.", autocompletion=completions.live_job),
+        typer.Argument(metavar="[JOB…]", help="Jobs to wait for [all].", autocompletion=completions.live_job),
     ] = None,
     timeout: Annotated[str, typer.Option("--timeout", metavar="SPAN", help="Give up after this long (exit 124).")] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """Wait until jobs have ended; one job's own exit code, else 1 if any failed."""
+    """Wait until jobs have ended; exit with the job's own exit code, for several with 1 if any failed."""
     raise typer.Exit(control.wait(jobs or [], timeout=timeout, **_which(state_file, config)))
 
 
 @app.command("pause")
 def pause(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Give GPUs no new job; those that run go on."""
+    """Pause GPUs: they get no new jobs, and running jobs continue."""
     raise typer.Exit(control.pause(gpus, **_which(state_file, config)))
 
 
@@ -414,12 +430,12 @@ def pause(gpus: Gpus, state_file: StateFile = None, config: ConfigFile = None) -
 def resume(
     gpus: PausedGpus,
     force: Annotated[
-        bool, typer.Option("--force", help="Also beside memory and processes of others that are there now.")
+        bool, typer.Option("--force", help="Accept the memory and processes of others that are there now.")
     ] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """Give GPUs jobs again."""
+    """Resume paused GPUs."""
     raise typer.Exit(control.resume(gpus, force=force, **_which(state_file, config)))
 
 
@@ -445,25 +461,25 @@ def attach(job: SessionJob, state_file: StateFile = None, config: ConfigFile = N
     raise typer.Exit(sessions.attach(job, **_which(state_file, config)))
 
 
-config_app = typer.Typer(help="Settings: what they are and where they come from.", no_args_is_help=False)
+config_app = typer.Typer(help="Show or check the settings.", no_args_is_help=False)
 app.add_typer(config_app, name="config")
 
 
 @config_app.callback(invoke_without_command=True)
 def config_alone(ctx: typer.Context) -> None:
-    """Settings: what they are and where they come from."""
+    """Show or check the settings."""
     if ctx.invoked_subcommand is None:
         config_show()
 
 
 @config_app.command("show")
 def config_show(
-    origin: Annotated[bool, typer.Option("--origin", help="Where each value comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Add where each value comes from.")] = False,
     json: Json = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """Every setting, as a config file would say it."""
+    """Print every setting as a line of a config file."""
     from scheduler.cli import config as configuring
 
     raise typer.Exit(configuring.show(origin=origin, json=json, **_which(state_file, config)))
@@ -471,11 +487,11 @@ def config_show(
 
 @config_app.command("check")
 def config_check(
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Only this file; else all that start reads.")] = "",
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Check only this file [all that start reads].")] = "",
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """Say what is wrong with the settings: all of it, each with file and line."""
+    """Print every mistake in the settings, with file and line."""
     from scheduler.cli import config as configuring
 
     raise typer.Exit(configuring.check(file, **_which(state_file, config)))
@@ -483,27 +499,27 @@ def config_check(
 
 @app.command("reset")
 def reset(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """Forget ended jobs and refused lines; what runs or waits, and all logs, stay."""
+    """Forget ended jobs and refused lines; all other jobs and all logs stay."""
     raise typer.Exit(control.reset(yes=yes, **_which(state_file, config)))
 
 
 @app.command("recover")
 def recover(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """Rebuild a damaged store from what is left; also: a copied folder is the one to use from now on."""
+    """Rebuild a damaged store from what can be read; or accept a copied state folder as the one in use."""
     raise typer.Exit(control.recover(dry_run=dry_run, **_which(state_file, config)))
 
 
 @app.command("doctor")
 def doctor(json: Json = False, state_file: StateFile = None, config: ConfigFile = None) -> None:
-    """Say what is wrong with this machine and this scheduler, each with the command that mends it; changes nothing."""
+    """Print problems of this machine and this scheduler, with the commands that fix them; changes nothing."""
     from scheduler.cli.doctor import doctor as examine
 
     raise typer.Exit(examine(json=json, **_which(state_file, config)))
@@ -512,22 +528,24 @@ def doctor(json: Json = False, state_file: StateFile = None, config: ConfigFile 
 @app.command("web")
 def web_page(
     ctx: typer.Context,
-    port: Annotated[str, typer.Option("--port", metavar="N", help="Port; 0: any that is free.")] = "4004",
+    port: Annotated[str, typer.Option("--port", metavar="N", help="Port; 0: any free one.")] = "4004",
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Address; any but this machine's own needs TLS or a proxy.")
+        str,
+        typer.Option("--host", metavar="ADDRESS", help="Address; one that other machines reach needs TLS or a proxy."),
     ] = "127.0.0.1",
     tls_cert: Annotated[str, typer.Option("--tls-cert", metavar="PATH", help="Certificate (PEM), for HTTPS.")] = "",
-    tls_key: Annotated[str, typer.Option("--tls-key", metavar="PATH", help="Its key (PEM).")] = "",
+    tls_key: Annotated[str, typer.Option("--tls-key", metavar="PATH", help="Key of the certificate (PEM).")] = "",
     behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="A proxy of yours, with TLS, is the only way here.")
+        bool, typer.Option("--behind-proxy", help="Only your own TLS proxy can reach this address.")
     ] = False,
     names: Annotated[
-        Optional[list[str]], typer.Option("--name", metavar="NAME", help="A name that the proxy has for it (Host).")
+        Optional[list[str]],
+        typer.Option("--name", metavar="NAME", help="Host name under which the proxy is reached (repeatable)."),
     ] = None,
     state_file: StateFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """The page in a browser, and the HTTP API: see and steer this scheduler; prints how to get there and sign in."""
+    """Serve the web page and the HTTP API of this scheduler; prints the address and how to sign in."""
     code = ctx.obj["web"](port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, behind_proxy=behind_proxy,
                  names=tuple(names or ()), **_which(state_file, config))  # fmt: skip
     raise typer.Exit(code)
@@ -550,7 +568,7 @@ def help_of(
         Optional[str], typer.Argument(metavar="[VERB]", help="A verb.", autocompletion=completions.verbs)
     ] = None,
 ) -> None:
-    """Explain gpujob, or one verb, as --help does."""
+    """Show the help of gpujob or of one verb."""
     outer = ctx.find_root()
     if verb is None:
         print(outer.get_help())

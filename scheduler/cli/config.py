@@ -57,7 +57,7 @@ def _lines(settings: Settings, running: dict[str, tuple[Any, str]], origin: bool
         notes = [settings.origin[key]] if origin else []
         if key in running and written(running[key][0]) != written(getattr(settings.config, key)):
             value, whence = running[key]
-            until = "" if key in RELOADABLE else ", until it is started anew"
+            until = "" if key in RELOADABLE else ", until it is restarted"
             notes.append(f"the running scheduler: {written(value)} ({whence}{until})")
         note = render.safe("; ".join(notes))
         lines.append(f"{line:<{width}}  # {note}" if note else line)
@@ -85,9 +85,9 @@ def check(file: str = "", *, state_file: str | None = None, config: str | None =
     raise_all(errors)
     said = sum(1 for origin in settings.origin.values() if path and origin.startswith(f"{path}:")) if settings else 0
     print(
-        f"{render.safe(path)}: good, {said} setting{'' if said == 1 else 's'}"
+        f"{render.safe(path)}: no mistakes, {said} setting{'' if said == 1 else 's'}"
         if path
-        else "good; there is no config file"
+        else "no mistakes; there is no config file"
     )
     return 0
 

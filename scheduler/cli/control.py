@@ -52,7 +52,7 @@ def _show(answer: Answer) -> int:
 
 def _chosen(found: str, words: Sequence[str]) -> tuple[int, ...]:
     if not words:
-        raise UsageError("which job?", do="name an id, a range such as 3-9, a label, or @ for the last")
+        raise UsageError("no job is named", do="name an id, a range such as 3-9, a label, or @ for the last")
     return SchedulerClient(found).select(words)
 
 
@@ -93,7 +93,7 @@ def swap(jobs: Sequence[str], *, state_file: str | None = None, config: str | No
     found = state_file_for(state_file, config)
     ids = _chosen(found, jobs)
     if len(ids) != 2:
-        raise UsageError(f"two jobs change places, and {' '.join(jobs)} names {len(ids)}", do="gpujob swap 12 15")
+        raise UsageError(f"swap takes two jobs, and {' '.join(jobs)} names {len(ids)}", do="write gpujob swap 12 15")
     return _ask(found, config, Swap(ids))
 
 
@@ -109,7 +109,7 @@ def edit(
     found = state_file_for(state_file, config)
     ids = _chosen(found, jobs)
     if not options:
-        raise UsageError("what is to be changed?", do="say it, as in gpujob edit 12 --gpus 0.5; see gpujob edit --help")
+        raise UsageError("no option is given", do="write for example gpujob edit 12 --gpus 0.5; see gpujob edit --help")
     client = SchedulerClient(found)
     changes = changed_fields(options)
     for name in PATH_FIELDS.intersection(changes):
@@ -141,7 +141,7 @@ def edit(
 def _gpus(words: Sequence[str]) -> tuple[int, ...]:
     ids = parse_gpu_ids(",".join(words))
     if ids is None:
-        raise UsageError("which GPU?", do="write 2 or 0-3")
+        raise UsageError("no GPU is named", do="write 2 or 0-3")
     return ids
 
 
@@ -161,14 +161,16 @@ def resume(
     found = state_file_for(state_file, config)
     ids = _gpus(gpus)
     if force and not SchedulerClient(found).alive():
-        raise NoDaemon("no scheduler is running: nobody sees what --force would accept", do="start it: gpujob start")
+        raise NoDaemon(
+            "cannot resume with --force: no scheduler is running to read the GPUs", do="start it: gpujob start"
+        )
     return _ask(found, config, Resume(ids, force))
 
 
 def queue(what: str, *, state_file: str | None = None, config: str | None = None) -> int:
     """Pause or resume the whole queue; ``what`` is ``pause`` or ``resume``. Raises UsageError for another word."""
     if what not in ("pause", "resume"):
-        raise UsageError(f"queue {what}?", do="write gpujob queue pause or gpujob queue resume")
+        raise UsageError(f"queue has no word {what!r}", do="write gpujob queue pause or gpujob queue resume")
     return _ask(state_file_for(state_file, config), config, PauseQueue(what == "pause"))
 
 
@@ -225,5 +227,5 @@ def recover(*, dry_run: bool = False, state_file: str | None = None, config: str
     if not dry_run:
         if report.healthy:
             client.settle_here(home)
-        print(f"{safe(client.places.state_dir)} belongs here from now on; its jobs are settled at the next start")
+        print(f"{safe(client.places.state_dir)} now belongs to this machine and path; the next start settles its jobs")
     return report.code

@@ -37,7 +37,7 @@ def demo(*, keep: bool = False) -> int:
         return _run(folder)
     finally:
         if keep:
-            print(f"kept: {folder}")
+            print(f"folder kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -47,7 +47,7 @@ def _gpus() -> dict[str, object]:
     try:
         found = probe.first().gpus
     except NoGpuData:
-        print("no GPU is seen here: the demo declares two", file=sys.stderr)
+        print("gpujob: no GPU found; the demo declares two", file=sys.stderr)
         return {"gpus": 2, "gpu_interval": 0}
     finally:
         probe.close()
@@ -61,7 +61,9 @@ def _examples(folder: str) -> None:
         places = (os.path.join(package, "examples", source), os.path.join(os.path.dirname(package), source))
         found = next((path for path in places if os.path.isfile(path)), None)
         if found is None:
-            raise SchedulerError(f"{source} is not part of this installation", do="install gpujob again")
+            raise SchedulerError(
+                f"cannot find {source}: it is missing from this installation", do="install gpujob again"
+            )
         shutil.copy(found, os.path.join(folder, target))
 
 
@@ -106,7 +108,7 @@ def _run(folder: str) -> int:
     if not view.jobs:
         with open(output, encoding="utf-8", errors="replace") as text:
             print(text.read(), file=sys.stderr)
-        raise SchedulerError("the scheduler did not run", do="its own words stand above")
+        raise SchedulerError("cannot run the scheduler", do="see its output above")
     print("\n".join(_summary(view)))
     expected = all(job.state.ended and (job.succeeded or job.exit_code == 3) for job in view.jobs)
     return 0 if expected and not view.refused else 1
@@ -145,7 +147,7 @@ def _table(view: Overview) -> Table:
 
     table = Table(title=f"{render.counts_text(view.counts)}", title_justify="left", box=None, pad_edge=False)
     for head in ("ID", "STATE", "NAME", "NEED", "GPU", "TIME", "WHY IT WAITS"):
-        table.add_column(head, no_wrap=head != "WHY IT WAITS")
+        table.add_column(head, no_wrap=head != "REASON")
     colours = {"running": "green", "failed": "red", "done": "dim", "pending": "yellow"}
     now = time.time()
     for job in sorted(view.jobs, key=lambda job: job.id):
@@ -169,7 +171,7 @@ def _summary(view: Overview) -> list[str]:
     lines = ["", *render.table(("ID", "NAME", "PRIORITY", "NEED", "GPU", "RAN", "ENDED"), rows), "", *_gantt(jobs)]
     failed = [job for job in jobs if job.failure]
     for job in failed:
-        lines.append(f"job {job.id} failed on purpose; the hint it gets: {job.failure.hint if job.failure else ''}")
+        lines.append(f"job {job.id} failed on purpose; its hint: {job.failure.hint if job.failure else ''}")
     return lines
 
 

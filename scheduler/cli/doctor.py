@@ -83,5 +83,5 @@ def _lines(finding: Finding) -> list[str]:
     if finding.wrong:
         lines += terminal.folded(f"{'':<8} {render.safe(finding.wrong)}", 9)
     if finding.mend:
-        lines.append(f"{'':<8} mend: {render.safe(finding.mend)}")
+        lines.append(f"{'':<8} fix: {render.safe(finding.mend)}")
     return lines

@@ -49,15 +49,16 @@ def logs(
     wanted = _whole(attempt, "--attempt") if attempt else None
     pattern = _pattern(grep) if grep is not None else None
     if raw and pattern is not None:
-        raise UsageError("--raw and --grep exclude each other", do="pipe the one into grep -a, or leave --raw out")
+        raise UsageError("cannot combine --raw and --grep", do="pipe --raw into grep -a, or leave --raw out")
     if raw and sys.stdout.isatty():
         raise UsageError(
-            "--raw prints what could play the terminal", do=f"send it into a file: gpujob logs {job} --raw > FILE"
+            "cannot print --raw to a terminal: control characters would take effect",
+            do=f"write it to a file: gpujob logs {job} --raw > FILE",
         )
     client = SchedulerClient(state_file_for(state_file, config))
     numbers = client.select([job])
     if follow and len(numbers) > 1:
-        raise UsageError(f"{job} names {len(numbers)} jobs, and only one can be followed", do="name one")
+        raise UsageError(f"cannot follow {job}: it names {len(numbers)} jobs", do="name one")
     printer = Printer(raw, pattern)
     try:
         if len(numbers) > 1:
@@ -93,7 +94,9 @@ def _pattern(text: str) -> re.Pattern[str]:
         where = f" at position {at}" if at is not None else ""
         what = getattr(error, "msg", error)
         raise UsageError(
-            f"{text[:60]!r} is no regular expression: {what}{where}", where="--grep", do="put \\ before ( [ * + ? | ."
+            f"{text[:60]!r} is not a regular expression: {what}{where}",
+            where="--grep",
+            do="put \\ before ( [ * + ? | .",
         ) from None
 
 
@@ -108,7 +111,7 @@ def _log(job: Job, events: Sequence[Event], wanted: int | None, printer: Printer
         if earlier:
             which = ", ".join(earlier) if len(earlier) < 6 else f"{earlier[0]} to {earlier[-1]}"
             printer.say(
-                f"attempt {job.attempt} of job {job.id}; earlier ones ({which}): gpujob logs {job.id} --attempt N"
+                f"this is attempt {job.attempt} of job {job.id}; earlier attempts ({which}): gpujob logs {job.id} --attempt N"
             )
         return job.log
     if wanted not in known:
@@ -142,11 +145,9 @@ def _opened(path: str, printer: Printer) -> LogReader:
     try:
         return LogReader(path, unpack=not printer.raw)
     except FileNotFoundError:
-        raise SchedulerError(
-            "the log is not there any more", where=path, do="keep_logs or somebody removed it"
-        ) from None
+        raise SchedulerError("cannot read the log: it was removed, by keep_logs or by a user", where=path) from None
     except OSError as error:
-        what = "is not a plain file any more" if error.errno == errno.EINVAL else f"cannot be read: {error.strerror}"
+        what = "it is not a plain file any more" if error.errno == errno.EINVAL else f"{error.strerror}"
         raise SchedulerError(f"the log {what}", where=path) from None
 
 
@@ -218,7 +219,9 @@ class Printer:
         if not self.raw:
             self._take(self._folder.feed(b"", last=True))
             if self._folder.cut_any:
-                self.say("lines of more than a million characters are cut; gpujob logs --raw > FILE has them whole")
+                self.say(
+                    "lines longer than a million characters are cut; for the whole lines: gpujob logs --raw > FILE"
+                )
             self._folder = Folder(self.terminal)
         self.caught_up()
         if self.pattern is None:
@@ -347,7 +350,7 @@ class _Following:
         try:
             self.job = job = self.client.states([self.number])[0]
         except NotFound:
-            self.printer.say(f"job {self.number} has ended and was forgotten meanwhile")
+            self.printer.say(f"job {self.number} has ended and was forgotten in the meantime")
             return True
         if job.log and job.log != self.path:
             if self.once and job.attempt != self.attempt:
@@ -366,7 +369,7 @@ class _Following:
             self._read(None)
             raise NoDaemon(f"job {self.number} waits, and no scheduler is running", do="start it: gpujob start")
         if job.process is None or not _lives(job.process):
-            self.printer.say(f"no scheduler is running; how job {self.number} ended is known when one starts")
+            self.printer.say(f"no scheduler is running; job {self.number} has ended, and the next start records how")
             return True
         self.printer.say(f"no scheduler is running; job {self.number} goes on without it")
         return False
@@ -393,13 +396,13 @@ class _Following:
             replaced = log.is_replaced()
         except OSError as error:
             self.printer.say(
-                f"{self.near} was removed or moved ({error.strerror}); what the job still writes there is shown"
+                f"{self.near} was removed or moved ({error.strerror}); what the job writes into it is still shown"
             )
             return
         if replaced:
             self._read_on(log)
             self.printer.end(log)
-            self.printer.say(f"{self.near} was replaced; going on with the new one from its start")
+            self.printer.say(f"{self.near} was replaced; following the new file from its start")
             self._close()
             if (log := self._begin(None)) is not None:
                 self._read_on(log)
@@ -409,7 +412,7 @@ class _Following:
             self.log = log = _opened(self.path, self.printer)
         except SchedulerError as error:
             if self.job.state.holds_gpus and self.job.process is not None:
-                self.printer.say(f"{error}; following goes on when there is one")
+                self.printer.say(f"{error}; waiting for a new one")
             return None
         self.ever_read = True
         self.printer.begin(log, most)
@@ -418,7 +421,7 @@ class _Following:
     def _read_on(self, log: LogReader) -> None:
         if log.is_cut():
             self.printer.end(log)
-            self.printer.say(f"{self.near} was cut short; going on from its new start")
+            self.printer.say(f"{self.near} was truncated; following it from its start")
             log.restart()
         for data in log.new():
             self.printer.feed(data)

@@ -40,7 +40,7 @@ def report(
     ``since``: a duration or a date; ``label``: only jobs with this label. Raises UsageError, NotFound.
     """
     if json and csv:
-        raise UsageError("--json and --csv are two forms", do="ask for one of them")
+        raise UsageError("cannot combine --json and --csv", do="leave one of them out")
     now = time.time()
     moment = _moment(since, now) if since else None
     client = SchedulerClient(state_file_for(state_file, config))
@@ -78,7 +78,7 @@ def _moment(text: str, now: float) -> float:
             do="write 7d, 12h, 2026-11-15 or 2026-11-15T08:00",
         ) from None
     if found > now:
-        raise UsageError(f"{text[:40]} is still to come", where="--since", do="name a moment that is over")
+        raise UsageError(f"{text[:40]} is in the future", where="--since", do="give a time in the past")
     return found
 
 
@@ -136,7 +136,7 @@ def _hours(gpu_ms: int) -> str:
 
 
 def _lost(number: int) -> str:
-    return f"{number} lost: at most" if number else ""
+    return f"at most: {number} lost" if number else ""
 
 
 def _ids(line: Line) -> str:

@@ -92,10 +92,12 @@ def run(
 def _check_file(path: str, named: str) -> None:
     """Raise UsageError if there is no commands file: `start` would wait for one, `run` does not."""
     if not os.path.isfile(path):
-        what = "is no file" if os.path.exists(path) else "no such file of commands"
+        what = "is not a file" if os.path.exists(path) else "no such commands file"
         do = "name it: gpujob run --commands-file FILE (one command alone: gpujob submit -- COMMAND)"
         raise UsageError(
-            what, where=path, do=do if named.startswith("default") else "a shell command a line, # comments"
+            what,
+            where=path,
+            do=do if named.startswith("default") else "create it: one shell command per line, # for comments",
         )
 
 
@@ -104,10 +106,12 @@ def _check_alone(client: SchedulerClient) -> None:
     view = client.overview(0)
     if view.alive and view.pid is not None:
         if view.dispatcher:
-            do = "gpujob status shows how far it is, gpujob wait stays until all have ended"
+            do = "see its progress with gpujob status, or wait for its end with gpujob wait"
         else:
-            do = "hand commands to it: gpujob submit -- COMMAND"
-        raise Taken(f"a scheduler of this folder runs already (pid {view.pid})", where=client.places.state_file, do=do)
+            do = "give it commands: gpujob submit -- COMMAND"
+        raise Taken(
+            f"a scheduler with this state file runs already (pid {view.pid})", where=client.places.state_file, do=do
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,23 +198,23 @@ def _last_word(client: SchedulerClient, settings: Settings, before: _Commands, s
         _say(f"… and {len(bad) - MOST_NAMED} more: gpujob status")
     over = {job.id for job in before.jobs if job.state.ended}
     over &= {job.id for job in found.jobs if job.state.ended}
-    ran_before = f" ({len(over)} of them ended in runs before)" if over else ""
+    ran_before = f" ({len(over)} of them ended in earlier runs)" if over else ""
     all_told = sum(counts.values())
     _say(f"{name}: {all_told} command{'s' * (all_told != 1)}: {counts_text(counts)}{ran_before}")
     if refused:
         _say(f"{name}: {len(refused)} line{'s' * (len(refused) > 1)} refused: gpujob status")
     if stopped:
-        _say("stopped before all had ended; the same command goes on from here", sys.stderr)
+        _say("stopped before all commands had ended; run the same command again to continue", sys.stderr)
         return STOPPED
     if found.forgotten:
         which = "1 command was" if len(found.forgotten) == 1 else f"{len(found.forgotten)} commands were"
         _say(
-            f"{which} run before and forgotten (reset, keep_finished): not run again; to run all of the file again: gpujob run --again",
+            f"{which} run before and forgotten (reset, keep_finished), and not run again; to run the whole file again: gpujob run --again",
             sys.stderr,
         )
     if bad:
         ids = " ".join(str(job.id) for job in bad[:MOST_NAMED])
-        _say(f"to run again what did not end well: gpujob retry {ids}, then the same command", sys.stderr)
+        _say(f"to run the failed jobs again: gpujob retry {ids}, then the same command", sys.stderr)
     left = [job for job in found.jobs if not job.state.ended]
     return 1 if bad or refused or left or found.forgotten or found.unread or unreadable else 0
 
@@ -322,7 +326,8 @@ class _Question:
         self.shown.stop()
         which = "1 job is" if jobs == 1 else f"{jobs} jobs are"
         print(
-            f"\n{which} running. The same command goes on from here later, and runs again what you end now.", flush=True
+            f"\n{which} running. The same command continues later, and runs the jobs again that you end now.",
+            flush=True,
         )
         self.shown.ask("(l)eave them running, (e)nd all that runs, or (c)ontinue? [Ctrl-C again leaves] ")
 

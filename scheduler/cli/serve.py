@@ -77,10 +77,10 @@ def _tell_page(meant: Config) -> None:
 
     log = meant.log_file or "the main log"
     if meant.web_port:
-        print(f"the page: http://{LOOPBACK}:{meant.web_port}/ in a moment; {safe(log)} tells when it is there")
+        print(f"web page: http://{LOOPBACK}:{meant.web_port}/ in a moment; {safe(log)} reports when it is ready")
     else:
-        print(f"the page: {safe(log)} tells its address in a moment")
-    print(f"its token: cat {safe(word(Places(meant.state_file).web_token))}")
+        print(f"web page: {safe(log)} reports its address in a moment")
+    print(f"token: cat {safe(word(Places(meant.state_file).web_token))}")
     if meant.web_port:
         print(f"from your laptop: {tunnel(meant.web_port)}")
 
@@ -98,7 +98,7 @@ def _detached(flags: dict[str, Any], config: str | None, drain: bool, meant: Con
         told += piece
     os.close(read)
     if told == b"ready":
-        print(f"it runs in the background; to end it (jobs go on): kill {pid}")
+        print(f"the scheduler runs in the background; to end it (jobs continue): kill {pid}")
         if meant.web:
             _tell_page(meant)
         return 0
@@ -107,5 +107,5 @@ def _detached(flags: dict[str, Any], config: str | None, drain: bool, meant: Con
     if code == 0 and drain:
         return 0
     if code < 0:
-        raise SchedulerError(f"the scheduler was ended by signal {-code} while it started")
+        raise SchedulerError(f"cannot start the scheduler: signal {-code} ended it")
     return code or 1

@@ -78,21 +78,25 @@ def attach(job: str, *, state_file: str | None = None, config: str | None = None
     client = SchedulerClient(state_file_for(state_file, config))
     numbers = client.select([job])
     if len(numbers) != 1:
-        raise UsageError(f"{job} names {len(numbers)} jobs", do="name one")
+        raise UsageError(f"cannot attach to {job}: it names {len(numbers)} jobs", do="name one")
     number = numbers[0]
     mine = [found for found in client.sessions() if found.id == number and _lives(found)]
     if not mine:
         state = client.states([number])[0].state
         if state.holds_gpus:
-            raise SchedulerError(f"job {number} runs without a terminal session", do=f"see gpujob logs -f {number}")
-        raise SchedulerError(f"job {number} is {state.value}, so it has no session", do=f"see gpujob show {number}")
+            raise SchedulerError(
+                f"cannot attach to job {number}: it runs without a screen session", do=f"see gpujob logs -f {number}"
+            )
+        raise SchedulerError(f"cannot attach to job {number}: it is {state.value}", do=f"see gpujob show {number}")
     folder = client.remembered("screen_folder")
     words = _command(mine[0], folder)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise SchedulerError("this is no terminal to attach", do=f"in one: {shlex.join(words)}")
+        raise SchedulerError(
+            "cannot attach: stdin or stdout is not a terminal", do=f"run in a terminal: {shlex.join(words)}"
+        )
     program = shutil.which("screen")
     if program is None:
-        raise SchedulerError("GNU Screen command not found", do="install it: sudo apt-get install screen")
+        raise SchedulerError("cannot attach: GNU Screen is not installed", do="install it: sudo apt-get install screen")
     if folder:
         os.environ["SCREENDIR"] = folder
     sys.stdout.flush()

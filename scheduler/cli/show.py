@@ -251,7 +251,7 @@ def _tail(path: str) -> list[str]:
     try:
         last = last_lines(path, MOST_LINES)
     except OSError as error:
-        return terminal.folded(f"  its log cannot be read: {error.strerror}: {near}", 4)
+        return terminal.folded(f"  cannot read its log {near}: {error.strerror}", 4)
     lines = terminal.folded(f"  last lines of {near}:" if last else f"  its log is empty: {near}", 4)
     for line in last:
         lines += terminal.folded(f"    {render.safe(without_secrets(line))}", 6)

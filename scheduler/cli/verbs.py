@@ -11,7 +11,8 @@ from scheduler.core.errors import UsageError, did_you_mean
 # Verb in other programs → what to use here.
 ELSEWHERE = {
     **dict.fromkeys(
-        ("stop", "quit", "shutdown", "exit"), "end the scheduler by kill PID (gpujob status tells it): its jobs go on"
+        ("stop", "quit", "shutdown", "exit"),
+        "to end the scheduler: kill PID (shown by gpujob status); its jobs continue",
     ),
     **dict.fromkeys(
         ("kill", "rm", "delete", "remove", "scancel", "qdel"),
@@ -32,5 +33,5 @@ class Verbs(TyperGroup):
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             meant = ELSEWHERE.get(args[0])
             near = f"; {meant}" if meant else did_you_mean(args[0], self.list_commands(ctx))
-            raise UsageError(f"no command {args[0]!r}{near}", do="see gpujob --help")
+            raise UsageError(f"unknown verb {args[0]!r}{near}", do="see gpujob --help")
         return super().resolve_command(ctx, args)

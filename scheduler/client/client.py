@@ -118,7 +118,7 @@ class SchedulerClient:
                 looks += 1
                 if looks % 20 == 0 and not self.alive() and rows.answered(database.connection, row) is None:
                     raise NoDaemon(
-                        "the scheduler ended before it answered; the request stands and is carried out when it starts",
+                        "the scheduler ended before it answered; the next start carries out the request",
                         where=self.places.state_file,
                         do="start it: gpujob start",
                     )
@@ -127,7 +127,7 @@ class SchedulerClient:
             database.close()
         pid = holder(self.places).get("pid", "unknown")
         raise NoDaemon(
-            f"the scheduler (pid {pid}) has not answered within {wait_s:g} s; the request stands and is carried out when it does",
+            f"no answer from the scheduler (pid {pid}) within {wait_s:g} s; it carries out the request later",
             where=self.places.state_file,
         )
 
@@ -162,7 +162,10 @@ class SchedulerClient:
                 if environment is not None and not os.path.exists(spec.env_file):
                     self._keep_environment(environment)  # deleted in the meantime, with the last job that used it
                 if most is not None and rows.unfinished(connection) >= most:
-                    raise QueueFull(f"{most} jobs wait or run already, and no more may", do="wait until one has ended")
+                    raise QueueFull(
+                        f"cannot queue the job: {most} jobs are already waiting or running",
+                        do="wait until one has ended",
+                    )
                 if forgiving:
                     spec = _without_strangers(connection, spec)
                 else:
@@ -358,14 +361,14 @@ class SchedulerClient:
         chosen: list[int] = []
         with self._reading() as connection:
             if not self.places.exist():
-                raise NotFound("no job yet", where=self.places.state_file, do="see gpujob status")
+                raise NotFound("there are no jobs yet", where=self.places.state_file, do="see gpujob status")
             last = rows.last_id(connection)
             for word in words:
                 span = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", word)
                 if span:
                     low, high = int(span[1]), int(span[2])
                     if high < low:
-                        raise UsageError(f"the range {word} runs backwards", do=f"write {high}-{low}")
+                        raise UsageError(f"the range {word} is backwards", do=f"write {high}-{low}")
                     inside = [n for n in range(low, min(high, last) + 1) if rows.get(connection, n) is not None]
                     if not inside:
                         raise NotFound(f"no job in {word}", do="see gpujob jobs")
@@ -540,7 +543,11 @@ class SchedulerClient:
     def settle_here(self, home: str) -> None:
         """Record ``home`` (machine and folder) as the place of the store. Raises SchedulerError if a scheduler runs."""
         if self.alive():
-            raise SchedulerError("a scheduler runs on it", where=self.places.state_file, do="end it first")
+            raise SchedulerError(
+                "cannot adopt the store: a scheduler is running on it",
+                where=self.places.state_file,
+                do="end the scheduler first",
+            )
         database = Database(self.places)
         try:
             with database.writing() as connection:

@@ -108,7 +108,7 @@ def _of_swap(request: Swap, touched: bool, try_out: Callable[[JobsRequest], Trie
     tried = None if touched else try_out(request)
     if tried is not None and not tried.changes:
         return Divided(_only(request, ()), [], list(tried.answer.lines), tried.answer.code)
-    line = f"jobs {', '.join(map(str, request.jobs))} change places when the scheduler starts again"
+    line = f"jobs {', '.join(map(str, request.jobs))} change places at the next start of the scheduler"
     return Divided(_only(request, ()), [request], [line])
 
 
@@ -132,18 +132,18 @@ def _requeues(request: Requeue, left: Collection[int], recorded: Mapping[int, Jo
 def _line(job: int, part: JobsRequest, recorded: Mapping[int, Job]) -> str:
     done = DONE[type(part)]
     if isinstance(part, Requeue) and part.unless_done:
-        done += ", if it has not ended well,"
+        done += ", unless it ends successfully,"
     if job not in recorded:
-        return f"job {job} is {done} when the scheduler starts again"
+        return f"job {job} is {done} at the next start of the scheduler"
     state = recorded[job].state
     now = (
-        "is to run again"
+        "waits for another attempt"
         if state is JobState.PENDING
         else f"has ended ({state.value})"
         if state.ended
-        else "was running at last"
+        else "was running when the last scheduler ended"
     )
-    return f"job {job} {now}; it is {done} when the scheduler starts again"
+    return f"job {job} {now}; it is {done} at the next start of the scheduler"
 
 
 def _only(request: JobsRequest, wanted: Collection[int]) -> JobsRequest:

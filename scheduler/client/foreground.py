@@ -65,7 +65,7 @@ def stay(client: SchedulerClient, number: int, caller: Caller) -> int:
             except NoDaemon:
                 if not said:
                     said_once = (
-                        f"gpujob: no scheduler is running; staying with job {number} until one is started: gpujob start"
+                        f"gpujob: no scheduler is running; waiting for job {number} until one starts (gpujob start)"
                     )
                     print(said_once, file=sys.stderr)
                 said = True

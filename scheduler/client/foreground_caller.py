@@ -27,7 +27,7 @@ class Caller:
         try:
             self._socket.bind(f"/proc/self/fd/{place}/{os.path.basename(self.path)}")  # the full path may be too long
         except OSError as error:
-            raise SchedulerError(f"a socket cannot be made: {error.strerror}", where=self.path) from None
+            raise SchedulerError(f"cannot create a socket: {error.strerror}", where=self.path) from None
         finally:
             os.close(place)
         self._socket.listen()

@@ -37,7 +37,7 @@ def _say(trouble: SchedulerError, then: str = "") -> None:
     text = str(trouble)
     if text not in _said:
         _said.add(text)
-        print(f"gpujob: {safe(text)}; going on without{safe(then)}", file=sys.stderr)
+        print(f"gpujob: {safe(text)}; continuing without it{safe(then)}", file=sys.stderr)
 
 
 def state_file_for(state_file: str | None, config_file: str | None = None) -> str:
@@ -54,7 +54,7 @@ def state_file_for(state_file: str | None, config_file: str | None = None) -> st
     named, trouble = state_file_said(os.environ, config_file, here)
     found = named or _unnamed(here)
     if trouble is not None:
-        _say(trouble, "" if named else f", with the scheduler of {found}")
+        _say(trouble, "" if named else f", with the scheduler {found}")
     return found
 
 
@@ -65,10 +65,11 @@ def _unnamed(here: str) -> str:
         return default
     alive = registered(dict(os.environ))
     if len(alive) == 1:
-        print(safe(f"gpujob: using the scheduler of {alive[0]}"), file=sys.stderr)
+        print(safe(f"gpujob: using the only running scheduler: {alive[0]}"), file=sys.stderr)
         return alive[0]
     if alive:
         raise UsageError(
-            f"{len(alive)} schedulers of yours are running: {', '.join(alive)}", do="name one with --state-file"
+            f"cannot tell which scheduler is meant: {len(alive)} of yours are running ({', '.join(alive)})",
+            do="name one with --state-file",
         )
     return default

@@ -24,7 +24,7 @@ from scheduler.store.paths import Places
 from scheduler.store.readings import LastReading, readings
 
 LAST_ENDED = 100  # ended jobs in an overview
-NOT_YET = Reason("new", "it has not been looked at yet")
+NOT_YET = Reason("new", "the scheduler has not considered it yet")
 ALIVE_EVERY_S = 1.0  # seconds between checks of whether a daemon runs
 
 
@@ -81,7 +81,7 @@ def overview_of(connection: sqlite3.Connection, places: Places, alive: bool, mos
     ended.sort(key=lambda job: job.finished_at or 0.0, reverse=True)
     queue_paused = bool(rows.meta(connection, "queue_paused"))
     held = {
-        gpu: f"processes {', '.join(str(p.pid) for p in holding.processes)} of job {holding.job}"
+        gpu: f"leftover processes {', '.join(str(p.pid) for p in holding.processes)} of job {holding.job}"
         for holding, _ in rows.holdings(connection)
         for gpu in holding.gpus
     }

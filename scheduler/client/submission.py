@@ -83,8 +83,8 @@ def spec_of(given: Submission, named: Named = flag, shell: Shell = in_terminal) 
         if not equals or not name:
             raise UsageError(f"{item!r} is not NAME=VALUE", where=named("env"))
         if len(os.fsencode(item)) > LONGEST_WORD:
-            raise UsageError(f"{name}= has {len(value)} characters", where=named("env"),
-                             do=f"the kernel takes {LONGEST_WORD} bytes a variable")  # fmt: skip
+            raise UsageError(f"the variable {name} is too long ({len(value)} characters)", where=named("env"),
+                             do=f"the kernel accepts {LONGEST_WORD} bytes for each variable")  # fmt: skip
         environment[name] = value
     for name in PATH_FIELDS.intersection(values):
         if name != "conda_env" or "/" in values[name]:  # without a slash it is the name of an environment
@@ -127,7 +127,7 @@ def model_table_for(client: SchedulerClient, config: str | None, warn: Callable[
     except SchedulerError as error:
         if in_force is None:
             raise
-        warn(f"{error}; the last good model table stays in force")
+        warn(f"{error}; the last valid model table stays in use")
         return in_force
 
 
@@ -163,4 +163,4 @@ def _check_program(command: list[str], folder: str, path: str, shell: Shell) -> 
     there = os.path.exists(os.path.join(folder, name)) if "/" in name else program_in(path, name)
     if not there:
         text = " ".join([name, *map(shlex.quote, command[1:])])
-        raise UsageError(f"there is no program {name!r}", do=f"to run shell text write: {shell(text)}")
+        raise UsageError(f"cannot find a program {name!r}", do=f"to run shell text, write: {shell(text)}")

@@ -24,5 +24,5 @@ def said_by(command: str) -> str:
         done = subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, check=False)  # fmt: skip
     except OSError as error:
-        raise SchedulerError(f"/bin/sh cannot be run: {error.strerror}") from None
+        raise SchedulerError(f"cannot run /bin/sh: {error.strerror}") from None
     return done.stdout[:LONGEST_SAID].decode("utf-8", "replace").replace("\0", "")

@@ -72,10 +72,9 @@ def _forgotten(client: SchedulerClient, jobs: Sequence[tuple[int, Job | None]]) 
     several = len(jobs) > 1
     names = ", ".join(str(number) for number, _ in jobs[:MOST_NAMED])
     return NotFound(
-        f"job{'s' * several} {names} {'were' if several else 'was'} forgotten (gpujob reset) before "
-        f"{'their ends were' if several else 'its end was'} seen",
+        f"cannot wait for job{'s' * several} {names}: deleted (gpujob reset) before the end was seen",
         where=client.places.state_file,
-        do=f"what {'they' if several else 'it'} printed stays in {', '.join(logs[:MOST_NAMED])}" if logs else "",
+        do=f"the output is in {', '.join(logs[:MOST_NAMED])}" if logs else "",
     )
 
 

@@ -442,12 +442,12 @@ class Admission:
     def _verdict(self, card: GpuAdmission, now: Now) -> Verdict:
         index, reading = card.gpu.index, card.reading
         if self.trouble:
-            return Verdict("stale", f"no telemetry from GPU {index}: {self.trouble}")
+            return Verdict("stale", f"GPU {index} cannot be read: {self.trouble}")
         if card.read_at == -math.inf:
             return Verdict("stale", f"GPU {index} has not been read yet")
         age = now.mono - card.read_at
         if age > self._stale_s():
-            return Verdict("stale", f"no telemetry from GPU {index} for {age:.0f} s")
+            return Verdict("stale", f"GPU {index} has not been read for {age:.0f} s")
         if reading is None or reading.lost:
             why = f": {reading.problem}" if reading is not None and reading.problem else ""
             return Verdict("gone", f"GPU {index} ({card.gpu.uuid}) is gone{why}")
@@ -456,29 +456,36 @@ class Admission:
         if reading.errors and self.thresholds.hold_on_errors:
             return Verdict("unhealthy", f"GPU {index} reported {reading.errors}")
         if reading.memory_used_mib is None or not reading.memory_total_mib:
-            return Verdict("unhealthy", f"the driver does not tell how much memory of GPU {index} is in use")
+            return Verdict("unhealthy", f"GPU {index}: the driver does not report the memory in use")
         if card.freed_at is not None:
             if card.read_at <= card.freed_at:
-                return Verdict("releasing", f"GPU {index} was just left by a job; it is read again first")
+                return Verdict(
+                    "releasing", f"GPU {index} was just freed by a job; it is read before it gets another job"
+                )
             grown = card.foreign_mib - card.before_mib
             if self._releasing(card, reading):
                 who = _who(card.foreign_processes)
-                return Verdict("releasing", f"GPU {index}: {mib_text(grown)} not yet released after a job's end{who}")
+                return Verdict(
+                    "releasing", f"GPU {index}: {mib_text(grown)} are not yet released after the end of a job{who}"
+                )
             if (
                 grown <= self.thresholds.tolerance * reading.memory_total_mib
                 and now.mono - card.freed_at >= LOAD_WINDOW_S
             ):
                 card.freed_at = None
         if card.blocked and card.below:
-            return Verdict("foreign", f"GPU {index} was in use by others a moment ago; it is watched a little longer")
+            return Verdict(
+                "foreign",
+                f"GPU {index} was just in use by foreign processes; it gets jobs again when further readings show it free",
+            )
         if card.blocked or card.above:
-            again = "" if card.blocked else "; looked at again in a moment"
+            again = "" if card.blocked else "; it is read again shortly"
             if card.foreign_mib >= _below(self.thresholds.memory) * reading.memory_total_mib:
                 return Verdict("foreign", _in_use(index, card.foreign_mib, card.foreign_processes) + again)
             busy = f"{100 * (reading.load or 0):.0f} % busy"
             limit = f"limit {100 * self.thresholds.load:g} %{again}"
             return Verdict(
-                "foreign", f"GPU {index} is {busy} with work that is not ours{_who(card.foreign_processes)}; {limit}"
+                "foreign", f"GPU {index} is {busy} with foreign processes{_who(card.foreign_processes)}; {limit}"
             )
         return NOTHING_FORBIDDEN
 
@@ -538,19 +545,19 @@ class Admission:
             limit = f"{100 * self.thresholds.tolerance:g} %"
             return Verdict(
                 card.whole.code,
-                f"{card.whole.sentence}; a job that needs the whole GPU waits while that is above {limit}",
+                f"{card.whole.sentence}; a job that needs a whole GPU waits while this is above {limit} of its memory",
             )
         if parts + card.overcommit > free:
             return Verdict(
-                card.why_overcommit.code, f"{card.why_overcommit.sentence}; too little is left for this job's share"
+                card.why_overcommit.code, f"{card.why_overcommit.sentence}; the rest is less than the share of this job"
             )
         if not self.has_room(index, parts, vram_mib):
             if self.thresholds.by_memory:
                 code = "no-room" if self.tenants(index) else "foreign"  # passes when foreign processes end
-                left = f"GPU {index} has {mib_text(self.free_mib(index))} that are neither in use nor promised"
-                return Verdict(code, f"{left}, and it needs {mib_text(vram_mib)}" if vram_mib else left)
+                left = f"GPU {index} has {mib_text(self.free_mib(index))} that are neither in use nor booked"
+                return Verdict(code, f"{left}, and the job needs {mib_text(vram_mib)}" if vram_mib else left)
             return Verdict(
-                "no-room", f"GPU {index} has too little memory left beside what its jobs were promised or use"
+                "no-room", f"GPU {index} has too little memory left beside the memory that its jobs have booked or use"
             )
         return NOTHING_FORBIDDEN
 
@@ -582,7 +589,7 @@ def _promised(tenant: Tenant, capacity: float) -> float:
 
 
 def _in_use(index: int, mib: float, processes: Sequence[GpuProcess]) -> str:
-    return f"GPU {index} has {mib_text(int(mib))} in use by processes that are not ours{_who(processes)}"
+    return f"GPU {index} has {mib_text(int(mib))} in use by foreign processes{_who(processes)}"
 
 
 def _who(processes: Sequence[GpuProcess]) -> str:
@@ -591,7 +598,7 @@ def _who(processes: Sequence[GpuProcess]) -> str:
         return ""
     largest = max(processes, key=lambda process: (process.memory_mib or 0, -process.pid))
     if largest.owner:
-        return f" (pid {largest.pid} of job {largest.owner.partition('.')[0]}, which was not given this GPU)"
+        return f" (pid {largest.pid} of job {largest.owner.partition('.')[0]}, which has no allocation on this GPU)"
     user = f", user {largest.user}" if largest.user else ""
     more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
     return f" (pid {largest.pid}{user}{more})"

@@ -21,9 +21,10 @@ def check_words(words: Collection[str]) -> None:
         total += len(word if word.isascii() else _bytes(word)) + 1
         if len(word) * 4 > LONGEST_WORD and len(_bytes(word)) > LONGEST_WORD:
             raise UsageError(
-                f"an argument has {len(word)} characters", do=f"the kernel takes {LONGEST_WORD} bytes an argument"
+                f"an argument of {len(word)} characters is too long",
+                do=f"the kernel accepts at most {LONGEST_WORD} bytes per argument",
             )
         if "\0" in word:
-            raise UsageError("an argument holds a NUL byte", do="remove it")
+            raise UsageError("an argument contains a NUL byte", do="remove it")
     if total > LONGEST_COMMAND:
-        raise UsageError("the arguments are too long", do=f"the kernel takes about {LONGEST_COMMAND} bytes in all")
+        raise UsageError("the arguments together are too long", do=f"write at most {LONGEST_COMMAND} bytes in all")

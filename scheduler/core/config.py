@@ -36,7 +36,7 @@ def _text(value: Any) -> str:
     except ValueError:  # Python does not convert an int of thousands of digits
         raise UsageError(f"must be a text, not {said(value)}") from None
     if "\0" in text:
-        raise UsageError("holds a NUL character", do="leave it out")
+        raise UsageError("contains a NUL character", do="remove it")
     return text
 
 
@@ -86,9 +86,7 @@ def _whole(low: int) -> Callable[[Any], int]:
 def _port(value: Any) -> int:
     number = _whole(0)(value)
     if number > HIGHEST_PORT:
-        raise UsageError(
-            f"must be {HIGHEST_PORT} or less, not {said(number)}", do="write 4004, or 0 for any that is free"
-        )
+        raise UsageError(f"must be {HIGHEST_PORT} or less, not {said(number)}", do="write 4004, or 0 for any free port")
     return number
 
 
@@ -212,7 +210,7 @@ class Config:
         path=True, section="files",
     )
     jobs_file: str = _option("jobs.txt", _text, "the watched jobs file; empty: watch none", "PATH", path=True)
-    commands_file: str = _option("", _text, "a file of shell commands, one a line, watched as well", "PATH", path=True)
+    commands_file: str = _option("", _text, "a watched file of shell commands, one per line; empty: none", "PATH", path=True)
     llm_config: str = _option(
         "llm_config.json", _text, "model table: model name -> GPU need; read again when it changes", "PATH", path=True
     )
@@ -221,121 +219,121 @@ class Config:
         "gpu_scheduler.log", _text, "the main log (rotated at 10 MB, 5 kept); empty: none", "PATH", path=True
     )
     journal: str = _option(
-        "", _text, "a copy of all jobs with the history of their status, a line of JSON each (JSONL); empty: none", "PATH", path=True
+        "", _text, "a copy of all jobs with the history of their status, one line of JSON per job (JSONL); empty: none", "PATH", path=True
     )
 
     gpus: int | None = _option(
-        None, _gpu_count, "manage GPUs 0..N-1; empty: all that are seen", "N", reload=True, section="which GPUs"
+        None, _gpu_count, "manage GPUs 0..N-1; empty: all GPUs that the driver shows", "N", reload=True, section="which GPUs"
     )
     gpu_ids: tuple[int, ...] | None = _option(
-        None, _gpu_ids, "manage just these GPUs, say [0, 2] or 0-3; empty: as gpus says", "LIST", reload=True
+        None, _gpu_ids, "manage only these GPUs, for example [0, 2] or 0-3; empty: the setting gpus decides", "LIST", reload=True
     )
     without_gpus: bool = _option(
-        False, _flag, "start also where none, or not all of the named GPUs, can be seen: jobs with need 0 run all the same", "BOOL"
+        False, _flag, "start even if no GPU, or not every named GPU, can be seen; jobs that need no GPU run", "BOOL"
     )
     cpu_slots: int | None = _option(
-        None, _gpu_count, "slots for jobs with need 0 (each takes one, or its slots=N); empty: one per CPU core", "N", reload=True
+        None, _gpu_count, "slots for jobs without GPUs (each takes one, or its slots=N); empty: one per CPU core", "N", reload=True
     )
 
     mem_threshold: float = _option(
-        0.8, _share, "a GPU gets no new job while others use this share of its memory", "SHARE",
+        0.8, _share, "a GPU gets no new job while foreign processes use this share of its memory", "SHARE",
         reload=True, section="when a GPU gets no new job",
     )
     load_threshold: float = _option(
-        0.8, _share, "a GPU gets no new job while processes of others keep it this busy (twice in a row; three readings below free it)",
+        0.8, _share, "a GPU gets no new job while foreign processes keep it this busy (two readings in a row; three readings below end it)",
         "SHARE", reload=True,
     )
     whole_gpu_tolerance: float = _option(
-        0.02, _share, "share of memory that others may use on a GPU given out as a whole", "SHARE", reload=True
+        0.02, _share, "share of memory that foreign processes may use on a GPU that is allocated as a whole", "SHARE", reload=True
     )
     gpu_interval: float = _option(
-        5.0, _interval, "between two readings of the GPUs; unread for three of them: no new job; 0: never read, --gpus N are given out by booking alone",
+        5.0, _interval, "time between two readings of the GPUs; a GPU not read for three intervals gets no new job; 0: never read, --gpus N are allocated by booking alone",
         "S", reload=True,
     )
     poll_interval: float = _option(
         0.0, _interval,
-        "the files and the GPUs are looked at at least this often, whatever the other intervals say; 0: as they say (run: 60)", "S",
+        "check the files and the GPUs at least this often, whatever the other intervals are; 0: only the other intervals apply (run: 60)", "S",
         reload=True,
     )
     min_free_mem_mb: int = _option(
         0, _whole(0),
-        "a job that asks for no share books this many MiB of GPU memory, on the GPU with the most free; 0: it has a share (run: 6000)", "MIB",
+        "a job that asks for no share books this many MiB of GPU memory, on the GPU with the most free memory; 0: such a job books a share (run: 6000)", "MIB",
     )
     settle: float = _option(
         120.0, _seconds,
-        "after a start, new processes of ours on its GPU count as the job's for this long, and booked memory as in use", "S", reload=True,
+        "for this long after the start of a job, new processes of the same user on its GPU count as the job's, and its booked memory as in use", "S", reload=True,
     )
     release: float = _option(
-        30.0, _seconds, "after an end, memory may take this long to come back before it counts as somebody else's", "S", reload=True
+        30.0, _seconds, "for this long after the end of a job, memory that is not released yet does not count as foreign", "S", reload=True
     )
     hold_on_errors: bool = _option(
-        False, _flag, "give a GPU no new job once it reports an uncorrected memory error or a fatal XID", "BOOL", reload=True
+        False, _flag, "a GPU gets no new job after it reported an uncorrected memory error or a fatal XID", "BOOL", reload=True
     )
 
     screen: bool = _option(
         False, _flag, "run each job in a GNU screen session of its own (gpujob screens lists them)", "", section="how jobs run"
     )
     cuda_ids: str = _option(
-        "physical", _one_of(*CUDA_MODES), "what --cuda and CUDA_VISIBLE_DEVICES hold: physical, local, unset, auto, none", "MODE",
+        "physical", _one_of(*CUDA_MODES), "ids in --cuda and CUDA_VISIBLE_DEVICES: physical, local, unset, auto, none", "MODE",
         reload=True,
     )
     python: str = _option(
-        "", _text, "interpreter for .py scripts without an environment; empty: python, then python3, of PATH", "PATH"
+        "", _text, "interpreter for .py scripts without an environment; empty: python, then python3, from PATH", "PATH"
     )
     conda_mode: str = _option(
         "auto", _one_of(*CONDA_MODES),
-        "how a job gets into its conda environment: direct (its python, with the variables set), activate (its scripts are sourced first), "
+        "how a job enters its conda environment: direct (its python, with the variables set), activate (its activation scripts are sourced first), "
         "run (conda run); auto: activate if it has activation scripts, else direct", "MODE", reload=True,
     )
     activation_limit: float = _option(
-        60.0, _seconds, "time that activating a conda environment may take; then the job fails", "S", reload=True
+        60.0, _seconds, "time limit for the activation of a conda environment; after it the job fails", "S", reload=True
     )
 
     order: str = _option(
-        "fifo", _one_of("fifo", "short"), "equal priorities: fifo, or short jobs before long ones", "RULE", section="order"
+        "fifo", _one_of("fifo", "short"), "order of jobs with equal priority: fifo, or short (short jobs before long ones)", "RULE", section="order"
     )
     max_overtakes: int = _option(
-        10, _whole(0), "a job that later ones have overtaken this often gets what falls free before them; 0: never", "N", reload=True
+        10, _whole(0), "after later jobs have overtaken a waiting job this often, GPUs are reserved for it; 0: never", "N", reload=True
     )
     aging: float = _option(0.0, _number, "hours of waiting that outweigh one priority level; 0: never", "HOURS")
 
     max_assign_attempts: int = _option(
-        5, _whole(1), "tries to start a placed job before it counts as failed", "N", reload=True, section="tries and endings"
+        5, _whole(1), "number of tries to start a job, after which it fails", "N", reload=True, section="tries and endings"
     )
     assign_retry_wait: float = _option(
-        5.0, _seconds, "wait after the first failed try; doubles each time, at most 10 min", "S", reload=True
+        5.0, _seconds, "wait after the first failed start; doubles each time, at most 10 min", "S", reload=True
     )
     oom_retries: int = _option(
-        2, _whole(0), "times a job that ran out of GPU memory is tried with a larger share; 0: never", "N", reload=True
+        2, _whole(0), "how often a job that ran out of GPU memory is run again with a larger share; 0: never", "N", reload=True
     )
-    kill_grace: float = _option(15.0, _seconds, "between SIGTERM and SIGKILL", "S", reload=True)
+    kill_grace: float = _option(15.0, _seconds, "time between SIGTERM and SIGKILL", "S", reload=True)
 
     keep_logs: str = _option(
-        "", _keeping(keep_logs), "logs of ended jobs that are kept: an age (30d), a size in all (20G) or both", "LIMITS",
+        "", _keeping(keep_logs), "how long logs of ended jobs are kept: up to an age (30d), a total size (20G) or both; empty: for ever", "LIMITS",
         reload=True, section="what is kept",
     )
     keep_finished: str = _option(
-        "", _keeping(keep_finished), "ended jobs that are remembered: a number (10000), an age (90d) or both", "LIMITS", reload=True
+        "", _keeping(keep_finished), "how long ended jobs are kept in the store: up to a number (10000), an age (90d) or both; empty: for ever", "LIMITS", reload=True
     )
     history: bool = _option(
         True, _flag, "keep readings of GPUs and jobs for curves: 10 s for a day, 5 min for 90 days, at most some 150 MB", "BOOL"
     )
     save_list: str = _option(
-        "", _text, "a shell script that queues anew (by ts) what is left when SIGTERM ends the scheduler; empty: none", "PATH", path=True
+        "", _text, "shell script, written when SIGTERM ends the scheduler, that submits the remaining jobs again (with ts); empty: none", "PATH", path=True
     )
 
     monitor_interval: float = _option(
-        30.0, _often, "safety net: look at the jobs file at least this often", "S",
+        30.0, _often, "safety net: check the jobs file at least this often", "S",
         reload=True, section="noticing changes (these intervals are safety nets; events come first)",
     )
-    state_interval: float = _option(20.0, _often, "safety net: look at the state file at least this often", "S", reload=True)
+    state_interval: float = _option(20.0, _often, "safety net: check the state file at least this often", "S", reload=True)
     watch: str = _option(
         "auto", _one_of("auto", "inotify", "poll"), "how changed files are noticed; poll is for network folders", "HOW"
     )
-    trust_group: bool = _option(False, _flag, "accept files that others of their group may write (the config itself only with start --trust-group true)", "BOOL")
+    trust_group: bool = _option(False, _flag, "accept files that other members of their group may write (the config itself only with start --trust-group true)", "BOOL")
 
-    web: bool = _option(False, _flag, "show the page too, beside the scheduler, as `gpujob web` does", "", section="the page")
-    web_port: int = _option(4004, _port, "port of that page on 127.0.0.1; 0: any that is free", "N")
+    web: bool = _option(False, _flag, "also serve the web page, as `gpujob web` does", "", section="web page")
+    web_port: int = _option(4004, _port, "port of the web page on 127.0.0.1; 0: any free port", "N")
     # fmt: on
 
     def policy_values(self) -> dict[str, Any]:

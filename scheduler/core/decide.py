@@ -182,7 +182,7 @@ class _Decision(DecisionPass):
             self.plan.respecs[job.id] = job
         job.not_before = self.now.wall + wait
         job.reason_code = "backoff"
-        job.reason = f"{why}; tried again {'at once' if not wait else f'in {wait:.0f} s'}"
+        job.reason = f"{why}; next attempt {'immediately' if not wait else f'in {wait:.0f} s'}"
         self.changed(job, "retry_scheduled", why=why, wait=wait, cause=cause, **gone)
         self.plan.must_sync = True
         self.enqueue(job)

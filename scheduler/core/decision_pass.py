@@ -74,12 +74,12 @@ class DecisionPass:
         state.parked.pop(job.id, None)
         state.front = min(state.front, job.order)
         if job.held:
-            self._park(job, "hold-user", f"held by its owner; gpujob release {job.id}")
+            self._park(job, "hold-user", f"held by its owner; release it: gpujob release {job.id}")
             return
         if job.not_before is not None and job.not_before > self.now.wall:
             left = min(job.not_before - self.now.wall, LONGEST_WAIT_S)
             if job.reason_code != "backoff":  # it was held and released in the meantime
-                self._park(job, "backoff", f"tried again in {left:.0f} s")
+                self._park(job, "backoff", f"next attempt in {left:.0f} s")
             state.parked[job.id] = "backoff"
             state.at(self.now.mono + left, "retry", job)
             return
@@ -120,8 +120,8 @@ class DecisionPass:
             parent = self.find(parent_id)
             ended = parent is None or parent.state.ended
             if parent_id in job.spec.after_ok and ended and (parent is None or not parent.succeeded):
-                what = "is not known" if parent is None else f"ended {parent.state.value}"
-                self._skip(job, f"job {parent_id} had to end well and {what}")
+                what = "is not known" if parent is None else f"is {parent.state.value}"
+                self._skip(job, f"job {parent_id} had to succeed, but it {what}")
                 return None
             if not ended:
                 waits_for.append(parent_id)
@@ -129,8 +129,8 @@ class DecisionPass:
         if waits_for:
             first = waits_for[0]
             more = f" (and {len(waits_for) - 1} more)" if len(waits_for) > 1 else ""
-            how = "end well" if first in job.spec.after_ok else "end"
-            self._park(job, "depends", f"job {first} has to {how} first{more}")
+            how = "succeed" if first in job.spec.after_ok else "end"
+            self._park(job, "depends", f"job {first} must {how} first{more}")
         return waits_for
 
     def _skip(self, job: Job, why: str) -> None:

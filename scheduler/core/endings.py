@@ -81,7 +81,7 @@ def after_no_start(job: Job, why: str, lasting: bool, rules: Rules) -> Meaning:
         return CANCELLED
     if lasting or job.start_failures + 1 >= rules.starts:
         return Meaning(Move.FAILED, Outcome.COULD_NOT_START)
-    why = f"start failed: {why}; attempt {job.start_failures + 2} of {rules.starts}"
+    why = f"start failed: {why}; try {job.start_failures + 2} of {rules.starts}"
     return Meaning(Move.RETRY_SCHEDULED, Outcome.COULD_NOT_START, RETRY_COULD_NOT_START, why)
 
 
@@ -99,7 +99,7 @@ def _is_cancelled(job: Job) -> bool:
 def _after_failure(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
     if rules.retries and job.runs_failed < job.spec.retries:
         how = f"exit code {job.exit_code}" if job.exit_code is not None else f"signal {job.signal}"
-        why = f"ended with {how}; run {job.runs_failed + 1} of {job.spec.retries + 1}"
+        why = f"failed with {how} (run {job.runs_failed + 1} of {job.spec.retries + 1})"
         return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_FAILED, why)
     out_of_memory = job.failure is not None and job.failure.kind == OUT_OF_MEMORY
     shares = job.need.count > 0 and 0 < job.need.parts < WHOLE
@@ -115,8 +115,8 @@ def _with_more_memory(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
         after = min(rules.most_mib(job), 2 * before)
         if after <= before:
             return Meaning(Move.FAILED, outcome)
-        why = f"ran out of GPU memory with {mib_text(before)} booked; tried again with {mib_text(after)}"
+        why = f"ran out of GPU memory with {mib_text(before)} booked; the next attempt books {mib_text(after)}"
         return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_OUT_OF_MEMORY, why, vram_mib=after)
     need = ResourceRequest(job.need.count, min(WHOLE, job.need.parts * 2))
-    why = f"ran out of GPU memory with a need of {job.need}; tried again with {need}"
+    why = f"ran out of GPU memory with a need of {job.need}; the next attempt has a need of {need}"
     return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_OUT_OF_MEMORY, why, need)

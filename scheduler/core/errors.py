@@ -162,7 +162,10 @@ class Damaged(StoreTrouble):
 
     def __init__(self, what: str, *, where: str = "", code: str = "") -> None:
         super().__init__(
-            what, where=where, code=code, do="rebuild it from what is left (nothing is deleted): gpujob recover"
+            what,
+            where=where,
+            code=code,
+            do="rebuild it from the data that can be read (nothing is deleted): gpujob recover",
         )
 
 
@@ -199,7 +202,7 @@ def word(text: str) -> str:
 def said(value: Any) -> str:
     """Return a wrong value as an error message shows it: shortened, whatever its type."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**LONGEST_SHOWN:
-        return f"a number of over {LONGEST_SHOWN} digits"
+        return f"a number of more than {LONGEST_SHOWN} digits"
     if isinstance(value, (list, tuple)):
         return "a list"
     if isinstance(value, Mapping):

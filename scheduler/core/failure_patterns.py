@@ -20,8 +20,8 @@ _SIGNS = (
     (
         BAD_ORDINAL,
         re.compile(r"invalid device ordinal", re.I),
-        "the script counts GPUs from 0 among those it is shown: set cuda_ids: local (or ;cuda=local on the line), "
-        "so that --cuda is 0 and not the server's GPU number",
+        "the script numbers the GPUs that it sees from 0: set cuda_ids: local (or ;cuda=local on the line), "
+        "so that --cuda is 0 instead of the GPU's number on the server",
     ),
     (
         "cuda_option",
@@ -31,8 +31,8 @@ _SIGNS = (
     (
         ENVIRONMENT,
         re.compile(r"^gpujob: environment .* could not be activated: |EnvironmentLocationNotFound: "),
-        "the command did not run: what activation printed stands above in the log; conda_mode: direct does without "
-        "activation scripts, a larger activation_limit gives them more time",
+        "the command did not run: the output of the activation is above in the log; conda_mode: direct uses no "
+        "activation scripts, and a larger activation_limit gives them more time",
     ),
     ("start", re.compile(r"^gpujob: cannot start "), "the command did not run: its program could not be executed"),
     (
@@ -62,11 +62,11 @@ def failure_in(tail: str, need: ResourceRequest) -> Failure | None:
 
 def _more_memory(need: ResourceRequest) -> str:
     if not need.count:
-        return "it was given no GPU: say what it needs (;gpus=)"
+        return "it had no GPU; request one (;gpus=)"
     if need.parts == WHOLE:
-        return "it had the whole of it, so give it a smaller batch, or a GPU with more memory"
+        return "it had a whole GPU; use a smaller batch size, or a GPU with more memory"
     if need.by_name:
-        return "give it a smaller batch, or a GPU on which nobody else is"
+        return "use a smaller batch size, or a GPU on which nothing else runs"
     if need.parts == BY_MEMORY:
-        return "let it have more (;vram= or ;gpus=), or give it a smaller batch"
-    return "give it a larger share (;gpus=1) or a smaller batch"
+        return "request more (;vram= or ;gpus=), or use a smaller batch size"
+    return "request a larger share (;gpus=1), or use a smaller batch size"

@@ -70,7 +70,9 @@ class ResourceRequest:
         if match:
             count, parts = int(match.group(1)), parts_of(match.group(2))
             if not count:
-                raise UsageError(f"{text.strip()!r} asks for 0 GPUs", do="write 0, 0.5, 1, 2 or 2x0.5")
+                raise UsageError(
+                    f"cannot read the GPU need {text.strip()!r}: it asks for 0 GPUs", do="write 0, 0.5, 1, 2 or 2x0.5"
+                )
             if parts > WHOLE:
                 raise Refused(f"a part of one GPU cannot be above 1: {text}", do="write 2x0.5")
             return cls(count, parts) if count and parts else cls(0, 0)
@@ -121,7 +123,7 @@ class ResourceRequest:
         if self.count == 0:
             return "no GPU" if self.slots == 1 else f"no GPU and {self.slots} slots"
         if self.by_name:
-            return f"{self.count} GPU{'s' * (self.count > 1)} by name"
+            return f"{self.count} GPU{'s' * (self.count > 1)} that it names"
         if self.count == 1:
             return "one whole GPU" if self.parts == WHOLE else f"{decimal_text(self.parts)} of one GPU"
         if self.parts == WHOLE:
@@ -141,7 +143,11 @@ def rounding_note(text: str) -> str:
         number = Decimal(text.strip())
     except (UsageError, Refused, InvalidOperation):
         return ""
-    return f"need {text.strip()} -> {need.count} whole GPUs" if need.count > 1 and number != need.count else ""
+    return (
+        f"need {text.strip()} is rounded up to {need.count} whole GPUs"
+        if need.count > 1 and number != need.count
+        else ""
+    )
 
 
 def decimal_text(parts: int) -> str:

@@ -30,20 +30,20 @@ def judge_gpus(decision: DecisionPass) -> None:
         if what == "trouble":
             silent.append(index)
         elif after.code:
-            decision.plan.notices.append((f"{after.sentence}; no new job goes there", True))
+            decision.plan.notices.append((f"{after.sentence}; no new job starts there", True))
         elif before is not None:
             free_again.append(index)
         if after.code == "gone":
             for job in state.live.values():
                 if index in job.gpus:
-                    job.notes = (*job.notes, f"{after.sentence} while it ran")
+                    job.notes = (*job.notes, f"during its run: {after.sentence}")
                     decision.changed(job, "gpu_gone", gpu=index)
     if free_again:
-        decision.plan.notices.append((f"GPU {gpu_ids_text(free_again)} can be given jobs again", False))
+        decision.plan.notices.append((f"GPU {gpu_ids_text(free_again)} can get jobs again", False))
     if silent:
         gpus = gpu_ids_text(silent)
         decision.plan.notices.append(
-            (f"no telemetry from GPU {gpus}: {admission.trouble}; no new job goes there, running jobs go on", True)
+            (f"GPU {gpus} cannot be read: {admission.trouble}; no new job starts there, running jobs continue", True)
         )
 
 
@@ -54,7 +54,7 @@ def _name_strays(decision: DecisionPass, index: int, card: GpuAdmission) -> None
     }
     if not strays:
         return
-    note = f"uses GPU {index}, which it was not given"
+    note = f"uses GPU {index} without an allocation on it"
     for job in decision.state.live.values():
         foreign_process = strays.get(job.attempt_key)
         if foreign_process is not None and note not in job.notes:

@@ -24,16 +24,17 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
     SchedulerError, and changes nothing, if the edit is not possible.
     """
     if job.state is not JobState.PENDING:
-        raise SchedulerError(f"job {job.id} is {job.state.value}: only a waiting job can be edited")
+        raise SchedulerError(f"cannot edit job {job.id}: it is {job.state.value}, and only a waiting job can be edited")
     unknown = [name for name in changes if name not in EDITABLE]
     if unknown:
-        raise UsageError(f"{unknown[0]} of a job cannot be edited")
+        raise UsageError(f"cannot edit a job: {unknown[0]} cannot be changed")
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
     }
     if job.spec.on and {"allowed", "gpus"} & set(values):
         raise Refused(
-            f"job {job.id} named its GPUs itself ({gpu_ids_text(job.spec.on)})", do="cancel it and submit it anew"
+            f"cannot edit job {job.id}: it names its GPUs itself ({gpu_ids_text(job.spec.on)})",
+            do="cancel it and submit it again",
         )
     values["edited"] = tuple(dict.fromkeys((*job.spec.edited, *values)))
     spec = replace(job.spec, **values)
@@ -45,19 +46,19 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
     never = decision.state.fleet.can_ever_hold(class_of(job)) if decision.state.fleet.gpus else ""
     if never:
         job.spec, job.need, job.allowed, job.priority = before
-        raise Refused(f"job {job.id} stays as it is: {never}", do="ask for less, or allow other GPUs")
+        raise Refused(f"cannot edit job {job.id}: {never}", do="ask for less, or allow other GPUs")
     shown = [
         f"{EDITABLE[name].flag[2:]} {_shown(name, getattr(before[0], name))} -> {_shown(name, value)}"
         for name, value in values.items()
         if name in EDITABLE and value != getattr(before[0], name)
     ]
     if not shown and job.need == before[1]:
-        return f"job {job.id} is like that already"
+        return f"job {job.id} is unchanged: it already has these values"
     decision.plan.respecs[job.id] = job
     decision.changed(job, "edited", what=shown)
     decision.enqueue(job)
     if job.state is not JobState.PENDING:
-        return f"job {job.id} is {job.state.value} now: a job that it needs has not ended well"
+        return f"job {job.id} is {job.state.value}: a dependency did not succeed"
     return f"job {job.id}: {', '.join(shown) or f'need {before[1]} -> {job.need}'}"
 
 
@@ -65,13 +66,15 @@ def _check_parents(decision: DecisionPass, job: Job, spec: JobSpec) -> None:
     """Raise NotFound for a dependency that does not exist, Refused if the job would wait for itself."""
     for parent in (*spec.after, *spec.after_ok):
         if decision.find(parent) is None:
-            raise NotFound(f"there is no job {parent} to wait for", do="see gpujob jobs")
+            raise NotFound(f"cannot wait for job {parent}: there is no such job", do="see gpujob jobs")
     seen: set[int] = set()
     ahead = [*spec.after, *spec.after_ok]
     while ahead:
         number = ahead.pop()
         if number == job.id:
-            raise Refused(f"job {job.id} would wait for itself", do="leave out the jobs that wait for it")
+            raise Refused(
+                f"cannot edit job {job.id}: it would wait for itself", do="leave out the jobs that wait for it"
+            )
         other = decision.find(number) if number not in seen else None
         seen.add(number)
         if other is not None and not other.state.ended:

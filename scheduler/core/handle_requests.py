@@ -66,7 +66,7 @@ def _each(decision: DecisionPass, jobs: Iterable[int], act: Callable[[Job], str]
     for job_id in jobs:
         job = decision.find(job_id)
         if job is None:
-            lines.append(f"no job {job_id}")
+            lines.append(f"there is no job {job_id}")
             code = code or 6
             continue
         try:
@@ -92,7 +92,7 @@ def _pause(decision: DecisionPass, request: Pause | Resume) -> tuple[list[str], 
     away = () if on else ids_of(fleet.paused_mask & ~fleet.all_mask)
     known = [gpu for gpu in request.gpus if fleet.manages(gpu) or gpu in away]
     managed = gpu_ids_text(ids_of(fleet.all_mask)) or "none"
-    lines = [f"no GPU {gpu} is managed here (managed: {managed})" for gpu in request.gpus if gpu not in known]
+    lines = [f"GPU {gpu} is not managed here (managed: {managed})" for gpu in request.gpus if gpu not in known]
     code = 6 if lines else 0
     done = "paused" if on else "resumed"
     for gpu in known:
@@ -105,7 +105,7 @@ def _pause(decision: DecisionPass, request: Pause | Resume) -> tuple[list[str], 
         fleet.admission.accept([gpu for gpu in known if fleet.manages(gpu)], decision.now)
     paused = gpu_ids_text(ids_of(fleet.paused_mask)) or "none"
     for gpu in known:
-        accepted = "; what others have on it is accepted" if isinstance(request, Resume) and request.force else ""
+        accepted = "; its foreign processes are accepted" if isinstance(request, Resume) and request.force else ""
         lines.append(f"GPU {gpu} {done} (paused now: {paused}){accepted}")
     return lines, code
 
@@ -114,10 +114,12 @@ def _pause_queue(decision: DecisionPass, on: bool) -> str:
     state = decision.state
     state.pauses.by_verb(QUEUE, state.queue_paused)
     if state.queue_paused is not on:
-        decision.plan.notices.append(("the queue is paused; running jobs go on" if on else "the queue goes on", False))
+        decision.plan.notices.append(
+            ("the queue is paused; running jobs continue" if on else "the queue is resumed", False)
+        )
     state.queue_paused = on
     decision.plan.pauses_changed = True
-    return "the queue is paused; running jobs go on" if on else "the queue goes on"
+    return "the queue is paused; running jobs continue" if on else "the queue is resumed"
 
 
 def _edited(decision: DecisionPass, edit: StateEdited) -> None:
@@ -146,7 +148,7 @@ def _edited(decision: DecisionPass, edit: StateEdited) -> None:
         if edit.paused is not state.queue_paused:
             state.queue_paused = edit.paused
             decision.plan.pauses_changed = True
-            how = "is paused" if edit.paused else "goes on, said"
+            how = "is paused" if edit.paused else "is resumed"
             decision.plan.notices.append((f"the queue {how} by an edit of the state file", False))
     if decision.plan.pauses_changed:
         decision.plan.must_sync = True
@@ -158,17 +160,19 @@ def _edited(decision: DecisionPass, edit: StateEdited) -> None:
 def _waits(job: Job, what: str) -> None:
     """Raise SchedulerError unless the job waits. ``what``: participle for the message, such as "held"."""
     if job.state is not JobState.PENDING:
-        raise SchedulerError(f"job {job.id} is {job.state.value}: only a waiting job can be {what}")
+        raise SchedulerError(
+            f"job {job.id} cannot be {what}: it is {job.state.value}, and only a waiting job can be {what}"
+        )
 
 
 def _hold(decision: DecisionPass, job: Job) -> str:
     if job.held:
-        return f"job {job.id} is held already"
+        return f"job {job.id} is already held"
     _waits(job, "held")
     job.held = True
     decision.changed(job, "held")
     decision.enqueue(job)
-    return f"job {job.id} is held; gpujob release {job.id}"
+    return f"job {job.id} is held; release it: gpujob release {job.id}"
 
 
 def _release(decision: DecisionPass, job: Job) -> str:
@@ -178,7 +182,7 @@ def _release(decision: DecisionPass, job: Job) -> str:
     decision.changed(job, "released")
     decision.enqueue(job)
     if job.state is not JobState.PENDING:
-        return f"job {job.id} is {job.state.value}: a job that it needs has not ended well"
+        return f"job {job.id} is {job.state.value}: a dependency did not succeed"
     return f"job {job.id} is released"
 
 
@@ -188,21 +192,23 @@ def _first(decision: DecisionPass, job: Job) -> str:
     job.order = decision.state.front
     decision.changed(job, "first")
     decision.enqueue(job)
-    return f"job {job.id} comes first"
+    return f"job {job.id} is now first in the queue"
 
 
 def _swap(decision: DecisionPass, job: Job, others: tuple[int, ...]) -> str:
     other = decision.find(others[0]) if others else None
     if other is None:
-        raise NotFound(f"no job {others[0] if others else ''}")
+        raise NotFound(f"there is no job {others[0] if others else ''}")
     if other.id == job.id:
-        raise UsageError(f"job {job.id} cannot change places with itself")
+        raise UsageError(f"cannot swap job {job.id} with itself")
     _waits(job, "swapped")
     _waits(other, "swapped")
     rule = decision.state.policy.order
     if rule.rule != "fifo" or rule.aging_h:
         how = f"order: {rule.rule}" if rule.rule != "fifo" else f"aging: {rule.aging_h:g}"
-        raise SchedulerError(f"places are computed here ({how}), not kept", do=f"gpujob first {job.id} puts it first")
+        raise SchedulerError(
+            f"cannot swap jobs: the order is computed ({how})", do=f"put job {job.id} first: gpujob first {job.id}"
+        )
     job.order, other.order = other.order, job.order
     job.priority, other.priority = other.priority, job.priority
     for one, another in ((job, other), (other, job)):
@@ -214,12 +220,12 @@ def _swap(decision: DecisionPass, job: Job, others: tuple[int, ...]) -> str:
 def _cancel(decision: DecisionPass, job: Job) -> str:
     now = decision.now
     if job.state.ended:
-        return f"job {job.id} has ended already ({job.state.value})"
+        return f"job {job.id} has already ended ({job.state.value})"
     if job.state is JobState.STOPPING:
         if job.stop_why != "cancelled":  # the time limit stopped it; cancelling prevents a retry
             job.stop_why = "cancelled"
             decision.changed(job, "stopping", why=job.stop_why)
-        return f"job {job.id} is being stopped already" + (f": {UNDYING}" if UNDYING in job.notes else "")
+        return f"job {job.id} is already being stopped" + (f": {UNDYING}" if UNDYING in job.notes else "")
     job.stop_why, job.stop_at = "cancelled", now.wall
     if job.state is JobState.PENDING:
         decision.state.queue.drop(job.id)
@@ -237,15 +243,15 @@ def _cancel(decision: DecisionPass, job: Job) -> str:
 
 def _requeue(decision: DecisionPass, job: Job, unless_done: bool, seen: int | None) -> str:
     if unless_done and job.succeeded:
-        return f"job {job.id} has ended well meanwhile; it is not run again"
+        return f"job {job.id} has succeeded in the meantime; it is not run again"
     if not job.state.ended:
-        return f"job {job.id} is {job.state.value} already"
+        return f"job {job.id} is already {job.state.value}"
     if seen is not None and job.attempt > seen:
-        return f"job {job.id} has run again meanwhile (attempt {job.attempt})"
+        return f"job {job.id} has already run again (attempt {job.attempt})"
     equal = _equal(decision, job)
     if equal is not None:
         raise Refused(
-            f"job {job.id} cannot run again: job {equal.id} ({equal.state.value}) is the same script, arguments and environment",
+            f"cannot run job {job.id} again: job {equal.id} ({equal.state.value}) has the same script, arguments and environment",
             do=f"gpujob retry {equal.id}" if equal.state.ended else f"see gpujob why {equal.id}",
         )
     before = job.state.value
@@ -259,7 +265,7 @@ def _requeue(decision: DecisionPass, job: Job, unless_done: bool, seen: int | No
     decision.changed(job, "requeued", before=before, attempt=job.attempt, log=job.log)
     decision.enqueue(job)
     if job.state is not JobState.PENDING:
-        return f"job {job.id} is {job.state.value} again: a job that it needs has not ended well"
+        return f"job {job.id} is {job.state.value} again: a dependency did not succeed"
     return f"job {job.id} waits again (it was {before})"
 
 

@@ -86,7 +86,7 @@ def job_ids(text: str) -> tuple[int, ...]:
     """Read job ids separated by commas, plus signs or spaces; return them without duplicates. Raises UsageError."""
     pieces = [piece for piece in re.split(r"[,+\s]+", text) if piece]
     if not pieces or not all(re.fullmatch(r"[0-9]{1,15}", piece) for piece in pieces):
-        raise UsageError(f"{text!r} is not a list of job numbers", do="write 12 or 12,13")
+        raise UsageError(f"{text!r} is not a list of job ids", do="write 12 or 12,13")
     return tuple(dict.fromkeys(int(piece) for piece in pieces))
 
 
@@ -140,7 +140,7 @@ def _label(text: str) -> str:
 def _one_of(choices: Collection[str]) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in choices:
-            raise UsageError(f"{text[:40]!r} is not known", do=f"known: {', '.join(choices)}")
+            raise UsageError(f"unknown value {text[:40]!r}", do=f"known: {', '.join(choices)}")
         return text
 
     return read
@@ -154,13 +154,13 @@ def _is(word: str, *others: str) -> Callable[[str], bool]:
 def _log_name(text: str) -> str:
     check_log_name(text)
     if is_packed(text):
-        raise UsageError("a log whose name ends so is taken for a packed one", do="leave out .gz; gzip=yes adds it")
+        raise UsageError("a log name with this ending means a compressed log", do="leave out .gz; gzip=yes adds it")
     return text
 
 
 def _one_line(text: str) -> str:
     if not text or _CONTROL.search(text):
-        raise UsageError("a text without control characters is needed", do="write one line of text")
+        raise UsageError("the text is empty or contains control characters", do="write one line of text")
     return text
 
 
@@ -180,23 +180,23 @@ JOB_OPTIONS: dict[str, JobOption] = {
     for option in (
         JobOption(
             name="gpus", metavar="NEED", field="gpus", read=_need, edit=True, completion="need", key="gpus", example="0.5",
-            help="Share of a GPU, or how many: 0.5, 1, 2 or 2x0.5; without it the model table says.",
-            meaning="need: `0`, `0.5`, `1`, `2`, `2x0.5` (half of each of two GPUs); 1.5 is rounded up to 2 whole GPUs, and said",
+            help="Share of a GPU, or number of GPUs: 0.5, 1, 2 or 2x0.5; default: from the model table.",
+            meaning="need: `0`, `0.5`, `1`, `2`, `2x0.5` (half of each of two GPUs); 1.5 is rounded up to 2 whole GPUs, with a note",
             form=FormField("GPUs", "0.5 shares one, 2 takes two, 0 none", "1", keyboard="decimal"),
         ),
         JobOption(
             name="allowed", metavar="LIST", kind=GPUS, field="allowed", read=_allowed, edit=True, completion="gpu_list",
-            help="GPUs it may run on: 0,2 or 0-3; any without it.",
+            help="GPUs it may run on: 0,2 or 0-3; default: any.",
             form=FormField("Allowed GPUs", "0-3 or 0,2", "any"),
         ),
         JobOption(
             name="priority", metavar="N", field="priority", read=priority_of, edit=True,
-            help="Lower starts first; 0 without it.",
+            help="A lower number starts first; default: 0.",
             form=FormField("Priority", "lower comes first", "0", number=True),
         ),
         JobOption(
             name="label", metavar="TEXT", field="label", read=_label, edit=True, key="label", example="base",
-            help="A name for it.", meaning="a name for people and for commands",
+            help="A name for the job.", meaning="a name for people and for commands",
             form=FormField("Label"),
         ),
         JobOption(
@@ -204,20 +204,20 @@ JOB_OPTIONS: dict[str, JobOption] = {
             key="after", example="12",
             help="Start when these jobs have ended.",
             meaning='start when job 12 has ended; more: `after="12,13"`',
-            form=FormField("After the end of", "ids, say 12,13; however they end"),
+            form=FormField("After the end of", "ids such as 12,13; whatever their outcome"),
         ),
         JobOption(
             name="after_ok", metavar="IDS", kind=JOBS, field="after_ok", read=job_ids, edit=True, completion="job_list",
             key="after_ok", example="12",
-            help="Start when these jobs have ended well.",
-            meaning="start when job 12 has ended well, else be skipped",
-            form=FormField("After the good end of", "ids; skipped if one of them fails"),
+            help="Start when these jobs have succeeded.",
+            meaning="start when job 12 has succeeded; skipped if it fails",
+            form=FormField("After success of", "ids; skipped if one of them fails"),
         ),
         JobOption(
             name="vram", metavar="SIZE", field="vram_mib", read=mib_of, edit=True, key="vram", example="18G",
-            help="GPU memory it needs: 18G.",
+            help="GPU memory that it needs on each GPU: 18G.",
             meaning="memory it needs on each GPU (counted where the GPU's size is known); without `gpus=` and a known model it shares a GPU by it",
-            form=FormField("GPU memory", "that has to be free: 18G", "any"),
+            form=FormField("GPU memory", "needed on each GPU: 18G", "any"),
         ),
         JobOption(
             name="time", metavar="SPAN", field="time_limit_s", read=seconds_of, edit=True, key="time", example="4h",
@@ -227,19 +227,19 @@ JOB_OPTIONS: dict[str, JobOption] = {
         ),
         JobOption(
             name="retries", metavar="N", field="retries", read=_count, edit=True, key="retries", example="2",
-            help="Run it again this often when it fails.",
-            meaning="run it again up to twice when it ends badly",
+            help="Run it again up to N times if it fails.",
+            meaning="run it again up to twice if it fails",
             form=FormField("Retries", "", "0", number=True),
         ),
         JobOption(
             name="cwd", metavar="PATH", kind=PATH, field="cwd", edit=True, key="cwd", example="/data/x",
-            help="Working folder; without it the one of its submitter, over HTTP that of the jobs file.",
-            meaning="working folder; else the daemon's at its start",
+            help="Working folder; default: the submitter's, over HTTP that of the jobs file.",
+            meaning="working folder; default: the one in which the scheduler was started",
             form=FormField("Folder", "", ""),
         ),
         JobOption(
             name="env", metavar="K=V", kind=VARIABLES, field="variables", read=_variables, key="env", example="\"A=1 B='x y'\"",
-            help="Set a variable for it.", meaning="variables, over its environment",
+            help="Set an environment variable.", meaning="environment variables, in addition to its environment",
         ),
         JobOption(
             name="conda", metavar="ENV", kind=PATH, field="conda_env", completion="environment",
@@ -249,7 +249,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
         JobOption(
             name="cuda", metavar="MODE", field="cuda", read=_one_of(CUDA_MODES), edit=True, completion="cuda_mode",
             key="cuda", example="local",
-            help="What --cuda gets, in place of the setting cuda_ids: physical, local, unset, auto, none.",
+            help="Ids in --cuda, instead of the setting cuda_ids: physical, local, unset, auto, none.",
             meaning="`cuda_ids` mode of this job",
         ),
         JobOption(
@@ -262,32 +262,32 @@ JOB_OPTIONS: dict[str, JobOption] = {
         JobOption(name="cpu", kind=BOOLEAN, sets=("gpus", "0"), help="Needs no GPU."),
         JobOption(
             name="slots", metavar="N", field="slots", read=_slots, key="slots", example="2",
-            help="Slots it takes, if it needs no GPU.",
-            meaning="how many slots it takes, if it needs no GPU (`cpu_slots` says how many there are)",
+            help="Slots that it takes if it needs no GPU.",
+            meaning="slots that it takes if it needs no GPU (the setting `cpu_slots` is their number)",
         ),
         JobOption(
             name="on", metavar="LIST", kind=GPUS, field="on", read=_named_gpus, completion="gpu_list", key="on", example="0",
-            help="On just these GPUs, whoever else is on them: 0,3.",
-            meaning='just these GPUs, whoever else is on them (several: `on="0,3"` or `on=0+3`): it does not wait for room, nothing of them '
-            "is booked, and nobody else is put on them until it ends",
+            help="Run on exactly these GPUs, beside everything that runs there: 0,3.",
+            meaning='run on exactly these GPUs, beside everything that runs there (several: `on="0,3"` or `on=0+3`): it does not wait for room, nothing there '
+            "is booked, and no other job is placed there until it ends",
         ),
         JobOption(
             name="output", field="output", read=_one_of(("log", "none")), submit=False, key="output", example="none",
-            help="Keep nothing of what it writes.", meaning="keep nothing of what it writes",
+            help="Discard its output.", meaning="discard its output",
         ),
         JobOption(
             name="stderr", field="stderr_apart", read=_is("apart", "log"), submit=False, key="stderr", example="apart",
-            help="Keep stderr in a file of its own.",
-            meaning="keep stderr in a file of its own: the log's name and `.e`",
+            help="Write stderr to a separate file.",
+            meaning="write stderr to a separate file: the log's name and `.e`",
         ),
-        JobOption(name="no_output", kind=BOOLEAN, sets=("output", "none"), help="Keep nothing of what it writes."),
+        JobOption(name="no_output", kind=BOOLEAN, sets=("output", "none"), help="Discard its output."),
         JobOption(
             name="stderr_apart", kind=BOOLEAN, sets=("stderr", "apart"),
-            help="Keep stderr in a file of its own: the log's name and .e.",
+            help="Write stderr to a separate file: the log's name and .e.",
         ),
         JobOption(
             name="gzip", kind=BOOLEAN, field="gzip", read=_is("yes", "no"), key="gzip", example="yes",
-            help="Pack the log.", meaning="pack the log (`.gz`)",
+            help="Compress the log.", meaning="compress the log (`.gz`)",
         ),
         JobOption(
             name="log_dir", metavar="PATH", kind=PATH, field="log_dir", key="log_dir", example="/data/logs",
@@ -302,7 +302,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
         ),
         JobOption(
             name="on_finish", metavar="PROGRAM", field="on_finish", read=_one_line, key="on_finish", example="notify.sh",
-            help="Called at its end with id, error level, log, command.",
+            help="Program called at its end with id, error level, log, command.",
             meaning="a program called at its end (of its PATH, or a path: `./notify.sh`), in its folder and environment, with id, error level "
             "(exit code, or -1), log (empty if none) and command; what it prints goes to `.gpujob/on_finish.log`. Once, after the last "
             "attempt; not for a job that never began",
@@ -314,7 +314,7 @@ JOB_OPTIONS: dict[str, JobOption] = {
         ),
         JobOption(
             name="info", metavar="TEXT", field="info", key="info", example='"commit 1a2b3c"',
-            help="A text remembered with it, as show tells.", meaning="a text that `show` tells",
+            help="A note that show prints.", meaning="a note that `show` prints",
         ),
     )
 }  # fmt: skip
@@ -342,7 +342,7 @@ def read_line_keys(pairs: Collection[tuple[str, str]], named: Named = as_on_a_li
             quote = " (quote the field if it belongs to the arguments)" if named is as_on_a_line else ""
             raise UsageError(f"unknown option {named(key)}", do=f"{do}{quote}")
         if LINE_KEYS[key].field in values:
-            raise UsageError(f"{named(key)} stands twice", do="write it once")
+            raise UsageError(f"{named(key)} is given twice", do="give it once")
         _read_into(values, LINE_KEYS[key], text, named(key))
     return values
 
@@ -402,7 +402,7 @@ def allowed_gpus(values: Mapping[str, Any]) -> tuple[int, ...] | None:
     if on is None:
         return allowed
     if values.get("gpus"):
-        raise Refused("on= names the GPUs, gpus= says how much of one is needed", do="leave one of them out")
+        raise Refused("on= and gpus= exclude each other", do="leave one of them out")
     if allowed not in (None, on):
         raise Refused(
             f"on= names GPU {gpu_ids_text(on)}, but GPU {gpu_ids_text(allowed or ())} is allowed",

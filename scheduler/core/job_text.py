@@ -8,10 +8,10 @@ from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Event, Job, Outcome
 from scheduler.core.units import mib_text, span_text
 
-UNDYING = "it does not die of SIGKILL (stuck in the kernel, on a disk or a driver?); its GPUs stay taken"
+UNDYING = "it does not end after SIGKILL (stuck in the kernel, on a disk or a driver?); its GPUs stay allocated"
 INFO, WARNING = 20, 30  # levels of the standard library's logging
 _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-PLAIN = {"held": "is held", "released": "is released", "first": "comes first", "requeued": "waits again"}
+PLAIN = {"held": "held", "released": "released", "first": "put first", "requeued": "queued again"}
 
 
 def harmless(text: str) -> str:
@@ -32,17 +32,17 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
         session = f"; gpujob attach {job.id}, or screen -r {job.session_name}" if job.session else ""
         return f"{name} runs on {gpus}, pid {detail['pid']}{attempt}{session}", INFO
     if event.kind == "gpu_gone":
-        return f"{name} runs on GPU {detail['gpu']}, which is gone; it is left alone", WARNING
+        return f"{name} runs on GPU {detail['gpu']}, which is gone; the job is not ended", WARNING
     if event.kind == "stray":
         used = f" ({mib_text(detail['memory'] >> 20)})" if detail.get("memory") else ""
         return (
-            f"{name}: its process {detail['pid']} uses GPU {detail['gpu']}{used}, which it was not given",
+            f"{name}: its process {detail['pid']} uses GPU {detail['gpu']}{used}, which is not allocated to the job",
             WARNING,
         )
     if event.kind == "done":
         if job.log_finding is not None:
             return (
-                f"{name} done: exit code 0{attempt}, but its log says: {harmless(job.log_finding.line)}",
+                f"{name} done: exit code 0{attempt}, but its log shows an error: {harmless(job.log_finding.line)}",
                 WARNING,
             )
         return f"{name} done: exit code 0{attempt}", INFO
@@ -59,21 +59,21 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     if event.kind == "skipped":
         return f"{name} skipped: {detail.get('why')}", WARNING
     if event.kind == "retry_scheduled":
-        when = f"in {detail['wait']:.0f} s" if detail.get("wait") else "at once"
-        return f"{name}: {harmless(str(detail.get('why')))}; tried again {when}", WARNING
+        when = f"in {detail['wait']:.0f} s" if detail.get("wait") else "immediately"
+        return f"{name} is tried again {when}: {harmless(str(detail.get('why')))}", WARNING
     if event.kind == "adopted":
-        return f"{name} goes on, on {gpus}, pid {detail['pid']}{attempt}", INFO
+        return f"{name} still runs on {gpus}, pid {detail['pid']}{attempt}", INFO
     if event.kind == "leader_ended":
-        return f"{name}: its first process ended, others of it are still being ended", INFO
+        return f"{name}: its main process has ended; its other processes are being ended", INFO
     if event.kind == "leftovers":
-        return f"{name} left processes {detail.get('pids')} behind: {gpus} stays taken until they end", WARNING
+        return f"{name} left processes {detail.get('pids')} running: {gpus} stays allocated until they end", WARNING
     if event.kind == "missing":
         return f"{name} waits: {harmless(str(detail.get('why')))}", WARNING
     if event.kind == "stopping":
-        why = "its time limit is over" if detail.get("why") == "time_limit" else "it was cancelled"
+        why = "its time limit is reached" if detail.get("why") == "time_limit" else "it was cancelled"
         return f"{name} is being ended: {why}", INFO
     if event.kind == "swapped":
-        return f"{name} has changed places with job {detail.get('with_job')}", INFO
+        return f"{name} swapped places with job {detail.get('with_job')}", INFO
     if event.kind == "edited":
         what = ", ".join(map(str, detail.get("what") or ["its need"]))
         return f"{name} edited: {harmless(what)}", INFO
@@ -82,7 +82,7 @@ def sentence(event: Event, job: Job) -> tuple[str, int]:
     if event.kind in PLAIN:
         return f"{name} {PLAIN[event.kind]}", INFO
     if event.kind == "unclaimed":
-        return f"{name}: its start was cut off before it began; it waits again", WARNING
+        return f"{name} waits again: its start was interrupted before the command ran", WARNING
     return f"{name}: {event.kind}", INFO
 
 
@@ -95,11 +95,11 @@ def ending(detail: dict[str, object]) -> str:
         else f"signal {detail.get('signal')}"
     )
     if outcome == "time_limit":
-        return f"its time limit was over ({how})"
+        return f"time limit reached ({how})"
     if outcome == "could_not_start":
-        return "it could not be started"
+        return "could not be started"
     if outcome == "lost":
-        return "lost, its ending is not known"
+        return "lost: its outcome is not known"
     return how
 
 

@@ -20,7 +20,8 @@ def check_log_name(name: str) -> None:
         or not 0 < length <= LONGEST_NAME
     ):
         raise UsageError(
-            f"a log's name is 1 to {LONGEST_NAME} bytes without / or control characters", do="write a plain file name"
+            f"cannot use this log name: it must have 1 to {LONGEST_NAME} bytes, without / and control characters",
+            do="write a plain file name",
         )
 
 

@@ -42,7 +42,9 @@ def table_from(data: Any, where: str, place: Callable[[str], str] | None = None)
     """
     place = place or (lambda key: where)
     if not isinstance(data, dict):
-        raise UsageError("the model table must be an object", where=where, do='write {"models": {"name": 0.5}}')
+        raise UsageError(
+            "cannot read the model table: it is not a JSON object", where=where, do='write {"models": {"name": 0.5}}'
+        )
     errors: list[SchedulerError] = []
     for key in sorted(set(data) - set(KEYS)):
         near = nearest(key, KEYS)
@@ -51,7 +53,11 @@ def table_from(data: Any, where: str, place: Callable[[str], str] | None = None)
     given = data.get("models", {})
     if not isinstance(given, dict):
         errors.append(
-            UsageError("models must be an object", where=place("models"), do='write {"models": {"name": 0.5}}')
+            UsageError(
+                "cannot read models: it is not a JSON object",
+                where=place("models"),
+                do='write {"models": {"name": 0.5}}',
+            )
         )
         given = {}
     wishes = [("default_requirement", "default_requirement", data.get("default_requirement", "1"))]
@@ -143,9 +149,9 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
             if model is not None:
                 near = nearest(model, table.models)
                 also = f" (did you mean {near}?)" if near else ""
-                missing = "is not in the model table" if table.models else "stands in no model table, for there is none"
-                which = "what vram says" if spec.vram_mib else "the default"
-                notes.append(f"model {model} {missing}{also}: needs {which}, {text}")
+                missing = "is not in the model table" if table.models else "is unknown, because there is no model table"
+                which = "the share that its vram is" if spec.vram_mib else "the default"
+                notes.append(f"model {model} {missing}{also}; the job needs {which}, {text}")
     rounded = rounding_note(text)
     if rounded:
         notes.append(rounded)
@@ -153,7 +159,7 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
     if not need.count:
         need = ResourceRequest.of_slots(spec.slots)
     elif spec.slots > 1:
-        notes.append(f"slots={spec.slots} has no effect: it needs {need.in_words()}")
+        notes.append(f"slots={spec.slots} has no effect: the job needs {need.in_words()}")
     return need, tuple(notes)
 
 

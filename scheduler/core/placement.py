@@ -268,7 +268,7 @@ class Fleet:
     def _can_ever_hold(self, kind: PlacementClass) -> str:
         need = kind.need
         if need.slots > self.cpu_slots:
-            return f"needs {need.slots} slots, and there are only {self.cpu_slots}"
+            return f"needs {need.slots} slots, but there are only {self.cpu_slots}"
         if need.count == 0:
             return ""
         unknown = [i for i in kind.allowed or () if not self.manages(i)]
@@ -281,7 +281,7 @@ class Fleet:
             asked = need.in_words()
             if kind.allowed is not None:
                 return f"needs {asked}, but only {gpu_ids_text(kind.allowed)} are allowed"
-            return f"needs {asked}, but {f'a server here has only {fitting}' if fitting else 'there is none here'}"
+            return f"needs {asked}, but {f'no server here has more than {fitting}' if fitting else 'no GPU is managed'}"
         if kind.vram_mib:
             large = mask_of(i for i, g in self.gpus.items() if g.memory_mib is None or g.memory_mib >= kind.vram_mib)
             fitting = max(((allowed & large & mask).bit_count() for mask in self._server_mask.values()), default=0)
@@ -308,9 +308,10 @@ class Fleet:
             paused_ones = gpu_ids_text(ids_of(allowed & self.paused_mask))
             if paused_ones:
                 return Reason(
-                    "paused", f"GPU {paused_ones}, which it named, {'is' if paused_ones.isdecimal() else 'are'} paused"
+                    "paused",
+                    f"GPU {paused_ones}, which the job named, {'is' if paused_ones.isdecimal() else 'are'} paused",
                 )
-            return Reason("no-room", "it is started in a moment")
+            return Reason("no-room", "it starts shortly")
         forbidden = self._forbidden(need, usable, kind.vram_mib) or self._kept(kind, usable)
         if forbidden is not None:
             return forbidden
@@ -330,21 +331,24 @@ class Fleet:
             most = max(ids_of(usable), key=lambda i: (self.free[i], -i))
             text = f"needs {need.in_words()}; the most free on an allowed GPU is {decimal_text(self.free[most])} (GPU {most})"
             if self.free[most] >= need.parts and not kind.vram_mib:
-                return Reason("no-room", f"fits on GPU {most}; it is started in a moment")
+                return Reason("no-room", f"fits on GPU {most}; it starts shortly")
             if self.free[most] >= need.parts:
-                text = f"needs {kind.vram_mib} MiB of GPU memory; no usable GPU has that much unpromised"
+                text = (
+                    f"needs {kind.vram_mib} MiB of GPU memory; no usable GPU has that much not promised to other jobs"
+                )
             return Reason("no-room", text + tail)
         fitting = mask_of(i for i in ids_of(usable) if self.free[i] >= need.parts)
         best = max((fitting & mask).bit_count() for mask in self._server_mask.values())
         if best >= need.count:
-            text = f"needs {kind.vram_mib} MiB on each of {need.count} GPUs of one server; too few have that much unpromised"
+            text = f"needs {kind.vram_mib} MiB on each of {need.count} GPUs of one server; too few have that much not promised to other jobs"
             return Reason("no-wide-room", text + tail)
         return Reason("no-wide-room", f"needs {need.in_words()}; {best} {'is' if best == 1 else 'are'} free{tail}")
 
     def _no_slot(self, need: ResourceRequest) -> Reason:
         if self.slots_reserved and self.cpu_free >= need.slots:
             return Reason(
-                "reserved", f"the next free slots are kept for job {self.slots_reserved - 1}, overtaken too often"
+                "reserved",
+                f"the next free slots are reserved for job {self.slots_reserved - 1}, which was overtaken too often",
             )
         if need.slots == 1:
             text = (
@@ -370,7 +374,7 @@ class Fleet:
                 ids = gpu_ids_text(ids_of(mask & fitting))
                 return Reason(
                     "reserved",
-                    f"GPU {ids} {'is' if ids.isdecimal() else 'are'} kept for job {job}, overtaken too often",
+                    f"GPU {ids} {'is' if ids.isdecimal() else 'are'} reserved for job {job}, which was overtaken too often",
                 )
         ids = gpu_ids_text(ids_of(fitting & mask_of(self.claims)))
         return Reason(

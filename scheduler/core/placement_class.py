@@ -34,5 +34,5 @@ def reason_with_place(reason: Reason, before: int) -> Reason:
         return reason
     is_are = "is" if before == 1 else "are"
     jobs = "job" if before == 1 else "jobs"
-    text = f"{before} {jobs} of the same kind {is_are} before it; the first of them: {reason.sentence}"
+    text = f"{before} {jobs} with the same request {is_are} before it; the first of them: {reason.sentence}"
     return replace(reason, code="behind", sentence=text)

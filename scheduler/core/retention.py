@@ -45,14 +45,16 @@ def _number(word: str) -> int | None:
 
 
 def _keep(text: str, size_of: Any, example: str) -> Keep:
-    do = f"write {example}; empty keeps all"
+    do = f"write {example}, or nothing to keep all"
     most: int | None = None
     age_s: float | None = None
     for word in text.replace(",", " ").split():
         size = size_of(word)
         if size is not None:
             if most is not None or not size:
-                raise UsageError(f"{word!r} is {'a second limit of its kind' if most else 'no limit'}", do=do)
+                raise UsageError(
+                    f"{word!r} is {'a second limit of the same kind' if most else '0, which is not a limit'}", do=do
+                )
             most = size
             continue
         if not word[-1:].isalpha():
@@ -60,9 +62,11 @@ def _keep(text: str, size_of: Any, example: str) -> Keep:
         try:
             age = seconds_of(word)
         except SchedulerError:
-            raise UsageError(f"{word[:40]!r} cannot be read", do=do) from None
+            raise UsageError(f"cannot read {word[:40]!r}: it is not a limit", do=do) from None
         if age_s is not None or not age:
-            raise UsageError(f"{word!r} is {'a second limit of its kind' if age_s else 'no limit'}", do=do)
+            raise UsageError(
+                f"{word!r} is {'a second limit of the same kind' if age_s else '0, which is not a limit'}", do=do
+            )
         age_s = age
     return Keep(most, age_s)
 

@@ -91,7 +91,7 @@ class SchedulerState:
     def class_reasons(self) -> dict[str, Reason]:
         """Return placement class (as text) → the reason why its jobs wait at present."""
         if self.queue_paused:
-            paused = Reason("paused", "the whole queue is paused; `gpujob queue resume` lets it go on")
+            paused = Reason("paused", "the queue is paused; gpujob queue resume resumes it")
             return {kind.key: paused for kind in self.queue.classes()}
         return {kind.key: self.fleet.why_not(kind) for kind in self.queue.classes()}
 
@@ -108,7 +108,7 @@ class SchedulerState:
             self.fleet.take(job.need, job.gpus, job.spec.vram_mib or 0)
         except ValueError:  # its GPUs are booked: the job runs all the same, and the daemon has to start
             self.unbooked.add(job.attempt_key)
-            job.notes = (*job.notes, f"its GPUs ({gpu_ids_text(job.gpus)}) are booked by others as well")
+            job.notes = (*job.notes, f"its GPUs ({gpu_ids_text(job.gpus)}) are also allocated to other jobs")
         self.live[job.id] = job
         self._watch_limit(job, now)
         if job.state is JobState.STOPPING:

@@ -45,7 +45,7 @@ def move(job: Job, what: Move, now: float) -> JobState:
         story = f"attempt {job.attempt}, submitted {job.submitted_at:.0f}"
         if job.started_at is not None:
             story += f", started {job.started_at:.0f}"
-        raise InvalidMove(f"job {job.id} is {job.state.value} ({story}): {what.value} does not apply")
+        raise InvalidMove(f"cannot apply {what.value} to job {job.id}: it is {job.state.value} ({story})")
     before, job.state = job.state, after
     if after.ended:
         if job.finished_at is None:

@@ -30,7 +30,7 @@ from scheduler.system.safe_open import plain
 
 LARGEST_SAID = 1 << 20  # bytes of `.gpujob/on_finish.log`, their output; a larger file is emptied
 MARKS = ("GPUJOB_ID", "GPUJOB_ATTEMPT")  # not passed on: the program is no process of a job that submitted this one
-KILLED = "the scheduler was killed while it did what was wanted at the end: whether it was done is not known"
+KILLED = "the scheduler was killed while it ran on_finish or mail at the end of the job: whether they ran is not known"
 SENDMAIL = ("/usr/sbin", "/usr/lib", "/usr/bin")
 
 
@@ -114,8 +114,8 @@ class CompletionHooks:
         path = program if "/" in program else program_in(environ.get("PATH") or os.defpath, program)
         if not path:
             beside = os.path.join(job.spec.cwd, program)
-            do = f"; write ./{program} for the one in its folder" if os.path.isfile(beside) else ""
-            self._warn(job, f"on_finish: no program {program!r} in PATH{do}")
+            do = f"; write ./{program} for the one in the job's folder" if os.path.isfile(beside) else ""
+            self._warn(job, f"on_finish: program {program!r} not found in PATH{do}")
             return
         words = [program, str(job.id), str(job.error_level), job.log, command_text(job)]
         self._spawn(job, "on_finish", path, words, environ)
@@ -124,9 +124,7 @@ class CompletionHooks:
         environ = self._environment(job)
         sendmail = program_in(os.pathsep.join((environ.get("PATH") or os.defpath, *SENDMAIL)), "sendmail")
         if not sendmail:
-            self._warn(
-                job, "mail: there is no sendmail here; install a mail program (Debian: apt-get install msmtp-mta)"
-            )
+            self._warn(job, "mail: sendmail not found; install a mail program (Debian: apt-get install msmtp-mta)")
             return
         subject = f"gpujob: job {job.id} ({without_secrets(job.spec.label) or job.spec.shown_words()}) ended with {job.error_level}"
         words = [

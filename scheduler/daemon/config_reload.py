@@ -106,14 +106,14 @@ class ConfigReload:
         try:
             fresh = self.load()
         except SchedulerError as error:
-            text = harmless(str(error)) if os.path.lexists(path) else f"{harmless(path)}: the config file is gone"
+            text = harmless(str(error)) if os.path.lexists(path) else f"{harmless(path)}: the config file was deleted"
             if text != self.config_trouble:
-                self.context.say(f"{text}; the settings in force stay", 30, kind="config")
+                self.context.say(f"{text}; the previous settings stay in force", 30, kind="config")
             self.config_trouble = text
             return
         changes = self._take(fresh)
         if changes or self.config_trouble:
-            self.context.say(f"config read again: {'; '.join(changes) or 'nothing has changed'}", 20, kind="config")
+            self.context.say(f"config reloaded: {'; '.join(changes) or 'no setting has changed'}", 20, kind="config")
         self.config_trouble = ""
         note = note_of(self.settings)
         if note != self.noted:
@@ -132,7 +132,7 @@ class ConfigReload:
                 gpus = self.target.choose_gpus(new)
             except Refused as error:
                 refused = str(error)
-                words += [f"{refused}; the GPUs stay as they are"] if refused != self.gpu_trouble else []
+                words += [f"{refused}; the managed GPUs are unchanged"] if refused != self.gpu_trouble else []
         self.gpu_trouble = refused
         left = GPU_KEYS if refused else frozenset()
         taken = {key: values[key][1] for key in changed - left if _may_change(key, *values[key])}
@@ -167,7 +167,7 @@ class ConfigReload:
                 return
             text = harmless(str(error))
             if text != self.table_trouble:
-                self.context.say(f"{text}; the last good model table stays in force", 30, kind="table")
+                self.context.say(f"{text}; the previous model table stays in force", 30, kind="table")
             self.table_trouble = text
             return
         self.has_table, self.doubtful_since = os.path.exists(config.llm_config), None

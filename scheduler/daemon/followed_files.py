@@ -150,7 +150,7 @@ class FollowedFiles:
         if not isinstance(error, OSError):
             file.failing_since = None
         else:
-            text = f"{path}: cannot be read: {error.strerror}"
+            text = f"cannot read {path}: {error.strerror}"
             if file.failing_since is None:
                 file.failing_since = now.mono
             if now.mono < file.failing_since + RETRIED_S:

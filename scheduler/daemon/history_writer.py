@@ -61,7 +61,7 @@ class HistoryWriter:
         try:
             self._look(self._state(), now, time.monotonic() - now.mono)
         except Exception as error:  # noqa: BLE001  curves are no reason to hold up jobs
-            self._off(f"no history is kept any more, a defect of gpujob, please report it: {error!r}")
+            self._off(f"no history is kept any more: internal error of gpujob, please report it: {error!r}")
 
     def due(self) -> float:
         """Return the monotonic time of the next sample; infinite when the history is off."""
@@ -165,7 +165,7 @@ class HistoryWriter:
                 file.told.clear()
                 if now and not trouble:
                     self._told.append(
-                        (f"{self.path} cannot be written: {now}; its curves have a gap until it can be", 30)
+                        (f"cannot write {self.path}: {now}; the curves have a gap until it can be written", 30)
                     )
                 elif trouble and not now:
                     self._told.append((f"{self.path} can be written again", 20))

@@ -90,7 +90,11 @@ class Reader:
     def _refuse(
         self, connection: sqlite3.Connection, path: str, line: LineRead, error: Exception, now: float, out: IngestResult
     ) -> None:
-        reason = str(error) if isinstance(error, SchedulerError) else f"cannot be read ({error!r})"
+        reason = (
+            str(error)
+            if isinstance(error, SchedulerError)
+            else f"internal error of gpujob while reading this line: {error!r}"
+        )
         refusal = Refusal(path, line.number, line.text, _shortened(reason), now)
         kept.refuse(connection, refusal)
         said = (_hash(line.text), refusal.reason)
@@ -119,10 +123,10 @@ class Reader:
         kind = PlacementClass(need, spec.allowed if need.count else None, spec.vram_mib or 0)
         never = self.fleet.can_ever_hold(kind)
         if never:
-            raise UsageError(never, do="ask for less")
+            raise UsageError(never, do="request less")
         for parent in (*spec.after, *spec.after_ok):
             if rows.get(connection, parent) is None:
-                raise UsageError(f"there is no job {parent} to wait for", do="see gpujob jobs")
+                raise UsageError(f"the dependency does not exist: there is no job {parent}", do="see gpujob jobs")
         identity = identity_of(spec)
         count, is_new = 1, True
         if replaying or again:

@@ -91,7 +91,7 @@ class JournalWriter:
 
     def troubles(self) -> list[str]:
         """Return a sentence if the journal cannot be written, else an empty list."""
-        return [f"not written: {self.trouble}"] if self.trouble else []
+        return [f"{self.trouble}"] if self.trouble else []
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class JournalWriter:
             self._new.clear()
         self._not_before = time.monotonic() + self._again.next()
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        text = f"{self.path}: the journal cannot be written: {why}; the store is up to date all the same"
+        text = f"cannot write the journal {self.path}: {why}; jobs are not affected"
         if text != self.trouble:
             self.trouble = text
             self.say(text, 30)
@@ -218,13 +218,11 @@ def check_apart(config: Config, config_file: str, places: Places) -> None:
     others = {name: other for name, other in others.items() if name not in ("journal", "log_dir")}
     for name, other in {**others, "config": config_file}.items():
         if other and os.path.realpath(other) == path:
-            raise UsageError(
-                f"journal: {config.journal} is the {name.replace('_', ' ')} as well", do="name another file"
-            )
+            raise UsageError(f"journal: {config.journal} is also the {name.replace('_', ' ')}", do="name another file")
     if not holds_records(config.journal):
         raise UsageError(
-            "it holds something else than a journal, which would be set aside", where=config.journal,
+            "this file is no journal, and its contents would be set aside", where=config.journal,
             do="name another file (journal; in gpujob run: jobs_file)",
         )  # fmt: skip
     if os.path.commonpath((path, os.path.realpath(places.state_dir))) == os.path.realpath(places.state_dir):
-        raise UsageError(f"journal: {config.journal} lies among the scheduler's own files", do="name another file")
+        raise UsageError(f"journal: {config.journal} is in the state folder of the scheduler", do="name another file")

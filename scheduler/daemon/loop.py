@@ -69,7 +69,7 @@ from scheduler.system.proc import boot_id
 
 LAZY_S = 0.03  # how long a new pid may wait to be stored: the attempt record has it already
 MOST_KEPT = 2000  # waiting jobs kept in memory
-REPORT_IT = "a defect of gpujob, please report it"
+REPORT_IT = "internal error of gpujob, please report it"
 
 
 class Daemon:
@@ -473,11 +473,11 @@ class Daemon:
             rows.set_meta(connection, "model_table", table.as_json())
             rows.save(connection, changed)
         context.table = table
-        context.say(f"model table read: {len(table.models)} models, default need {table.default}", 20, kind="table")
+        context.say(f"model table reloaded: {len(table.models)} models, default need {table.default}", 20, kind="table")
         self._at_hand.update({job.id: job for job in changed if job.id in self._at_hand})
         if changed:
             self.turn([Arrived(job) for job in changed], [], now, sync=True)
-            context.say(f"{len(changed)} waiting jobs have another need now", 20, kind="table")
+            context.say(f"the need of {len(changed)} waiting jobs has changed", 20, kind="table")
 
     # -- the state file and the reasons -------------------------------------------------------------------
 
@@ -504,7 +504,7 @@ class Daemon:
         if db.suspect:
             db.renew()
         if self.outage.refuses:  # a request that makes each pass fail would be retried forever
-            why = f"could not be carried out: {self.outage.error or 'the store changes faster than it is read'}"
+            why = f"cannot carry out the request: {self.outage.error or 'the store changes faster than it is read'}"
             with db.writing() as connection:
                 rows.answer(connection, [Answer(row, 1, (why,)) for _, row, _ in rows.asked(connection)])
         self.open()

@@ -58,7 +58,7 @@ class MainLog:
             return
         number = len(self._lines)
         if self._lost:
-            self._lines.insert(0, _record(f"{self._lost} records could not be written: {self._why}", logging.WARNING))
+            self._lines.insert(0, _record(f"{self._lost} log records were lost: {self._why}", logging.WARNING))
         data = "".join(self._lines).encode("utf-8", "backslashreplace")
         self._lines.clear()
         try:

@@ -59,7 +59,7 @@ class PassMessages:
             for line in answer.lines if answer.row in gathered.left_for_start else ():
                 # The command that made the request has ended: it does not show the answer.
                 self._context.say(
-                    f"asked for before the start: {harmless(line)}", 30 if answer.code else 20, kind="asked"
+                    f"requested before the start: {harmless(line)}", 30 if answer.code else 20, kind="asked"
                 )
         for text, warns in plan.notices:
             self._context.say(text, 30 if warns else 20, kind="gpu")
@@ -75,9 +75,9 @@ class PassMessages:
             path, number, blocker = gathered.repeated[0]
             lines = len(gathered.repeated)
             state = blocker.state.value
-            which = f"line {number} says what job {blocker.id} ({state}) says"
+            which = f"line {number} repeats job {blocker.id} ({state})"
             if state == "done":
                 which += f" (to run it again: gpujob retry {blocker.id})"
             if lines > 1:
-                which = f"{lines} lines repeat jobs that wait, run or have succeeded (line {number}: job {blocker.id}, {state})"
+                which = f"{lines} lines repeat waiting, running or done jobs (line {number}: job {blocker.id}, {state})"
             self._context.say(f"{os.path.basename(path)}: {which}; not run again", 20, kind="repeated")

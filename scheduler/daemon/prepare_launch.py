@@ -25,7 +25,7 @@ from scheduler.runners import exec_limited
 from scheduler.system.proc import boot_id
 
 _LETTERS = string.ascii_letters + string.digits
-ITS_TERMINAL = "in a screen session what it writes goes to its terminal and log: {} has no effect"
+ITS_TERMINAL = "in a screen session the output of a job goes to its terminal and log: {} has no effect"
 
 
 class LaunchPreparer:

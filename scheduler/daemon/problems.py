@@ -29,7 +29,7 @@ class Problems:
         if self._of_runner:
             self._context.say(self._of_runner, 40, kind="runner")
         else:
-            self._context.say("jobs are started again, and their endings seen", 20, kind="runner")
+            self._context.say("jobs are started again, and their ends are recorded again", 20, kind="runner")
         self.note()
 
     def note(self) -> None:
@@ -53,5 +53,5 @@ def passing(error: Exception, state_dir: str) -> StoreTrouble | None:
         where = error.filename or state_dir
         return StoreTrouble(f"cannot be written: {error.strerror}", where=where, do="free some space")
     if error.errno in SHORT_OF:
-        return StoreTrouble(f"the scheduler is short of what it needs: {error.strerror}")
+        return StoreTrouble(f"the system is out of resources that the scheduler needs: {error.strerror}")
     return None

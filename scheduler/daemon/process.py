@@ -70,7 +70,7 @@ def shared_note(places: Places) -> str:
     if found is None or not found.shared:
         return ""
     return (
-        f"{places.state_dir} is on {found.name}, which other machines may share: use this scheduler from this machine alone, or "
+        f"{places.state_dir} is on {found.name}, which other machines may share: use this scheduler only from this machine, or "
         "keep its state on a local disk (--state-file)"
     )
 
@@ -153,7 +153,7 @@ class DaemonProcess:
                 self._check_early()
                 if config.min_free_mem_mb and managed.gpus and managed.probe is None:
                     managed.notes.append(
-                        "memory of GPUs that are not read cannot be booked (min_free_mem_mb): each has one job at a time"
+                        "the memory of GPUs that are not read is not known (min_free_mem_mb): each of these GPUs runs one job at a time"
                     )
                 with db.writing() as connection:
                     managed.notes += follow_moved(connection, moved_gpus(stored, managed.shown))
@@ -183,9 +183,7 @@ class DaemonProcess:
         try:
             return MainLog(self.config.log_file)
         except OSError as error:
-            raise SchedulerError(
-                f"the main log cannot be opened: {error.strerror}", where=self.config.log_file
-            ) from None
+            raise SchedulerError(f"cannot open the main log: {error.strerror}", where=self.config.log_file) from None
 
     def _serve(
         self, db: Database, managed: Managed, table: ModelTable, folder: str, drain: bool, log: MainLog | None
@@ -281,10 +279,10 @@ class DaemonProcess:
             if known is not None:
                 raise known from error
             where = traceback.format_exc().strip().replace("\n", " | ")
-            text = f"a defect of gpujob ended it, please report it: {error!r} ({where})"
+            text = f"the scheduler ended by an internal error of gpujob, please report it: {error!r} ({where})"
             if log is not None:
                 log(LogMessage(text, 50))
-            raise SchedulerError(text, do="running jobs go on; start it again: gpujob start") from error
+            raise SchedulerError(text, do="running jobs continue; start the scheduler again: gpujob start") from error
         finally:
             daemon.close()
             epoll.close()
@@ -324,7 +322,7 @@ class DaemonProcess:
                         continue
                     unread = tuple(daemon.files.unread())
                     if not unread:
-                        context.say("nothing is left to do")
+                        context.say("no job is left to run")
                     return Ending(1 if unread or daemon.messages.ended_badly else 0, unread)
                 if daemon.stuck():
                     self._last_words(daemon)
@@ -334,7 +332,7 @@ class DaemonProcess:
         if self.stop_signal == signal.SIGTERM and self.config.save_list:
             self._save_list(context)
         left = len(daemon.state.live)
-        goes_on = f"; {left} running job{'s go' if left > 1 else ' goes'} on" if left else ""
+        goes_on = f"; {left} running job{'s continue' if left > 1 else ' continues'}" if left else ""
         how = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[signal.Signals(self.stop_signal)]
         context.say(f"scheduler ended by {how}{goes_on}")
         return Ending(130 if self.stop_signal == signal.SIGINT else 0)
@@ -358,9 +356,9 @@ class DaemonProcess:
         try:
             replace_file(self.config.save_list, text.encode(errors="surrogateescape"))
         except OSError as error:
-            context.say(f"{self.config.save_list}: the list cannot be saved: {error.strerror}", 30)
+            context.say(f"cannot save the list of unfinished jobs in {self.config.save_list}: {error.strerror}", 30)
         else:
-            context.say(f"{len(jobs)} unfinished jobs listed in {self.config.save_list}")
+            context.say(f"list of {len(jobs)} unfinished jobs saved in {self.config.save_list}")
 
     def _left(self, daemon: Daemon, context: Context) -> tuple[str, ...]:
         reasons = daemon.state.class_reasons()

@@ -17,9 +17,9 @@ def script_of(jobs: Iterable[Job], ended: Iterable[Job], now: float) -> str:
     """
     lines = [
         "#!/bin/sh",
-        f"# What was left when the scheduler ended at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.",
-        "# Its queue is kept all the same, and goes on with the next start: this is for another server. The jobs get the",
-        "# environment of whoever runs it. TS=program: another ts.",
+        f"# Unfinished jobs when the scheduler ended at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.",
+        "# The scheduler keeps its queue and continues it at the next start: this script is for another server. The jobs get the",
+        "# environment of the user who runs the script. TS=PROGRAM uses another ts.",
         'TS="${TS:-ts}"',
     ]
     lines += [

@@ -99,9 +99,9 @@ class Retention:
         done = [f"{self.jobs} ended job{'s' * (self.jobs != 1)}"] if self.jobs else []
         done += [f"{size_text(self.size)} of logs"] if self.logs else []
         if done:
-            self.say(f"forgot {' and '.join(done)}", 20)
+            self.say(f"removed {' and '.join(done)}", 20)
         if trouble and trouble != self._trouble:
-            self.say(f"what is old could not be forgotten: {trouble}; tried again within the hour", 30)
+            self.say(f"cannot remove old jobs and logs: {trouble}; tried again within the hour", 30)
         self._trouble = trouble
 
     def _round(self, config: Config) -> Iterator[None]:
@@ -152,7 +152,7 @@ class _Logs:
             return
         try:
             if os.fstat(self.fd).st_uid != os.getuid():
-                raise OSError(f"{self.folder} is not ours")
+                raise OSError(f"{self.folder} belongs to another user")
             yield from self._of_ended_jobs()
             yield from self._of_forgotten_jobs()
         finally:

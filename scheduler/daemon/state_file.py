@@ -108,11 +108,11 @@ class StateFile:
         except FileNotFoundError:
             return self._missing(now)
         except OSError as error:
-            self._say_trouble(f"{self.path} cannot be read: {error.strerror}")
+            self._say_trouble(f"cannot read {self.path}: {error.strerror}")
             return None
         self.missing_since = None
         if status.st_uid not in (os.getuid(), 0):
-            self._say_trouble(f"{self.path} was put there by user {status.st_uid}: not obeyed, and painted over")
+            self._say_trouble(f"{self.path} belongs to user {status.st_uid}: ignored and overwritten")
             self.known = self.broken_since = None  # so that deleting it is no edit either
             return None
         self._trouble = ""
@@ -166,7 +166,7 @@ class StateFile:
                 data = os.pread(out.fd, LARGEST + 1, 0)
             except OSError as error:  # it may be temporary
                 if now - out.since >= OPEN_S:
-                    self.said.append(f"what was saved into {self.path} meanwhile cannot be read: {error.strerror}")
+                    self.said.append(f"cannot read the latest edit of {self.path}: {error.strerror}; save it again")
                     self._drop(out)
                 continue
             if data != out.known:
@@ -197,12 +197,14 @@ class StateFile:
             fd = os.open(self.path, flags)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise OSError(errno.ELOOP, "it is a link, which is not followed; put a plain file there") from None
+                raise OSError(
+                    errno.ELOOP, "it is a symbolic link, which is not followed; put a regular file there"
+                ) from None
             raise
         with os.fdopen(fd, "rb") as stream:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "not a plain file")
+                raise OSError(errno.EINVAL, "not a regular file")
             return stream.read(LARGEST + 1), status
 
     def _written(self) -> bool:
@@ -229,7 +231,7 @@ class StateFile:
         except (ValueError, RecursionError) as error:
             raise NoStateFile(str(error)) from None
         if not isinstance(document, dict):
-            raise NoStateFile("it must be an object")
+            raise NoStateFile("it must be a JSON object")
         gpus, paused, read = document.get("paused_gpus"), document.get("paused"), document.get("revision")
         if "paused_gpus" in document and not (
             isinstance(gpus, list) and all(isinstance(gpu, int) and not isinstance(gpu, bool) for gpu in gpus)
@@ -259,8 +261,8 @@ class StateFile:
             if key not in KNOWN and key not in self._named:
                 self._named.add(key)
                 near = nearest(key, WISHES)
-                also = f"did you mean {near}?" if near else f"what can be edited: {', '.join(WISHES)}"
-                self.said.append(f"the state file has an unknown key {key!r}, which is painted over; {also}")
+                also = f"did you mean {near}?" if near else f"keys that can be edited: {', '.join(WISHES)}"
+                self.said.append(f"the state file has an unknown key {key!r}, which is ignored and removed; {also}")
 
     def _say_trouble(self, text: str) -> None:
         if text != self._trouble:
@@ -279,7 +281,7 @@ class StateFile:
         with contextlib.suppress(FileNotFoundError):
             mode = os.lstat(self.path).st_mode
             if stat.S_ISLNK(mode):
-                raise OSError(errno.ELOOP, "it is a link, which is not written through", self.path)
+                raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", self.path)
             if not stat.S_ISREG(mode):
                 raise OSError(errno.EINVAL, "it is not a plain file", self.path)
         document["revision"] = self.revision + 1
@@ -291,7 +293,7 @@ class StateFile:
                 raise
             return False  # the file was deleted or created after the last look
         if came_out >= 0 and (owner := os.fstat(came_out).st_uid) not in (os.getuid(), 0):
-            self._say_trouble(f"{self.path} was put there by user {owner}: not obeyed, and painted over")
+            self._say_trouble(f"{self.path} belongs to user {owner}: ignored and overwritten")
             os.close(came_out)
         elif came_out >= 0:
             since = self.broken_since if self.broken_since is not None else now
@@ -305,15 +307,17 @@ class StateFile:
         try:
             name, fd = new_beside(self.path, "bad")
         except OSError as error:
-            self.said.append(f"{self.path}: not a state file ({why}), and cannot be set aside: {error.strerror}")
+            self.said.append(
+                f"{self.path}: not a valid state file ({why}), and no copy of it can be saved: {error.strerror}"
+            )
             return
         try:
             write_all(fd, data)
         except OSError as error:
-            self.said.append(f"{name}: cannot be written whole: {error.strerror}")
+            self.said.append(f"cannot write all of {name}: {error.strerror}")
         finally:
             os.close(fd)
-        self.said.append(f"{self.path}: not a state file ({why}); set aside as {name}, pauses stay in force")
+        self.said.append(f"{self.path}: not a valid state file ({why}); copy saved as {name}, pauses unchanged")
 
     def close(self) -> None:
         """Close the replaced files that are still watched."""
@@ -337,7 +341,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key!r} stands twice")
+            raise ValueError(f"duplicate key {key!r}")
         found[key] = value
     return found
 

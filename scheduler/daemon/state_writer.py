@@ -44,7 +44,7 @@ def picture(state: SchedulerState, counts: dict[str, int], now: float) -> dict[s
                 "state": gpu_state(paused=paused, admission=told, booked=bool(allocated)),
                 "allocated": allocated,
                 "jobs": sorted(on_gpu.get(index, [])),
-                "reason": (reason or None) if fleet.manages(index) else "no longer managed; its jobs go on",
+                "reason": (reason or None) if fleet.manages(index) else "no longer managed; its jobs continue",
             }
         )
     return {
@@ -145,7 +145,7 @@ class StateWriter:
 
     def _trouble(self, error: OSError, now: Now) -> None:
         self.dirty, self.not_before = True, now.mono + AGAIN_S
-        text = f"{self.file.path} cannot be written: {error.strerror}; the store is up to date all the same"
+        text = f"cannot write {self.file.path}: {error.strerror}; jobs are not affected"
         if text != self.trouble:
             self.trouble = text
             self.say(text, 30, "state")

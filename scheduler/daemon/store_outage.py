@@ -44,7 +44,9 @@ class StoreOutage:
         self._until = time.monotonic() + (ANEW_S if anew else min(LONGEST_BREAK_S, 2.0 ** (self._tries - 1)))
         if not anew and str(error) != str(self.error or ""):
             self.error = error
-            self._context.say(f"{error}; running jobs go on, nothing is started until then", 40, kind="store")
+            self._context.say(
+                f"{error}; no job is started until this is fixed, running jobs continue", 40, kind="store"
+            )
 
     def step(self, now: Now) -> None:
         """Call ``retry`` if it is due. Raises what ``retry`` raises."""
@@ -56,7 +58,7 @@ class StoreOutage:
         """End the outage after a recorded pass, and log that it is over."""
         self._tries = 0
         if self.error is not None:
-            text = "all goes on as before" if self.error.code == DEFECT else "the store can be used again"
+            text = "the scheduler works again" if self.error.code == DEFECT else "the store can be used again"
             self._context.say(text, 20, kind="store")
         self.error = None
 

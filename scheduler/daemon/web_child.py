@@ -93,7 +93,7 @@ class WebChild:
         except OSError as error:
             for fd in fds:
                 os.close(fd)
-            self._rise(now, f"the page cannot be started: {error.strerror}")
+            self._rise(now, f"cannot start the web page: {error.strerror}")
             return
         for fd in (theirs, talk):
             os.close(fd)
@@ -140,7 +140,7 @@ class WebChild:
             self._break.reset()
             self._told.clear()
         most = LONGEST_FOR_A_PORT_S if self._port_taken else LONGEST_BREAK_S
-        text = "the page ended; jobs are started all the same, and it is started again now and then"
+        text = "the web page ended; it is restarted with growing waits, jobs are not affected"
         self._rise(now, "" if self._port_taken else text, most)
 
     def _rise(self, now: float, text: str, most: float = LONGEST_BREAK_S) -> None:

@@ -71,7 +71,11 @@ class Running:
     def result(self, until: float) -> list[Finding]:
         """Return the findings; one marked UNKNOWN if the check has not ended by ``until`` (monotonic seconds)."""
         self.wait(until)
-        return [not_told(self.check, self._what, "no answer in time")] if self._found is None else self._found
+        return (
+            [not_told(self.check, self._what, "no answer within the time limit")]
+            if self._found is None
+            else self._found
+        )
 
 
 def crowded(processes: tuple[int, int], memory: tuple[int, int]) -> Finding:
@@ -84,5 +88,5 @@ def crowded(processes: tuple[int, int], memory: tuple[int, int]) -> Finding:
     limits += [f"{memory[0] >> 10} KiB of memory at most (ulimit -v)"] if memory[0] >= 0 else []
     raised = [f"ulimit -{letter} {'unlimited' if hard < 0 else hard >> shift}"
               for letter, (soft, hard), shift in (("u", processes, 0), ("v", memory, 10)) if soft != hard]  # fmt: skip
-    wrong = "no thread could be started, so the checks were made one after another; jobs need processes, too"
-    return Finding("processes", Mark.BAD, " and ".join(limits) or "no room for another", wrong, "; ".join(raised))
+    wrong = "cannot start a thread, so the checks ran one after another; jobs cannot start processes either"
+    return Finding("processes", Mark.BAD, " and ".join(limits) or "no limit found", wrong, "; ".join(raised))

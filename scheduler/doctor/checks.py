@@ -29,16 +29,16 @@ Check = Callable[[Examination], list[Finding]]
 # Name of the check, what is unknown if it does not answer in time, and its function; in the order of the output.
 CHECKS: tuple[tuple[str, str, Check], ...] = (
     ("config", "whether it can be read", check_config),
-    ("state folder", "what disk it is on", check_state_folder),
+    ("state folder", "on what disk it is", check_state_folder),
     ("log folder", "what disk it is on", check_log_folder),
     ("files", "whether they are private", check_files),
     ("jobs file", "whether it can be read", check_inputs),
     ("scheduler", "whether one runs", check_scheduler),
-    ("leftovers", "whether there are any", check_leftovers),
-    ("logout", "what a logout ends", check_logout),
-    ("screen", "whether it is there", check_screen),
+    ("leftovers", "whether there are leftover processes or files", check_leftovers),
+    ("logout", "whether a logout ends the scheduler", check_logout),
+    ("screen", "whether it is installed", check_screen),
     ("inotify", "whether files can be watched", check_inotify),
-    ("clock", "whether it is right", check_clock),
+    ("clock", "whether it is synchronised", check_clock),
     ("NVML", "whether it answers", check_gpus),
 )
 
@@ -46,7 +46,7 @@ CHECKS: tuple[tuple[str, str, Check], ...] = (
 def findings(exam: Examination) -> list[Finding]:
     """Run all checks; return the findings in the order in which they are shown. Never raises."""
     until = exam.until
-    first = Running("store", "whether it is whole", partial(check_store, exam))  # the other checks need its results
+    first = Running("store", "whether it is intact", partial(check_store, exam))  # the other checks need its results
     first.wait(min(until, time.monotonic() + ANSWER_S))
     if first.ended:
         take_running_settings(exam)

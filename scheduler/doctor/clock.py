@@ -35,14 +35,14 @@ def judge(seen: ClockSeen, who: Who) -> Finding:
     mend = who.root("timedatectl set-ntp true") if seen.timedated else who.install("chrony")
     if seen.year < FIRST_YEAR:
         wrong = "times and log names are wrong, and logs look old to keep_logs once the clock is right"
-        return Finding("clock", Mark.BAD, f"the clock says {seen.year}", wrong, mend)
+        return Finding("clock", Mark.BAD, f"the clock shows the year {seen.year}", wrong, mend)
     if seen.ahead_s > BACK_S:
         wrong = f"the clock went back: {seen.newest} was written {span_text(seen.ahead_s)} in the future"
-        return Finding("clock", Mark.WARN, "set, but moved", wrong, mend)
+        return Finding("clock", Mark.WARN, "set back", wrong, mend)
     if seen.synchronised is None:
         return not_told("clock", "whether it is synchronised")
     if not seen.synchronised:
-        wrong = "nothing keeps it right: times of jobs and logs may be off, and jump when somebody sets it"
+        wrong = "nothing synchronises the clock: times of jobs and logs may be wrong, and jump when somebody sets it"
         return Finding("clock", Mark.WARN, "not synchronised", wrong, mend)
     return good("clock", "synchronised")
 

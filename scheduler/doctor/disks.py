@@ -52,29 +52,28 @@ def judge(seen: FolderSeen, who: Who) -> Finding:
         return bad("its file system is mounted read-only", who.root(f"mount -o remount,rw {word(seen.mount)}"))
     if not seen.writable and seen.owner:
         return bad(
-            f"it belongs to {seen.owner}, who alone can run this scheduler", f"sudo -u {word(seen.owner)} {seen.again}"
+            f"it belongs to user {seen.owner}: only that user can run this scheduler",
+            f"sudo -u {word(seen.owner)} {seen.again}",
         )
     if not seen.writable:
         return bad("it cannot be written", f"chmod u+rwx {word(seen.path)}")
     look = f"{who.root('du')} -xh {word(seen.mount)} | sort -h | tail -n 20"
     if seen.free_mib is not None and seen.free_mib < FULL_MIB:
-        return bad("the disk is full: nothing new is started; free some space where this shows most of it", look)
+        return bad("the disk is full, so no job starts; free space where this command shows most of it used", look)
     if seen.free_inodes is not None and seen.free_inodes < FEWEST_INODES:
         look = f"{who.root('du')} -x --inodes {word(seen.mount)} | sort -n | tail -n 20"
-        return bad(f"{seen.free_inodes} inodes are left; remove files where this shows most of them", look)
+        return bad(f"only {seen.free_inodes} inodes are left; remove files where this command shows most of them", look)
     if system is None or not system.known:
         return not_told(seen.check, f"what file system {seen.path} is on", "" if system is None else system.name)
     if not system.modes:
-        return bad(
-            f"{system.name} keeps no owners and modes: everybody may read and change what stands there", seen.move
-        )
+        return bad(f"{system.name} keeps no owners and modes: everybody can read and change the files", seen.move)
     if system.shared:
-        wrong = f"{system.name} may be shared with other machines: from those, no command of this scheduler works, and events are polled for"
+        wrong = f"{system.name} may be shared with other machines: there no command of this scheduler works, and changes of files are polled for"
         return bad(wrong, seen.move, Mark.WARN)
     if system.memory:
-        return bad(f"{system.name} is gone when the machine is started anew", seen.move, Mark.WARN)
+        return bad(f"a restart of the machine deletes the files on {system.name}", seen.move, Mark.WARN)
     if seen.free_mib is not None and seen.free_mib < NEARLY_FULL_MIB:
-        return bad("little space is left; free some where this shows most of it", look, Mark.WARN)
+        return bad("little space is left; free space where this command shows most of it used", look, Mark.WARN)
     return good(seen.check, told)
 
 

@@ -59,7 +59,7 @@ def good(check: str, seen: str) -> Finding:
 
 def not_told(check: str, what: str, why: str = "") -> Finding:
     """Return a finding that something could not be determined, which never counts as good."""
-    return Finding(check, Mark.UNKNOWN, f"cannot be told: {what}", why)
+    return Finding(check, Mark.UNKNOWN, f"unknown: {what}", why)
 
 
 def worst(findings: Iterable[Finding]) -> Mark:

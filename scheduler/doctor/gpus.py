@@ -46,28 +46,26 @@ class DriverSeen:
 def judge_driver(seen: DriverSeen, who: Who) -> Finding:
     """Return the finding on NVML: whether the GPUs can be read."""
     if seen.unread:
-        return good("NVML", "not asked (gpu_interval: 0): GPUs are given out by booking alone")
+        return good("NVML", "not read (gpu_interval: 0): the scheduler allocates GPUs without readings")
     if seen.late_s:
-        wrong = (
-            "it hangs, or has to be woken up first (nvidia-persistenced keeps it awake); a hanging one takes a restart"
-        )
+        wrong = "the driver hangs, or takes long to start (nvidia-persistenced keeps it running); if it hangs, only a restart helps"
         return Finding("NVML", Mark.BAD, f"no answer within {seen.late_s:g} s", wrong, who.root("reboot"))
     if seen.way == "nvml":
         if seen.gpus:
             return good("NVML", f"answers, {seen.gpus} GPU{'s' if seen.gpus > 1 else ''}")
         return Finding("NVML", Mark.WARN, "answers", "it shows no GPU", who.root("reboot"))
     if seen.way == "smi":
-        wrong = "nvidia-smi is asked instead, which tells no processes, so less is known of what others use"
+        wrong = "nvidia-smi is read instead, which shows no processes, so foreign processes are not known"
         mend = _pip(seen, "nvidia-ml-py") if seen.imports[0] else who.install("libnvidia-ml1")
         return Finding("NVML", Mark.WARN, seen.imports[0] or "does not answer", wrong, mend)
     if seen.unasked:  # because of a limit on processes: the driver may be fine
         return not_told("NVML", "whether it answers", seen.problem)
     if seen.absent:
         if seen.declared:
-            return good("NVML", "no NVIDIA driver here; the GPUs are declared, and given out by booking alone")
-        wrong = "start finds no GPU, and ends with 4 unless it is told a number of them"
+            return good("NVML", "no NVIDIA driver; the GPUs are declared, and allocated without readings")
+        wrong = "start finds no GPU and ends with exit code 4, unless --gpus declares some"
         return Finding("NVML", Mark.WARN, "no NVIDIA driver here", wrong, seen.start and f"{seen.start} --gpus 1")
-    return Finding("NVML", Mark.BAD, "the driver cannot be asked", seen.problem, _mend(seen, who))
+    return Finding("NVML", Mark.BAD, "the driver does not answer", seen.problem, _mend(seen, who))
 
 
 def _mend(seen: DriverSeen, who: Who) -> str:
@@ -91,12 +89,12 @@ def judge_gputil(seen: DriverSeen) -> Finding:
     """Return the finding on GPUtil: whether it could read nvidia-smi if NVML failed."""
     trouble = seen.imports[1]
     if not seen.smi:
-        return good("GPUtil", "not looked at: there is no nvidia-smi, which it would ask")
+        return good("GPUtil", "not needed: there is no nvidia-smi for it to read")
     if trouble is None:
         return not_told("GPUtil", "whether it can be imported")
     if not trouble:
-        return good("GPUtil", "can be imported; asks nvidia-smi where NVML does not answer")
-    wrong = "nvidia-smi cannot be asked when NVML does not answer"
+        return good("GPUtil", "can be imported; reads nvidia-smi if NVML does not answer")
+    wrong = "cannot read nvidia-smi if NVML does not answer"
     return Finding("GPUtil", Mark.WARN, trouble, wrong, _pip(seen, "gputil setuptools"))  # GPUtil needs distutils
 
 
@@ -144,20 +142,22 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
     if used <= spare:
         return None
     if reading.processes is None:
-        return not_told(check, f"whose its memory is ({told})", "no processes are told for it")
+        return not_told(check, f"which processes use its memory ({told})", "the driver shows no processes for it")
     gone = [process.pid for process in reading.processes if dead is not None and process.pid in dead]
     if gone:
         names = ", ".join(map(str, gone))
-        wrong = f"the driver still counts memory of pid {names}, which no longer lives"
+        wrong = f"the driver still counts memory of ended processes: pid {names}"
         return Finding(check, Mark.BAD, told, wrong, reset)
     if any(process.memory_mib is None for process in reading.processes):
-        return not_told(check, f"whose its memory is ({told})", "the driver does not tell how much each process has")
+        return not_told(
+            check, f"whose its memory is ({told})", "the driver does not show how much memory each process uses"
+        )
     rest = used - sum(process.memory_mib or 0 for process in reading.processes)
     if rest <= spare:
         return None
     if dead is None:
         why = "processes outside of this container are not shown"
-        return not_told(check, f"whose {mib_text(rest)} of its memory are ({told})", why)
+        return not_told(check, f"which processes use {mib_text(rest)} of its memory ({told})", why)
     return Finding(check, Mark.BAD, told, f"no process owns {mib_text(rest)} of it", reset)
 
 

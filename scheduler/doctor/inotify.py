@@ -42,18 +42,18 @@ def judge(seen: InotifySeen, who: Who) -> Finding:
         if number is not None
     )
     used = "" if seen.used is None else f"; {seen.used} instances in use"
-    told = f"limits: {limits or 'not told'}{used}"
+    told = f"limits: {limits or 'unknown'}{used}"
     then = "start refuses (watch: inotify)" if seen.setting == "inotify" else "files are polled every second instead"
     mark = Mark.BAD if seen.setting == "inotify" else Mark.WARN
     if seen.refused == "instance":
         wrong = f"no inotify instance is left: {then}"
         return Finding("inotify", mark, told, wrong, _raise("instances", seen.instances, seen.space_instances, who))
     if seen.refused == "watch":
-        wrong = "no inotify watch is left: changes of files are noticed late"
+        wrong = "no inotify watch is left: the scheduler notices changes of files late"
         return Finding("inotify", Mark.WARN, told, wrong, _raise("watches", seen.watches, seen.space_watches, who))
     most = _least(seen.instances, seen.space_instances)
     if most is None or seen.used is None:
-        return not_told("inotify", "how many inotify instances are left", "one could be had just now")
+        return not_told("inotify", "how many inotify instances are left", "an instance was available just now")
     if seen.used >= SPARE * most:
         wrong = f"nearly all instances of this user are in use; when none is left, {then}"
         return Finding(

@@ -35,11 +35,11 @@ def judge(
     `gpujob doctor`; ``again``: the command with which that owner repeats the check.
     """
     if error is None:
-        return good(check, path if there else f"{path}, not there yet")
+        return good(check, path if there else f"{path}, does not exist yet")
     exposed = error.exposure if isinstance(error, FileTrouble) else None
     if exposed is not None and owner is not None and exposed.code in (OWNER, LINK):
         if exposed.code == OWNER and exposed.owner == owner:
-            return Finding(check, Mark.UNKNOWN, f"cannot be told: whether only its owner can write {path}", "", again)
+            return Finding(check, Mark.UNKNOWN, f"unknown: whether only its owner can write {path}", "", again)
         return Finding(check, Mark.BAD, error.where or path, exposed.said)
     line = _LINE.match(error.where)
     wrong, mend = error.what, ""
@@ -78,7 +78,7 @@ def judged_file(exam: Examination, check: str, path: str, error: SchedulerError 
 def check_config(exam: Examination) -> list[Finding]:
     """Check that the settings can be read."""
     if not exam.errors:
-        text = exam.config_file or "none, so the defaults count"
+        text = exam.config_file or "no config file: the defaults apply"
         return [judged_file(exam, "config", text, None, True)]
     return [judged_file(exam, "config", exam.config_file or error.where, error, True) for error in exam.errors]
 
@@ -106,7 +106,7 @@ def _trouble(look: Callable[[], object], path: str) -> tuple[SchedulerError | No
     except FileNotFoundError:
         return None, False
     except OSError as error:
-        return SchedulerError(f"cannot be looked at: {error.strerror}", where=path, code=UNSEEN), True
+        return SchedulerError(f"cannot examine the file: {error.strerror}", where=path, code=UNSEEN), True
     try:
         look()
     except OSError as error:
@@ -120,8 +120,8 @@ def _check_lines(path: str, trust_group: bool) -> None:
     """Raise OSError or SchedulerError if the scheduler would not read lines from this file."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
-        what = "is no plain file: nothing is read from it"
-        raise SchedulerError(what, where=path, do="name another one", code=NO_PLAIN_FILE)
+        what = "cannot read lines: not a regular file"
+        raise SchedulerError(what, where=path, do="name another file", code=NO_PLAIN_FILE)
     check_private(path, status, trust_group)
     if not os.access(path, os.R_OK, effective_ids=True):
-        raise SchedulerError("cannot be read: Permission denied", where=path, code=DENIED)
+        raise SchedulerError("cannot read the file: Permission denied", where=path, code=DENIED)

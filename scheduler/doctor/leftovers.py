@@ -51,14 +51,18 @@ def judge(seen: LeftSeen, who: Who) -> list[Finding]:
         jobs = ", ".join(map(str, sorted({one.job for one in seen.processes})))
         named = "; ".join(f"pid {one.pid} {one.command}" for one in seen.processes[:3])
         more = f" and {len(seen.processes) - 3} more" if len(seen.processes) > 3 else ""
-        then = "its GPUs stay taken until they end" if seen.held else "nobody keeps their GPUs from being given out"
+        then = (
+            "its GPUs stay allocated until the processes end"
+            if seen.held
+            else "no scheduler runs, so the next one may allocate their GPUs to other jobs"
+        )
         mend = f"{seen.sudo}kill " + " ".join(str(one.pid) for one in seen.processes)
         found.append(
             Finding(
                 "leftovers",
                 Mark.WARN if seen.held else Mark.BAD,
                 f"{named}{more}",
-                f"of job {jobs}, which has ended or is not known: {then}",
+                f"processes of job {jobs}, which has ended or is unknown: {then}",
                 mend,
             )
         )
@@ -66,7 +70,9 @@ def judge(seen: LeftSeen, who: Who) -> list[Finding]:
         first = seen.files[:MOST_NAMED]
         mend = f"{seen.sudo}rm -r {' '.join(map(word, first))}"
         found.append(
-            Finding("leftovers", Mark.WARN, many(seen.files, len(seen.files)), "nobody needs it any more", mend)
+            Finding(
+                "leftovers", Mark.WARN, many(seen.files, len(seen.files)), "leftover file of a killed command", mend
+            )
         )
     if seen.untold:
         found.append(not_told("leftovers", seen.untold))
@@ -81,9 +87,9 @@ def check_leftovers(exam: Examination) -> list[Finding]:
     with contextlib.suppress(OSError):
         owner = os.stat(places.state_dir).st_uid
         if owner != exam.who.uid and exam.who.uid:
-            untold = f"which processes are left of jobs: they are of {name_of(owner)}"
+            untold = f"which processes outlived their jobs: they belong to user {name_of(owner)}"
     if dir_seen.in_hand is None and not untold:
-        untold = "which processes are left of jobs: the store cannot be read"
+        untold = "which processes outlived their jobs: the store cannot be read"
     if not untold:
         processes = _processes(exam)
     files = tuple(sorted(_files_left(exam)))

@@ -57,19 +57,21 @@ class LoginSeen:
 def judge(seen: LoginSeen, who: Who) -> Finding:
     """Return the finding on whether the scheduler and its jobs outlive the login from which they were started."""
     if seen.place is Place.HIDDEN and not seen.manager:
-        return good("logout", "no login manager of systemd here: nothing ends processes at a logout")
-    what = "the scheduler" if seen.daemon else "what is started from here"
+        return good("logout", "no systemd-logind here: a logout ends no processes")
+    what = "the scheduler" if seen.daemon else "a scheduler started from here"
     if seen.unit and seen.place in (Place.SERVICE, Place.MANAGER):
         found = _of_service(seen, who, what)
         if found is not None:
             return found
     if seen.place is Place.MANAGER:
         if seen.lingers is None:
-            return not_told("logout", f"whether {who.name} lingers", f"{what} ends with the last login if not")
+            return not_told(
+                "logout", f"whether lingering is enabled for {who.name}", f"without it {what} ends with the last login"
+            )
         if seen.lingers:
-            return good("logout", f"{what} runs below your own systemd, which lingers")
-        wrong = f"{what} runs below your own systemd, which ends with your last login, and all jobs with it"
-        return Finding("logout", Mark.BAD, f"{who.name} does not linger", wrong, "loginctl enable-linger")
+            return good("logout", f"{what} belongs to your own systemd, and lingering is enabled")
+        wrong = f"{what} belongs to your own systemd, which ends with your last login together with all jobs"
+        return Finding("logout", Mark.BAD, f"lingering is not enabled for {who.name}", wrong, "loginctl enable-linger")
     if seen.place is Place.SERVICE:
         return good("logout", f"{what} is part of {seen.unit}, not of a login")
     if seen.kills is None:
@@ -78,9 +80,9 @@ def judge(seen: LoginSeen, who: Who) -> Finding:
         return good("logout", "KillUserProcesses=no: processes outlive their login")
     if who.name in seen.exclude or (seen.only and who.name not in seen.only):
         return good("logout", f"KillUserProcesses=yes, but not for {who.name}")
-    wrong = f"{what} ends when you log out, and all its jobs with it"
+    wrong = f"a logout ends {what} and all its jobs"
     if seen.place is Place.HIDDEN:
-        wrong += ", if it belongs to a login (which cannot be told)"
+        wrong += ", if it belongs to a login (unknown)"
     if seen.daemon:  # a running process stays in its scope, so only a setting of logind can save it
         text = r"[Login]\nKillUserProcesses=no\n"
         mend = who.root(
@@ -97,7 +99,7 @@ def _of_service(seen: LoginSeen, who: Who, what: str) -> Finding | None:
     """Return the finding on the service of the process; None if the jobs survive the end of that service."""
     unit = seen.unit
     if not seen.kill_mode:
-        return not_told("logout", f"the KillMode of {unit}", f"unless it is process, stopping {unit} ends all jobs")
+        return not_told("logout", f"the KillMode of {unit}", f"unless it is process, a stop of {unit} ends all jobs")
     if seen.kill_mode in ("process", "none"):
         return None
     mine = seen.place is Place.MANAGER
@@ -106,7 +108,7 @@ def _of_service(seen: LoginSeen, who: Who, what: str) -> Finding | None:
         f'mkdir -p {folder} && printf "[Service]\\nKillMode=process\\n" >{folder}/gpujob.conf && '
         f"systemctl{' --user' if mine else ''} daemon-reload"
     )
-    wrong = f"{what} is part of {unit}: when that is stopped or started anew, all running jobs are ended with it"
+    wrong = f"{what} is part of {unit}: a stop or restart of that service ends all running jobs"
     mend = command if mine else who.root(f"sh -c {word(command)}")
     return Finding("logout", Mark.BAD if seen.daemon else Mark.WARN, f"KillMode={seen.kill_mode}", wrong, mend)
 

@@ -40,18 +40,25 @@ def judge(seen: FilesSeen, who: Who) -> list[Finding]:
     if seen.link:
         link = word(seen.link)
         mend = f'd="$(readlink -f {link})" && rm {link} && mv "$d" {link} && {seen.recover}'
-        found.append(Finding("files", Mark.BAD, seen.link, "it is a link: start refuses it", mend))
+        found.append(Finding("files", Mark.BAD, seen.link, "the state folder is a link, which start refuses", mend))
     if seen.no_folder:
         place = word(seen.no_folder)
         found.append(
-            Finding("files", Mark.BAD, seen.no_folder, "it is no folder: start refuses it", f"mv {place} {place}.old")
+            Finding(
+                "files", Mark.BAD, seen.no_folder, "it is not a folder, so start refuses it", f"mv {place} {place}.old"
+            )
         )
     if seen.no_file:  # perhaps a system device such as /dev/null: propose no command
-        wrong = "it is no plain file: name another --state-file"
+        wrong = "it is not a regular file; name another --state-file"
         found.append(Finding("files", Mark.BAD, seen.no_file, wrong))
     for names, wrong, command, group in (
-        (seen.foreign, f"not of {seen.owner}", f"chown -h {word(seen.owner)}", f"! -user {word(seen.owner)}"),
-        (seen.open, "others may read or write it", "chmod go-rwx", "! -type l -perm /077"),
+        (
+            seen.foreign,
+            f"does not belong to user {seen.owner}",
+            f"chown -h {word(seen.owner)}",
+            f"! -user {word(seen.owner)}",
+        ),
+        (seen.open, "other users may read or write it", "chmod go-rwx", "! -type l -perm /077"),
         (seen.locked, "its owner may not read and write it", "chmod u+rwX", "! -type l ! -perm -600"),
     ):
         if not names:
@@ -65,9 +72,9 @@ def judge(seen: FilesSeen, who: Who) -> list[Finding]:
     if seen.untold:
         found.append(not_told("files", f"what is in {seen.untold}"))
     if not found and seen.whole:
-        return [good("files", f"{seen.number} looked at, private" if seen.number else "none yet")]
+        return [good("files", f"{seen.number} files examined, all private" if seen.number else "none yet")]
     if not found:
-        found.append(not_told("files", f"whether all are private: the first {seen.number} are"))
+        found.append(not_told("files", f"whether all files are private (the first {seen.number} are)"))
     return found
 
 

@@ -37,7 +37,7 @@ def judge(seen: ScreenSeen, who: Who) -> Finding:
     """Return the finding on screen: whether it is installed, and safe on a machine with several users."""
     if not seen.path:
         if not seen.wanted:
-            return good("screen", "not installed; only start --screen needs it")
+            return good("screen", "not installed; needed only for start --screen")
         return Finding(
             "screen", Mark.BAD, "not in PATH", "screen: true is set, so start refuses", who.install("screen")
         )
@@ -52,13 +52,13 @@ def judge(seen: ScreenSeen, who: Who) -> Finding:
         )
     mend = who.root(f"chmod u-s {word(seen.real or seen.path)}")
     if not version:
-        wrong = "it is setuid; before 5.0.1 that lets its users take over what is not theirs"
-        return Finding("screen", Mark.UNKNOWN, f"cannot be told: the version of {where}", wrong, mend)
+        wrong = "it is setuid; in versions before 5.0.1 that lets users take over sessions of others or become root"
+        return Finding("screen", Mark.UNKNOWN, f"unknown: the version of {where}", wrong, mend)
     if version >= SAFE_SCREEN:
         return good("screen", f"{told}, setuid ({where})")
     wrong = (
-        "setuid and before 5.0.1: its users can read what others' terminals show or become root (CVE-2025-23395, "
-        "CVE-2025-46802 to 46805), unless your distribution has mended that in it"
+        "setuid and older than 5.0.1: users can read the terminals of others or become root (CVE-2025-23395, "
+        "CVE-2025-46802 to 46805), unless your distribution has fixed it"
     )
     return Finding("screen", Mark.BAD, f"{told}, setuid ({where})", wrong, mend)
 

@@ -26,9 +26,11 @@ def judge_store(seen: StoreSeen) -> Finding:
     """Return the finding on the store: whether it can be used."""
     if not seen.trouble:
         plural = "" if seen.jobs == 1 else "s"
-        return good("store", f"whole, {seen.jobs} job{plural}" if seen.there else "none yet; the first start makes it")
+        return good(
+            "store", f"intact, {seen.jobs} job{plural}" if seen.there else "none yet; the first start creates it"
+        )
     if seen.kind in ("denied", "late"):
-        return not_told("store", "whether it is whole", seen.trouble)
+        return not_told("store", "whether it is intact", seen.trouble)
     mend = {
         "damaged": seen.recover,
         "moved": seen.recover,
@@ -38,8 +40,12 @@ def judge_store(seen: StoreSeen) -> Finding:
     }.get(seen.kind, "")
     wrong = seen.trouble
     if seen.kind == "moved":
-        wrong += "; only if the original is out of use take it over, else both run its jobs"
-    told = {"moved": "of another place", "newer": "of a newer gpujob", "elsewhere": "in use on another machine"}
+        wrong += "; adopt it only if the original is not used any more, otherwise both run its jobs"
+    told = {
+        "moved": "belongs to another place",
+        "newer": "written by a newer gpujob",
+        "elsewhere": "in use on another machine",
+    }
     return Finding("store", Mark.BAD, told.get(seen.kind, "cannot be used"), wrong, mend)
 
 
@@ -67,22 +73,22 @@ def judge_scheduler(seen: SchedulerSeen) -> list[Finding]:
     if seen.hidden:
         found.append(not_told("scheduler", f"whether one runs here: the folder belongs to {seen.hidden}"))
     elif seen.alive and seen.stopped:
-        wrong = "it is stopped (SIGSTOP, Ctrl-Z): nothing is started and nothing answers"
+        wrong = "it is stopped (SIGSTOP, Ctrl-Z): it starts no jobs and answers no requests"
         found.append(Finding("scheduler", Mark.BAD, f"pid {seen.pid}", wrong, f"{kill} -CONT {seen.pid}"))
     elif seen.alive:
         found.append(good("scheduler", f"runs, pid {seen.pid}" if seen.pid else "runs"))
     elif seen.running:
         wrong = (
-            f"{jobs}, as the store has it, and nobody looks after it: time limits, what waits and GPUs wait for a start"
+            f"{jobs} according to the store, without a scheduler: time limits, waiting jobs and GPUs wait for a start"
         )
         found.append(Finding("scheduler", Mark.WARN, "none runs", wrong, seen.start))
     else:
         found.append(good("scheduler", "none runs here"))
     if seen.others and not seen.hidden:  # if hidden, the other may be the scheduler of this folder
-        told = f"not alone: {'; '.join(seen.others[:3])}{'; …' * (len(seen.others) > 3)}"
-        wrong = "schedulers do not know of each other's bookings: give each GPUs of its own (--gpu-ids)"
+        told = f"other schedulers with the same GPUs: {'; '.join(seen.others[:3])}{'; …' * (len(seen.others) > 3)}"
+        wrong = "schedulers do not see the bookings of other schedulers: give each its own GPUs (--gpu-ids)"
         if not seen.free:
-            wrong += "; here no GPU is known that no other gives out, so end one of them or take GPUs from one"
+            wrong += "; other schedulers manage all GPUs of this one, so end one of them or take GPUs from it"
         first = f"{kill} {seen.pid} && sleep 6 && " if seen.alive else ""
         mend = f"{first}{seen.apart} --gpu-ids {seen.free}" if seen.free and seen.apart else ""
         found.append(Finding("scheduler", Mark.WARN, told, wrong, mend))
@@ -104,7 +110,7 @@ def check_store(exam: Examination) -> list[Finding]:
         except PermissionError:
             dir_seen.hidden = True
         if dir_seen.hidden:
-            raise PermissionError(13, f"{places.state_dir} is not yours to look into")
+            raise PermissionError(13, f"you may not read {places.state_dir}")
         dir_seen.alive = daemon_alive(places)
         told = holder(places) if dir_seen.alive else {}
         dir_seen.pid = told["pid"] if isinstance(told.get("pid"), int) else None
@@ -148,7 +154,7 @@ def _read_store(exam: Examination) -> None:
         finally:
             connection.close()
     if not belongs(made, home_of(places)):
-        text = "it was made at another place or machine (a copy?): its jobs are adopted by nobody yet"
+        text = "it was created in another place or on another machine (a copy?), and no scheduler has adopted its jobs"
         dir_seen.store = StoreSeen(kind="moved", trouble=text)
 
 

@@ -57,7 +57,7 @@ def shell_words(told: dict[str, Any]) -> list[str]:
     """Return the command line of the shell that activates. Raises NotActivated if there is no shell."""
     shell = next((path for path in ("/bin/bash", "/usr/bin/bash", "/bin/sh") if os.access(path, os.X_OK)), "")
     if not shell:
-        raise NotActivated("there is neither bash nor sh")
+        raise NotActivated("neither bash nor sh was found")
     quiet = ["--noprofile", "--norc"] if shell.endswith("bash") else []
     if told["conda_sh"]:
         return [shell, *quiet, "-c", WITH_CONDA, shell, told["conda_sh"], told["prefix"]]
@@ -82,7 +82,7 @@ def activated(told: dict[str, Any], before: dict[bytes, bytes]) -> dict[bytes, b
     after = parsed(output_of(shell_words(told), inside, float(told["limit"])))
     left = os.fsdecode(after.get(b"CONDA_PREFIX", b""))
     if not left or os.path.realpath(left) != os.path.realpath(told["prefix"]):
-        raise NotActivated(f"it left CONDA_PREFIX={left}, not {told['prefix']}")
+        raise NotActivated(f"CONDA_PREFIX is {left or 'not set'} after it, not {told['prefix']}")
     kept = {name for name in (*before, *after) if name.startswith(b"GPUJOB_") or name in OURS or name in OF_THE_SHELL}
     for name in kept:
         after.pop(name, None)
@@ -115,7 +115,7 @@ def output_of(words: list[str], environment: dict[bytes, bytes], limit: float) -
         left = end - time.monotonic()
         if left <= 0:
             kill(pid)
-            raise NotActivated(f"it did not end within {limit:g} s")
+            raise NotActivated(f"activation took longer than {limit:g} s (activation_limit)")
         if is_open:
             poll.poll(min(left, STEP_S) * 1000)
         else:
@@ -128,11 +128,11 @@ def output_of(words: list[str], environment: dict[bytes, bytes], limit: float) -
             status = f"{how} {found.si_status}"
     if status != "code 0":
         kill(pid)
-        raise NotActivated(f"it ended with {status}")
+        raise NotActivated(f"activation failed ({status})")
     os.waitpid(pid, 0)
     os.close(read)
     if not data:
-        raise NotActivated("a script of it ended the shell")
+        raise NotActivated("an activation script ended the shell")
     return bytes(data)
 
 
@@ -178,7 +178,7 @@ def main() -> int:
     words, before = sys.argv[1:], first_environment()
     told: dict[str, Any] = json.loads(before.pop(VARIABLE, b"{}"))
     if not words or not told:
-        say("activate.py is started by gpujob alone")
+        say("activate.py can only be started by gpujob")
         return 2
     try:
         environment = activated(told, before)

@@ -89,15 +89,15 @@ class Prefixes:
         if "/" in name:
             if not os.path.isdir(name):
                 return Missing(
-                    f"no environment {name}: {name} is not there; make it or write another one; looked again when it appears"
+                    f"no environment {name}: there is no such folder; create it or name another environment; the job waits until it exists"
                 )
             return _checked(name, self._name_of(name))
         if name not in (".", ".."):
             for candidate in self._named(name, environ):
                 return _checked(candidate, name)
         return Missing(
-            f"no environment {name} is known here; make it (conda create -n {word(name)}) or write its folder (./{name} beside the jobs file, or the whole path); "
-            "looked again when it appears"
+            f"no environment {name} was found; create it (conda create -n {word(name)}) or name its folder (./{name} beside the jobs file, or the full path); "
+            "the job waits until it exists"
         )
 
     def _named(self, name: str, environ: Mapping[str, str]) -> Iterator[str]:
@@ -261,15 +261,15 @@ def _checked(prefix: str, name: str) -> Prefix | Missing:
     virtual = os.path.isfile(os.path.join(prefix, "pyvenv.cfg"))
     if not virtual and not os.path.isfile(os.path.join(prefix, "conda-meta", "history")):
         return Missing(
-            f"{prefix} is not a whole environment (neither conda-meta/history nor pyvenv.cfg is there): if nobody is "
-            "making it now, remove it and make it anew; looked again when it is whole"
+            f"environment {prefix} is incomplete (it has neither conda-meta/history nor pyvenv.cfg); if it is not being created "
+            "just now, remove it and create it again; the job waits until it is complete"
         )
     found = Prefix(prefix, name, virtual)
     if os.path.islink(found.python) and not os.path.exists(found.python):
         # Also for jobs that are not Python scripts: `python` would be taken from a later folder of PATH.
         return Missing(
-            f"the python of {prefix} is gone: bin/python leads to {os.path.realpath(found.python)}; bring that back or "
-            "make the environment anew; looked again when it is there"
+            f"environment {prefix} has no python: its bin/python is a link to {os.path.realpath(found.python)}, which does not exist; "
+            "restore that file or create the environment again; the job waits until it exists"
         )
     return found
 

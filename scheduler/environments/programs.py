@@ -14,7 +14,7 @@ _CFG_VERSION = re.compile(r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", re.M
 _META = re.compile(r"python-(3\.\d+\.\d+)-[^-]+\.json")
 _FILE = re.compile(r"python(\d+\.\d+)$")
 _FOLDER = re.compile(r"[/-](\d+\.\d+\.\d+)(?=[/-])")
-AGAIN = "looked again when"
+AGAIN = "the job waits until"
 
 
 def described(program: str, files: Remembered) -> str:
@@ -68,10 +68,10 @@ def script_trouble(script: str) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return f"no such file {script}; {AGAIN} it appears"
     except OSError as error:
-        return f"{script} cannot be reached ({error.strerror}); {AGAIN} it can"
+        return f"cannot access script {script}: {error.strerror}; {AGAIN} it is accessible"
     if stat.S_ISDIR(mode):
         return f"{script} is a folder, not a script; {AGAIN} it is a file"
-    return "" if stat.S_ISREG(mode) else f"{script} is no plain file, so no script; {AGAIN} it is one"
+    return "" if stat.S_ISREG(mode) else f"script {script} is not a regular file; {AGAIN} it is one"
 
 
 def folder_trouble(folder: str) -> str:
@@ -79,30 +79,30 @@ def folder_trouble(folder: str) -> str:
     try:
         mode = os.stat(folder).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return f"no such folder {folder} to work in; {AGAIN} it appears"
+        return f"no such working folder {folder}; {AGAIN} it exists"
     except OSError as error:
-        return f"the folder {folder} to work in cannot be reached ({error.strerror}); {AGAIN} it can"
+        return f"cannot access working folder {folder}: {error.strerror}; {AGAIN} it is accessible"
     if not stat.S_ISDIR(mode):
-        return f"{folder} to work in is a file, not a folder; {AGAIN} it is one"
+        return f"working folder {folder} is a file; {AGAIN} it is a folder"
     if not os.access(folder, os.X_OK):
-        return f"the folder {folder} to work in cannot be entered: chmod u+x it; {AGAIN} it can"
+        return f"cannot enter working folder {folder}: no permission; chmod u+x it; {AGAIN} that is possible"
     return ""
 
 
 def why_not_started(program: str) -> str:
     """Return why the kernel refused to execute a program, for the user to fix it; empty if no cause is found."""
     if "/" not in program:
-        return f"there is no program {said(program)} in PATH"
+        return f"program {said(program)} is not in PATH"
     try:
         mode = os.stat(program).st_mode
     except FileNotFoundError:
-        return f"there is no {program}"
+        return f"no such file {program}"
     except OSError as error:
-        return f"{program} cannot be reached: {error.strerror}"
+        return f"cannot access {program}: {error.strerror}"
     if stat.S_ISDIR(mode):
         return f"{program} is a folder, not a program"
     if not os.access(program, os.X_OK):
-        return f"{program} is not executable: chmod +x it"
+        return f"{program} is not executable; run: chmod +x {program}"
     try:
         first = read_plain(program, 4096).split(b"\n", 1)[0]
     except OSError:
@@ -110,18 +110,18 @@ def why_not_started(program: str) -> str:
     if not first.startswith(b"#!"):
         if b"\0" in first or first.startswith(b"\x7fELF"):
             return ""  # a binary: only the kernel's error message is known
-        return f"{program} has no first line such as #!/bin/sh, so nothing tells what runs it"
+        return f"{program} does not begin with a line such as #!/bin/sh; add one that names its interpreter"
     words = first[2:].decode("utf-8", "replace").strip(" \t").split(None, 1)
     interpreter = words[0] if words else ""
     if first.endswith(b"\r"):
         return (
-            f"the first line of {program} ends in a carriage return (a file from Windows), so {interpreter} with it is "
-            f"looked for: sed -i 's/\\r$//' {program}"
+            f"the first line of {program} ends in a carriage return (a file from Windows), which becomes part of the name {interpreter}; "
+            f"remove it: sed -i 's/\\r$//' {program}"
         )
     if not interpreter:
         return f"the first line of {program} names no interpreter"
     if not os.path.isfile(interpreter):
-        return f"the first line of {program} names {interpreter}, which is not there"
+        return f"the first line of {program} names {interpreter}, which does not exist"
     if not os.access(interpreter, os.X_OK):
         return f"the first line of {program} names {interpreter}, which is not executable"
     return ""

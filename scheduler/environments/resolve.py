@@ -81,8 +81,8 @@ class Environments:
         words = self._prefixes.runner_of(prefix, environ)
         if not words:
             return Missing(
-                "conda_mode is run, but neither conda nor mamba nor micromamba is found: install one, name it in "
-                "CONDA_EXE, or set conda_mode: direct; looked again when there is one"
+                "conda_mode is run, but neither conda nor mamba nor micromamba was found; install one, name it in "
+                "CONDA_EXE, or set conda_mode: direct; the job waits until there is one"
             )
         return words, plain
 
@@ -106,9 +106,9 @@ class Environments:
         if not program or not os.access(program, os.X_OK):
             if prefix:
                 how = "" if prefix.virtual else f": conda install -p {word(folder)} python"
-                return Missing(f"no python in {folder}{how}; looked again when it appears")
-            where = f"({self.python})" if self.python else "in PATH"
-            return Missing(f"no python {where}; looked again when it appears")
+                return Missing(f"no python in environment {folder}{how}; the job waits until it exists")
+            where = f"at {self.python} (setting python)" if self.python else "in PATH"
+            return Missing(f"no python {where}; the job waits until it exists")
         interpreter = described(program, self._files)
         return Found(program, prefix=folder, environment=settings, wrapper=wrapper, interpreter=interpreter)
 

@@ -24,7 +24,7 @@ def main() -> None:
             loss *= 1 - 1e-6 * dice.random()
         loss *= 0.7 + 0.1 * dice.random()
         print(f"epoch {epoch}/{args.epochs}  loss {loss:.3f}")
-    print("saved nothing: this is an example")
+    print("nothing was saved: this is an example")
 
 
 if __name__ == "__main__":

@@ -62,8 +62,10 @@ def managed_gpus(
         return Managed([], None, ["no GPU is managed (gpus: 0): only jobs that need none can start"])
     if not config.gpu_interval:
         if wanted is None:
-            raise NoGpuData("GPUs are not read (gpu_interval: 0), so their number is not known", do="say it: --gpus N")
-        text = f"GPUs are not read (gpu_interval: 0): GPU {gpu_ids_text(wanted)} declared, given out by booking alone"
+            raise NoGpuData(
+                "the number of GPUs is not known, because GPUs are not read (gpu_interval: 0)", do="set it: --gpus N"
+            )
+        text = f"GPUs are not read (gpu_interval: 0): GPU {gpu_ids_text(wanted)} is declared and allocated by booking alone"
         return Managed(declared(wanted), None, [text])
     probe: Probe = NvidiaProbe(environ)
     try:
@@ -110,7 +112,7 @@ def managed_anew(config: Config, now: Sequence[Gpu], shown: Sequence[Gpu], envir
     if now and all(gpu.uuid.startswith(DECLARED) for gpu in now) and wanted is not None:
         return declared(wanted)
     if not known:
-        raise Refused("which GPUs there are is looked up at the start", do="start it anew: its jobs go on")
+        raise Refused("GPUs are detected only at the start", do="restart the scheduler; its jobs continue")
     if wanted is None:
         wanted = _visible(environ.get("CUDA_VISIBLE_DEVICES"), known, [])
     beyond = [gpu for gpu in wanted if gpu not in known]
@@ -149,8 +151,8 @@ def _numbered(first: Readings, stored: Sequence[Gpu], notes: list[str]) -> dict[
             numbered[free] = replace(gpu, index=free)
     lost = gpu_ids_text(gpu.index for gpu in vanished)
     notes.append(
-        f"GPU {lost} of the last start ({', '.join(gpu.uuid for gpu in vanished)}) is not shown by the driver any more; the "
-        "others keep their numbers here"
+        f"GPU {lost} of the last start ({', '.join(gpu.uuid for gpu in vanished)}) is no longer shown by the driver; the "
+        "other GPUs keep their numbers"
     )
     return numbered
 
@@ -165,14 +167,16 @@ def _without_answer(probe: Probe, wanted: tuple[int, ...] | None, stored: Sequen
         probe.close()
         if wanted is None:
             raise error
-        text = f"no NVIDIA driver here: GPU {gpu_ids_text(wanted)} declared, given out by booking alone"
+        text = f"there is no NVIDIA driver: GPU {gpu_ids_text(wanted)} is declared and allocated by booking alone"
         return Managed(declared(wanted), None, [text])
     if wanted is None and not real:  # not known which GPUs to wait for
         probe.close()
-        raise NoGpuData(error.what, do="mend the driver, or give GPUs out unread: --gpus N --gpu-interval 0")
+        raise NoGpuData(
+            error.what, do="repair the driver, or allocate GPUs without readings: --gpus N --gpu-interval 0"
+        )
     gpus = [real.get(index) or Gpu(index, f"{UNREAD}{index}", "not read yet") for index in wanted or sorted(real)]
-    without = "; to give them out unread: --gpus N --gpu-interval 0"
-    return Managed(gpus, probe, [f"{error.what}: nothing is started until the driver answers{without}"])
+    without = "; to allocate GPUs without readings: --gpus N --gpu-interval 0"
+    return Managed(gpus, probe, [f"{error.what}: no job is started until the driver answers{without}"])
 
 
 def _visible(text: str | None, found: Mapping[int, Gpu], notes: list[str]) -> tuple[int, ...]:
@@ -187,11 +191,11 @@ def _visible(text: str | None, found: Mapping[int, Gpu], notes: list[str]) -> tu
             break  # CUDA itself stops at the first entry that it does not know
         chosen.append(match[0])
     if not chosen:
-        notes.append(f"CUDA_VISIBLE_DEVICES={text!r} names no GPU here and is not regarded; all are managed")
+        notes.append(f"CUDA_VISIBLE_DEVICES={text!r} names no GPU of this machine and is ignored; all GPUs are managed")
         return everything
     notes.append(
-        f"CUDA_VISIBLE_DEVICES={text} in the scheduler's environment: only GPU {gpu_ids_text(chosen)} managed "
-        f"(--gpus or --gpu-ids say otherwise)"
+        f"CUDA_VISIBLE_DEVICES={text} in the scheduler's environment: only GPU {gpu_ids_text(chosen)} is managed "
+        f"(--gpus and --gpu-ids override it)"
     )
     return tuple(sorted(set(chosen)))
 
@@ -369,7 +373,7 @@ def schedulers_here() -> list[tuple[str, int, str]]:
 def other_schedulers() -> list[str]:
     """Return a warning for each other scheduler on this machine, of any user."""
     return [
-        f"another gpujob runs on this machine: pid {pid} of user {_user(uid)}, GPUs {ids}; they do not know "
-        "of each other's bookings, so give each its own GPUs (--gpu-ids)"
+        f"another scheduler runs on this machine: pid {pid} of user {_user(uid)}, GPUs {ids}; the two do not know "
+        "each other's bookings, so give each scheduler its own GPUs (--gpu-ids)"
         for pid, uid, ids in schedulers_here()
     ]

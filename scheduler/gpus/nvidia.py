@@ -112,7 +112,11 @@ class NvidiaProbe:
             way = self._ways.pop(0)
             if self._stuck:
                 self._failed.append(
-                    (way, f"its reader, pid {self._stuck[0].pid}, hangs in the driver and cannot be ended", False)
+                    (
+                        way,
+                        f"the reader process, pid {self._stuck[0].pid}, hangs in the driver and cannot be killed",
+                        False,
+                    )
                 )
                 continue
             if way == "nvml":
@@ -128,7 +132,7 @@ class NvidiaProbe:
                 if self._reader is not None:
                     self._end(self._reader)
                 self.unasked = self.unasked or way == "nvml"
-                self._failed.append((way, f"its reader cannot be started ({error.strerror or error})", False))
+                self._failed.append((way, f"the reader process cannot be started: {error.strerror or error}", False))
                 continue
             self._due = now + self._limit(self._reader)
             return
@@ -231,7 +235,7 @@ class NvidiaProbe:
                     self._no_nvml = True
             else:
                 absent = bool(answer.get("absent"))
-                self._failed.append((current.way, str(answer.get("trouble", "an unreadable answer")), absent))
+                self._failed.append((current.way, str(answer.get("trouble", "unreadable answer")), absent))
                 if current.way == "nvml":
                     self._no_nvml, self.package = absent, str(answer.get("package", ""))
             self._end(current)
@@ -261,12 +265,12 @@ class NvidiaProbe:
                 try:
                     answer = json.loads(line)
                 except ValueError:
-                    return {"trouble": "an answer that cannot be read"}
-                return answer if isinstance(answer, dict) else {"trouble": "an answer of another shape"}
+                    return {"trouble": "unreadable answer"}
+                return answer if isinstance(answer, dict) else {"trouble": "unexpected form of answer"}
             if not data:
-                return {"trouble": "its reader ended without an answer"}
+                return {"trouble": "the reader process ended without an answer"}
             if len(current.text) > LONGEST_ANSWER:
-                return {"trouble": "an answer without end"}
+                return {"trouble": "answer too long"}
 
     def _heard(self, current: _Reader, answer: dict[str, Any]) -> Readings:
         asked, self._asked_at = self._asked_at or 0.0, None
@@ -297,7 +301,9 @@ class NvidiaProbe:
             until = min(due, tell_at) if slow is not None and not told else due
             self._epoll.poll(max(0.001, min(until - now, MEANWHILE_S)))
         if found.problem:
-            raise NoGpuData(f"no GPU is seen ({found.problem})", do="declare some with --gpus N, or mend the driver")
+            raise NoGpuData(
+                f"no GPU can be seen ({found.problem})", do="declare GPUs with --gpus N, or repair the driver"
+            )
         return found
 
     def close(self) -> None:

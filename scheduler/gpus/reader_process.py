@@ -94,7 +94,7 @@ class Nvml:
         gpu["name"] = _text(self._or_none(lambda: n.nvmlDeviceGetName(handle)) or "")
         mig = self._or_none(lambda: n.nvmlDeviceGetMigMode(handle)[0])
         if mig:
-            gpu["problem"] = "MIG mode is on; gpujob gives out whole cards and shares of them, not MIG devices"
+            gpu["problem"] = "MIG mode is on; gpujob allocates whole GPUs and shares of them, not MIG devices"
         try:
             gpu["total"], gpu["used"], gpu["reserved"] = self._memory(handle)
             gpu["load"] = self._load(handle)
@@ -242,9 +242,9 @@ class Smi:
 
 def _smi_gpu(gpu):
     total, used, load = _number(gpu.memoryTotal), _number(gpu.memoryUsed), _number(gpu.load)
-    problem = "" if used is not None and total else "nvidia-smi does not tell its memory"
+    problem = "" if used is not None and total else "nvidia-smi does not report its memory"
     if not problem and (used > total or (load or 0) > 1):
-        problem = "the answer of nvidia-smi makes no sense"
+        problem = "nvidia-smi reports impossible values"
     return {"ordinal": gpu.id, "uuid": gpu.uuid, "name": gpu.name, "total": total, "used": used, "reserved": None,
             "load": None if load is None else round(100 * load), "temperature": _number(gpu.temperature),
             "power": None, "energy": None, "processes": None, "lost": False, "problem": problem, "errors": ""}  # fmt: skip
@@ -279,7 +279,9 @@ def _system_memory():
 
 def _words(error):
     if getattr(error, "value", None) == 18:  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
-        return "driver/library version mismatch: the driver was updated; load its new kernel module, or start the machine anew"
+        return (
+            "driver/library version mismatch: the driver was updated; load its new kernel module, or reboot the machine"
+        )
     return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
 
 

@@ -16,7 +16,9 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
     if not text or text.startswith("#"):
         return None
     if len(os.fsencode(text)) > LONGEST_WORD:
-        raise UsageError(f"the command has {len(text)} characters", do=f"a command may have {LONGEST_WORD} bytes")
+        raise UsageError(
+            f"the command is too long: {len(text)} characters", do=f"a command may have {LONGEST_WORD} bytes"
+        )
     if "\0" in text:
         raise UsageError("the command holds a NUL byte", do="remove it")
     return Parsed(JobSpec(source="commands", arguments=("sh", "-c", text), origin=origin))

@@ -34,7 +34,7 @@ def read_entries(path: str, trust_group: bool = False) -> tuple[dict[str, Entry]
     try:
         data, places = _private(path, trust_group), places_of(path)
     except FileNotFoundError:
-        how = "the link leads nowhere" if os.path.islink(path) else "no such config file"
+        how = "the target of this link does not exist" if os.path.islink(path) else "no such config file"
         raise UsageError(how, where=path, do="name another with --config") from None
     except OSError as error:
         raise cannot_be_read(error, path) from None
@@ -56,7 +56,7 @@ def _private(path: str, trust_group: bool) -> bytes:
         if exposed is None or not exposed.also:
             raise
         # The file's own `trust_group` does not count for the file itself.
-        also = " (or GPUJOB_SET_TRUST_GROUP=true, or start --trust-group true)"
+        also = " (or set GPUJOB_SET_TRUST_GROUP=true, or start with --trust-group true)"
         raise not_read(replace(exposed, also=also), path) from None
 
 
@@ -69,7 +69,7 @@ def _true(entry: Entry) -> bool:
 
 def _text(data: bytes, path: str) -> str:
     if len(data) > LARGEST:
-        raise UsageError(f"larger than {LARGEST >> 10} KiB: this is no config file", where=path)
+        raise UsageError(f"larger than {LARGEST >> 10} KiB, so it is not read as a config file", where=path)
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UsageError("not UTF-8 but UTF-16", where=path, do="save it as UTF-8")
     try:
@@ -96,10 +96,10 @@ def _entries(text: str, path: str) -> tuple[dict[str, Entry], list[SchedulerErro
         where = f"{path}:{line}"
         try:
             if not isinstance(key, yaml.ScalarNode):
-                raise UsageError("a key must be a word", where=where)
+                raise UsageError("a key must be a plain word", where=where)
             name = key.value
             if name in seen:
-                raise UsageError(f"{name} stands in line {seen[name]} already", where=where, do="keep one of them")
+                raise UsageError(f"{name} is set in line {seen[name]} already", where=where, do="keep one of them")
             seen[name] = line
             if name not in OPTIONS:
                 read_option(name, None, where)
@@ -146,7 +146,9 @@ def _value(name: str, node: yaml.Node, where: str) -> str | list[str] | None:
         if node.tag.endswith(":null"):
             return None
         if node.tag.endswith(":bool") and name in TEXTS:
-            raise UsageError(f"{name}: must be a text, not {said(node.value)}", where=where, do="quote it if it is one")
+            raise UsageError(
+                f"{name}: must be a text, not {said(node.value)}", where=where, do="put quotes around a text"
+            )
         return str(node.value)
     if node.tag not in ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"):
         raise _foreign(name, node, where)
@@ -161,4 +163,4 @@ def _value(name: str, node: yaml.Node, where: str) -> str | list[str] | None:
 
 def _foreign(name: str, node: yaml.Node, where: str) -> UsageError:
     tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-    return UsageError(f"{name}: the tag {said(tag)} is not taken", where=where, do="write a plain value")
+    return UsageError(f"{name}: the YAML tag {said(tag)} is not allowed", where=where, do="write a plain value")

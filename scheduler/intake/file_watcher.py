@@ -199,7 +199,7 @@ def is_network_folder(path: str) -> bool:
 def watcher(how: str, folders: Iterable[str]) -> tuple[InotifyWatcher | PollingWatcher, str]:
     """Return a watcher and, if it polls, a note for the user. ``how``: auto, inotify or poll. Raises OSError."""
     if how == "poll":
-        return PollingWatcher(), "files are polled every second, as the setting watch: poll asks"
+        return PollingWatcher(), "files are polled every second, because of the setting watch: poll"
     if how == "auto":
         remote = next((folder for folder in folders if is_network_folder(folder)), "")
         if remote:
@@ -209,4 +209,4 @@ def watcher(how: str, folders: Iterable[str]) -> tuple[InotifyWatcher | PollingW
     except OSError as error:
         if how == "inotify" or error.errno not in (errno.EMFILE, errno.ENOSPC, errno.ENOMEM, errno.ENOSYS):
             raise
-        return PollingWatcher(), f"no inotify to be had ({error.strerror}): files are polled every second"
+        return PollingWatcher(), f"inotify is not available ({error.strerror}): files are polled every second"

@@ -56,7 +56,9 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
     if not text or text.startswith("#"):
         return None
     if len(text) > LONGEST_LINE:
-        raise UsageError(f"the line has {len(text)} characters", do=f"a line may have {LONGEST_LINE}")
+        raise UsageError(
+            f"the line is too long: {len(text)} characters", do=f"a line may have {LONGEST_LINE} characters"
+        )
     if "\0" in text:
         raise UsageError("the line holds a NUL byte", do="remove it")
     fields, rest, options = _split(text)
@@ -68,7 +70,7 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
             head, tail = [field.text for field in fields], early.text[ahead.start() :]
             head[at] = early.text[: ahead.start()].strip()
             right = ",".join([*head, "", "", ""][:4]) + tail
-            raise UsageError(f"options such as {tail} stand after the fourth field", do=f"write {right}")
+            raise UsageError(f"options such as {tail} belong after the fourth field", do=f"write {right}")
     priority = _priority(fields[0].text)
     script = _script(fields[1].text, door)
     env = fields[2].text if len(fields) > 2 else ""
@@ -84,13 +86,13 @@ def parse(line: str, door: Door, origin: str = "") -> Parsed | None:
         quoted = _quoted_spelling(fields, rest)
         right = f"quote arguments that hold a comma: {quoted}"
         if len(quoted) > LONGEST_SHOWN:  # a shortened spelling would be wrong
-            right = "put double quotes around the whole of the arguments"
-        raise UsageError(f"the fifth part is not a GPU list ({error.what})", do=right) from None
+            right = "put double quotes around all arguments"
+        raise UsageError(f"the fifth field is not a GPU list ({error.what})", do=right) from None
     if rest is not None and _BARE_LIST.fullmatch(rest.text) and re.search(r"(^|\s)\d+$", arguments_field.text):
         if not arguments_field.quoted:
             notes.append(
-                f"read as GPUs {gpu_ids_text(allowed or ())}, arguments ending in "
-                f"{arguments_field.text.split()[-1]}; quote the arguments if the list belongs to them"
+                f"the line is read as arguments ending in {arguments_field.text.split()[-1]} and allowed GPUs "
+                f"{gpu_ids_text(allowed or ())}; quote the arguments if the list belongs to them"
             )
     try:
         _check_managed(allowed, door.managed)
@@ -262,7 +264,7 @@ def _path(text: str, door: Door) -> str:
 
 def _environment_name(text: str, door: Door) -> str:
     if text.startswith("-") or any(char in text for char in "\n\r"):
-        raise UsageError(f"{text!r} is not the name of an environment", do="write its name or its folder")
+        raise UsageError(f"{text!r} cannot be the name of an environment", do="write its name or its folder")
     return _path(text, door) if "/" in text else text
 
 
@@ -276,7 +278,7 @@ def _words(text: str) -> tuple[str, ...]:
     except ValueError as error:
         reason = "a quote is not closed" if "quotation" in str(error) else str(error).lower()
         raise UsageError(
-            f"the arguments cannot be split: {reason}", do="quote as in a shell, or write \\' for a literal '"
+            f"cannot split the arguments: {reason}", do="quote as in a shell, or write \\' for a literal '"
         ) from None
     check_words(words)
     return words
@@ -288,9 +290,9 @@ def _literals(words: Collection[str]) -> list[str]:
         return []
     for word in words:
         if re.search(r"\$[A-Za-z_{(]|`", word):
-            return [f"{word} is passed as it stands: no shell expands it"]
+            return [f"{word} is passed unchanged: no shell expands it"]
         if "*" in word:
-            return [f"{word} is passed as it stands: nothing expands the *"]
+            return [f"{word} is passed unchanged: no shell expands the *"]
     return []
 
 
@@ -313,7 +315,7 @@ def _check_managed(allowed: tuple[int, ...] | None, managed: Collection[int] | N
     unknown = [gpu for gpu in allowed if gpu not in managed]
     if unknown:
         known = gpu_ids_text(managed) or "none"
-        raise Refused(f"GPU {gpu_ids_text(unknown)} is not managed here", do=f"managed: {known}")
+        raise Refused(f"GPU {gpu_ids_text(unknown)} is not managed here", do=f"name managed GPUs: {known}")
 
 
 def _check_width(spec: JobSpec) -> None:
@@ -332,7 +334,7 @@ def write_line(
     """Return a line (without newline) that `parse` reads as these values, quoted where needed. Raises UsageError."""
     for name, text in (("script", script), ("environment", conda), ("arguments", arguments), ("GPU list", gpus)):
         if "\n" in text or "\r" in text or "\0" in text:
-            raise UsageError(f"the {name} holds a line break", do="a job is one line")
+            raise UsageError(f"the {name} holds a line break or NUL byte", do="a job is one line")
     if not script.strip():
         raise UsageError("the script is missing", do=f"write {FORMAT}")
     fields = [str(priority), quoted(script), quoted(conda), quoted(arguments), gpus.strip()]

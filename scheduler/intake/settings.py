@@ -103,7 +103,7 @@ class _Gathering:
             elif variable.startswith(PREFIX):
                 near = nearest(variable.upper(), known)
                 do = f"did you mean {near}?" if near else f"known: {PREFIX}… with {', '.join(sorted(OPTIONS))}"
-                self.errors.append(UsageError("there is no such setting", where=variable, do=do))
+                self.errors.append(UsageError("unknown setting", where=variable, do=do))
         if environ.get("GPUJOB_STATE_FILE"):
             self.take("state_file", environ["GPUJOB_STATE_FILE"], 3, "GPUJOB_STATE_FILE", self.here,
                       where="GPUJOB_STATE_FILE", named=True)  # fmt: skip
@@ -119,7 +119,7 @@ class _Gathering:
         if said or not self.level["journal"]:
             self.values["journal"], self.origin["journal"] = self.values["jobs_file"], self.origin["jobs_file"]
             self.level["journal"] = self.level["jobs_file"]
-        self.values["jobs_file"], self.origin["jobs_file"] = "", "run reads a commands file"
+        self.values["jobs_file"], self.origin["jobs_file"] = "", "not used by run, which reads a commands file"
         for key, value in DISPATCHER.items():
             if not self.level[key]:
                 self.values[key], self.origin[key] = value, f"{DEFAULT} of run"
@@ -226,7 +226,7 @@ def state_file_said(
                 raise
             if isinstance(error, UsageError) and _names_a_state_file(path):
                 raise UsageError(
-                    error.what, where=error.where, do="mend it, or name the scheduler: --state-file"
+                    error.what, where=error.where, do="fix it, or name the scheduler with --state-file"
                 ) from None
             return "", trouble
         found.errors += [error for error in errors if error.code == STATE_FILE]
@@ -252,7 +252,7 @@ def find_config(environ: Mapping[str, str], named: str | None, folder: str) -> s
     if named or variable:
         path = _absolute(named or variable or "", folder)
         if not os.path.lexists(path):
-            do = "name another with --config" if named else "GPUJOB_CONFIG names it"
+            do = "name another with --config" if named else "correct or unset GPUJOB_CONFIG"
             raise UsageError("no such config file", where=path, do=do)
         return path
     home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
@@ -299,7 +299,7 @@ def model_table(path: str, trust_group: bool = False, *, needed: bool = False) -
     except OSError as error:
         raise cannot_be_read(error, path) from None
     if len(data) > LARGEST_TABLE:
-        raise UsageError(f"larger than {LARGEST_TABLE >> 20} MiB: this is no model table", where=path)
+        raise UsageError(f"larger than {LARGEST_TABLE >> 20} MiB, so it is not read as a model table", where=path)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -314,14 +314,16 @@ def model_table(path: str, trust_group: bool = False, *, needed: bool = False) -
         made: dict[str, Any] = {}
         for key, value in pairs:
             if key in made:
-                raise UsageError(f"{said(key)} stands there more than once", where=place(key), do="keep one of them")
+                raise UsageError(
+                    f"the key {said(key)} is there more than once", where=place(key), do="keep one of them"
+                )
             made[key] = value
         return made
 
     def no_number(word: str) -> Any:
         found = re.search(rf"[:\[,\s]{re.escape(word)}\b", text)
         line = text.count("\n", 0, found.start() + 1) + 1 if found else 1
-        raise UsageError(f"{word} is not JSON", where=f"{path}:{line}", do="write a number such as 0.5")
+        raise UsageError(f"{word} is not a JSON number", where=f"{path}:{line}", do="write a number such as 0.5")
 
     try:
         value = json.loads(text, object_pairs_hook=once, parse_constant=no_number)
@@ -330,5 +332,5 @@ def model_table(path: str, trust_group: bool = False, *, needed: bool = False) -
     except RecursionError:
         raise UsageError("nested too deeply", where=path) from None
     except ValueError:  # int() refuses such a number
-        raise UsageError("holds a number of thousands of digits", where=path, do="write 0.5, 1 or 2") from None
+        raise UsageError("a number has thousands of digits", where=path, do="write 0.5, 1 or 2") from None
     return table_from(value, path, place)

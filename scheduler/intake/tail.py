@@ -76,12 +76,12 @@ def who_else_may_write(status: os.stat_result, path: str, trust_group: bool = Fa
         return Exposure(OWNER, f"it belongs to user {owner}", path, owner, f"chown it to yourself: {word(path)}")
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & stat.S_IWOTH and not sticky:
-        return Exposure(WRITERS, "everybody may write it", path, owner, f"chmod o-w {word(path)}")
+        return Exposure(WRITERS, "all users may write to it", path, owner, f"chmod o-w {word(path)}")
     if status.st_mode & stat.S_IWGRP and not sticky and not trust_group:
         if _group_has_others(status.st_gid, me):
-            return Exposure(WRITERS, "its group may write it", path, owner, f"chmod g-w {word(path)}", TRUSTED)
+            return Exposure(WRITERS, "its group may write to it", path, owner, f"chmod g-w {word(path)}", TRUSTED)
         if _has_access_list(fd if fd >= 0 else path):
-            said = "its access list may let others write it"
+            said = "its access list may let other users write to it"
             return Exposure(WRITERS, said, path, owner, f"setfacl -b {word(path)}", TRUSTED)
     return None
 
@@ -135,7 +135,7 @@ def check_places(path: str, places: Sequence[str], trust_group: bool) -> None:
         folder = os.path.dirname(place)
         exposed = who_else_may_write(os.stat(folder), folder, trust_group)
         if exposed:
-            raise not_read(replace(exposed, said=f"of its folder, {exposed.said}"), path)
+            raise not_read(replace(exposed, said=f"its folder is not safe: {exposed.said}"), path)
     for link in places[:-1]:
         owner = os.lstat(link).st_uid
         if owner not in (os.getuid(), 0):  # in a sticky folder any user may create a link
@@ -197,7 +197,7 @@ class Follower:
         except OSError as error:
             raise _cannot_be_read(error, self.path) from None
         if not stat.S_ISREG(fresh.st_mode):
-            raise FileTrouble("not a plain file; nothing is read from it", where=self.path)
+            raise FileTrouble("not read: not a plain file", where=self.path)
         if self._fd < 0:
             self._open(fresh)
         held = os.fstat(self._fd)
@@ -279,10 +279,10 @@ class Follower:
         if not (exposed or self._exposed):
             return ""
         if not name:
-            return f"{self.path}: the old file, which is deleted, had lines not read yet; none is taken: others could write it"
+            return f"{self.path}: the unread lines of the deleted file are ignored: other users could write to it"
         return (
-            f"{name}: what was not read of it yet is not taken: {exposed.said if exposed else 'others could write it'}; "
-            f"{f'{exposed.mend}{exposed.also}, then ' if exposed else ''}paste the lines you want into {self.path}"
+            f"{name}: its unread lines are ignored: {exposed.said if exposed else 'other users could write to it'}; "
+            f"{f'{exposed.mend}{exposed.also}, then ' if exposed else ''}copy the lines that you need into {self.path}"
         )
 
     def _look_at(self, held: os.stat_result, now: float) -> Batch | None:
@@ -411,7 +411,7 @@ class Follower:
         """Return the lines after ``mark``; ``last``: text after the last newline is a line too. Raises FileTrouble."""
         data = os.pread(self._fd, CHUNK, mark.offset)
         if mark.offset == 0 and data[:2] in UTF_16 and (b"\0" in data or len(data) == 2):
-            raise FileTrouble("not UTF-8 but UTF-16; save it as UTF-8: nothing is read from it", where=self.path)
+            raise FileTrouble("not read: UTF-16 instead of UTF-8; save it as UTF-8", where=self.path)
         while b"\n" not in data and len(data) <= LONGEST_LINE and len(data) < size - mark.offset:
             more = os.pread(self._fd, CHUNK, mark.offset + len(data))
             if not more:
@@ -428,7 +428,9 @@ class Follower:
             number += 0 if open_line or skipping else 1
             if open_line and raw.strip():
                 lines.append(
-                    LineRead(number, _shown(raw), "changed after it was taken; start a new line for a new job")
+                    LineRead(
+                        number, _shown(raw), "the line was changed after it was read; start a new line for a new job"
+                    )
                 )
             elif not open_line and not skipping:
                 lines.append(_decoded(raw, number, first=mark.offset == 0 and number == 1))
@@ -443,7 +445,7 @@ class Follower:
             elif len(rest) > LONGEST_LINE:
                 number += 0 if open_line else 1
                 open_line = False
-                lines.append(LineRead(number, _shown(rest[:80]), f"longer than {LONGEST_LINE} bytes"))
+                lines.append(LineRead(number, _shown(rest[:80]), f"the line is longer than {LONGEST_LINE} bytes"))
                 position, skipping = len(data), True
             elif last and whole_rest and not open_line and rest.removeprefix(BOM).strip():  # blanks may begin a line
                 number += 1
@@ -451,7 +453,9 @@ class Follower:
                 position, open_line = len(data), True
             elif last and whole_rest and open_line and rest.strip():
                 lines.append(
-                    LineRead(number, _shown(rest), "changed after it was taken; start a new line for a new job")
+                    LineRead(
+                        number, _shown(rest), "the line was changed after it was read; start a new line for a new job"
+                    )
                 )
                 position = len(data)
         if not position:

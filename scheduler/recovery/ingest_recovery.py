@@ -87,7 +87,7 @@ def _identity(line: LineRead, parse: Parser, door: Door, path: str) -> tuple[str
     except SchedulerError as error:
         return "", str(error)
     except Exception as error:  # noqa: BLE001  whatever is wrong with a line costs only that line
-        return "", f"cannot be read ({error!r})"
+        return "", f"internal error of gpujob while reading this line: {error!r}"
     return (identity_of(parsed.spec) if parsed is not None else ""), ""
 
 
@@ -108,7 +108,7 @@ def settle_file(
         identities = [identity for _, identity, _ in looked.lines if identity]
         if looked.mark is None:
             # The file cannot be read now. When it can, it counts as replaced, and lines of known jobs count as read.
-            say(f"{looked.trouble or path}; should it come back, lines of which no job is known are run")
+            say(f"{looked.trouble or path}; when the file can be read again, lines without a known job are run")
             identities = sorted(known)
         kept.save_mark(connection, looked.mark or FileMark(path, inode=1))
         kept.count_lines(connection, path, identities)
@@ -124,7 +124,7 @@ def settle_file(
         told.add(identity)
         unsure += 1
         again = f"printf '%s\\n' {shlex.quote(line.text.strip())} >> {shlex.quote(path)}"
-        reason = f"not known any more whether it ran; to run it: {again}"
+        reason = f"it is not known whether this line ran; to run it: {again}"
         kept.refuse(connection, Refusal(path, line.number, line.text, reason, now))
         say(f"{os.path.basename(path)}:{line.number}: {reason}")
     return unsure

@@ -31,7 +31,7 @@ from scheduler.system.processes import Seen, environment_of, seen, session_of
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _SINCE_BOOT = time.CLOCK_BOOTTIME
-FORGOTTEN = JobSpec(source="recover", arguments=("(not known any more)",))
+FORGOTTEN = JobSpec(source="recover", arguments=("(command unknown)",))
 _LOG = re.compile(r"job_(\d{1,18})_\d{8}_\d{6}(?:_a(\d{1,9}))?(?:_\d{1,9})?\.log(?:\.gz)?")
 
 
@@ -133,7 +133,7 @@ def put_together(
     last = max((last, *out.jobs))
     high = integrity.high(places)
     if high > max(0, last):  # 0 also means that no id was assigned
-        out.stale = f"job {high} was given out, the last one it knows is {last}"
+        out.stale = f"job {high} was accepted, but the last job in the store is {last}"
     living = alive(places.state_file)
     _take_records(out, places, whole, last)
     _take_processes(out, living)
@@ -146,7 +146,7 @@ def put_together(
         elif job.state is JobState.PENDING and newest_log.get(job.id, 0) > job.attempt:
             job.attempt = newest_log[job.id]
             job.log = logs[job.id, job.attempt]
-            _lose(out, job, "only its log is left", now)
+            _lose(out, job, "only its log was found", now)
     _hold(out, living, held)
     top = max((*out.jobs, high, *(number for number, _ in logs)), default=0)
     out.gone = [number for number in range(1, top + 1) if number not in out.jobs] if out.stale or not whole else []
@@ -156,7 +156,7 @@ def put_together(
             id=top, spec=FORGOTTEN, need=ResourceRequest(0, 0), submitted_at=now, state=JobState.RUNNING
         )
         job.log = next((path for (number, _), path in sorted(logs.items()) if number == top), "")
-        _lose(out, job, "nothing is left of it" if not job.log else "only its log is left", now)
+        _lose(out, job, "no trace of it was found" if not job.log else "only its log is left", now)
         if top in out.gone:
             out.lost.remove(top)  # reported once, as gone
     _one_for_each_line(out, now)
@@ -175,7 +175,9 @@ def _take_records(out: Rebuilt, places: Places, whole: bool, last: int) -> None:
             continue  # the user or `keep_finished` has removed the job
         if job is not None or (whole and number > last):
             known = job.attempt if job is not None else "none"
-            out.stale = out.stale or f"attempt {attempt} of job {number} was started, it knows {known}"
+            out.stale = (
+                out.stale or f"attempt {attempt} of job {number} was started, but the last one in the store is {known}"
+            )
         path = os.path.join(places.attempts, f"{number}.{attempt}")
         found = _of_record(number, attempt, path)
         if found is None or (found.spec is FORGOTTEN and job is not None):
@@ -209,7 +211,9 @@ def _take_processes(out: Rebuilt, living: Alive) -> None:
         if job is not None and job.attempt >= attempt:
             continue
         gpus, need = _booked(processes[0])
-        out.stale = out.stale or (f"attempt {attempt} of job {number} runs, and is not known" if job else "")
+        out.stale = out.stale or (
+            f"attempt {attempt} of job {number} is running, but is not in the store" if job else ""
+        )
         out.jobs[number] = Job(
             id=number, spec=job.spec if job else FORGOTTEN, need=need, identity=job.identity if job else "",
             attempt=attempt, gpus=gpus, boot=boot_id(), state=JobState.RUNNING, notes=("rebuilt from its processes",),
@@ -243,7 +247,7 @@ def _settle(out: Rebuilt, job: Job, places: Places, logs: Mapping[tuple[int, int
     if verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING):
         _finish(job, ending(job.id, job.attempt, found.how, found.code, found.ended_at or now, ()))
     elif verdict is Verdict.NOT_STARTED:
-        why = getattr(not_started(job.id, job.attempt, found, now), "why", "its start was taken back")
+        why = getattr(not_started(job.id, job.attempt, found, now), "why", "its start was withdrawn")
         job.notes += (why,)
         _end(job, after_no_start(job, why, True, NEVER_AGAIN), found.ended_at or now)
     elif verdict is Verdict.LOST:
@@ -302,7 +306,7 @@ def _one_for_each_line(out: Rebuilt, now: float) -> None:
         if not job.identity or not blocks(job):
             continue
         if job.identity in taken and job.state is JobState.PENDING:
-            _lose(out, job, "a later job of the same line is there, so it had ended", now)
+            _lose(out, job, "a later job has the same line, so this job had ended", now)
         elif job.identity in taken:
             job.identity = ""
         else:

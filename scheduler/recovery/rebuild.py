@@ -45,8 +45,8 @@ PASSING = frozenset(
     {"sqlite_master", "counts", "reasons", "readings", "gpus", "meta", "files", "line_counts", "refused", "tallies"}
 )
 LOCK_WAIT_S = 10.0
-HEAD = {"sqlite_master": "the head of the file"}
-REFUSED = "the store was rebuilt before this was carried out: ask again"
+HEAD = {"sqlite_master": "the file header"}
+REFUSED = "the store was rebuilt before this request was carried out; make it again"
 
 
 @dataclass(slots=True)
@@ -69,7 +69,9 @@ def recover(places: Places, config: Config, home: str, environ_home: str, *, dry
     if daemon_alive(places):
         pid = holder(places).get("pid", "unknown")
         raise SchedulerError(
-            f"a scheduler runs on it (pid {pid})", where=places.state_file, do=f"end it first, jobs go on: kill {pid}"
+            f"a scheduler is running with this store (pid {pid})",
+            where=places.state_file,
+            do=f"end it first (running jobs continue): kill {pid}",
         )
     with (
         contextlib.suppress(StoreTrouble, NothingYet, sqlite3.Error),
@@ -85,10 +87,10 @@ def recover(places: Places, config: Config, home: str, environ_home: str, *, dry
                 return _go_on(places, dry)
             problem = what_is_wrong(places)
             if problem is None:
-                return Report(["the store is whole and up to date: nothing to rebuild"], healthy=True)
+                return Report(["the store is intact and up to date: nothing to rebuild"], healthy=True)
             return _rebuild(places, config, home, environ_home, problem, dry)
     except sqlite3.Error as error:
-        raise StoreTrouble(f"the new store cannot be written: {error}", where=places.new_store) from error
+        raise StoreTrouble(f"cannot write the new store: {error}", where=places.new_store) from error
     finally:
         daemon_lock.leave()
 
@@ -98,7 +100,7 @@ def _nobody_writes(places: Places) -> Iterator[None]:
     fd = os.open(places.store_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         if not lock_within(fd, LOCK_WAIT_S):
-            raise StoreTrouble(f"locked by another process for {LOCK_WAIT_S:g} s", where=places.store_lock)
+            raise StoreTrouble(f"another process has held the lock for {LOCK_WAIT_S:g} s", where=places.store_lock)
         yield
     finally:
         os.close(fd)
@@ -147,14 +149,14 @@ def _rebuild(places: Places, config: Config, home: str, environ_home: str, probl
         connection.close()
     listing = os.path.join(places.state_dir, f"recovered-{stamp}.txt")
     if report.unsure:
-        report.lines += [f"{len(report.unsure)} lines to decide about (also in {listing}, and in gpujob status):"]
+        report.lines += [f"{len(report.unsure)} lines need your decision (also in {listing} and in gpujob status):"]
         report.lines += report.unsure
     if dry:
         report.lines.append("nothing was changed (--dry-run)")
         return report
     crash_point("recover.built")
     if any(os.path.exists(places.store + ending) for ending in COMPANIONS):
-        report.lines.append(f"the damaged store is kept whole: {bad}")
+        report.lines.append(f"the damaged store is kept unchanged: {bad}")
     if report.unsure:
         replace_file(listing, "".join(f"{line}\n" for line in report.unsure).encode())
     replace_file(places.recovering, json.dumps({"bad": bad, "lines": report.lines, "code": report.code}).encode())
@@ -198,7 +200,9 @@ def _go_on(places: Places, dry: bool) -> Report:
         note = json.load(stream)
     report = Report(list(note["lines"]), int(note["code"]))
     if dry:
-        report.lines.append("gpujob recover was interrupted; nothing was changed (--dry-run)")
+        report.lines.append(
+            "an earlier gpujob recover was interrupted and would be finished; nothing was changed (--dry-run)"
+        )
         return report
     return _exchange(places, note["bad"], report)
 
@@ -231,7 +235,7 @@ def _fill(
     trusted = not out.stale and not {"files", "line_counts"} & set(left.trouble)
     _say_jobs(out, left, report)
     if refused:
-        report.lines.append(f"{refused} requests were not carried out: ask again")
+        report.lines.append(f"{refused} open requests were refused; make them again")
     known = {job.identity for job in out.jobs.values() if job.identity}
     managed = tuple(gpu.index for gpu in rows.gpus(connection)) or None
     for path, kind in _watched(places, config, left).items():
@@ -239,7 +243,7 @@ def _fill(
         say = report.unsure.append if looked.mark is not None else report.lines.append
         settle_file(connection, path, looked, known, trusted, now, say, all_known=out.whole)
     if not trusted:
-        report.lines.append("how far the jobs file was read is not known: every line in it counts as seen, none is run")
+        report.lines.append("it is not known how far the jobs file was read: all its lines count as read, none is run")
     serious = set(left.trouble) - PASSING
     report.code = 1 if out.lost or out.gone or out.unreadable or report.unsure or refused or serious else 0
 
@@ -254,7 +258,7 @@ def _insert(connection: sqlite3.Connection, name: str, left: Salvaged) -> None:
             [row[column] for column in columns],
         )
         if not taken.rowcount:
-            left.trouble.setdefault(name, "a row holds what we never write")
+            left.trouble.setdefault(name, "a row holds invalid values")
 
 
 def _holdings(connection: sqlite3.Connection, left: Salvaged) -> list[Holding]:
@@ -273,10 +277,12 @@ def _pauses_as_painted(connection: sqlite3.Connection, state_file: str, report: 
             shown = json.load(stream)
         gpus, queue = [int(gpu) for gpu in shown["paused_gpus"]], bool(shown.get("paused"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        report.lines.append(f"which GPUs are paused is not sure: {os.path.basename(state_file)} cannot be read")
+        report.lines.append(
+            f"cannot restore pauses: {os.path.basename(state_file)} cannot be read; check them with gpujob status"
+        )
         return
     rows.save_pauses(connection, gpus, queue, [])
-    report.lines.append(f"paused, as {os.path.basename(state_file)} shows: {gpu_ids_text(gpus) or 'no GPU'}"
+    report.lines.append(f"pauses restored from {os.path.basename(state_file)}: {gpu_ids_text(gpus) or 'no GPU'}"
                         f"{', and the whole queue' if queue else ''}")  # fmt: skip
 
 
@@ -304,20 +310,22 @@ def _watched(places: Places, config: Config, left: Salvaged) -> dict[str, str]:
 def _say_jobs(out: Rebuilt, left: Salvaged, report: Report) -> None:
     say = report.lines.append
     if out.stale and "jobs" not in left.trouble and not report.older:
-        say(f"the store is older than what happened since: {out.stale}")
+        say(f"the store is out of date: {out.stale}")
     counts = Counter(job.state for job in out.jobs.values())
     states = ", ".join(f"{counts[state]} {state.value}" for state in JobState if counts[state])
     say(f"jobs kept: {states or 'none'}")
     if out.from_records:
-        say(f"from attempt records: job {gpu_ids_text(sorted(out.from_records))}")
+        say(f"restored from attempt records: job {gpu_ids_text(sorted(out.from_records))}")
     if out.lost:
-        say(f"lost (failed; how they ended cannot be known): job {gpu_ids_text(sorted(out.lost))}")
+        say(f"lost (failed, it is not known how they ended): job {gpu_ids_text(sorted(out.lost))}")
     if out.gone:
-        say(f"nothing is left of: job {gpu_ids_text(out.gone)}")
+        say(f"no trace found of: job {gpu_ids_text(out.gone)}")
     if out.unreadable:
         say(f"rows that could not be read: job {gpu_ids_text(sorted(out.unreadable))}")
     if out.holdings:
-        say(f"GPUs held by processes of ended jobs: {gpu_ids_text(sorted({g for h in out.holdings for g in h.gpus}))}")
+        say(
+            f"GPUs held by leftover processes of ended jobs: {gpu_ids_text(sorted({g for h in out.holdings for g in h.gpus}))}"
+        )
     for problem in sorted(set(left.trouble.values())):
         names = [HEAD.get(name, name) for name, what in sorted(left.trouble.items()) if what == problem]
-        say(f"could not be read whole: {', '.join(names)} ({problem})")
+        say(f"not completely readable: {', '.join(names)} ({problem})")

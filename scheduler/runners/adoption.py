@@ -56,18 +56,18 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
     where = {
         "log": "its log cannot be opened",
         "record": "its record cannot be written",
-        "folder": "its working folder",
+        "folder": "its working folder cannot be entered",
         "environment": "its environment cannot be read",
-        "caller": "the descriptors of whoever waits for it in the foreground",
+        "caller": "no descriptors from the command that waits for it in the foreground",
         "gzip": "its log cannot be packed",
     }
     text = os.strerror(number) if number else "not started"
     if stage in where:
         text = f"{where[stage]}: {text}"
     if stage == "caller" and number in GONE:
-        text = "whoever waited for it in the foreground is gone"
+        text = "the command that waited for it in the foreground has ended"
     if stage == "log" and number == errno.EEXIST:
-        text = "another scheduler that logs into the same folder just took the name of its log"
+        text = "another scheduler has just created a log of the same name in this folder"
     lasting = stage in ("", "program", "caller", "gzip") and number not in PASSING
     return NeverRan(job, attempt, text, lasting, at)
 
@@ -216,13 +216,13 @@ def why_lost(kind: Record, same_boot: bool) -> str:
     """Return the reason, as shown to users, why the ending of an attempt is unknown."""
     if not same_boot:
         if kind is Record.NONE:
-            return "the machine was started anew before it was proven that the job had started"
-        return "the machine was started anew while it ran"
+            return "the machine was rebooted before the start of the job was recorded"
+        return "the machine was rebooted while the job ran"
     return {
-        Record.NONE: "its record was removed",
-        Record.CLAIMED: "its start was not proven before its starter was killed",
-        Record.RUNNING: "whoever supervised it was killed while it ran, so nobody learned its exit code",
-        Record.BROKEN: "its record cannot be read",
-        Record.NEVER_RAN: "its starter says that it never ran, but processes of it were found",
-        Record.ENDED: "its ending was overwritten",
+        Record.NONE: "its attempt record was removed",
+        Record.CLAIMED: "its supervisor was killed before it recorded the start",
+        Record.RUNNING: "its supervisor was killed while it ran, so its exit code is unknown",
+        Record.BROKEN: "its attempt record cannot be read",
+        Record.NEVER_RAN: "its attempt record says that it never ran, but processes of it were found",
+        Record.ENDED: "the ending in its attempt record was overwritten",
     }[kind]

@@ -102,10 +102,10 @@ def meaning(how: str, code: int) -> tuple[int | None, int | None, str]:
     """Return (exit code or None, signal or None, note for the user) for ``how`` and ``code`` of an END field."""
     note = ""
     if how == "hangup":
-        note = "its screen session was ended from outside"
+        note = "its screen session was closed while the job ran"
         how, code = ("exit", code) if code < BY_SIGNAL else ("signal", code - BY_SIGNAL)
         if (how, code) == ("exit", 0):  # it handled the SIGHUP and ended with 0: still not a success
-            note += "; the command then ended with exit code 0"
+            note += "; the command then ended with exit code 0, which is not counted as success"
             how, code = "signal", int(signal.SIGHUP)
     return (code, None, note) if how == "exit" else (None, code, note)
 

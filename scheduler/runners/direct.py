@@ -124,7 +124,7 @@ class DirectRunner(LocalRunner):
             self._spawn_supervisor()
         except OSError as error:
             self._pause()
-            self._no_supervisor = f"the supervisor cannot be started: {error.strerror} {error.filename or ''}".rstrip()
+            self._no_supervisor = f"cannot start the supervisor: {error.strerror} {error.filename or ''}".rstrip()
 
     def _pause(self) -> None:
         self._supervisor_due = time.monotonic() + self._break.next()
@@ -337,7 +337,7 @@ class DirectRunner(LocalRunner):
             again = self._break.tries > 0
             self._pause()
             if again:  # a single early death may be chance
-                self._no_supervisor = f"the supervisor ends as soon as it is started: see {self.errors}"
+                self._no_supervisor = f"the supervisor ends immediately after its start; see {self.errors}"
         else:
             self._break.reset()
             self._supervisor_due = 0.0
@@ -421,13 +421,11 @@ class DirectRunner(LocalRunner):
             self._no_supervisor = ""
             self._break.reset()
         if self._no_supervisor:
-            return f"no job is started: {self._no_supervisor}; it is tried again and again"
+            return f"no job can start: {self._no_supervisor}; the scheduler keeps trying"
         found = seen(self._supervisor)
         if found is None or found.state not in "Tt":
             return ""
-        return (
-            f"no job is started and no ending seen: the supervisor is stopped; to go on: kill -CONT {self._supervisor}"
-        )
+        return f"no job can start and no ending is noticed: the supervisor is stopped; continue it with: kill -CONT {self._supervisor}"
 
     def close(self) -> None:
         """Close all descriptors; the jobs go on, and the supervisor ends after its last job."""

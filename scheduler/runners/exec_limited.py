@@ -19,7 +19,7 @@ def main(folder, limits, program, *words):
             hard = lower(hard, highest)
             resource.setrlimit(which, (lower(soft, hard), hard))
         except (OSError, ValueError) as error:
-            say(f"limit {which} cannot be set to {soft}: {error}")
+            say(f"cannot set resource limit {which} to {soft}: {error}")
     os.execv(program, words)
 
 

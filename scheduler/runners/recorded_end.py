@@ -14,7 +14,7 @@ from scheduler.runners import attempt_record
 from scheduler.runners.adoption import not_started
 from scheduler.runners.log_end import log_finding_of
 
-ENDED_ALONE = "it ended while no scheduler was running"
+ENDED_ALONE = "the job ended while no scheduler was running"
 
 
 def as_recorded(job: Job, attempts: str, rules: Rules) -> tuple[Job, Event | None]:
@@ -67,5 +67,5 @@ def _moved(job: Job, means: Meaning, at: float) -> tuple[Job, Event | None]:
         job.outcome = means.outcome
         return job, None
     job.need = means.need or job.need
-    job.reason_code, job.reason = "backoff", f"{means.why}; it is tried again when a scheduler runs (gpujob start)"
+    job.reason_code, job.reason = "backoff", f"{means.why}; the job starts again when a scheduler runs (gpujob start)"
     return job, Event(job.id, at, "retry_scheduled", detail)

@@ -127,15 +127,16 @@ class ScreenRunner(LocalRunner):
         self.screen = shutil.which("screen", path=environ.get("PATH", os.defpath)) or ""
         if not self.screen:
             raise SchedulerError(
-                "GNU Screen command not found", do="install it (sudo apt-get install screen), or start with --no-screen"
+                "cannot start jobs in screen sessions: GNU Screen is not installed",
+                do="install it (sudo apt-get install screen), or start with --no-screen",
             )
         super().__init__(attempts, state_file, environ)
         self._server_environ = _server_environ(self.environ)
         self.sockets = self._socket_folder()
         if self._longest_name() < SHORTEST_NAME:
             raise SchedulerError(
-                "screen's socket folder has too long a path for session names", where=self.sockets,
-                do="set SCREENDIR to a shorter one (a folder of yours, mode 700)",
+                "cannot name screen sessions: the path of screen's socket folder is too long", where=self.sockets,
+                do="set SCREENDIR to a folder of yours with a shorter path (mode 700)",
             )  # fmt: skip
         self._screenrc = os.path.join(folder, "screenrc")
         self._write_screenrc()
@@ -156,14 +157,14 @@ class ScreenRunner(LocalRunner):
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise SchedulerError(f"screen cannot be run: {error}", where=self.screen) from None
+            raise SchedulerError(f"cannot run screen: {error}", where=self.screen) from None
         text = (done.stdout + done.stderr).decode("utf-8", "replace")
         found = _FOLDER.search(text)
         if found is None:
             raise SchedulerError(
-                f"screen cannot keep sessions here: {_one_line(text) or f'exit code {done.returncode}'}",
+                f"cannot use screen's socket folder: {_one_line(text) or f'exit code {done.returncode}'}",
                 where=self.screen,
-                do="mend its socket folder, or set SCREENDIR to a folder of yours (mode 700)",
+                do="fix its socket folder, or set SCREENDIR to a folder of yours (mode 700)",
             )
         return found.group(1)
 
@@ -360,7 +361,11 @@ class ScreenRunner(LocalRunner):
         if session.over:
             self._settle_over(session)
             return True
-        if now >= session.until and found.kind is Record.NONE and self._give_up(session, "no job within 30 s"):
+        if (
+            now >= session.until
+            and found.kind is Record.NONE
+            and self._give_up(session, "the job did not start within 30 s")
+        ):
             os.kill(session.server, signal.SIGTERM)  # our child and not reaped yet: its pid cannot be reused
             return True
         session.wait = min(SLOWEST_LOOK_S, session.wait * 1.5)
@@ -408,12 +413,12 @@ class ScreenRunner(LocalRunner):
             return False
         said = self._said(attempt.key)
         observation = start_trouble(attempt.job, attempt.attempt, 0, time.time(), "session")
-        self._facts.append(replace(observation, why=f"screen refused the session: {said or why}"))
+        self._facts.append(replace(observation, why=f"no screen session: {said or why}"))
         return True
 
     def _settle_over(self, session: _Session) -> None:
         """Settle a session that ended before its job was seen: the job never started, or the shim was killed."""
-        if self._give_up(session, "it ended before the job began"):
+        if self._give_up(session, "the session ended before the job started"):
             return
         job = replace(session.job, boot=self.boot, runner="screen")
         verdict, observations, process = settle(session.attempt.path, job, self.state_file, time.time())

@@ -58,7 +58,7 @@ class Shim:
         except FileExistsError:
             return 0  # the attempt was given up: it must not run
         except OSError as error:
-            self.say(f"gpujob: the record cannot be written: {error.strerror}")
+            self.say(f"gpujob: cannot write the attempt record: {error.strerror}")
             return 1
         self.crash_point("shim.claimed")
         pid = self.start()
@@ -75,7 +75,7 @@ class Shim:
         try:
             os.pwrite(self.fd, text, PID_AT)
         except OSError as error:
-            self.say(f"gpujob: the record cannot be written: {error.strerror}")
+            self.say(f"gpujob: cannot write the attempt record: {error.strerror}")
             text = b" " * (PID_SIZE - 1) + b"\n"
         os.close(self.fd)
         self.crash_point("shim.pid_written")
@@ -146,7 +146,7 @@ class Shim:
             termios.tcsetattr(0, termios.TCSANOW, settings)
             os.fchmod(0, 0o600)  # like `mesg n`: messages of other users would get into the job's log
         except (termios.error, OSError) as error:
-            self.say(f"gpujob: the terminal cannot be set: {error}")
+            self.say(f"gpujob: cannot configure the terminal: {error}")
 
     def leave_a_line(self):
         """Resize the window to 23 lines before the job prints anything.
@@ -172,7 +172,7 @@ class Shim:
             if os.pread(fd, len(RESIZE) + 1, before) == RESIZE:
                 os.ftruncate(fd, before)
         except OSError as error:
-            self.say(f"gpujob: the window cannot be resized: {error.strerror}")
+            self.say(f"gpujob: cannot resize the window: {error.strerror}")
         finally:
             os.close(fd)
 
@@ -215,7 +215,7 @@ class Shim:
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG)  # consume the stop: waitid would repeat it
             if found.si_code == os.CLD_STOPPED and found.si_status in KEYBOARD_STOPS:
                 self.say(
-                    "gpujob: stopped from the keyboard; continued, for a stopped job would hold its GPU for nothing"
+                    "gpujob: the job was stopped from the keyboard and is continued: a stopped job would keep its GPU unused"
                 )
                 os.killpg(pid, signal.SIGCONT)
         exited = found.si_code == os.CLD_EXITED
@@ -227,7 +227,7 @@ class Shim:
             how = "exit" if exited else "signal"
         fd = supervisor.open_own(self.launch["record"], text)
         if fd < 0:
-            self.say("gpujob: the record is gone")
+            self.say("gpujob: cannot record the ending: the attempt record was removed")
         else:
             self.write_end(fd, how, code)
             os.close(fd)
@@ -240,7 +240,7 @@ class Shim:
             os.pwrite(fd, supervisor.end_bytes(how, code), END_AT)
             os.fdatasync(fd)
         except OSError as error:
-            self.say(f"gpujob: the ending cannot be written: {error.strerror}")
+            self.say(f"gpujob: cannot record the ending: {error.strerror}")
 
     def say(self, text):
         """Print a line on the terminal, and thereby into the job's log."""

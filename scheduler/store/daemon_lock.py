@@ -42,7 +42,9 @@ class Elsewhere(SchedulerError):
 def no_locks(path: str, why: str) -> SchedulerError:
     """Return the error for a file system without locks: two daemons could run there, or writers damage the store."""
     return SchedulerError(
-        f"this file system keeps no locks ({why})", where=path, do="name a --state-file on a local disk"
+        f"cannot lock the file: its file system has no locks ({why})",
+        where=path,
+        do="name a --state-file on a local disk",
     )
 
 
@@ -98,7 +100,7 @@ class DaemonLock:
     def _check_it_holds(self) -> None:
         """Raise SchedulerError if the lock just taken does not show as held: it would not stop a second daemon."""
         if not daemon_alive(self.places):
-            raise no_locks(self.places.daemon_lock, "two could hold the same one")
+            raise no_locks(self.places.daemon_lock, "two processes could hold the same lock")
 
     def _tidy(self) -> None:
         """Remove temporary files and sockets of processes that were killed.
@@ -115,8 +117,8 @@ class DaemonLock:
 
     def _taken(self) -> Taken:
         other = holder(self.places).get("pid", "unknown")
-        return Taken(f"a scheduler with this state file runs already (pid {other})", where=self.places.state_file,
-                     do="use it, or name another --state-file")  # fmt: skip
+        return Taken(f"cannot start: a scheduler with this state file is already running (pid {other})", where=self.places.state_file,
+                     do="use that one, or name another --state-file")  # fmt: skip
 
     def leave(self) -> None:
         """Release the lock and remove `daemon.json`."""
@@ -187,10 +189,10 @@ def check_here(places: Places) -> None:
             return
         if time.monotonic() >= until:
             raise Elsewhere(
-                f"its scheduler runs on {told.get('host', 'another machine')} (pid {told.get('pid', 'unknown')}), which "
-                "shares this folder: nothing is read or written from here",
+                f"cannot use the store from this machine: its scheduler runs on {told.get('host', 'another machine')} "
+                f"(pid {told.get('pid', 'unknown')}), which shares this folder",
                 where=places.state_dir,
-                do="give the command there",
+                do="run the command there",
             )
         time.sleep(0.02)
 
@@ -265,9 +267,9 @@ def check_no_other(environ: dict[str, str], places: Places) -> None:
         lock = os.path.basename(places.daemon_lock)
         if any(name.partition(" ")[0] == lock for name in held):  # may be "daemon.lock (deleted)"
             raise Taken(
-                f"a scheduler with this state file runs already (pid {number[1]}), though its folder was taken from it",
+                f"cannot start: a scheduler with this state file is already running (pid {number[1]}), although its folder was moved or removed",
                 where=places.state_file,
-                do=f"end it first, its jobs go on: kill {number[1]}",
+                do=f"end it first (its jobs continue): kill {number[1]}",
             )
 
 

@@ -94,13 +94,17 @@ class Database:
                 self._prepare(self._in_office)
                 busy = self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
                 if busy:
-                    raise StoreTrouble("its log is in use", where=self.places.store, do="tried again soon")
+                    raise StoreTrouble(
+                        "cannot check the store: its write-ahead log is in use",
+                        where=self.places.store,
+                        do="gpujob tries again soon",
+                    )
                 if self._in_office:
                     self._grow_log()
         except sqlite3.Error as error:
             raise trouble(error, self.places.store) from error
         except OSError as error:
-            raise StoreTrouble(f"the store cannot be used: {error.strerror}", where=self.places.store) from error
+            raise StoreTrouble(f"cannot use the store: {error.strerror}", where=self.places.store) from error
         self._synced, self.suspect = True, False
 
     def _prepare(self, checkpoints: bool) -> None:
@@ -168,9 +172,12 @@ class Database:
         try:
             locked = lock_within(self._lock_fd, self.lock_wait_s)
         except OSError as error:
-            raise StoreTrouble(f"cannot be locked: {error.strerror}", where=self.places.store_lock) from None
+            raise StoreTrouble(f"cannot lock the store: {error.strerror}", where=self.places.store_lock) from None
         if not locked:
-            raise StoreTrouble(f"locked by another process for {self.lock_wait_s:g} s", where=self.places.store_lock)
+            raise StoreTrouble(
+                f"cannot lock the store: another process has held the lock for {self.lock_wait_s:g} s",
+                where=self.places.store_lock,
+            )
         try:
             yield
         finally:
@@ -217,9 +224,9 @@ class Database:
             there = 0
         if there != self._inode:
             raise StoreTrouble(
-                "was removed or replaced while in use",
+                "cannot use the store: it was removed or replaced while in use",
                 where=self.places.store,
-                do="put it back and start again, or: gpujob recover",
+                do="put it back and start the scheduler again, or run: gpujob recover",
             )
 
     def wake_daemon(self) -> None:
@@ -280,13 +287,13 @@ def check_sound(places: Places, *, pages: str = "", records: bool = False, still
             version = _version(connection, places)
             if version > VERSION:
                 raise StoreTrouble(
-                    f"was written by a newer gpujob (version {version}, this one knows {VERSION})",
+                    f"cannot use the store: a newer gpujob wrote it (version {version}; this one supports {VERSION})",
                     where=places.store,
                     do="install that version again, or name another --state-file",
                     code=NEWER,
                 )
             if version == 0 and (evidence := integrity.evidence(places)):
-                raise Damaged(f"is empty, but {evidence}", where=places.store)
+                raise Damaged(f"cannot use the store: it is empty, but {evidence}", where=places.store)
             if pages:
                 problem = " ".join(str(connection.execute(f"PRAGMA {pages}(1)").fetchone()[0]).split())
                 if problem != "ok":
@@ -351,25 +358,32 @@ def open_for_reading(places: Places, still: bool = False) -> sqlite3.Connection:
         version = _version(connection, places)
         if version > VERSION:
             raise StoreTrouble(
-                f"was written by a newer gpujob (version {version})",
+                f"cannot use the store: a newer gpujob wrote it (version {version}; this one supports {VERSION})",
                 where=places.store,
-                do="use that version",
+                do="install that version again, or name another --state-file",
                 code=NEWER,
             )
         if 0 < version < NEWEST:
-            do = "start the scheduler, which brings it up to date: gpujob start"
+            do = "start the scheduler, which updates the store: gpujob start"
             raise StoreTrouble(
-                f"was written by an older gpujob (version {version})", where=places.store, do=do, code=OUTDATED
+                f"cannot read the store: an older gpujob wrote it (version {version})",
+                where=places.store,
+                do=do,
+                code=OUTDATED,
             )
         if version == 0:
             if evidence := integrity.evidence(places):
-                raise Damaged(f"is empty, but {evidence}", where=places.store)
-            raise NothingYet("holds nothing yet", where=places.store, do="start the scheduler: gpujob start")
+                raise Damaged(f"cannot use the store: it is empty, but {evidence}", where=places.store)
+            raise NothingYet(
+                "cannot read the store: it is still empty", where=places.store, do="start the scheduler: gpujob start"
+            )
     except sqlite3.Error as error:
         connection.close()
         if _making_was_cut_off(places):
             raise NothingYet(
-                "was not made to its end", where=places.store, do="start the scheduler: gpujob start"
+                "cannot read the store: its creation was interrupted",
+                where=places.store,
+                do="start the scheduler: gpujob start",
             ) from None
         raise trouble(error, places.store) from error
     except StoreTrouble:
@@ -394,7 +408,7 @@ def _open_private(path: str) -> int:
         fd = plain(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         do = "move it away" if error.errno in (errno.EINVAL, errno.ELOOP) else ""
-        raise StoreTrouble(f"cannot be opened: {error.strerror}", where=path, do=do) from None
+        raise StoreTrouble(f"cannot open the file: {error.strerror}", where=path, do=do) from None
     if os.fstat(fd).st_mode & 0o777 != 0o600:
         os.fchmod(fd, 0o600)
     return fd
@@ -405,5 +419,5 @@ def trouble(error: Exception, path: str) -> StoreTrouble:
     text = " ".join(str(error).split())
     if isinstance(error, sqlite3.Error) and any(sign in text for sign in _SIGNS_OF_DAMAGE):
         return Damaged(f"the store is damaged ({text})", where=path)
-    do = "free some space" if "full" in text else "nothing new is started until it can be used again"
-    return StoreTrouble(f"the store cannot be used: {text}", where=path, do=do)
+    do = "free some space" if "full" in text else "no new job starts until the store can be used again"
+    return StoreTrouble(f"cannot use the store: {text}", where=path, do=do)

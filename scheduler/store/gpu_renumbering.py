@@ -33,6 +33,6 @@ def follow_moved(connection: sqlite3.Connection, moved: Mapping[int, int]) -> li
     for holding, boot in rows.holdings(connection):
         rows.save_holdings(connection, [replace(holding, gpus=new(holding.gpus))], [], boot)
     which = ", ".join(f"GPU {old} is now GPU {number}" for old, number in sorted(moved.items()))
-    jobs = f"; so do the GPU lists of {len(changed)} jobs" if changed else ""
-    return [f"the driver numbers the GPUs anew: {which}; pauses follow the card (paused now: "
+    jobs = f"; the GPU lists of {len(changed)} jobs were changed accordingly" if changed else ""
+    return [f"the driver renumbered the GPUs: {which}; pauses follow the card (paused now: "
             f"{gpu_ids_text(rows.paused_gpus(connection)) or 'none'}){jobs}"]  # fmt: skip

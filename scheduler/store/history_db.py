@@ -115,7 +115,7 @@ class HistoryFile:
             version = run("PRAGMA user_version").fetchone()[0]
             if version not in (0, VERSION):
                 connection.close()
-                self._set_aside(f"v{version}", f"version {version} is not known here")
+                self._set_aside(f"v{version}", f"unknown version {version}")
                 return self._open()
             run("PRAGMA journal_mode=WAL")
             run("PRAGMA synchronous=OFF")
@@ -164,7 +164,9 @@ class HistoryFile:
         for companion in _COMPANIONS:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path + companion)
-        self.told.append(f"{self.path} cannot be used ({why}): set aside as history.db.{ending}, the curves begin anew")
+        self.told.append(
+            f"{self.path} cannot be used ({why}): it was renamed to history.db.{ending}, and the curves start again"
+        )
 
     # -- writing ------------------------------------------------------------------------------------------
 

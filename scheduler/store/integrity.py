@@ -50,21 +50,23 @@ def newest_attempts(places: Places) -> dict[int, int]:
 def evidence(places: Places) -> str:
     """Return the evidence that jobs existed before, as the end of a sentence; empty for a new state folder."""
     if newest_attempts(places):
-        return "attempt records stand beside it"
+        return "there are attempt records beside it"
     given = high(places)
-    return f"jobs up to {given} were given out" if given else ""
+    return f"job ids up to {given} were assigned" if given else ""
 
 
 def check_begun(places: Places) -> None:
     """Raise Damaged if a rebuild was interrupted, or if the store of a used state folder is missing or empty."""
     if os.path.exists(places.recovering):
-        raise Damaged("gpujob recover was interrupted", where=places.store)
+        raise Damaged("cannot use the store: gpujob recover was interrupted", where=places.store)
     size = _size(places.store)
     if size <= 0:
         # SQLite would delete the write-ahead log beside an empty file, and the log may hold all jobs.
-        found = "its log is there" if _size(f"{places.store}-wal") > 0 else evidence(places)
+        found = "its write-ahead log exists" if _size(f"{places.store}-wal") > 0 else evidence(places)
         if found:
-            raise Damaged(f"is {'missing' if size < 0 else 'empty'}, but {found}", where=places.store)
+            raise Damaged(
+                f"cannot use the store: it is {'missing' if size < 0 else 'empty'}, but {found}", where=places.store
+            )
 
 
 def _size(path: str) -> int:
@@ -82,21 +84,19 @@ def check_not_older(connection: sqlite3.Connection, places: Places, given: int, 
     """
     sentence = _older(connection, places, given, records)
     if sentence:
-        raise Damaged(
-            f"the store is older than what happened since ({sentence}; an old copy?)", where=places.store, code=OLDER
-        )
+        raise Damaged(f"the store is not up to date ({sentence}); is it an old copy?", where=places.store, code=OLDER)
 
 
 def _older(connection: sqlite3.Connection, places: Places, given: int, records: bool) -> str:
     """Return the first id or attempt that the store lacks, as a sentence; empty if it lacks none."""
     last = connection.execute(LAST_ID).fetchone()[0]
     if given > max(0, last):  # ``given`` is 0 without a note, while ``last`` may be -1
-        return f"job {given} was given out, the last one it knows is {last}"
+        return f"job id {given} was assigned, but the last one in the store is {last}"
     for job, attempt in sorted(_begun(connection, places, last) if records else ()):
         known = connection.execute("SELECT attempt FROM jobs WHERE id=?", (job,)).fetchone()
         # A lower id without a row proves nothing: the job may have been deleted on purpose.
         if (known and attempt > known[0]) or (not known and job > last):
-            return f"attempt {attempt} of job {job} was started, it knows {known[0] if known else 'none'}"
+            return f"attempt {attempt} of job {job} was started, but the last one in the store is {known[0] if known else 'none'}"
     return ""
 
 

@@ -356,7 +356,7 @@ def asked(connection: sqlite3.Connection) -> list[tuple[float, int, Request]]:
         try:
             found.append((at, row, from_row(kind, json.loads(arguments))))
         except (UsageError, ValueError, TypeError, AttributeError) as error:
-            text = f"the scheduler that runs is of another version and cannot do that: {error}; restart it"
+            text = f"cannot carry out the request: the running scheduler is of another version ({error}); restart it"
             answer(connection, [Answer(row, 1, (text,))])
     return found
 

@@ -156,7 +156,7 @@ class JournalFile:
         try:
             status = os.fstat(fd)
             if status.st_uid != os.geteuid():
-                raise OSError(errno.EPERM, "it belongs to somebody else", self.path)
+                raise OSError(errno.EPERM, "it belongs to another user", self.path)
             if (status.st_dev, status.st_ino) != self._inode:
                 self._lock(fd)
         except BaseException:
@@ -172,7 +172,7 @@ class JournalFile:
                 raise
             return
         if taken:
-            raise OSError(errno.EBUSY, "another scheduler keeps its journal there", self.path)
+            raise OSError(errno.EBUSY, "another scheduler writes its journal to this file", self.path)
 
     def _look_through(self, old: int, found: _Found) -> Iterator[None]:
         """Sort the lines from ``found.end`` to the end of the file into ``found``, ``A_STEP`` lines in each step."""
@@ -233,14 +233,14 @@ class JournalFile:
             there = None
         seen = os.fstat(old) if old >= 0 else None
         if there is not None and (seen is None or (there.st_dev, there.st_ino) != (seen.st_dev, seen.st_ino)):
-            raise OSError(errno.EBUSY, "somebody has put another file there meanwhile", self.path)
+            raise OSError(errno.EBUSY, "another file was put in its place while it was rewritten", self.path)
         os.fsync(new)
         if found.damaged:
             aside = self._set_aside(old, found.damaged)
-            lines = f"{len(found.damaged)} lines that are" if len(found.damaged) > 1 else "a line that is"
-            self.told.append((f"{self.path}: {lines} no JSON, set aside as {aside}", 30))
+            lines = f"{len(found.damaged)} lines are" if len(found.damaged) > 1 else "1 line is"
+            self.told.append((f"{self.path}: {lines} not JSON and moved to {aside}", 30))
         if found.repaired:
-            self.told.append((f"{self.path}: a line that was cut off is written anew", 20))
+            self.told.append((f"{self.path}: an incomplete line was written again", 20))
 
     def _set_aside(self, old: int, spans: list[Span]) -> str:
         """Copy damaged lines into a new file beside the journal and return its path."""

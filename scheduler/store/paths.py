@@ -115,8 +115,8 @@ class Places:
         except OSError:
             return  # there is no folder yet; `make` checks it when it is created
         if owner != os.getuid() and os.getuid() != 0:
-            raise SchedulerError(f"this scheduler belongs to user {name_of(owner)}", where=self.state_dir,
-                                 do="name one of yours with --state-file")  # fmt: skip
+            raise SchedulerError(f"cannot use this scheduler: it belongs to user {name_of(owner)}", where=self.state_dir,
+                                 do="name a state file of yours with --state-file")  # fmt: skip
 
     def make(self) -> None:
         """Create the state folder and its subfolders, readable for their owner only.
@@ -127,7 +127,9 @@ class Places:
         above = os.path.dirname(self.state_dir)
         if not os.path.isdir(above):  # not created: the path is more likely mistyped
             raise SchedulerError(
-                f"no such folder: {above}", where=self.state_file, do="make it, or name another --state-file"
+                f"cannot create the state folder: no such folder {above}",
+                where=self.state_file,
+                do="create it, or name another --state-file",
             )
         check_not_for_another(above)
         for folder in (self.state_dir, self.attempts, self.environments, self.sessions):
@@ -152,8 +154,8 @@ def check_not_for_another(folder: str) -> None:
     status = os.stat(folder)
     if status.st_uid != 0 and status.st_mode & 0o1002 != 0o1002:
         name = name_of(status.st_uid)
-        raise SchedulerError(f"belongs to user {name}, who could not use what root leaves there", where=folder,
-                             do=f"run it as that user (sudo -u {name} gpujob …), or name a --state-file elsewhere")  # fmt: skip
+        raise SchedulerError(f"cannot create files of root here: the folder belongs to user {name}, who could not use them", where=folder,
+                             do=f"run the command as that user (sudo -u {name} gpujob …), or name a --state-file in another folder")  # fmt: skip
 
 
 def make_private_folder(path: str) -> None:
@@ -167,13 +169,17 @@ def make_private_folder(path: str) -> None:
     except FileExistsError:
         pass  # another process has just created it
     except OSError as error:
-        raise SchedulerError(f"cannot be made: {error.strerror}", where=path) from None
+        raise SchedulerError(f"cannot create the folder: {error.strerror}", where=path) from None
     try:
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode) or not stat.S_ISDIR(status.st_mode):
-            raise SchedulerError("is a link or a file, not a folder of ours", where=path, do="move it away")
+            raise SchedulerError("cannot use this as a folder: it is a link or a file", where=path, do="move it away")
         if status.st_uid != os.getuid():
-            raise SchedulerError(f"belongs to user {name_of(status.st_uid)}", where=path, do="configure another folder")
+            raise SchedulerError(
+                f"cannot use the folder: it belongs to user {name_of(status.st_uid)}",
+                where=path,
+                do="configure another folder",
+            )
         if status.st_mode & 0o077:
             os.chmod(path, 0o700)
     except OSError as error:

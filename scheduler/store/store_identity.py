@@ -59,9 +59,9 @@ def check_original(made: str, here: str) -> None:
     if old[1:3] == [str(status.st_dev), str(status.st_ino)] and daemon_alive(original):
         pid = holder(original).get("pid", "unknown")
         raise SchedulerError(
-            f"this is a copy, and a scheduler runs on its original (pid {pid})",
+            f"cannot adopt the jobs of a copy: a scheduler runs on the original (pid {pid})",
             where=old[3],
-            do=f"end that one first, jobs go on: kill {pid}",
+            do=f"end that scheduler first (its jobs continue): kill {pid}",
         )
 
 
@@ -75,17 +75,17 @@ def check_home(db: Database, places: Places) -> None:
     before = moved_from(made, here)
     if before:
         raise SchedulerError(
-            f"this folder was {before} when its jobs were taken in: here the lines of its files would run again",
+            f"cannot use the store: its folder was moved from {before}, and the lines of its jobs file would run again",
             where=places.state_dir,
-            do="move it back (a link may lead to it); if they are to run again, say so: gpujob recover",
+            do="move it back (a link to it is fine), or accept that they run again: gpujob recover",
         )
     if not belongs(made, here):
         elsewhere = made.partition(":")[0] != here.partition(":")[0]
-        which = f"machine{f' ({host})' if host else ''}" if elsewhere else "place (a copy?)"
+        which = f"machine{f' ({host})' if host else ''}" if elsewhere else "folder (a copy?)"
         raise SchedulerError(
-            f"this store was made at another {which}: its jobs are adopted by nobody yet",
+            f"cannot use the store: it was created on another {which}",
             where=places.state_dir,
-            do="if the original is out of use, say so: gpujob recover",
+            do="if the original is no longer used, adopt its jobs: gpujob recover",
         )
     if made != here or host != socket.gethostname():
         with db.writing() as connection:

@@ -105,7 +105,7 @@ def _open_file(path: str, shown: str) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is not a plain file", shown)
+        raise OSError(errno.EINVAL, "not a plain file", shown)
     return fd
 
 

@@ -107,7 +107,7 @@ def run_all(tracker: Tracker, typed: Typed) -> int:
         said = False
         while not turn.come():
             if not said:
-                print(f"gpujob: run-all of pid {turn.whose()} is at it: waiting for its end", file=sys.stderr)
+                print(f"gpujob: run-all with pid {turn.whose()} is running; waiting for its end", file=sys.stderr)
             said = True
             time.sleep(WAIT_S)
             if work.at.told_to_end:
@@ -145,7 +145,7 @@ class Work:
         try:
             return Caller(folder, output=False)
         except (SchedulerError, OSError) as error:
-            print(safe(f"gpujob: the command can read nothing from here: {error}"), file=sys.stderr)
+            print(safe(f"gpujob: the command gets no input: {error}"), file=sys.stderr)
             return None
 
     def _ended(self, command: Command) -> None:
@@ -170,8 +170,8 @@ class Work:
     def _tell_others(self) -> None:
         """Print a note for each command that still runs: it may use the GPU that the next command needs."""
         for command in self.tracker.session().having(RUNNING):
-            who = f"pid {command.job.process.pid}" if command.job.process is not None else "being started"
-            self.out.aside(f"[{command.id}] still runs ({who}); nothing waits for it but run-all")
+            who = f"pid {command.job.process.pid}" if command.job.process is not None else "starting"
+            self.out.aside(f"[{command.id}] still runs ({who}); only run-all waits for its end")
 
     def all(self) -> int:
         """Watch commands of killed trackers to their ends, then run all pending ones; return the exit code.
@@ -200,11 +200,11 @@ class Work:
         if tally.failed and not self.at.told_to_end:
             wait = len(self.tracker.session().having(PENDING))
             self.out.aside(
-                f"stopped there, {wait} wait: gpujob track retry runs it again, skip passes it over, run-all goes on"
+                f"stopped with {wait} pending: gpujob track retry runs the failed command again, skip skips it, run-all continues"
             )
         if before and not self.at.told_to_end:
             which = ", ".join(f"[{number}]" for number in before)
-            self.out.aside(f"not run, for they were interrupted before: {which} (gpujob track retry, or skip)")
+            self.out.aside(f"not run, since interrupted earlier: {which} (gpujob track retry or skip)")
         return self._code(tally.failed > 0)
 
 
@@ -289,7 +289,7 @@ def status(tracker: Tracker, typed: Typed) -> int:
     number = max((len(str(command.id)) for command in session.commands), default=0) + 2
     for command in session.commands:
         print("\n".join(_lines(tracker, command, number, told)))
-    print(_counts(session) if session.commands else 'Nothing planned; plan something: gpujob track add "COMMAND"')
+    print(_counts(session) if session.commands else 'No commands; add one: gpujob track add "COMMAND"')
     return 0
 
 
@@ -300,9 +300,9 @@ def _lines(tracker: Tracker, command: Command, number: int, told: int) -> list[s
     lines = [terminal.cut(line, terminal.width()).replace(command.status, terminal.painted(command.status), 1)]
     beside = " " * (number + 3)
     if command.status == RUNNING:
-        who = f"pid {command.job.process.pid}" if command.job.process is not None else "it is being started"
+        who = f"pid {command.job.process.pid}" if command.job.process is not None else "starting"
         if left_alone(command):
-            who += "; its tracker was killed: it goes on alone"
+            who += "; its tracker was killed, and it continues"
         lines.append(f"{beside}{who}")
     elif command.status in (INTERRUPTED, SKIPPED) and command.job.attempt:
         if command.job.reason:
@@ -345,7 +345,7 @@ def log(tracker: Tracker, typed: Typed) -> int:
                 out.raw(data)
     except OSError as error:
         if not out.gone:
-            raise SchedulerError(f"the log cannot be read: {error.strerror}", where=path) from None
+            raise SchedulerError(f"cannot read the log: {error.strerror}", where=path) from None
     return 0
 
 
@@ -380,7 +380,7 @@ def list_all(tracker: Tracker, _: Typed) -> int:
             continue
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created_at))
         mark = "*" if name == names[-1] else " "
-        print(f"{mark} {name:<15}  {made}  {safe(session.name)}: {_counts(session) or 'nothing planned'}")
+        print(f"{mark} {name:<15}  {made}  {safe(session.name)}: {_counts(session) or 'no commands'}")
     sys.stdout.flush()
     for one in damaged:
         print(safe(f"gpujob: {one}"), file=sys.stderr)
@@ -390,7 +390,7 @@ def list_all(tracker: Tracker, _: Typed) -> int:
 def delete(tracker: Tracker, typed: Typed) -> int:
     """Delete a session with its logs and records. Raises SchedulerError while one of its commands runs."""
     if not typed.id:
-        raise UsageError("no session is named", do="gpujob track delete ID; gpujob track list tells them")
+        raise UsageError("no session is named", do="write gpujob track delete ID; see gpujob track list")
     tracker.delete()
     print(f"Deleted session {typed.id}.")
     return 0

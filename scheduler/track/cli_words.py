@@ -11,32 +11,32 @@ from scheduler.core.errors import UsageError, did_you_mean
 HELP = """\
 Usage: gpujob track VERB
 
-Runs commands one after another and keeps what became of each in .gpu-tracker/ of this folder, so that after a crash, a lost
-connection or a reboot you see how far they came, and go on from there.
+Runs commands one after another and records their states in .gpu-tracker/ of this folder. After a crash, a lost
+connection or a reboot you see how far they got, and continue from there.
 
-  init NAME                 begin a session in this folder
-  add COMMAND               plan a command: one text in quotes, or its words
-  run COMMAND               plan it and run it now
-  run-all                   run all that wait, in their order, up to the first that fails
-  next                      show the next that waits; with --run: run it
-  status                    all commands as they are now (--json)
-  log [NUMBER]              all that a command wrote (without NUMBER the one that ran last)
-  remaining                 those that run, were interrupted, or wait
-  retry                     run the first that was interrupted again
-  skip                      pass over all that were interrupted
-  list                      the sessions of this folder
-  delete ID                 forget a session, its logs too
+  init NAME                 create a session in this folder
+  add COMMAND               add a command: one text in quotes, or its words
+  run COMMAND               add a command and run it now
+  run-all                   run all pending commands in order, up to the first that fails
+  next                      show the next pending command; with --run: run it
+  status                    show all commands and their states (--json)
+  log [NUMBER]              show the log of a command (without NUMBER: of the one started last)
+  remaining                 show running, interrupted and pending commands
+  retry                     run the first interrupted command again
+  skip                      skip all interrupted commands
+  list                      list the sessions of this folder
+  delete ID                 delete a session and its logs
 
-  --skip-errors             run-all: one that fails is skipped, and the rest goes on
-  --run                     next: run it
-  --keep                    run, run-all, retry, next --run: what runs outlives a lost connection or closed terminal
-  --session ID              another session than the newest
-  --json                    status: for programs
+  --skip-errors             run-all: skip commands that fail, and continue
+  --run                     next: run the command
+  --keep                    run, run-all, retry, next --run: continue after a lost connection or closed terminal
+  --session ID              use this session, not the newest
+  --json                    status: print JSON, for programs
   -h, --help                this text
 
 ○ pending  ► running  ✓ done  ✗ interrupted  ⊘ skipped
 
-Exit codes: 0 done, 1 a command failed, or an error, 2 wrong words, 6 no such session, 130 Ctrl-C, 128+n another signal.
+Exit codes: 0 done, 1 a command failed, or an error, 2 usage error, 6 no such session, 130 Ctrl-C, 128+n another signal.
 """
 
 _FLAGS = {"--skip-errors": "skip_errors", "--run": "run", "--keep": "keep", "--json": "json"}
@@ -121,7 +121,7 @@ def _options(typed: Typed, rest: list[str], options: Sequence[str]) -> bool:
             continue
         if not equals:
             if not rest:
-                raise UsageError(f"{name} needs a value", do="gpujob track list tells the sessions")
+                raise UsageError(f"{name} needs a value", do="see gpujob track list")
             value = rest.pop(0)
         typed.session = value
     return False
@@ -140,10 +140,12 @@ def _command(typed: Typed, rest: list[str], options: Sequence[str]) -> None:
         _options(typed, later, options)
         if later:
             do = f"put all of it into one pair of quotes, or write -- first: gpujob track {typed.verb} -- …"
-            raise UsageError(f"is {later[0][:40]!r} part of the command?", do=do)
+            raise UsageError(f"it is not clear whether {later[0][:40]!r} belongs to the command", do=do)
         del rest[1:]
     if not rest:
-        raise UsageError(f"track {typed.verb}: no command", do=f'gpujob track {typed.verb} "python train.py"')
+        raise UsageError(
+            f"track {typed.verb}: the command is missing", do=f'gpujob track {typed.verb} "python train.py"'
+        )
     typed.text = rest[0] if len(rest) == 1 else shlex.join(rest)
     if not typed.text.strip():
         raise UsageError("the command is empty", do=f'gpujob track {typed.verb} "python train.py"')
@@ -156,11 +158,11 @@ def _words(typed: Typed, rest: list[str], takes: str) -> None:
             raise UsageError("the session needs a name", do="gpujob track init NAME")
     elif takes == "id":
         if len(rest) != 1 or not rest[0]:
-            raise UsageError("delete takes the id of one session", do="gpujob track list tells them")
+            raise UsageError("delete takes the id of one session", do="see gpujob track list")
         typed.id = rest[0]
     elif takes == "number":
         if len(rest) > 1:
-            raise UsageError("log takes the number of one command", do="gpujob track status tells them")
+            raise UsageError("log takes the number of one command", do="see gpujob track status")
         typed.id = rest[0] if rest else ""
     elif rest:
-        raise UsageError(f"track {typed.verb} takes no {rest[0][:40]!r}", do="see gpujob track --help")
+        raise UsageError(f"track {typed.verb}: unexpected word {rest[0][:40]!r}", do="see gpujob track --help")

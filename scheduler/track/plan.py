@@ -107,7 +107,7 @@ class Session:
         for command in self.commands:
             if command.id == number:
                 return command
-        raise SchedulerError(f"there is no command {number} any more", where=f"session {self.id}")
+        raise SchedulerError(f"command {number} does not exist any more", where=f"session {self.id}")
 
     def having(self, *words: str) -> list[Command]:
         """Return the commands with one of these statuses, in their order."""
@@ -147,7 +147,7 @@ def added(session: Session, text: str, folder: str, now: float) -> Command:
     ``folder``: the command's working folder, relative to the session's root folder.
     """
     if not text.strip():
-        raise UsageError("there is no command", do='write it in quotes: gpujob track add "python train.py"')
+        raise UsageError("the command is empty", do='write it in quotes: gpujob track add "python train.py"')
     number = max((command.id for command in session.commands), default=0) + 1
     command = Command(_job(number, text, folder, now), text)
     session.commands.append(command)
@@ -324,16 +324,18 @@ def session_of(values: object, name: str) -> Session:
     if schema is not None and schema > SCHEMA:
         raise UsageError(f"it was written by a later gpujob (schema {schema}; this one knows {SCHEMA})")
     if whole.text("id", name) != name:
-        raise UsageError(f"it says that it is session {said(whole.text('id', name))}")
+        raise UsageError(f"its id is {said(whole.text('id', name))}, and the file has another name")
     session = Session(name, whole.text("name"), whole.time("created_at") or 0.0)
     commands = whole.values.get("commands")
     if not isinstance(commands, list):
-        raise UsageError("its commands are no list")
+        raise UsageError("'commands' is not a list")
     known: set[int] = set()
     for one in commands:
         command = _command(_Reader(one, f"command {len(known) + 1}"))
         if command.id in known or command.id < 1:
-            raise UsageError(f"two commands have the number {command.id}" if command.id > 0 else "a number below 1")
+            raise UsageError(
+                f"two commands have the number {command.id}" if command.id > 0 else "a command has a number below 1"
+            )
         known.add(command.id)
         session.commands.append(command)
     return session
@@ -352,7 +354,7 @@ def _command(read: _Reader) -> Command:
         job.stop_why, job.reason = job.reason, ""
     job.attempt = read.number("attempt", 0) or 0
     if "/" in job.log or job.log.startswith("."):
-        raise UsageError(f"the log of {read.what} is no name in its folder: {said(job.log)}")
+        raise UsageError(f"the log of {read.what} is not a plain file name: {said(job.log)}")
     job.process = read.process("process")
     process = read.process("tracker")
     tracker = None
@@ -369,7 +371,7 @@ class _Reader:
 
     def __init__(self, values: object, what: str) -> None:
         if not isinstance(values, Mapping):
-            raise UsageError(f"{what} is no mapping")
+            raise UsageError(f"{what} is not a JSON object")
         self.values: Mapping[str, Any] = values
         self.what = what
 
@@ -378,7 +380,7 @@ class _Reader:
         if value is _ANY:
             raise UsageError(f"{self.what} has no {key!r}")
         if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
-            raise UsageError(f"{key!r} of {self.what} is {said(value)}, which is no {kind}")
+            raise UsageError(f"{key!r} of {self.what} is {said(value)}, not a {kind}")
         return default if value is None and default is not _ANY else value
 
     def text(self, key: str, default: str = _ANY) -> str:
@@ -391,7 +393,7 @@ class _Reader:
         found = self._get(key, [], (list, str), "list of lines")
         lines = found.split("\n") if isinstance(found, str) else found
         if not all(isinstance(line, str) for line in lines):
-            raise UsageError(f"{key!r} of {self.what} holds something else than lines")
+            raise UsageError(f"{key!r} of {self.what} is not a list of lines")
         return list(lines)
 
     def number(self, key: str, default: int | None = _ANY) -> int | None:
@@ -406,14 +408,14 @@ class _Reader:
             at = datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith("Z") else text)
             return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
         except (ValueError, OverflowError):
-            raise UsageError(f"{key!r} of {self.what} is {said(text)}, which is no time") from None
+            raise UsageError(f"{key!r} of {self.what} is {said(text)}, not a time") from None
 
     def state(self) -> JobState:
         word = self.text("state", "") or self.text("status")  # a file of another program has only the status
         try:
             return JobState.FAILED if word == INTERRUPTED else JobState(word)
         except ValueError:
-            raise UsageError(f"'status' of {self.what} is {said(word)}, which is none") from None
+            raise UsageError(f"'status' of {self.what} is {said(word)}, not a status") from None
 
     def process(self, key: str) -> Process | None:
         values = self.values.get(key)
@@ -422,7 +424,7 @@ class _Reader:
         inner = _Reader(values, f"{key!r} of {self.what}")
         pid, ticks = inner.number("pid"), inner.number("ticks")
         if pid is None or ticks is None or pid < 1:
-            raise UsageError(f"{inner.what} names no process")
+            raise UsageError(f"{inner.what} has no valid pid and start time")
         return Process(pid, ticks)
 
 

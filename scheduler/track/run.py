@@ -133,7 +133,7 @@ class Follower(threading.Thread):
         while (behind := size - log.at) > 0:
             if self._cut and behind > MOST_BEHIND:
                 log.at = size - MOST_BEHIND
-                text = b"\n... %d MB not shown; all of it: %b\n"
+                text = b"\n... %d MB not shown; the whole log: %b\n"
                 self.show(text % ((behind - MOST_BEHIND) >> 20, os.fsencode(self.path)))
             before = log.at
             for data in log.new(until=min(size, before + CHUNK)):
@@ -346,7 +346,7 @@ class _Run:
         else:
             self.ending = observation
             if isinstance(observation, Unclaimed) and not self.heard:
-                why = "its supervisor ended before it could start it, several times"
+                why = "its supervisor ended several times before it started the command"
                 self.ending = NeverRan(self.job.id, self.job.attempt, why, False, time.time())
             elif isinstance(observation, (Ended, Lost)) and not self.tracker.is_written_down(self.command):
                 self.ending = self.tracker.dated(self.command, observation)
@@ -399,8 +399,8 @@ class _Run:
         """Raise SchedulerError if the command does not end even by SIGKILL; `status` then shows it as running."""
         if self.ending is None and self.heard and time.monotonic() - self.stopped_at > UNKILLABLE_S:
             which = f" (pid {self.job.process.pid})" if self.job.process is not None else ""
-            what = f"command {self.job.id}{which} does not end, not even by SIGKILL"
-            raise SchedulerError(what, do="see when it has: gpujob track status")
+            what = f"cannot end command {self.job.id}{which}: it survives SIGKILL"
+            raise SchedulerError(what, do="see later whether it has ended: gpujob track status")
 
     def _tell(self, number: int) -> None:
         self.runner.stop(self.job, hard=number == signal.SIGKILL, soft=number)
@@ -446,8 +446,8 @@ class _Run:
                     command.last_output = output
         except (OSError, SchedulerError) as error:
             why = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
-            what = f"command {self.job.id} has ended, but that could not be written down: {why}"
-            raise SchedulerError(what, do="its record tells how: gpujob track status") from None
+            what = f"cannot record the end of command {self.job.id}: {why}"
+            raise SchedulerError(what, do="see how it ended, once that works again: gpujob track status") from None
         if self.follower is None and not isinstance(ending, Unclaimed):
             self._follow(0)
         if self.follower is not None:

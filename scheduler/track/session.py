@@ -104,7 +104,7 @@ class Tracker:
             return replace(observation, at=self.last_sign(command))
         why = observation.why.replace("the scheduler", "the tracker")
         if command.job.boot not in ("", boot_id()):
-            why = "the machine or pod in which it ran was started anew, or is gone"
+            why = "the machine or pod in which it ran was restarted or is gone"
         return replace(observation, at=self.last_sign(command), why=why)
 
     def last_sign(self, command: Command) -> float:
@@ -145,7 +145,11 @@ class Tracker:
         except SessionDamaged:
             running = self._running_by_records()
         if running:
-            which = f"command {running[0]} runs" if len(running) == 1 else f"{len(running)} commands run"
+            which = (
+                f"cannot delete the session: command {running[0]} runs"
+                if len(running) == 1
+                else f"cannot delete the session: {len(running)} commands run"
+            )
             raise SchedulerError(f"{which}", where=f"session {self.name}", do="end it first, or wait for it")
 
     def _running_by_records(self) -> list[int]:

@@ -47,7 +47,11 @@ class SessionDamaged(SchedulerError):
 
     def __init__(self, path: str, why: str) -> None:
         name = os.path.basename(path).removesuffix(ENDING)
-        super().__init__(f"the session cannot be read: {why}", where=path, do=f"mend it, or gpujob track delete {name}")
+        super().__init__(
+            f"cannot read the session: {why}",
+            where=path,
+            do=f"correct the file, or delete it: gpujob track delete {name}",
+        )
 
 
 def find_root(folder: str) -> str:
@@ -117,12 +121,12 @@ class SessionFiles:
         except UsageError as error:
             raise SessionDamaged(path, str(error)) from None
         except UnicodeDecodeError:
-            raise SessionDamaged(path, "it is no text in UTF-8") from None
+            raise SessionDamaged(path, "it is not UTF-8 text") from None
         except json.JSONDecodeError as error:
-            why = "it is empty" if not data.strip() else f"no JSON in line {error.lineno} ({error.msg})"
+            why = "it is empty" if not data.strip() else f"line {error.lineno} is not JSON ({error.msg})"
             raise SessionDamaged(path, why) from None
         except (ValueError, RecursionError):
-            raise SessionDamaged(path, "no JSON that can be read") from None
+            raise SessionDamaged(path, "it is not valid JSON") from None
 
     def create(self, name: str, now: float) -> Session:
         """Create a session, which becomes the newest. ``now``: seconds since 1970 (UTC). Raises SchedulerError."""
@@ -184,7 +188,7 @@ class SessionFiles:
         ``check``: called under the lock, so that nothing changes in between; raises an error to keep the session.
         """
         if not is_session_id(name) or name not in self.names():
-            raise NotFound(f"there is no session {name[:40]}", do="see gpujob track list")
+            raise NotFound(f"no session {name[:40]}", do="see gpujob track list")
         with self._locked():
             check()
             for path in (*left_aside(self.path(name)), self.path(name)):
@@ -212,8 +216,12 @@ class SessionFiles:
             finally:
                 os.close(fd)
             if time.monotonic() > until:
-                do = f"see who has it open: fuser {path}"
-                raise SchedulerError(f"another gpujob track holds the sessions for {wait_s:.0f} s", where=path, do=do)
+                do = f"find the process that has it open: fuser {path}"
+                raise SchedulerError(
+                    f"cannot lock the sessions: another gpujob track has held the lock for {wait_s:.0f} s",
+                    where=path,
+                    do=do,
+                )
             time.sleep(LOOK_AGAIN_S)
 
     @contextlib.contextmanager

@@ -260,7 +260,9 @@ class Actions:
             return noted is not None and noted[0] == value
 
         if not wait_until(applied, APPLIED_S):
-            raise SchedulerError(f"the server has not taken over {name} within {APPLIED_S:g} s", where=self.server.home)
+            raise SchedulerError(
+                f"cannot set {name}: the server has not applied it within {APPLIED_S:g} s", where=self.server.home
+            )
 
     def get_logdir(self, _value: str | None) -> int:
         """Print the folder for the output files of new jobs."""
@@ -273,7 +275,7 @@ class Actions:
             raise RequestError("--set_logdir takes a folder.")
         path = os.path.abspath(os.path.expanduser(value))
         if not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
-            raise RequestError(f"{path}: no such folder, or none that can be written.")
+            raise RequestError(f"{path}: no such folder, or it is not writable.")
         self.spooler.client.note("ts_logdir", path)
         return 0
 

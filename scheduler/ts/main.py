@@ -47,7 +47,7 @@ def _do(spooler: Spooler, typed: Typed) -> int:
     if action == "V":
         from scheduler import __version__
 
-        print(f"Task Spooler, as gpujob {__version__} does it")
+        print(f"Task Spooler, implemented by gpujob {__version__}")
         return 0
     if action == "K":
         spooler.server.retire()

@@ -4,7 +4,7 @@ USAGE = """\
 usage: ts [action] [-ngfmdE] [-L <lab>] [-D <id>] [cmd...]
 Env vars:
   TS_VISIBLE_DEVICES     the GPU IDs that are visible to ts. Jobs will be run on these GPUs only.
-  TS_SOCKET              names the server; its files lie beside this path, or in ~/.local/state/gpujob/ts.
+  TS_SOCKET              names the server; its files are beside this path, or in ~/.local/state/gpujob/ts.
   TS_MAILTO              where to mail the result (on -m). Local user by default.
   TS_MAXFINISHED         maximum finished jobs in the queue.
   TS_MAXCONN             maximum number of ts connections at once (6 more than jobs).
@@ -63,6 +63,6 @@ Options adding jobs:
   -L [lab]     name this task with a label, to be distinguished on listing.
   -N [num]     number of slots required by the job (1 default).
 
-Beside what the original does: nothing is lost when the server dies, and `gpujob status` shows the same jobs. What is
-different, and why: docs/ts.md of gpujob.
+Unlike in the original, nothing is lost when the server dies, and `gpujob status` shows the same jobs. All
+differences: docs/ts.md of gpujob.
 """

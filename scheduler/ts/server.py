@@ -91,7 +91,7 @@ class Server:
             self.folder.encode()
         except UnicodeEncodeError:
             raise SchedulerError(
-                "its folder's name is not UTF-8", where=ascii(self.folder), do="set another TS_SOCKET"
+                "cannot use this folder: its name is not UTF-8", where=ascii(self.folder), do="set another TS_SOCKET"
             ) from None
         self.life = self._current()
 
@@ -258,7 +258,7 @@ class Server:
         with open(os.path.join(self.home, "start.err"), encoding="utf-8", errors="replace", opener=plain) as stream:
             said = [line.strip() for line in stream.read(4096).splitlines() if line.strip()]
         raise SchedulerError(
-            f"the server cannot be started: {said[-1] if said else 'it ended at once'}", where=self.home
+            f"cannot start the server: {said[-1] if said else 'it ended immediately'}", where=self.home
         )
 
     # -- its settings -------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class Server:
             until = min(end, time.monotonic() + (5.0 if pid or about_to_begin else 0.005))
             wait_until(lambda: not self._may_come(), until - time.monotonic())
             if time.monotonic() >= end:
-                raise SchedulerError(f"the server (pid {pid or about_to_begin}) does not end", where=self.home)
+                raise SchedulerError(f"cannot end the server: pid {pid or about_to_begin} still runs", where=self.home)
 
     def retire(self) -> None:
         """Carry out -K: end the daemon, cancel all waiting jobs, and let the next call begin another generation."""

@@ -155,7 +155,7 @@ def _here() -> str:
     try:
         return os.getcwd()
     except OSError as error:
-        raise RequestError(f"The folder you are in: {error.strerror}.") from None
+        raise RequestError(f"The current folder cannot be used: {error.strerror}.") from None
 
 
 def _gpus(options: dict[str, str]) -> tuple[str, tuple[int, ...]]:
@@ -174,7 +174,7 @@ def _gpus(options: dict[str, str]) -> tuple[str, tuple[int, ...]]:
 
 def _count(text: str, option: str, least: int = 1) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 7 and int(text) >= least):
-        raise RequestError(f"{option} takes a whole number from {least} on, not {text!r}.")
+        raise RequestError(f"{option} takes a whole number of at least {least}, not {text!r}.")
     return int(text)
 
 

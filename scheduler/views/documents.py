@@ -22,7 +22,9 @@ CAUSES = (RETRY_FAILED, RETRY_OUT_OF_MEMORY, RETRY_COULD_NOT_START)
 _MOMENT = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z$"
 _SECOND = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z$"
 
-Version = Annotated[Literal[1], Field("Version of this form; a change that could break a reader raises it.")]
+Version = Annotated[
+    Literal[1], Field("Version of this format; raised by changes that could break a program that reads it.")
+]
 Id = Annotated[int, Field(minimum=0)]
 Number = Annotated[int, Field(minimum=0)]
 Share = Annotated[float, Field(minimum=0, maximum=1)]
@@ -34,37 +36,38 @@ MaybeSeconds = Annotated[Optional[float], Field(minimum=0)]
 
 # -- a job ---------------------------------------------------------------------------------------------------
 
-JobId = Annotated[Id, Field("Number of the job; never given twice. The first is 1, of a ts server 0.")]
-State = Annotated[str, Field("Where the job is.", choices=STATES)]
-HowEnded = Annotated[Optional[str], Field("How it ended; null while it has not.", choices=OUTCOMES)]
+JobId = Annotated[Id, Field("Id of the job; never assigned twice. The first id is 1, of a ts server 0.")]
+State = Annotated[str, Field("State of the job.", choices=STATES)]
+HowEnded = Annotated[Optional[str], Field("How the job ended; null before its end.", choices=OUTCOMES)]
 ExitCode = Annotated[
-    Optional[int], Field("Exit code of its command; null unless the command exited.", minimum=0, maximum=255)
+    Optional[int], Field("Exit code of the command; null unless the command exited.", minimum=0, maximum=255)
 ]
-Signal = Annotated[Optional[int], Field("Number of the signal that ended its command; null if none did.", minimum=1)]
-Label = Annotated[Optional[str], Field("Name that people gave it; null without one.")]
-ReasonText = Annotated[Optional[str], Field("Why it waits, as a sentence; null unless it waits.")]
+Signal = Annotated[Optional[int], Field("Number of the signal that ended the command; null if none did.", minimum=1)]
+Label = Annotated[Optional[str], Field("Label of the job; null without one.")]
+ReasonText = Annotated[Optional[str], Field("Why the job waits, as a sentence; null unless it waits.")]
 ReasonCode = Annotated[
-    Optional[str], Field("Why it waits, for programs; null unless it waits.", choices=tuple(REASON_CODES))
+    Optional[str],
+    Field("Why the job waits, as a code for programs; null unless it waits.", choices=tuple(REASON_CODES)),
 ]
-Notes = Annotated[list[str], Field("What else there is to know about it, as sentences.")]
-Submitted = Annotated[Moment, Field("When it was accepted (ISO 8601, UTC, milliseconds).")]
-Finished = Annotated[MaybeMoment, Field("When it ended (ISO 8601, UTC, milliseconds); null while it has not.")]
-Log = Annotated[Optional[str], Field("Absolute path of the log of its last try; null before the first.")]
+Notes = Annotated[list[str], Field("Notes on the job, as sentences.")]
+Submitted = Annotated[Moment, Field("When the job was accepted (ISO 8601, UTC, milliseconds).")]
+Finished = Annotated[MaybeMoment, Field("When the job ended (ISO 8601, UTC, milliseconds); null before its end.")]
+Log = Annotated[Optional[str], Field("Absolute path of the log of the last attempt; null before the first.")]
 
 FailureDocument = TypedDict(
     "FailureDocument",
     {
         "class": Annotated[str, Field("Kind of failure.", choices=FAILURE_KINDS)],
-        "line": Annotated[str, Field("The line of the log that tells it (300 characters at most).")],
-        "hint": Annotated[str, Field("What would help, as a sentence.")],
-        "peak_memory": Annotated[Bytes, Field("Bytes of one GPU that it was seen to use at most; null where nobody saw it.")],
+        "line": Annotated[str, Field("The line of the log that shows the failure (at most 300 characters).")],
+        "hint": Annotated[str, Field("Advice on how to fix the failure, as a sentence.")],
+        "peak_memory": Annotated[Bytes, Field("Highest measured memory use on one GPU, in bytes; null if not measured.")],
         "asked_memory": Annotated[
-            Bytes, Field("Bytes of one GPU that it asked for, by vram or by its share; null where the size of the GPU is not known.")
+            Bytes, Field("Requested memory on one GPU, in bytes, by vram or by share; null if the size of the GPU is unknown.")
         ],
     },
 )  # fmt: skip
 WhyFailed = Annotated[
-    Optional[FailureDocument], Field("What the end of its log says of why it failed; null if it says nothing, or ended well.")
+    Optional[FailureDocument], Field("Cause of the failure, read from the end of the log; null if none was found or the job succeeded.")
 ]  # fmt: skip
 
 
@@ -76,22 +79,20 @@ class JobDocument(TypedDict):
     outcome: HowEnded
     exit_code: ExitCode
     signal: Signal
-    priority: Annotated[int, Field("Lower starts first.")]
-    command: Annotated[list[str], Field("The words as they are run; a line of a commands file is sh, -c, TEXT.")]
+    priority: Annotated[int, Field("Priority; jobs with lower values start first.")]
+    command: Annotated[list[str], Field("Words of the command as run; a line of a commands file is sh, -c, TEXT.")]
     script: Annotated[Optional[str], Field("Absolute path of the script of a jobs line; null for a command.")]
-    arguments: Annotated[list[str], Field("The words as they were written: after the script, or the whole command.")]
+    arguments: Annotated[list[str], Field("Words as written: the arguments after the script, or the whole command.")]
     conda_env: Annotated[Optional[str], Field("Environment, by name or folder; null for none.")]
-    allowed_gpus: Annotated[Optional[list[Number]], Field("GPUs that it may have; null for any.")]
-    need: Annotated[float, Field("GPUs that it needs, all together; 0.5 is half of one.", minimum=0)]
-    gpus: Annotated[list[Number], Field("GPUs that it has or had, ascending.")]
-    pid: Annotated[
-        Optional[int], Field("Process that leads its last try, or led it; null before that runs.", minimum=1)
-    ]
+    allowed_gpus: Annotated[Optional[list[Number]], Field("GPUs on which the job may run; null for any.")]
+    need: Annotated[float, Field("Needed GPUs in total; 0.5 is half of one GPU.", minimum=0)]
+    gpus: Annotated[list[Number], Field("GPUs that the job has or had, ascending.")]
+    pid: Annotated[Optional[int], Field("Pid of the main process of the last attempt; null before it runs.", minimum=1)]
     session: Annotated[Optional[str], Field("Name of its screen session; null without one.")]
     interpreter: Annotated[
-        Optional[str], Field("What ran its script, with the version as far as it is known; null if nothing did yet.")
+        Optional[str], Field("Interpreter that ran the script, with its version if known; null before the first start.")
     ]  # fmt: skip
-    attempt: Annotated[int, Field("Number of its last try, 0 before the first.", minimum=0)]
+    attempt: Annotated[int, Field("Number of the last attempt; 0 before the first.", minimum=0)]
     label: Label
     reason: ReasonText
     reason_code: ReasonCode
@@ -99,7 +100,7 @@ class JobDocument(TypedDict):
     notes: Notes
     submitted_at: Submitted
     started_at: Annotated[
-        MaybeMoment, Field("When its last try began (ISO 8601, UTC, milliseconds); null before the first.")
+        MaybeMoment, Field("When the last attempt began (ISO 8601, UTC, milliseconds); null before the first.")
     ]  # fmt: skip
     finished_at: Finished
     log: Log
@@ -120,12 +121,14 @@ class Daemon(TypedDict):
     """State of the scheduler process."""
 
     alive: Annotated[bool, Field("Whether a scheduler runs.")]
-    pid: Annotated[Optional[int], Field("Its process; null if none runs.", minimum=1)]
-    started_at: Annotated[MaybeMoment, Field("When it started (ISO 8601, UTC, milliseconds); null if none runs.")]
+    pid: Annotated[Optional[int], Field("Pid of the scheduler; null if none runs.", minimum=1)]
+    started_at: Annotated[
+        MaybeMoment, Field("When the scheduler started (ISO 8601, UTC, milliseconds); null if none runs.")
+    ]
     runner: Annotated[
         Optional[str],
         Field(
-            "How it runs jobs: as plain processes, or each in a screen session of its own; null if none runs.", choices=("direct", "screen")
+            "How the scheduler runs jobs: as plain processes (direct), or each in its own screen session; null if none runs.", choices=("direct", "screen")
         ),
     ]  # fmt: skip
 
@@ -133,21 +136,23 @@ class Daemon(TypedDict):
 class GpuDocument(TypedDict):
     """A GPU, as status prints it."""
 
-    index: Annotated[Number, Field("Number of the GPU here.")]
-    uuid: Annotated[str, Field("Its identity, whatever number it has.")]
-    name: Annotated[str, Field("Its model; empty where nobody tells it.")]
+    index: Annotated[Number, Field("Index of the GPU in this scheduler.")]
+    uuid: Annotated[str, Field("UUID of the GPU, independent of its index.")]
+    name: Annotated[str, Field("Model of the GPU; empty if unknown.")]
     state: Annotated[str, Field("State; see docs/gpus.md, States of a GPU.", choices=GPU_STATES)]
-    paused: Annotated[bool, Field("Whether it is kept from new jobs by a person.")]
-    allocated: Annotated[Share, Field("Share of it that is given out.")]
-    memory_used: Annotated[Bytes, Field("Bytes in use; null where nobody reads it.")]
-    memory_total: Annotated[Bytes, Field("Bytes that it has; null where nobody tells it.")]
-    memory_own: Annotated[Bytes, Field("Bytes used by jobs of this scheduler; null where nobody reads it.")]
+    paused: Annotated[bool, Field("Whether a user has paused the GPU.")]
+    allocated: Annotated[Share, Field("Allocated share of the GPU.")]
+    memory_used: Annotated[Bytes, Field("Memory in use, in bytes; null if not read.")]
+    memory_total: Annotated[Bytes, Field("Memory size, in bytes; null if unknown.")]
+    memory_own: Annotated[Bytes, Field("Memory used by jobs of this scheduler, in bytes; null if not read.")]
     load: Annotated[
-        Optional[float], Field("Part of the time it is busy; null where nobody reads it.", minimum=0, maximum=1)
+        Optional[float], Field("Load: part of the time that the GPU is busy; null if not read.", minimum=0, maximum=1)
     ]
-    temperature: Annotated[Optional[int], Field("Degrees Celsius; null where nobody reads it.")]
-    reason: Annotated[Optional[str], Field("Why its readings keep jobs away, as a sentence; null if they do not.")]
-    jobs: Annotated[list[Number], Field("Jobs on it, and ended ones whose processes still hold it.")]
+    temperature: Annotated[Optional[int], Field("Temperature in degrees Celsius; null if not read.")]
+    reason: Annotated[
+        Optional[str], Field("Why the readings of the GPU keep jobs away, as a sentence; null if they do not.")
+    ]
+    jobs: Annotated[list[Number], Field("Jobs on the GPU, and ended jobs whose leftover processes hold it.")]
 
 
 class RefusedLine(TypedDict):
@@ -155,8 +160,8 @@ class RefusedLine(TypedDict):
 
     file: Annotated[str, Field("Absolute path of the file.")]
     line: Annotated[int, Field("Number of the line.", minimum=1)]
-    text: Annotated[str, Field("What stands there.")]
-    reason: Annotated[str, Field("What is wrong, and what would be right.")]
+    text: Annotated[str, Field("Text of the line.")]
+    reason: Annotated[str, Field("What is wrong with the line, and how to correct it.")]
 
 
 class StatusDocument(TypedDict):
@@ -167,14 +172,14 @@ class StatusDocument(TypedDict):
     paused: Annotated[bool, Field("Whether the whole queue is paused.")]
     counts: Annotated[Counts, Field("Number of jobs in each state.")]
     gpus: Annotated[list[GpuDocument], Field("The GPUs managed here, by index.")]
-    jobs: Annotated[list[JobDocument], Field("Live jobs by id, then the last ended, newest first.")]
-    refused: Annotated[list[RefusedLine], Field("Lines that are no job.")]
-    repeated_lines: Annotated[Number, Field("Lines that repeat a job and are not run again.")]
+    jobs: Annotated[list[JobDocument], Field("Live jobs by id, then the jobs that ended last, newest first.")]
+    refused: Annotated[list[RefusedLine], Field("Refused lines.")]
+    repeated_lines: Annotated[Number, Field("Number of lines that repeat an earlier line and do not run again.")]
     trouble: Annotated[
         list[str],
         Field(
-            "What holds the scheduler up just now (a file that it does not read, a stopped supervisor, a journal that it cannot write), "
-            "each with what mends it."
+            "Current problems of the scheduler (a file that it does not read, a stopped supervisor, a journal that it cannot write), "
+            "each with its fix."
         ),
     ]  # fmt: skip
 
@@ -194,34 +199,36 @@ class _EventAlways(TypedDict):
 class EventDocument(_EventAlways, total=False):
     """An event in the history of a job. Besides at and kind, an event has only keys that belong to its kind."""
 
-    attempt: Annotated[Number, Field("Number of the try.")]
-    pid: Annotated[int, Field("Process that leads the job.", minimum=1)]
-    gpus: Annotated[list[Number], Field("GPUs that it has, or that stay taken.")]
-    share: Annotated[Share, Field("Share of each of its GPUs that it holds; 0 for GPUs that it named itself.")]
-    ran: Annotated[Seconds, Field("Seconds that the try ran which is over.")]
-    gpu: Annotated[Number, Field("GPU that is gone, or that it uses and was not given.")]
-    memory: Annotated[Bytes, Field("Memory that it uses of that GPU, in bytes; null where the driver would not say.")]
+    attempt: Annotated[Number, Field("Number of the attempt.")]
+    pid: Annotated[int, Field("Pid of the main process of the job.", minimum=1)]
+    gpus: Annotated[list[Number], Field("GPUs of the job, or GPUs that leftover processes hold.")]
+    share: Annotated[Share, Field("Share of each GPU that the job has; 0 for GPUs that the job names itself.")]
+    ran: Annotated[Seconds, Field("Run time of the ended attempt, in seconds.")]
+    gpu: Annotated[Number, Field("GPU that disappeared, or that the job uses without an allocation.")]
+    memory: Annotated[
+        Bytes, Field("Memory that the job uses on that GPU, in bytes; null if the driver does not show it.")
+    ]
     outcome: Annotated[str, Field("How it ended.", choices=OUTCOMES)]
     exit_code: Annotated[Optional[int], Field("Exit code; null if there was none.", minimum=0, maximum=255)]
     signal: Annotated[Optional[int], Field("Number of the signal; null if there was none.", minimum=1)]
-    why: Annotated[Optional[str], Field("Reason, as a sentence or word.")]
-    wait: Annotated[Seconds, Field("Seconds until the next try.")]
+    why: Annotated[Optional[str], Field("Reason of the event, as a sentence or a word.")]
+    wait: Annotated[Seconds, Field("Seconds until the next attempt.")]
     cause: Annotated[
-        str, Field("Why it is tried again: its `retries`, its `oom_retries`, or a start that failed.", choices=CAUSES)
+        str, Field("Why there is another attempt: `retries`, `oom_retries`, or a failed start.", choices=CAUSES)
     ]  # fmt: skip
-    log: Annotated[str, Field("Absolute path of the log of the try that is over.")]
-    before: Annotated[str, Field("State before it was queued again.", choices=STATES)]
-    by: Annotated[str, Field("Line that changed it, say jobs.txt:7.")]
-    what: Annotated[list[str], Field("What was edited, as texts.")]
-    with_job: Annotated[Id, Field("Job that it changed places with.")]
-    pids: Annotated[list[int], Field("Processes that outlived the job.")]
-    processes: Annotated[list[int], Field("Processes that go on after their leader ended.")]
+    log: Annotated[str, Field("Absolute path of the log of the ended attempt.")]
+    before: Annotated[str, Field("State before the job was queued again.", choices=STATES)]
+    by: Annotated[str, Field("Line that changed the job, e.g. jobs.txt:7.")]
+    what: Annotated[list[str], Field("Edited options, as texts.")]
+    with_job: Annotated[Id, Field("Job with which the job changed places.")]
+    pids: Annotated[list[int], Field("Leftover processes of the job.")]
+    processes: Annotated[list[int], Field("Processes that run after the end of the main process.")]
 
 
 class JobWithStory(JobDocument):
     """A job with its event history."""
 
-    events: Annotated[list[EventDocument], Field("What happened to it, oldest first.")]
+    events: Annotated[list[EventDocument], Field("Event history, oldest first.")]
 
 
 class ShownJob(JobWithStory):
@@ -238,7 +245,7 @@ class ShownJobs(TypedDict):
 
 
 ShowDocument = Annotated[
-    Union[ShownJob, ShownJobs], Field("gpujob show JOB… --json: one job, or where several were named and found a list of them.")
+    Union[ShownJob, ShownJobs], Field("Output of gpujob show JOB… --json: one job, or a list if several jobs were found.")
 ]  # fmt: skip
 
 
@@ -255,24 +262,24 @@ class ExplainedJob(TypedDict):
     failure: WhyFailed
     notes: Notes
     log: Log
-    last_lines: Annotated[list[str], Field("Last lines of the log of a job that did not end well.")]
+    last_lines: Annotated[list[str], Field("Last lines of the log of a job that did not succeed.")]
 
 
 class WhyDocument(TypedDict):
     """Output of gpujob why JOB --json: why a job waits, or how it ended."""
 
     schema: Version
-    jobs: Annotated[list[ExplainedJob], Field("The job; several where a label names them.", minItems=1)]
+    jobs: Annotated[list[ExplainedJob], Field("The job; several jobs if a label names them.", minItems=1)]
 
 
 # -- report --------------------------------------------------------------------------------------------------
 
 Lost = Annotated[
-    Number, Field("Those of them whose end is not known: they count up to when they were found to be over.")
+    Number, Field("Number of these attempts whose end is unknown; they count until the scheduler noticed the end.")
 ]
-Tries = Annotated[Number, Field("Tries that ran in the time shown.")]
-GpuSeconds = Annotated[Seconds, Field("The same times GPUs and share of each.")]
-GpuHours = Annotated[Seconds, Field("The same in hours.")]
+Tries = Annotated[Number, Field("Number of attempts that ran in the reported time.")]
+GpuSeconds = Annotated[Seconds, Field("Run time multiplied by GPUs and share of each, in seconds.")]
+GpuHours = Annotated[Seconds, Field("GPU time in hours.")]
 
 
 class ReportedJob(TypedDict):
@@ -287,12 +294,14 @@ class ReportedJob(TypedDict):
     signal: Signal
     attempts: Tries
     lost: Lost
-    gpus: Annotated[list[Number], Field("GPUs that its tries were on, ascending.")]
+    gpus: Annotated[list[Number], Field("GPUs on which the attempts ran, ascending.")]
     submitted_at: Submitted
-    started_at: Annotated[MaybeMoment, Field("When its first try began (ISO 8601, UTC); null if none has.")]
+    started_at: Annotated[MaybeMoment, Field("When the first attempt began (ISO 8601, UTC); null if none has.")]
     finished_at: Finished
-    wait: Annotated[MaybeSeconds, Field("Seconds from its submission to its first start; null if it never started.")]
-    run: Annotated[Seconds, Field("Seconds that its tries ran together, up to now if one runs.")]
+    wait: Annotated[
+        MaybeSeconds, Field("Seconds from the submission to the first start; null if the job never started.")
+    ]
+    run: Annotated[Seconds, Field("Total run time of the attempts in seconds, up to now if one runs.")]
     gpu_seconds: GpuSeconds
 
 
@@ -301,13 +310,13 @@ class Sums(TypedDict):
 
     jobs: Annotated[Number, Field("How many jobs.")]
     states: Annotated[Counts, Field("How many jobs are in each state.")]
-    outcomes: Annotated[Endings, Field("How many jobs ended how.")]
+    outcomes: Annotated[Endings, Field("Number of jobs with each outcome.")]
     attempts: Tries
     lost: Lost
     wait_mean: Annotated[
         MaybeSeconds, Field("Seconds from submission to first start, mean over the jobs that have started; null if none has.")
     ]  # fmt: skip
-    run: Annotated[Seconds, Field("Seconds that all tries ran together.")]
+    run: Annotated[Seconds, Field("Total run time of all attempts, in seconds.")]
     gpu_seconds: GpuSeconds
     gpu_hours: GpuHours
 
@@ -322,14 +331,16 @@ class SumsOfGpu(TypedDict):
     """Sums over the tries that ran on one GPU."""
 
     index: Annotated[Number, Field("Number of the GPU.")]
-    jobs: Annotated[Number, Field("Jobs that were on it.")]
+    jobs: Annotated[Number, Field("Number of jobs that ran on the GPU.")]
     lost: Lost
-    run: Annotated[Seconds, Field("Seconds of the tries on it; two that shared it count twice.")]
-    gpu_seconds: Annotated[Seconds, Field("The same times their shares.")]
+    run: Annotated[
+        Seconds, Field("Total run time of attempts on the GPU in seconds; attempts that shared it count separately.")
+    ]
+    gpu_seconds: Annotated[Seconds, Field("Run times multiplied by the shares, in seconds.")]
     gpu_hours: GpuHours
     busy: Annotated[
         Optional[float],
-        Field("Part of the time shown in which it was given out, by shares; null where that is no time.", minimum=0, maximum=1),
+        Field("Allocated part of the reported time, by shares; null if the reported time is empty.", minimum=0, maximum=1),
     ]  # fmt: skip
 
 
@@ -337,10 +348,10 @@ ReportDocument = TypedDict(
     "ReportDocument",
     {
         "schema": Version,
-        "from": Annotated[Moment, Field("When the time shown begins (ISO 8601, UTC).")],
-        "to": Annotated[Moment, Field("When it ends: now.")],
+        "from": Annotated[Moment, Field("Start of the reported time (ISO 8601, UTC).")],
+        "to": Annotated[Moment, Field("End of the reported time: now.")],
         "known_since": Annotated[
-            MaybeMoment, Field("Since when all jobs are known; those that ended earlier may be forgotten. Null if none is.")
+            MaybeMoment, Field("Time since which all jobs are known; jobs that ended earlier may be deleted. Null if no job is known.")
         ],
         "jobs": Annotated[list[ReportedJob], Field("The jobs, by id.")],
         "labels": Annotated[list[SumsOfLabel], Field("Sums by label.")],
@@ -348,7 +359,7 @@ ReportDocument = TypedDict(
         "total": Annotated[Sums, Field("Sums over all.")],
     },
 )  # fmt: skip
-ReportDocument.__doc__ = "gpujob report --json: what jobs waited, ran and used of the GPUs, and the sums of it."
+ReportDocument.__doc__ = "Output of gpujob report --json: waiting time, run time and GPU use of jobs, and their sums."
 
 
 # -- screens, doctor, state file, journal --------------------------------------------------------------------
@@ -360,34 +371,32 @@ class SessionDocument(TypedDict):
     id: Annotated[Id, Field("The job.")]
     session: Annotated[str, Field("Name of the session.")]
     gpus: Annotated[list[Number], Field("GPUs of the job.")]
-    attach: Annotated[str, Field("Shell command that attaches to it.")]
+    attach: Annotated[str, Field("Shell command that attaches to the session.")]
 
 
 class ScreensDocument(TypedDict):
     """Output of gpujob screens --json: the screen sessions of running jobs."""
 
     schema: Version
-    sessions: Annotated[list[SessionDocument], Field("The sessions that live, by job.")]
+    sessions: Annotated[list[SessionDocument], Field("Sessions of running jobs, by job id.")]
 
 
 class FindingDocument(TypedDict):
     """One finding of a check."""
 
-    check: Annotated[str, Field("What was looked at; several findings may have the same.")]
-    mark: Annotated[str, Field("unknown: it cannot be told.", choices=MARKS)]
+    check: Annotated[str, Field("Name of the check; several findings may have the same name.")]
+    mark: Annotated[str, Field("Result; unknown: could not be determined.", choices=MARKS)]
     seen: Annotated[str, Field("What was found.")]
-    wrong: Annotated[Optional[str], Field("What is wrong, or why it cannot be told.")]
-    mend: Annotated[Optional[str], Field("The shell command that mends it.")]
+    wrong: Annotated[Optional[str], Field("What is wrong, or why the result is unknown.")]
+    mend: Annotated[Optional[str], Field("Shell command that fixes the problem.")]
 
 
 class DoctorDocument(TypedDict):
     """Output of gpujob doctor --json: findings on this machine and on one scheduler."""
 
     schema: Version
-    state_file: Annotated[str, Field("The scheduler that was meant.")]
-    worst: Annotated[
-        str, Field("The mark that stands for all: bad before warn before unknown before ok.", choices=MARKS)
-    ]
+    state_file: Annotated[str, Field("State file of the examined scheduler.")]
+    worst: Annotated[str, Field("Worst mark of all findings, in the order bad, warn, unknown, ok.", choices=MARKS)]
     findings: Annotated[list[FindingDocument], Field("In the order in which they are shown.", minItems=1)]
 
 
@@ -399,7 +408,7 @@ class GpuInStateFile(TypedDict):
     state: Annotated[str, Field("State.", choices=GPU_STATES)]
     allocated: Annotated[Share, Field("Share of it that is given out.")]
     jobs: Annotated[list[Number], Field("Jobs on it.")]
-    reason: Annotated[Optional[str], Field("Why it gets no job, as a sentence; null if nothing keeps it from one.")]
+    reason: Annotated[Optional[str], Field("Why the GPU gets no jobs, as a sentence; null if it may get jobs.")]
 
 
 class RunningInStateFile(TypedDict):
@@ -407,7 +416,7 @@ class RunningInStateFile(TypedDict):
 
     id: Annotated[Id, Field("The job.")]
     gpus: Annotated[list[Number], Field("Its GPUs.")]
-    pid: Annotated[Optional[int], Field("Process that leads it; null until it is known.", minimum=1)]
+    pid: Annotated[Optional[int], Field("Pid of the main process; null until it is known.", minimum=1)]
     session: Annotated[Optional[str], Field("Name of its screen session; null without one.")]
     log: Annotated[str, Field("Absolute path of its log.")]
 
@@ -416,15 +425,18 @@ class StateFileDocument(TypedDict):
     """gpu_scheduler_state.json, as the scheduler writes it. People may edit paused_gpus and paused."""
 
     revision: Annotated[
-        int, Field("Number of this picture; an edit is read against the one it was made from.", minimum=1)
+        int,
+        Field(
+            "Number of this version of the file; an edit is compared with the version on which it is based.", minimum=1
+        ),
     ]
-    gpu_status: Annotated[list[Share], Field("Share given out of each GPU, in the order of gpus.")]
+    gpu_status: Annotated[list[Share], Field("Allocated share of each GPU, in the order of gpus.")]
     paused_gpus: Annotated[list[Number], Field("GPUs that get no new job, by index; may be edited.")]
     paused: Annotated[bool, Field("Whether the whole queue is paused; may be edited.")]
     gpus: Annotated[list[GpuInStateFile], Field("The GPUs managed here, by index.")]
     jobs: Annotated[Counts, Field("Number of jobs in each state.")]
     running: Annotated[list[RunningInStateFile], Field("Jobs that run, by id.")]
-    updated_at: Annotated[str, Field("When it was painted (ISO 8601, UTC, seconds).", pattern=_SECOND)]
+    updated_at: Annotated[str, Field("When the file was written (ISO 8601, UTC, seconds).", pattern=_SECOND)]
 
 
 JournalState = Annotated[str, Field("Where the job is.", choices=STATUSES)]
@@ -433,37 +445,35 @@ JournalState = Annotated[str, Field("Where the job is.", choices=STATUSES)]
 class JournalDocument(TypedDict):
     """One line of the journal (JSON Lines). If several lines have the same id, the last one is valid."""
 
-    id: Annotated[Id, Field("Number of the job, as everywhere.")]
+    id: Annotated[Id, Field("Id of the job.")]
     command: Annotated[
-        str, Field("The whole command as it was written, for a shell; of a commands file the line itself. Secrets are ***.")
+        str, Field("The command as written, quoted for a shell; for a commands file the line. Secrets are replaced by ***.")
     ]  # fmt: skip
     status: JournalState
     pid: Annotated[
-        Optional[int], Field("Process that leads or led the last try; null while pending, or if none was ever begun.", minimum=1)
+        Optional[int], Field("Pid of the main process of the last attempt; null while pending, or if there was no attempt.", minimum=1)
     ]  # fmt: skip
     gpu_id: Annotated[
         Union[Number, Annotated[list[Number], Field(minItems=2)], None],
-        Field("The GPU that it has or had, a list where it is several, null for none or while pending."),
+        Field("GPU that the job has or had; a list for several GPUs; null for none or while pending."),
     ]
     start_time: Annotated[
-        MaybeMoment, Field("When the last try began (ISO 8601, UTC, milliseconds); null while pending.")
+        MaybeMoment, Field("When the last attempt began (ISO 8601, UTC, milliseconds); null while pending.")
     ]
     end_time: Annotated[MaybeMoment, Field("When it ended (ISO 8601, UTC, milliseconds); null while it has not.")]
-    log_file: Annotated[Optional[str], Field("Absolute path of the log of the last try; null before the first.")]
+    log_file: Annotated[Optional[str], Field("Absolute path of the log of the last attempt; null before the first.")]
     exit_code: Annotated[
         Optional[int],
         Field(
-            "Exit code of the command; null while it has not ended, and if it has none: ended by a signal, never begun, or not known.",
+            "Exit code of the command; null before the end, and if there is none: ended by a signal, never started, or unknown.",
             minimum=0, maximum=255,
         ),
     ]  # fmt: skip
-    outcome: Annotated[
-        Optional[str], Field("How it ended, as in status --json; lost: that cannot be known.", choices=OUTCOMES)
-    ]
+    outcome: Annotated[Optional[str], Field("Outcome, as in status --json; lost: unknown.", choices=OUTCOMES)]
     history: Annotated[
         list[tuple[Moment, JournalState]],
         Field(
-            "Each status it has had, with the moment from which on; the first is pending, the last is its status.",
+            "Each status of the job with the time of its start; the first is pending, the last is the current status.",
             minItems=1,
         ),
     ]

@@ -43,7 +43,7 @@ def job_facts(job: Job) -> list[Fact]:
         ("need", job.need.in_words() + (f", {mib_text(spec.vram_mib)} of memory" if spec.vram_mib else ""), False),
         ("slots", spec.slots if not job.need.count and spec.slots != 1 else "", False),
         ("allowed GPUs", "any" if job.allowed is None else gpu_ids_text(job.allowed), False),
-        ("named GPUs", f"{gpu_ids_text(spec.on)} (whoever else is on them)" if spec.on else "", False),
+        ("named GPUs", f"{gpu_ids_text(spec.on)} (also if other jobs are on them)" if spec.on else "", False),
         ("GPUs", gpu_ids_text(job.gpus), False),
         ("pid", job.process.pid if job.process else "", False),
         ("session", f"{job.session_name} (gpujob attach {job.id})" if job.session and job.state.holds_gpus else "", False),
@@ -58,7 +58,7 @@ def job_facts(job: Job) -> list[Fact]:
         ("failure", job.failure.line if job.failure else "", True),
         ("memory", _memory(job.failure) if job.failure else "", False),
         ("hint", job.failure.hint if job.failure else "", False),
-        ("warning", f"its log says: {job.log_finding.line}" if job.succeeded and job.log_finding else "", False),
+        ("warning", f"from its log: {job.log_finding.line}" if job.succeeded and job.log_finding else "", False),
         *(("note", note, False) for note in job.notes),
     ]  # fmt: skip
     return [
@@ -77,5 +77,5 @@ def _as_written(job: Job) -> str:
 def _memory(failure: Failure) -> str:
     """Return how much GPU memory a failed job asked for and was seen to use, as text; empty if neither is known."""
     asked = f"asked for {mib_text(failure.asked_mib)} of a GPU" if failure.asked_mib else ""
-    used = f"seen to use {mib_text(failure.peak_mib)}" if failure.peak_mib else ""
+    used = f"used up to {mib_text(failure.peak_mib)}" if failure.peak_mib else ""
     return ", ".join(filter(None, (asked, used)))

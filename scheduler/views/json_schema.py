@@ -79,7 +79,7 @@ def _type(form: Any, named: Mapping[Any, str]) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": schema_of(inner[1], named)}
     if origin in (Union, types.UnionType):
         return _one_of([schema_of(one, named) for one in inner if one is not type(None)], _nullable(form))
-    raise TypeError(f"{form!r} is no form of JSON")
+    raise TypeError(f"{form!r} has no equivalent in JSON")
 
 
 def _one_of(kinds: list[dict[str, Any]], nullable: bool) -> dict[str, Any]:

@@ -67,7 +67,9 @@ class Stream:
                 return
             except Exception as error:  # noqa: BLE001  a defect of ours: what follows is to be shown all the same
                 self._logs.clear()
-                self._write(safe(f"gpujob: ! a defect of gpujob, please report it: {error!r} while output was shown\n"))
+                self._write(
+                    safe(f"gpujob: ! internal error of gpujob, please report it: {error!r} while showing output\n")
+                )
 
     def _print_all(self) -> None:
         """Print messages and logs until `close` is called."""
@@ -123,7 +125,7 @@ class Stream:
             elif behind > MOST_BEHIND:
                 reader.at = reader.size - MOST_BYTES
                 log.folder = Folder(longest=LONGEST_LINE)
-                self._write(f"[{log.job}] … {behind >> 20} MB skipped here; all of it: gpujob logs {log.job}\n")
+                self._write(f"[{log.job}] … skipped {behind >> 20} MB; for all output: gpujob logs {log.job}\n")
             for data in reader.new(until=reader.at + (MOST_BEHIND if last else MOST_BYTES)):
                 self._print(log.job, log.folder.feed(data))
             if last:

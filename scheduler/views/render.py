@@ -205,7 +205,7 @@ def command_lines(jobs: Sequence[Job], reasons: Mapping[int, Reason], alive: boo
 def _short_reason(reason: Reason | None, alive: bool) -> str:
     """Return the reason of a waiting job in brackets; for the code ``behind`` only how many jobs are before it."""
     if not alive:
-        return " (no scheduler runs)"
+        return " (no scheduler is running)"
     if reason is None:
         return ""
     return f" ({reason.sentence.partition(';')[0] if reason.code == 'behind' else reason.sentence})"
@@ -226,9 +226,7 @@ def status_lines(
     lines += terminal.folded(f"jobs       {counts_text(view.counts)}", LABEL)
     if view.set_aside:
         name = safe(os.path.basename(view.set_aside))
-        text = (
-            f"state file a save that was not one is set aside as {name}, pauses stayed; remove it when you have seen it"
-        )
+        text = f"state file an invalid version was set aside as {name}; the pauses are unchanged; remove the file when you have seen it"
         lines += terminal.folded(text, LABEL)
     for text in view.trouble:
         lines += terminal.folded(f"trouble    {safe(text)}", LABEL)
@@ -288,13 +286,13 @@ def status_lines(
 def _refused_lines(view: Overview) -> list[str]:
     lines: list[str] = []
     if view.refused:
-        lines += ["", "refused lines"]
+        lines += ["", "refused lines:"]
         for line in view.refused:
             lines += terminal.folded(
                 f"  {safe(os.path.basename(line.path))}:{line.number}: {safe(without_secrets(line.reason))}", 4
             )
     if view.repeated:
-        lines += ["", *terminal.folded(f"{view.repeated} line(s) repeat another and are not run again", 2)]
+        lines += ["", *terminal.folded(f"{view.repeated} line(s) repeat an earlier line and do not run again", 2)]
     return lines
 
 
@@ -319,7 +317,7 @@ def _load(gpu: GpuView) -> str:
 
 
 def _note(gpu: GpuView, held: Mapping[int, str]) -> str:
-    notes = [f"held by {held[gpu.gpu.index]}"] if gpu.gpu.index in held else []
+    notes = [f"in use by {held[gpu.gpu.index]}"] if gpu.gpu.index in held else []
     if gpu.reading is not None and gpu.reading.reason:
         notes.append(gpu.reading.reason)
     return "; ".join(notes)

@@ -33,8 +33,8 @@ def _jobs(ask: Ask) -> Response:
     states = [] if asked is None else asked.split(",")
     for word in states:
         if word not in STATES:
-            raise UsageError(f"no state {word[:40]!r}{did_you_mean(word, STATES)}", where="state",
-                             do=f"known: {', '.join(STATES)}")  # fmt: skip
+            raise UsageError(f"unknown state {word[:40]!r}{did_you_mean(word, STATES)}", where="state",
+                             do=f"use {', '.join(STATES)}")  # fmt: skip
     found, reasons = ask.source.client.jobs(states)
     shown = {"schema": SCHEMA, "jobs": [job_json(job, reasons.get(job.id)) for job in found]}
     return Response(in_pieces(shown), media_type=JSON)
@@ -92,14 +92,19 @@ _WHOLE: dict[str, Any] = {"type": "integer", "minimum": 0}
 _EMPTY: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _FORCED = {
     **_EMPTY,
-    "properties": {"force": {"type": "boolean", "description": "Also beside what others have on it now."}},
+    "properties": {
+        "force": {
+            "type": "boolean",
+            "description": "Also accept the foreign processes and memory that are on the GPU now.",
+        }
+    },
 }
 _LEVEL = {
     **_EMPTY,
-    "properties": {"priority": {"type": ["integer", "string"], "description": "Lower starts first."}},
+    "properties": {"priority": {"type": ["integer", "string"], "description": "Jobs with a lower number start first."}},
     "required": ["priority"],
 }
-_IN_STATE = {409: ("Not possible in the state it is in.", ref("error"))}
+_IN_STATE = {409: ("The state of the job or GPU does not allow the request.", ref("error"))}
 
 
 def _read(path: str, does: Does, about: str, form: str, *parameters: Parameter) -> Call:
@@ -107,74 +112,77 @@ def _read(path: str, does: Does, about: str, form: str, *parameters: Parameter) 
 
 
 def _ask_job(verb: str, does: Does, about: str, body: Mapping[str, Any] = _EMPTY) -> Call:
-    answers = {200: ("Done, or asked for.", ref("acted")), **_IN_STATE}
+    answers = {
+        200: ("The request was carried out, or is recorded for the next start of the scheduler.", ref("acted")),
+        **_IN_STATE,
+    }
     return Call("POST", f"/api/jobs/{{id}}/{verb}", does, about, answers, (_ID,), body, headers=commands.HEADERS)
 
 
 CALLS = (
-    _read("/api/status", _status, "What there is now, as `gpujob status --json` has it.", "status"),
+    _read("/api/status", _status, "Current state of the scheduler, in the form of `gpujob status --json`.", "status"),
     _read(
-        "/api/jobs", _jobs, "All jobs, or those in some states, by id.", "jobs",
-        Parameter("state", "query", {"type": "string", "pattern": _STATES_PATTERN}, "States, comma-joined."),
+        "/api/jobs", _jobs, "All jobs, or the jobs in the given states, sorted by id.", "jobs",
+        Parameter("state", "query", {"type": "string", "pattern": _STATES_PATTERN}, "States, separated by commas."),
     ),
-    _read("/api/jobs/{id}", _job, "A job.", "job", _ID),
-    _read("/api/jobs/{id}/story", _story, "What happened to a job, and its runs.", "story", _ID),
+    _read("/api/jobs/{id}", _job, "One job.", "job", _ID),
+    _read("/api/jobs/{id}/story", _story, "Event history and attempts of a job.", "story", _ID),
     Call(
-        "GET", "/api/jobs/{id}/log", job_log.log, "A job's log: its last lines, what came since, or the lines with a word.",
-        {200: ("Text as a terminal would end up showing it; empty where there is no log yet.", None)},
+        "GET", "/api/jobs/{id}/log", job_log.log, "Log of a job: its last lines, the part before or after a byte, or the lines that contain a text.",
+        {200: ("Text as a terminal would show it in the end; empty if there is no log yet.", None)},
         (
             _ID,
-            Parameter("tail", "query", _WHOLE, f"Last lines; {job_log.DEFAULT_LINES} without it, {job_log.MOST_LINES} at most."),
-            Parameter("from", "query", _WHOLE, "What stands from this byte on (X-Gpujob-Log-End of the answer before)."),
-            Parameter("before", "query", _WHOLE, "The last lines of what stands before this byte (X-Gpujob-Log-Start of an answer)."),
+            Parameter("tail", "query", _WHOLE, f"Number of last lines: {job_log.DEFAULT_LINES} by default, at most {job_log.MOST_LINES}."),
+            Parameter("from", "query", _WHOLE, "Return the log from this byte on (X-Gpujob-Log-End of the previous answer)."),
+            Parameter("before", "query", _WHOLE, "Return the last lines before this byte (X-Gpujob-Log-Start of an answer)."),
             Parameter("find", "query", {"type": "string", "minLength": 1, "maxLength": job_log.LONGEST_WORD},
-                      "The last lines that hold this, with their numbers; not together with from or before."),
-            Parameter("attempt", "query", {"type": "integer", "minimum": 1}, "Another attempt than the last."),
+                      "Return the last lines that contain this text, with their numbers; cannot be combined with from or before."),
+            Parameter("attempt", "query", {"type": "integer", "minimum": 1}, "Number of the attempt; default: the last attempt."),
         ),
         media="text/plain", headers=job_log.HEADERS,
     ),
-    _read("/api/jobs/{id}/history", history.job, "GPU memory and load of a job over its runs.", "job_history", _ID),
-    _read("/api/gpus", _gpus, "The GPUs.", "gpus"),
+    _read("/api/jobs/{id}/history", history.job, "GPU memory and load of a job's attempts over time.", "job_history", _ID),
+    _read("/api/gpus", _gpus, "All GPUs of the scheduler.", "gpus"),
     _read(
-        "/api/history/gpus", history.gpus, "Memory, load and use of the GPUs over time, and when they were paused.", "gpu_history",
-        Parameter("from", "query", _WHOLE, "Seconds since 1970; an hour before to without it."),
-        Parameter("to", "query", {"type": "integer", "minimum": 1}, "Seconds since 1970; now without it."),
-        Parameter("step", "query", {"type": "integer", "minimum": 1}, "Seconds of a point."),
+        "/api/history/gpus", history.gpus, "Memory, load and booked share of the GPUs over time, and their pauses.", "gpu_history",
+        Parameter("from", "query", _WHOLE, "Start of the time range in seconds since 1970; default: one hour before `to`."),
+        Parameter("to", "query", {"type": "integer", "minimum": 1}, "End of the time range in seconds since 1970; default: now."),
+        Parameter("step", "query", {"type": "integer", "minimum": 1}, "Seconds between two points."),
     ),
     Call(
-        "GET", "/api/events", live.events, "What changes, as it changes: server-sent events job, gpus, queue, scheduler, again.",
-        {200: ("A stream without end.", None)}, media="text/event-stream",
+        "GET", "/api/events", live.events, "Stream of changes: server-sent events job, gpus, queue, scheduler, again.",
+        {200: ("A stream that stays open.", None)}, media="text/event-stream",
     ),
     Call("GET", "/api/openapi.json", _openapi, "This document.", {200: ("OpenAPI 3.1.", {"type": "object"})}),
-    Call("GET", "/metrics", _metrics, "For Prometheus.", {200: ("Text format 0.0.4.", None)}, media="text/plain"),
+    Call("GET", "/metrics", _metrics, "Metrics for Prometheus.", {200: ("Text format 0.0.4.", None)}, media="text/plain"),
     Call(
         "POST", "/api/jobs", commands.submit, "Queue a job.",
-        {201: ("It is queued.", ref("made")), 409: ("No more jobs may wait.", ref("error"))}, body=commands.SUBMITTED,
+        {201: ("The job is queued.", ref("made")), 409: ("The queue is full.", ref("error"))}, body=commands.SUBMITTED,
     ),
     Call(
-        "POST", "/api/preview", commands.would, "What would happen if this were submitted now; nothing is changed.",
+        "POST", "/api/preview", commands.would, "Preview: what would happen to this job if it were submitted now. Nothing is changed.",
         {200: ("What the scheduler would decide.", ref("preview"))}, body=commands.SUBMITTED,
     ),
-    _ask_job("cancel", commands.cancel, "End a job: a waiting one at once, a running one with all its processes."),
+    _ask_job("cancel", commands.cancel, "Cancel a job: a waiting job leaves the queue, all processes of a running job are ended."),
     _ask_job("retry", commands.retry, "Run an ended job again: same id, new attempt, new log."),
-    _ask_job("hold", commands.hold, "Do not start a waiting job until it is released."),
-    _ask_job("release", commands.release, "Let a held job wait for room again."),
-    _ask_job("first", commands.first, "Start a waiting job before all others."),
-    _ask_job("priority", commands.priority, "Give a waiting job another priority.", _LEVEL),
+    _ask_job("hold", commands.hold, "Hold a waiting job: it does not start until it is released."),
+    _ask_job("release", commands.release, "Release a held job: it may start again."),
+    _ask_job("first", commands.first, "Put a waiting job before all other jobs."),
+    _ask_job("priority", commands.priority, "Change the priority of a waiting job.", _LEVEL),
     Call(
-        "POST", "/api/gpus/{n}/pause", commands.pause_gpu, "No new job on a GPU; those that run go on.",
-        {200: ("It is paused.", ref("paused"))}, (_GPU,), _EMPTY, headers=commands.HEADERS,
+        "POST", "/api/gpus/{n}/pause", commands.pause_gpu, "Pause a GPU: no new job starts on it; running jobs continue.",
+        {200: ("The GPU is paused.", ref("paused"))}, (_GPU,), _EMPTY, headers=commands.HEADERS,
     ),
     Call(
-        "POST", "/api/gpus/{n}/resume", commands.resume_gpu, "Jobs on a GPU again.",
-        {200: ("It is not paused.", ref("paused")), **_IN_STATE}, (_GPU,), _FORCED, headers=commands.HEADERS,
+        "POST", "/api/gpus/{n}/resume", commands.resume_gpu, "Resume a GPU: jobs may start on it again.",
+        {200: ("The GPU is not paused.", ref("paused")), **_IN_STATE}, (_GPU,), _FORCED, headers=commands.HEADERS,
     ),
     Call(
-        "POST", "/api/queue/pause", commands.pause_queue, "Start nothing at all; running jobs go on.",
-        {200: ("It is paused.", ref("queue"))}, body=_EMPTY, headers=commands.HEADERS,
+        "POST", "/api/queue/pause", commands.pause_queue, "Pause the queue: no job starts; running jobs continue.",
+        {200: ("The queue is paused.", ref("queue"))}, body=_EMPTY, headers=commands.HEADERS,
     ),
     Call(
-        "POST", "/api/queue/resume", commands.resume_queue, "Start jobs again.",
-        {200: ("It goes on.", ref("queue"))}, body=_EMPTY, headers=commands.HEADERS,
+        "POST", "/api/queue/resume", commands.resume_queue, "Resume the queue: jobs start again.",
+        {200: ("The queue is not paused.", ref("queue"))}, body=_EMPTY, headers=commands.HEADERS,
     ),
 )  # fmt: skip

@@ -54,10 +54,10 @@ def check_query(call: Call, request: Request) -> None:
     seen: set[str] = set()
     for name, _ in request.query_params.multi_items():
         if name not in known:
-            do = f"known: {', '.join(known)}" if known else "this address takes none"
+            do = f"known: {', '.join(known)}" if known else "this address takes no parameters"
             raise UsageError(f"unknown parameter {name[:40]!r}{did_you_mean(name, known)}", do=do)
         if name in seen:
-            raise UsageError(f"the parameter {name} stands twice", do="give it once")
+            raise UsageError(f"the parameter {name} is given twice", do="give it once")
         seen.add(name)
 
 
@@ -87,7 +87,7 @@ def _endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
         numbers = {name: value for name, value in found.items() if value is not None}
         ask = Ask(request, request.app.state.source, numbers)
         if len(numbers) < len(found):
-            return await _said(ask, call.page, 404, "no such thing here: an id is a plain number")
+            return await _said(ask, call.page, 404, "not found: an id is a whole number")
         try:
             if not call.page:
                 check_query(call, request)
@@ -107,7 +107,7 @@ async def _said(ask: Ask, page: bool, code: int, text: str) -> Response:
 
 async def _defect(_request: Request, _error: Exception) -> Response:
     """Return the answer after an unexpected exception, which the gate logs."""
-    return problem(500, "a defect of gpujob, please report it: the log of the page says more")
+    return problem(500, "internal error in gpujob; please report it with the log of gpujob web")
 
 
 async def _refuse(request: Request, error: HTTPException) -> Response:

@@ -37,7 +37,7 @@ def token_of(places: Places) -> str:
     except FileExistsError:
         return _read(places.web_token)  # another process has just created it
     except OSError as error:
-        raise SchedulerError(f"the token cannot be written: {error.strerror}", where=places.web_token) from None
+        raise SchedulerError(f"cannot write the token: {error.strerror}", where=places.web_token) from None
     return _read(places.web_token)
 
 
@@ -45,28 +45,30 @@ def _read(path: str) -> str:
     """Return the token in this file. Raises FileNotFoundError; SchedulerError if the file cannot be read or trusted."""
 
     def refused(what: str) -> SchedulerError:
-        return SchedulerError(what, where=path, do="remove it, and gpujob web makes a new one")
+        return SchedulerError(what, where=path, do="remove it, and gpujob web creates a new one")
 
     try:
         fd = plain(path, os.O_RDONLY)
     except FileNotFoundError:
         raise
     except OSError:
-        raise refused("the token's file is a link, or cannot be read as a plain file") from None
+        raise refused("cannot use the token file: it is a link or no plain file, or it cannot be read") from None
     try:
         status = os.fstat(fd)
         data = os.pread(fd, MOST_BYTES, 0)
     except OSError as error:
-        raise SchedulerError(f"the token cannot be read: {error.strerror}", where=path) from None
+        raise SchedulerError(f"cannot read the token: {error.strerror}", where=path) from None
     finally:
         os.close(fd)
     if status.st_uid != os.getuid():
-        raise refused(f"the token's file belongs to user {name_of(status.st_uid)}")
+        raise refused(f"cannot use the token file: it belongs to user {name_of(status.st_uid)}")
     if status.st_mode & 0o7777 & ~stat.S_IRWXU:
-        raise refused(f"others could read or write the token (mode {status.st_mode & 0o7777:o}, not 600)")
+        raise refused(
+            f"cannot use the token file: other users have access to it (mode {status.st_mode & 0o7777:o}, not 600)"
+        )
     text = data.decode("latin-1").strip()
     if len(text) < FEWEST or len(data) == MOST_BYTES or not _TOKEN.fullmatch(text):
-        raise refused(f"the token is no word of {FEWEST} or more characters")
+        raise refused(f"cannot use the token file: it does not hold one word of at least {FEWEST} characters")
     return text
 
 

@@ -29,7 +29,9 @@ def web(
     """
     if not port.isascii() or not port.isdigit() or len(port) > 5:
         raise UsageError(
-            f"must be a port, not {port[:40]!r}", where="--port", do="write 4004, or 0 for any that is free"
+            f"must be a port, not {port[:40]!r}",
+            where="--port",
+            do="write a number such as 4004, or 0 for any free port",
         )
     path = state_file_for(state_file, config)
     try:
@@ -39,7 +41,9 @@ def web(
         if not name or name == "scheduler":
             raise
         raise SchedulerError(
-            f"the page needs libraries that are not installed ({name})", where="web", do="pip install 'gpujob[web]'"
+            f"cannot start the web page: the library {name} is not installed",
+            where="web",
+            do="pip install 'gpujob[web]'",
         ) from None
     until = os.environ.pop(LIFE, "")
     way = Way(host, int(port), tls_cert, tls_key, behind_proxy, tuple(names), int(until) if until.isdigit() else -1)

@@ -38,9 +38,7 @@ NOT_POSSIBLE, NOT_READ, REFUSED, LATER, NOT_THERE = 1, 2, 3, 5, 6  # exit codes 
 MOST_NAMED = 5  # jobs listed in a sentence
 _FOR_TERMINALS = re.compile(r"; gpujob [a-z]+ \d+$")
 SAID = "X-Gpujob-Said"
-HEADERS = {
-    SAID: "What was done, or is put off until a scheduler starts, as a sentence for people; percent-encoded UTF-8."
-}
+HEADERS = {SAID: "Sentence for people: what was done, or is deferred until a scheduler starts; percent-encoded UTF-8."}
 LONGEST_SAID = 1000
 OURS = "GPUJOB_"  # prefix of the web process's own variables, which jobs do not get
 
@@ -52,7 +50,7 @@ def _text(key: str, value: Any) -> str:
     if isinstance(value, float):
         value = int(value) if value.is_integer() else value
     elif not isinstance(value, (str, int)) or isinstance(value, bool):
-        raise UsageError("a text or a number is needed", where=key)
+        raise UsageError("must be a text or a number", where=key)
     return _clean(key, str(value))
 
 
@@ -61,36 +59,36 @@ def _ids(key: str, value: Any) -> str:
     if not isinstance(value, list):
         return _text(key, value)
     if any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in value):
-        raise UsageError("a list of whole numbers is needed", where=key)
+        raise UsageError("must be a list of whole numbers", where=key)
     return ",".join(map(str, value))
 
 
 def _gpus(key: str, value: Any) -> str:
     if value == []:
-        raise UsageError("no GPU is named", where=key, do="leave it out for any")
+        raise UsageError("must name at least one GPU", where=key, do="leave it out to allow any GPU")
     return _ids(key, value)
 
 
 def _yes(key: str, value: Any) -> str:
     if not isinstance(value, bool):
-        raise UsageError("true or false is needed", where=key)
+        raise UsageError("must be true or false", where=key)
     return "yes" if value else ""
 
 
 def _path(key: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise UsageError("a text is needed", where=key)
+        raise UsageError("must be a text", where=key)
     return _clean(key, value)
 
 
 def _clean(key: str, text: str) -> str:
     """Return the text unchanged. Raises UsageError if it holds a NUL character or cannot be encoded as UTF-8."""
     if "\0" in text:
-        raise UsageError("it holds a NUL character", where=key)
+        raise UsageError("must not contain a NUL character", where=key)
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UsageError("not UTF-8", where=key) from None
+        raise UsageError("must be valid UTF-8", where=key) from None
     return text
 
 
@@ -113,7 +111,7 @@ SUBMITTED: dict[str, Any] = {
             "type": "array",
             "items": {"type": "string"},
             "minItems": 1,
-            "description": 'Words; shell text as ["sh", "-c", TEXT].',
+            "description": 'Program and arguments; a shell command is written ["sh", "-c", TEXT].',
         },
         **{name: {**KINDS[option.kind][1], "description": option.help} for name, option in OPTIONS.items()},
     },
@@ -131,7 +129,7 @@ def check_keys(body: Mapping[str, Any], known: Iterable[str]) -> None:
     names = list(known)
     for key in body:
         if key not in names:
-            do = f"known: {', '.join(names)}" if names else "send {}"
+            do = f"known: {', '.join(names)}" if names else "send an empty object: {}"
             raise UsageError(f"unknown key {key[:40]!r}{did_you_mean(key, names)}", do=do)
 
 
@@ -141,16 +139,16 @@ def submission_of(ask: Ask) -> Submission:
     check_keys(body, SUBMITTED["properties"])
     command = body.get("command")
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
-        raise UsageError('a list of words is needed, say ["python", "train.py"]', where="command")
+        raise UsageError('must be a list of words such as ["python", "train.py"]', where="command")
     for word in command:
         _clean("command", word)
     variables = body.pop("env", {})
     if not isinstance(variables, dict):
-        raise UsageError('an object is needed, say {"SEED": "1"}', where="env")
+        raise UsageError('must be an object such as {"SEED": "1"}', where="env")
     env = []
     for name, value in variables.items():
         if not name or "=" in name:
-            raise UsageError(f"{name[:40]!r} is no name of a variable", where="env")
+            raise UsageError(f"{name[:40]!r} is not a valid name of a variable", where="env")
         env.append(f"{_clean('env', name)}={_text('env', value)}")
     texts = {key: KINDS[OPTIONS[key].kind][0](key, value) for key, value in body.items() if key != "command"}
     client = ask.source.client
@@ -215,12 +213,12 @@ def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
     name = spec.arguments[0]
     if "/" not in name:
         found = program_in(environment.get("PATH", os.defpath), name)
-        return "" if found else f"there is no program {name} in PATH: it would fail at once"
+        return "" if found else f"the command would fail immediately: there is no program {name} in PATH"
     path = os.path.join(spec.cwd, name)
     if os.path.isfile(path) and os.access(path, os.X_OK):
         return ""
-    what = "is no program that may be run" if os.path.exists(path) else "is not there"
-    return f"{name} {what}: it would fail at once"
+    what = "is not executable" if os.path.exists(path) else "does not exist"
+    return f"the command would fail immediately: {name} {what}"
 
 
 def _carry_out(ask: Ask, request: Request) -> str:
@@ -273,7 +271,7 @@ def _on_job(
         check_keys(ask.body(), ())
         job = ask.source.client.states([ask.numbers["id"]])[0]
         if not possible(job):
-            raise Conflict(f"job {job.id} is {job.state.value}: that is no state to {what} in")
+            raise Conflict(f"cannot {what}: job {job.id} is {job.state.value}")
         said = _carry_out(ask, request(job))
         job = ask.source.client.states([job.id])[0]
         if verb == "cancel" and job.state.ended and job.outcome is not Outcome.CANCELLED:
@@ -290,8 +288,8 @@ def _also(ask: Ask, verb: str, job: Job) -> list[str]:
     if job.state is JobState.SKIPPED:
         parents = ask.source.client.known(job.spec.after_ok).values()
         bad = [one for one in parents if one.state.ended and not one.succeeded]
-        return [f"job {one.id} has ended as {one.state.value}: retry that first" for one in bad[:MOST_NAMED]]
-    return ["it is held still: release lets it start"] if job.held and job.state is JobState.PENDING else []
+        return [f"job {one.id} is {one.state.value}; retry it first" for one in bad[:MOST_NAMED]]
+    return ["it is still held; release it to let it start"] if job.held and job.state is JobState.PENDING else []
 
 
 def _waits(job: Job) -> bool:
@@ -323,14 +321,14 @@ def _place_of(ask: Ask, job: Job) -> str:
     if job.state is not JobState.PENDING:
         return ""
     if job.order < 0:
-        return "it was put first, which its priority does not change (cancel and retry give it its ordinary place)"
+        return "it was put first and stays first at any priority (cancel and retry return it to its ordinary place)"
     ahead = [one for one in ask.source.overview().jobs if one.state is JobState.PENDING and one.order < 0]
     names = [str(one.id) for one in sorted(ahead, key=lambda one: one.turn)]
     if not names:
         return ""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     verb = "comes" if len(names) == 1 else "come"
-    return f"before it still {verb} {', '.join(names[:MOST_NAMED])}{more}, put first"
+    return f"{', '.join(names[:MOST_NAMED])}{more} still {verb} before it, having been put first"
 
 
 def pause_gpu(ask: Ask) -> Response:
@@ -345,7 +343,7 @@ def resume_gpu(ask: Ask) -> Response:
     check_keys(body, ("force",))
     force = bool(_yes("force", body.get("force", False)))
     if force and not ask.source.client.alive():
-        raise Conflict("no scheduler is running: nobody sees what force would accept")
+        raise Conflict("cannot resume with force: no scheduler is running that reads the GPU; start it first")
     return _paused(ask, _carry_out(ask, Resume((ask.numbers["n"],), force)))
 
 

@@ -102,7 +102,7 @@ class Connection(H11Protocol):
         super().connection_made(_Polite(transport, self))  # type: ignore[arg-type]
         self._among.active(self)
         if not self._among.make_room(self):
-            self._answer_itself(503, "too many connections are being served")
+            self._answer_itself(503, "too many connections; try again later")
             return
         self._await_head()
 
@@ -164,7 +164,7 @@ class Connection(H11Protocol):
         if self.closing:
             return None
         if self.conn.their_state is h11.SEND_BODY or (self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]):
-            self._answer_itself(400, "half a request")
+            self._answer_itself(400, "incomplete request")
             return None
         self._half_closed = self.scheme == "http" and self.cycle is not None and not self.cycle.response_started
         return self._half_closed
@@ -181,7 +181,7 @@ class Connection(H11Protocol):
     def _no_head(self) -> None:
         self._head = None
         if self.conn.trailing_data[0]:
-            self._answer_itself(408, f"the headers did not come within {HEAD_S:g} s")
+            self._answer_itself(408, f"the headers did not arrive within {HEAD_S:g} s")
         else:
             self.close_politely()
 
@@ -223,7 +223,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not valid HTTP with an error."""
         hint = getattr(sys.exc_info()[1], "error_status_hint", 400)
-        self._answer_itself(hint if 400 <= hint < 500 else 400, "that is no HTTP request that can be read")
+        self._answer_itself(hint if 400 <= hint < 500 else 400, "not a valid HTTP request")
 
     def _answer_itself(self, code: int, text: str) -> None:
         """Answer with an error without calling the application, unless an answer has begun; close the connection."""

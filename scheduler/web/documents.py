@@ -58,7 +58,7 @@ class PreviewAnswer(TypedDict):
     gpus: list[Number]
     reason: Annotated[Optional[str], Field("Why it would wait, or never start.")]
     reason_code: Optional[str]
-    need: Annotated[Optional[float], Field("GPUs it takes.")]
+    need: Annotated[Optional[float], Field("Number of GPUs that the job needs.")]
     command: list[str]
     notes: list[str]
 
@@ -78,7 +78,7 @@ class StoryAttempt(TypedDict):
     started_at: When
     run_seconds: float
     gpus: list[Number]
-    share: Annotated[float, Field("Of each GPU.")]
+    share: Annotated[float, Field("Share of each of its GPUs, 0 to 1.")]
     lost: bool
     log: Optional[str]
 
@@ -110,7 +110,8 @@ class GpuHistory(TypedDict):
     schema: Version
     gpus: list[GpuCurve]
     pauses: Annotated[
-        list[PauseSpan], Field("Pauses of a GPU, or of the queue (null); one goes on where there is no end.")
+        list[PauseSpan],
+        Field("Pauses of a GPU, or of the whole queue (gpu null); a pause without an end (to null) is still in force."),
     ]
 
 

@@ -115,7 +115,7 @@ class Hub:
         listener = _Listener()
         with self._lock:
             if self._closed or len(self._listeners) >= MOST_STREAMS:
-                raise NotNow(f"{MOST_STREAMS} streams are open, and no more may", do="close another page")
+                raise NotNow(f"cannot open another event stream: {MOST_STREAMS} are open", do="close another page")
             listener.tell(self._standing.items())
             self._listeners.add(listener)
             if self._watcher is None:

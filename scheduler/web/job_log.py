@@ -38,14 +38,14 @@ SIZE, START, END, UNFINISHED, ATTEMPT, PLACES, RESTARTED, CUT = (
     f"X-Gpujob-Log-{name}" for name in ("Size", "Start", "End", "Unfinished", "Attempt", "Places", "Restarted", "Cut")
 )
 HEADERS = {
-    SIZE: "Bytes in the log now (unpacked).",
-    START: "The byte where the text begins: what stands before it comes when it is sent as before.",
-    END: "Where the next answer goes on: send it as from.",
-    UNFINISHED: "Characters at the end of the text that belong to a line without an end; they come again with the next answer.",
-    ATTEMPT: "The attempt whose log it is: another one than before has a log of its own.",
-    PLACES: "With find: the byte where each of these lines begins, comma-joined.",
-    RESTARTED: "1: the log was cut or replaced since; the text is that of its last lines.",
-    CUT: "1: the log is longer than what was looked through.",
+    SIZE: "Size of the log in bytes (unpacked).",
+    START: "Byte where the text begins; send it as `before` to get the lines before it.",
+    END: "Byte where the next answer begins; send it as `from`.",
+    UNFINISHED: "Number of characters at the end of the text that belong to an unfinished line; the next answer repeats them.",
+    ATTEMPT: "Number of the attempt whose log this is; each attempt has its own log.",
+    PLACES: "With find: the bytes where the last 200 found lines begin, separated by commas.",
+    RESTARTED: "1: the log has become shorter since the previous answer; the text is its last lines.",
+    CUT: "1: only a part of the log was read or searched.",
 }
 _searching = threading.BoundedSemaphore(AT_ONCE)
 
@@ -76,17 +76,17 @@ def log(ask: Ask) -> Response:
     start = ask.whole("from", 0, 0, 1 << 62) if ask.query("from") is not None else None
     before = ask.whole("before", 0, 0, 1 << 62) if ask.query("before") is not None else None
     if before is not None and start is not None:
-        raise UsageError("either from or before", where="before")
+        raise UsageError("cannot be combined with from", where="before")
     wanted = ask.whole("attempt", 0, 1, 1 << 31) if ask.query("attempt") is not None else None
     word = ask.query("find")
     if word is not None and (start is not None or before is not None or not 0 < len(word) <= LONGEST_WORD):
-        raise UsageError(f"a word of 1 to {LONGEST_WORD} characters, without from or before", where="find")
+        raise UsageError(f"must be a text of 1 to {LONGEST_WORD} characters, without from or before", where="find")
     job, _, events = ask.source.client.job(ask.numbers["id"])
     known = logs_of(job, events)
     attempt = job.attempt if wanted is None else wanted
     if wanted is not None and wanted not in known:
-        has = f"it has {', '.join(map(str, sorted(known)))}" if known else f"it is {job.state.value}"
-        raise NotFound(f"job {job.id} has no log of attempt {wanted}: {has}")
+        has = f"it has logs of attempts {', '.join(map(str, sorted(known)))}" if known else f"it is {job.state.value}"
+        raise NotFound(f"cannot show the log of attempt {wanted} of job {job.id}: {has}")
     path = known.get(attempt, "")
     part = Part()
     if path:
@@ -95,11 +95,9 @@ def log(ask: Ask) -> Response:
                 part = _found(source, word, lines) if word is not None else _part(source, start, lines, before)
         except FileNotFoundError:
             if job.state.ended:
-                raise NotFound(
-                    "the log is not there any more", where=path, do="keep_logs or somebody removed it"
-                ) from None
+                raise NotFound("cannot read the log: it was removed, by keep_logs or by a user", where=path) from None
         except OSError as error:
-            raise NotFound(f"the log cannot be read: {error.strerror}", where=path) from None
+            raise NotFound(f"cannot read the log: {error.strerror}", where=path) from None
     headers = {SIZE: part.size, START: part.start, END: part.end, UNFINISHED: part.unfinished, ATTEMPT: attempt}
     shown = {name: str(value) for name, value in headers.items()}
     shown |= {PLACES: ",".join(map(str, part.places))} if part.places else {}
@@ -157,7 +155,7 @@ def _found(log: LogWindow, word: str, most: int) -> Part:
     backwards in blocks of whole lines (or of a part of a very long line); a block without the word costs little.
     """
     if not _searching.acquire(timeout=PATIENCE_S):
-        raise NotNow("others are searching logs", do="try again in a moment")
+        raise NotNow("cannot search the log: too many searches are running", do="try again in a few seconds")
     try:
         return _found_in(log, word.casefold(), most)
     finally:

@@ -45,7 +45,7 @@ $inner
 </html>
 """)
 _FORM = Template("""\
-<p>Sign in with the token of this scheduler. On its machine:</p>
+<p>Sign in with the token of this scheduler. This command shows it on the scheduler's machine:</p>
 <p><code>cat $file</code></p>
 $wrong<form method="post" action="/login">
 <label for="token">Token</label>

@@ -32,7 +32,9 @@ def metrics(client: SchedulerClient) -> bytes:
     try:
         from prometheus_client import CollectorRegistry, generate_latest
     except ImportError as error:
-        raise SchedulerError(f"metrics need prometheus-client: {error}", do="pip install 'gpujob[web]'") from None
+        raise SchedulerError(
+            f"cannot create metrics: prometheus-client cannot be imported: {error}", do="pip install 'gpujob[web]'"
+        ) from None
     view = client.overview(most_waiting=0)
     tallied, blocked = client.tallies()
     interval_s = float(client.settings().get("gpu_interval", (0.0, ""))[0])
@@ -73,7 +75,7 @@ class _Figures:
         yield _gauge("gpujob_up", "1 while the scheduler runs.", (), [((), float(view.alive))])
         yield _gauge("gpujob_build_info", "Version of gpujob; always 1.", ("version",), [((__version__,), 1.0)])
         yield _gauge("gpujob_queue_paused", "1 while the whole queue is paused.", (), [((), float(view.queue_paused))])
-        ticks = HistogramMetricFamily("gpujob_tick_seconds", "How long the turns of the scheduler's loop took.")
+        ticks = HistogramMetricFamily("gpujob_tick_seconds", "Duration of the passes of the scheduler in seconds.")
         if self.ticks is not None:
             found, total = self.ticks
             ticks.add_metric([], counts.cumulative(counts.TICK_BUCKETS, found), total)
@@ -82,29 +84,29 @@ class _Figures:
     def _jobs(self) -> Iterator[Metric]:
         view, tallied = self.view, self.tallied
         states = [((state,), float(number)) for state, number in view.counts.items()]
-        yield _gauge("gpujob_jobs", "Jobs that are remembered, by state.", ("state",), states)
+        yield _gauge("gpujob_jobs", "Jobs in the store, by state.", ("state",), states)
         yield _counter(
-            "gpujob_jobs_finished_total", "Endings of jobs by outcome, also of jobs that are forgotten.", "outcome",
+            "gpujob_jobs_finished_total", "Ended jobs by outcome, including jobs that were removed from the store.", "outcome",
             counts.OUTCOMES, tallied.get(counts.FINISHED, {}),
         )  # fmt: skip
         yield _counter(
-            "gpujob_jobs_ended_total", "Endings of jobs by the state they led to.", "state", counts.ENDINGS,
+            "gpujob_jobs_ended_total", "Ended jobs by final state.", "state", counts.ENDINGS,
             tallied.get(counts.ENDED, {}),
         )  # fmt: skip
         yield _counter(
-            "gpujob_retries_total", "Times a job was put back to wait for another try.", "reason", counts.RETRIES,
+            "gpujob_retries_total", "Retries that were scheduled, by reason.", "reason", counts.RETRIES,
             tallied.get(counts.RETRIED, {}),
         )  # fmt: skip
         yield _histogram(
-            "gpujob_job_wait_seconds", "From a job's submission to its first start.", counts.WAIT_BUCKETS,
+            "gpujob_job_wait_seconds", "Time from the submission of a job to its first start in seconds.", counts.WAIT_BUCKETS,
             tallied.get(counts.WAITED, {}),
         )  # fmt: skip
         yield _histogram(
-            "gpujob_job_run_seconds", "How long runs of jobs took, each try by itself.", counts.RUN_BUCKETS,
+            "gpujob_job_run_seconds", "Run time of each attempt in seconds.", counts.RUN_BUCKETS,
             tallied.get(counts.RAN, {}),
         )  # fmt: skip
         blocked = [((code,), float(number)) for code, number in sorted(self.blocked.items())] if view.alive else []
-        yield _gauge("gpujob_queue_blocked", "Waiting jobs by why they wait.", ("reason",), blocked)
+        yield _gauge("gpujob_queue_blocked", "Waiting jobs by the reason why they wait.", ("reason",), blocked)
 
     def _gpus(self) -> Iterator[Metric]:
         """Yield the metrics of the GPUs, without samples if no daemon runs: its last readings may be old."""
@@ -116,23 +118,25 @@ class _Figures:
 
         memory = [((*who[gpu.gpu.index], part), mib * MIB) for gpu in gpus for part, mib in _parts(gpu)]
         read = {gpu.gpu.index: gpu.reading for gpu in gpus if gpu.reading is not None}
-        yield _gauge("gpujob_gpu_memory_bytes", "Memory of a GPU: of our jobs, of others, reserved (driver, display), free.",
+        yield _gauge("gpujob_gpu_memory_bytes", "Memory of the GPU by part: ours (jobs), foreign (foreign processes), reserved (driver, display, accepted), free.",
                      (*GPU, "part"), memory)  # fmt: skip
-        yield _gauge("gpujob_gpu_utilization_ratio", "Share of the time in which the GPU worked.", GPU,
+        yield _gauge("gpujob_gpu_utilization_ratio", "Share of the time in which the GPU was busy.", GPU,
                      each({i: r.load for i, r in read.items()}))  # fmt: skip
         yield _gauge("gpujob_gpu_allocated_ratio", "Share of the GPU that is booked by jobs.", GPU,
                      each({gpu.gpu.index: gpu.allocated for gpu in gpus}))  # fmt: skip
-        yield _gauge("gpujob_gpu_paused", "1 while the GPU is given no new job because somebody paused it.", GPU,
+        yield _gauge("gpujob_gpu_paused", "1 while the GPU is paused.", GPU,
                      each({gpu.gpu.index: float(gpu.paused) for gpu in gpus}))  # fmt: skip
         ages = {i: None if r.read_at is None else max(0.0, self.now - r.read_at) for i, r in read.items()}
         stale = {i: r.state == "STALE" or (ages[i] or 0.0) > self.stale_s for i, r in read.items()}
         bad = {i for i, r in read.items() if stale[i] or r.state in NOT_HEALTHY}
         healthy = {gpu.gpu.index: float(gpu.gpu.index not in bad) for gpu in gpus}
-        yield _gauge("gpujob_gpu_healthy", "0 while the readings say that the GPU is gone, not to be used, or silent.", GPU,
+        yield _gauge("gpujob_gpu_healthy", "0 while the GPU is gone, unhealthy or stale.", GPU,
                      each(healthy))  # fmt: skip
-        yield _gauge("gpujob_gpu_stale", "1 while nothing is heard of the GPU: its other figures are of the past.", GPU,
+        yield _gauge("gpujob_gpu_stale", "1 while the GPU does not answer: its other values are old.", GPU,
                      each({i: float(silent) for i, silent in stale.items()}))  # fmt: skip
-        yield _gauge("gpujob_gpu_reading_age_seconds", "How long ago the GPU answered last.", GPU, each(ages))
+        yield _gauge(
+            "gpujob_gpu_reading_age_seconds", "Age of the last reading of the GPU in seconds.", GPU, each(ages)
+        )
         yield _gauge(
             "gpujob_gpu_power_watts", "Power that the GPU draws.", GPU, each({i: r.power_w for i, r in read.items()})
         )

@@ -174,7 +174,9 @@ class Gate:
         except Exception as error:  # a defect: the details go to the log, not to the client
             self._note(error, asked)
             if not answer.begun:
-                await answer.whole(500, JSON, _problem("a defect of gpujob, please report it: its log says more"))
+                await answer.whole(
+                    500, JSON, _problem("internal error in gpujob; please report it with the log of gpujob web")
+                )
             elif not answer.complete:
                 raise
 
@@ -183,10 +185,12 @@ class Gate:
     async def _judge(self, asked: _Asked, scope: Scope, receive: Receive, answer: _Answer) -> bool:
         """Return True if the application has to answer, False if this method has answered. Raises Refusal, _Gone."""
         if asked.all(b"transfer-encoding") and asked.all(b"content-length"):
-            raise Refusal(400, "both Content-Length and Transfer-Encoding: where it ends is not known", close=True)
+            raise Refusal(
+                400, "both Content-Length and Transfer-Encoding: the end of the request is ambiguous", close=True
+            )
         self._check_host(asked)
         if asked.size() > MOST_HEAD:  # h11 limits only headers that arrive in several pieces
-            raise Refusal(431, f"headers of more than {MOST_HEAD >> 10} KiB", close=True)
+            raise Refusal(431, f"the headers exceed {MOST_HEAD >> 10} KiB", close=True)
         if asked.method == "POST" and asked.raw_path == "/login":
             await self._login(asked, receive, answer)
             return False
@@ -204,17 +208,17 @@ class Gate:
             self._check_origin(asked)
             self._check_mark(asked, by_cookie)
         if not _PATH.fullmatch(asked.raw_path) or any(not part.strip(".") and part for part in asked.path.split("/")):
-            raise Refusal(404, "no such thing here")
+            raise Refusal(404, "not found")
         if asked.method == "POST":
             if asked.media_type() != JSON:
-                raise Refusal(415, f"a change is sent as Content-Type: {JSON}")
+                raise Refusal(415, f"the Content-Type must be {JSON}")
             scope[BODY] = await _body(asked, receive, MOST_BODY)
         return True
 
     def _check_host(self, asked: _Asked) -> None:
         hosts = asked.all(b"host")
         if len(hosts) != 1:
-            raise Refusal(400, f"{len(hosts) or 'no'} Host header{'s' if hosts else ''}: one is needed", close=True)
+            raise Refusal(400, f"exactly one Host header is needed, not {len(hosts)}", close=True)
         host = hosts[0].lower()
         entrance = self.entrance
         if host in entrance.hosts:
@@ -227,9 +231,9 @@ class Gate:
         port = entrance.port
         raise Refusal(
             421,
-            f"this page answers to 127.0.0.1:{port}, [::1]:{port} and localhost:{port} alone. From another machine open a tunnel "
+            f"this page can only be reached as 127.0.0.1:{port}, [::1]:{port} or localhost:{port}. From another machine, open a tunnel "
             f"with the same port number at both ends (ssh -L {port}:127.0.0.1:{port} SERVER) and go to http://127.0.0.1:{port}/ ; "
-            "a name that a proxy has for it: gpujob web --name NAME",
+            "To accept the name that a proxy uses: gpujob web --name NAME",
         )
 
     async def _check_token(self, asked: _Asked) -> bool:
@@ -244,10 +248,14 @@ class Gate:
             ):
                 return False
             await self.guesses.wrong()
-            raise Refusal(401, "that is not the token", login=True)
+            raise Refusal(401, "the token is wrong", login=True)
         if any(map(self.entrance.key.is_cookie, self._own_cookies(asked))):
             return True
-        raise Refusal(401, f"no token; send Authorization: Bearer T, T as in {self.entrance.token_file}", login=True)
+        raise Refusal(
+            401,
+            f"the token is missing; send Authorization: Bearer T with the token T from {self.entrance.token_file}",
+            login=True,
+        )
 
     def _own_cookies(self, asked: _Asked) -> list[str]:
         return _cookies(asked.all(b"cookie"), self.entrance.key.cookie_name)
@@ -263,12 +271,12 @@ class Gate:
         # By the referrer policy of our pages, their forms have the Origin "null"; no script can set Sec-Fetch-Site.
         if said == ["null"] and asked.path in ("/login", "/logout") and asked.all(b"sec-fetch-site") == ["same-origin"]:
             return
-        raise Refusal(403, "a change asked for by a page from elsewhere (Origin)")
+        raise Refusal(403, "the change was requested by a page of another origin (Origin header)")
 
     @staticmethod
     def _check_mark(asked: _Asked, by_cookie: bool) -> None:
         if by_cookie and asked.one(b"x-gpujob") != "1":
-            raise Refusal(403, "a change that is let in by the cookie needs the header X-Gpujob: 1")
+            raise Refusal(403, "a change that is authenticated by cookie needs the header X-Gpujob: 1")
 
     # -- signing in -----------------------------------------------------------------------------------
 
@@ -276,7 +284,7 @@ class Gate:
         """Exchange the token of the form for a cookie. Raises Refusal."""
         self._check_origin(asked)
         if asked.media_type() != FORM:
-            raise Refusal(415, f"the form is sent as Content-Type: {FORM}")
+            raise Refusal(415, f"the Content-Type must be {FORM}")
         data = await _body(asked, receive, MOST_FORM)
         try:
             form = parse_qs(data.decode("ascii"), max_num_fields=8)
@@ -285,8 +293,8 @@ class Gate:
         said, place = form.get("token", [""]), page_of(form.get("next", ["/"])[0])
         if len(said) != 1 or not self.entrance.key.is_token(said[0].strip().encode("utf-8", "replace")):
             await self.guesses.wrong()
-            wrong = "That is not the token of this scheduler."
-            raise Refusal(401, "that is not the token", login=True, wrong=wrong, place=place)
+            wrong = "The token is wrong."
+            raise Refusal(401, "the token is wrong", login=True, wrong=wrong, place=place)
         cookie = self._cookie(self.entrance.key.cookie(), COOKIE_S)
         await answer.whole(303, "text/plain", b"", [("location", place), ("set-cookie", cookie)])
 
@@ -314,7 +322,7 @@ class Gate:
     def _note(self, error: Exception, asked: _Asked) -> None:
         where = " | ".join(line.strip() for line in traceback.format_exception(error)[-6:])
         self.entrance.tell(
-            f"a defect of gpujob, please report it: {error!r} at {asked.method} {asked.path[:100]} ({where})"
+            f"internal error in gpujob, please report it: {error!r} at {asked.method} {asked.path[:100]} ({where})"
         )
 
 
@@ -331,7 +339,7 @@ def _cookies(headers: Sequence[str], name: str) -> list[str]:
 async def _body(asked: _Asked, receive: Receive, most: int) -> bytes:
     """Return the whole body. Raises Refusal if it exceeds ``most`` bytes or takes too long; _Gone on a disconnect."""
     length = asked.one(b"content-length")
-    too_much = Refusal(413, f"more than {most >> 10} KiB were sent")
+    too_much = Refusal(413, f"the body exceeds {most >> 10} KiB")
     if length.isdigit() and int(length) > most:
         raise too_much
     body = bytearray()
@@ -350,7 +358,7 @@ async def _body(asked: _Asked, receive: Receive, most: int) -> bytes:
     try:
         await asyncio.wait_for(read(), BODY_S)
     except asyncio.TimeoutError:
-        raise Refusal(408, f"the body did not come within {BODY_S:g} s", close=True) from None
+        raise Refusal(408, f"the body did not arrive within {BODY_S:g} s", close=True) from None
     return bytes(body)
 
 

@@ -18,17 +18,17 @@ ABOUT = (
     "`X-Gpujob: 1` with each change."
 )
 OF_THE_GATE = {
-    400: "What was sent cannot be read, or holds an unknown key or a bad value.",
-    401: "No token, or a wrong one.",
-    421: "The Host header names another place.",
+    400: "The request cannot be read, or has an unknown key or an invalid value.",
+    401: "The token is missing or wrong.",
+    421: "The Host header names another server.",
     431: "The headers are too long.",
-    500: "A defect.",
-    503: "The store cannot be used, no answer came in time, or too much is going on.",
+    500: "Internal error.",
+    503: "The store cannot be used, the scheduler did not answer in time, or too many requests are being served.",
 }
 OF_CHANGES = {
-    403: "A foreign Origin; or with the cookie, no X-Gpujob: 1.",
-    408: "The body did not come in time.",
-    413: "The body is above 1 MiB.",
+    403: "The request comes from another origin, or has the cookie but no X-Gpujob: 1.",
+    408: "The body did not arrive in time.",
+    413: "The body exceeds 1 MiB.",
     415: "The body is not application/json.",
 }
 
@@ -56,7 +56,7 @@ def document(calls: Iterable[Call]) -> dict[str, Any]:
                     "type": "apiKey",
                     "in": "cookie",
                     "name": "gpujob",
-                    "description": "Its name goes on with the port: gpujob_4004.",
+                    "description": "The name of the cookie ends with the port: gpujob_4004.",
                 },
             },
         },
@@ -80,7 +80,7 @@ def _here(value: Any) -> Any:
 def _operation(call: Call) -> dict[str, Any]:
     codes = dict(OF_THE_GATE) | (OF_CHANGES if call.method == "POST" else {})
     if any(one.where == "path" for one in call.parameters):
-        codes[404] = "No such job or GPU here."
+        codes[404] = "There is no such job or GPU."
     answers: dict[str, Any] = {
         str(code): {"description": about, "content": {JSON: {"schema": ref("error")}}} for code, about in codes.items()
     }

@@ -32,7 +32,7 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 ZOOMS = (("1 h", 1.0), ("6 h", 6.0), ("24 h", 24.0), ("7 d", 168.0), ("30 d", 720.0))
 LEAST_H, MOST_H = 1 / 60, 24 * 366.0
 HEAT_RANGES = (("24 h", 24), ("7 d", 168), ("30 d", 720))
-MEASURES = {"load": "load", "booked": "share booked", "memory": "memory in use"}
+MEASURES = {"load": "load", "booked": "booked share", "memory": "memory in use"}
 SPANS = (("today", "24 h", DAY_S), ("week", "7 d", 7 * DAY_S), ("month", "30 d", 30 * DAY_S), ("all", "all", None))
 CURVE_S = 30.0  # between two points of the curves of the last hour
 BAND_PX, HEAD_PX, STRIP_PX, GAP_PX, AXIS_PX, LANE_PX, MOST_LANES_PX, PAUSE_PX = 46, 17, 7, 8, 22, 15, 180, 7
@@ -102,7 +102,9 @@ def _jobs(ask: Ask) -> Response:
     states = text.split(",") if text else []
     for word in states:
         if word not in STATES:
-            raise UsageError(f"no state {word[:40]!r}{did_you_mean(word, STATES)}", do=f"known: {', '.join(STATES)}")
+            raise UsageError(
+                f"unknown state {word[:40]!r}{did_you_mean(word, STATES)}", do=f"known: {', '.join(STATES)}"
+            )
     view = ask.source.overview()
     found, number = ask.source.client.newest_in(states, label, MOST_LISTED)
     need = view_models.in_need(view)
@@ -164,7 +166,7 @@ def _last_lines(path: str) -> tuple[list[str], str]:
     try:
         return [without_colours(line) for line in last_lines(path, MOST_LINES)], ""
     except OSError as error:
-        return [], f"its log cannot be read: {error.strerror}: {path}"
+        return [], f"cannot read the log {path}: {error.strerror}"
 
 
 def _job_charts(ask: Ask, job_id: int) -> list[dict[str, Any]]:
@@ -257,7 +259,7 @@ def _asked(ask: Ask, name: str, default: float, least: float, most: float) -> fl
     except ValueError:
         value = math.nan
     if not least <= value <= most:
-        raise UsageError(f"{name}={text[:40]!r} is no number between {number(least)} and {number(most)}")
+        raise UsageError(f"{name} must be a number between {number(least)} and {number(most)}, not {text[:40]!r}")
     return value
 
 
@@ -325,7 +327,7 @@ def _heatmap(ask: Ask) -> Response:
     now = time.time()
     measure = ask.request.query_params.get("measure", "load")
     if measure not in MEASURES:
-        raise UsageError(f"no measure {measure[:40]!r}", do=f"known: {', '.join(MEASURES)}")
+        raise UsageError(f"unknown measure {measure[:40]!r}", do=f"known: {', '.join(MEASURES)}")
     hours = int(_asked(ask, "hours", 24, 1, 720))
     first = (now // HOUR_S - hours + 1) * HOUR_S
     view = ask.source.overview()
@@ -415,7 +417,7 @@ def _report(ask: Ask) -> Response:
     span, label = query.get("since", "week"), query.get("label", "")
     known = {name: seconds for name, _, seconds in SPANS}
     if span not in known:
-        raise UsageError(f"no time {span[:40]!r}", do=f"known: {', '.join(known)}")
+        raise UsageError(f"unknown time range {span[:40]!r}", do=f"known: {', '.join(known)}")
     seconds = known[span]
     problem, found = "", None
     try:

@@ -97,7 +97,7 @@ class Ask:
             return default
         found = number(text)
         if found is None or found < least:
-            raise UsageError(f"{text[:40]!r} is not a whole number from {least} on", where=name)
+            raise UsageError(f"must be a whole number of at least {least}, not {text[:40]!r}", where=name)
         return min(found, most)
 
     @property
@@ -110,9 +110,13 @@ class Ask:
         try:
             found = json.loads(self.request.scope.get(BODY, b""), parse_constant=_no_number)
         except (ValueError, RecursionError):
-            raise UsageError("the body is no JSON", do='send an object, say {"command": ["true"]}') from None
+            raise UsageError(
+                "cannot read the body: it is not JSON", do='send an object, say {"command": ["true"]}'
+            ) from None
         if not isinstance(found, dict):
-            raise UsageError("the body is no JSON object", do='send an object, say {"command": ["true"]}')
+            raise UsageError(
+                "cannot read the body: it is not a JSON object", do='send an object, say {"command": ["true"]}'
+            )
         return found
 
 

@@ -78,15 +78,19 @@ class Way:
     def check(self) -> None:
         """Raise UsageError if an option is invalid, or if the token would cross the network without encryption."""
         if not 0 <= self.port <= HIGHEST_PORT:
-            raise UsageError(f"must be 0 to {HIGHEST_PORT}, not {self.port}", where="--port", do="0: any that is free")
+            raise UsageError(
+                f"must be 0 to {HIGHEST_PORT}, not {self.port}", where="--port", do="use 0 for any free port"
+            )
         if bool(self.cert) != bool(self.key):
             missing = "--tls-key" if self.cert else "--tls-cert"
-            raise UsageError("certificate and key go together", where="web", do=f"name the other too: {missing} FILE")
+            raise UsageError(
+                "cannot use TLS: certificate and key are both needed", where="web", do=f"add {missing} FILE"
+            )
         if not self.loopback and not self.cert and not self.behind_proxy:
             raise UsageError(
-                f"on {self.host} everybody on the way could read the token", where="--host",
-                do="name a certificate (--tls-cert, --tls-key), or say --behind-proxy if a proxy of yours with TLS is the only way "
-                f"here; from your laptop a tunnel is enough: {tunnel(self.port)}",
+                f"cannot listen on {self.host} without TLS: others on the network could read the token", where="--host",
+                do="give a certificate (--tls-cert, --tls-key), or --behind-proxy if the page can only be reached through your TLS proxy; "
+                f"from your laptop a tunnel is enough: {tunnel(self.port)}",
             )  # fmt: skip
 
 
@@ -143,12 +147,12 @@ class _TokenFile:
         try:
             found = token_of(self._places)
         except SchedulerError as error:
-            found, trouble = self._token, f"{error.what}; the one before holds on; {error.do}"
+            found, trouble = self._token, f"{error.what}; the previous token stays valid; {error.do}"
         if found != self._token:
             self._token = self._log.token = found
             self._key.renew(found)
             self._hub.end_all()
-            self._log.tell(f"the token is another one now, everybody signs in anew: cat {word(self._places.web_token)}")
+            self._log.tell(f"the token has changed, everybody has to sign in again: cat {word(self._places.web_token)}")
         if trouble and trouble != self._trouble:
             self._log.tell(trouble)
         self._trouble = trouble
@@ -243,7 +247,7 @@ class _Log(logging.Handler):
             return
         self._left -= 1
         if self._lost:
-            text, self._lost = f"{text} ({self._lost} lines were left out before)", 0
+            text, self._lost = f"{text} ({self._lost} messages before this one were omitted)", 0
         shown = safe(without_secrets(text.replace(self.token, "***")))[: self.LONGEST]
         with contextlib.suppress(OSError, ValueError):  # stderr is closed
             print(f"gpujob: ! {shown}", file=sys.stderr, flush=True)
@@ -271,7 +275,7 @@ def _listen(way: Way) -> socket.socket:
             way.host, way.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (socket.gaierror, UnicodeError):
-        raise UsageError(f"no such host: {way.host}", where="--host", do="name an address of this machine") from None
+        raise UsageError(f"unknown host {way.host}", where="--host", do="give an address of this machine") from None
     listening = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -285,10 +289,10 @@ def _listen(way: Way) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             who = holder_of(way.port)
             raise PortTaken(
-                f"port {way.port} is taken{f' by {who}' if who else ''}", where="web",
-                do="open that page, or name another port: gpujob web --port 0 takes any that is free",
+                f"cannot listen on port {way.port}: it is in use{f' by {who}' if who else ''}", where="web",
+                do="open the page on that port, or use another port (gpujob web --port 0: any free port)",
             ) from None  # fmt: skip
-        do = "name a port above 1023" if error.errno == errno.EACCES else "name an address of this machine with --host"
+        do = "use a port above 1023" if error.errno == errno.EACCES else "name an address of this machine with --host"
         raise SchedulerError(
             f"cannot listen on {way.host} port {way.port}: {error.strerror}", where="web", do=do
         ) from None
@@ -303,8 +307,8 @@ def _tls(way: Way) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(way.cert, way.key, password=_no_password)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise UsageError(f"certificate or key cannot be used: {error}", where=f"{way.cert}, {way.key}",
-                         do="name PEM files that belong together, the key without a password") from None  # fmt: skip
+        raise UsageError(f"cannot use certificate or key: {error}", where=f"{way.cert}, {way.key}",
+                         do="give PEM files that belong together, and a key without a password") from None  # fmt: skip
     return context
 
 
@@ -340,12 +344,12 @@ def _words(way: Way, port: int, token_file: str) -> list[str]:
     """Return the lines to print: the page's address, how to show its token, and a tunnel command or a warning."""
     scheme = "https" if way.cert else "http"
     host = f"[{way.host}]" if ":" in way.host else way.host
-    lines = [f"gpujob: the page: {scheme}://{host}:{port}/", f"gpujob: its token: cat {word(token_file)}"]
+    lines = [f"gpujob: web page: {scheme}://{host}:{port}/", f"gpujob: token to sign in: cat {word(token_file)}"]
     if way.loopback and not way.behind_proxy:
         target = host if way.host != "localhost" else LOOPBACK
         lines.append(f"gpujob: from your laptop: {tunnel(port, target)}")
         if way.host != LOOPBACK or way.cert:
             lines[-1] += f"  # then {scheme}://{LOOPBACK}:{port}/"
     elif not way.loopback:
-        lines.append("gpujob: ! others can reach this address: whoever has the token can run commands as you")
+        lines.append("gpujob: ! other machines can reach this address: anybody with the token can run commands as you")
     return lines

@@ -39,8 +39,8 @@ class Source:
         if os.path.isdir(folder):
             self._was_there = True
         elif self._was_there:
-            raise StoreTrouble("no such folder: it was removed while the page was open", where=folder,
-                               do="put it back, or end this page and start it where the scheduler is")  # fmt: skip
+            raise StoreTrouble("cannot read the state folder: it was removed while gpujob web was running", where=folder,
+                               do="restore it, or stop gpujob web and start it again in the folder of the scheduler")  # fmt: skip
 
     def overview(self) -> Overview:
         """Return the overview, at most `FRESH_S` seconds old. Raises SchedulerError if the store cannot be read."""

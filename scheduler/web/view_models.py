@@ -36,16 +36,16 @@ def acts(job: Job, skipped: Sequence[int] = ()) -> list[Act]:
     at, name = f"/api/jobs/{job.id}", job.spec.shown_words(60)
     if job.state is JobState.PENDING:
         held = job.held
-        hold = Act("release", f"{at}/release", "let it start again when there is room") if held else (
+        hold = Act("release", f"{at}/release", "allow it to start") if held else (
             Act("hold", f"{at}/hold", "keep it in the queue, but do not start it"))  # fmt: skip
         return [
-            Act("first", f"{at}/first", "put it before all others"),
+            Act("first", f"{at}/first", "start it before all other jobs"),
             hold,
             Act(
                 "cancel",
                 f"{at}/cancel",
                 "take it out of the queue",
-                f"Take job {job.id} ({name}) out of the queue? retry puts it back.{_then(skipped)}",
+                f"Cancel job {job.id} ({name})? It leaves the queue; retry puts it back.{_then(skipped)}",
                 "bad",
             ),
         ]
@@ -62,10 +62,10 @@ def _then(skipped: Sequence[int]) -> str:
     if not skipped:
         return ""
     if len(skipped) == 1:
-        return f" Job {skipped[0]} waits for its good end and will be skipped."
+        return f" Job {skipped[0]} depends on its success and will be skipped."
     more = f" and {len(skipped) - MOST_NAMED} more" if len(skipped) > MOST_NAMED else ""
     names = ", ".join(map(str, skipped[:MOST_NAMED]))
-    return f" Jobs {names}{more} wait for its good end and will be skipped."
+    return f" Jobs {names}{more} depend on its success and will be skipped."
 
 
 def in_need(view: Overview) -> dict[int, list[int]]:
@@ -201,10 +201,10 @@ def why_no_readings(job: Job, runs: int, declared: frozenset[int]) -> str:
     blind = [gpu for gpu in job.gpus if gpu in declared]
     if runs and blind and len(blind) == len(job.gpus):
         many = len(blind) > 1
-        return f"No readings: GPU {gpu_ids_text(blind)} {'are' if many else 'is'} declared, nobody reads {'them' if many else 'it'}."
+        return f"No readings: GPU {gpu_ids_text(blind)} {'are' if many else 'is'} declared, without readings."
     if job.state.ended:
-        return "No readings are kept of it." if runs else f"No readings: {never_ran(job)}."
-    return "No readings yet." if runs else "No readings yet: it waits."
+        return "No readings were kept." if runs else f"No readings: {never_ran(job)}."
+    return "No readings yet." if runs else "No readings yet: the job is waiting."
 
 
 def never_ran(job: Job) -> str:

@@ -181,7 +181,7 @@ class Cycle:
                     broken(f"job {job} ({key}) is lost")
             elif outcome == "exit":
                 if (code, starts[key], ends.get(key)) != (CODES[key], 1, CODES[key]):
-                    broken(f"job {job} ({key}): exit {code}, started {starts[key]} times, ended with {ends.get(key)}")
+                    broken(f"job {job} ({key}): exit {code}, started {starts[key]} times, failed with {ends.get(key)}")
             elif outcome != never_ran or starts[key]:
                 broken(f"job {job} ({key}) is {state}, {outcome} {code} {number}")
         self._files(broken)

@@ -238,7 +238,7 @@ class Disks:
             if outcome == "exit":
                 end = before.ends.get((key, attempt), after.ends.get((key, attempt)))
                 if code != CODES[key] or end != code:
-                    broken.append(f"{key} ended with {code}, by the ledger {end}")
+                    broken.append(f"{key} failed with {code}, by the ledger {end}")
             elif outcome == "cancelled":
                 if key not in CANCELLED:
                     broken.append(f"{key} is cancelled")
@@ -248,7 +248,7 @@ class Disks:
                 how["lost, never started"] += 1
         for key in LINES[: {3: 1, 4: 0}.get(before.cut, len(LINES))]:
             if key not in jobs:
-                broken.append(f"the line of {key} is no job")
+                broken.append(f"the line of {key} is there is no job")
         for key, job in before.acknowledged.items():
             if jobs.get(key) != job:
                 broken.append(f"{key} was acknowledged as {job}, is {jobs.get(key)}")

@@ -98,7 +98,7 @@ def attach(pid: int, log: Path, words: Iterable[str]) -> Tracer:
     def held() -> bool:
         status = Path(f"/proc/{pid}/status").read_text()
         if process.poll() is not None:
-            raise RuntimeError(f"strace ended with {process.returncode}: may a process be traced here?")
+            raise RuntimeError(f"strace failed with {process.returncode}: may a process be traced here?")
         return "TracerPid:\t0\n" not in status
 
     until(held, f"strace holds {pid}")

@@ -109,7 +109,7 @@ def test_dependencies_pauses_folders_and_environments(quiet: Scheduler) -> None:
         assert look(s, spec(after=(running,)))[2] == "depends"
         assert look(s, spec(after=(failed,)))[0] == "start"
         never = look(s, spec(after_ok=(failed,)))
-        assert never[0] == "never" and f"job {failed} had to end well" in never[3]
+        assert never[0] == "never" and f"job {failed} had to succeed" in never[3]
         with pytest.raises(NotFound):
             look(s, spec(after=(99_999,)))
         assert look(s, spec(cwd="/nonexistent"))[2] == "missing"

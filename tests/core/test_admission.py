@@ -118,10 +118,10 @@ def test_a_reading_is_good_for_three_intervals(bench: Bench) -> None:
     due = bench.admission.next_look
     assert due is not None and bench.mono < due < bench.mono + 0.1, "nobody would look when it becomes stale"
     bench.wait(0.1)
-    assert not bench.usable() and bench.card.verdict == Verdict("stale", "no telemetry from GPU 0 for 15 s")
+    assert not bench.usable() and bench.card.verdict == Verdict("stale", "GPU 0 for 15 s")
     assert bench.admission.next_look is None
     bench.wait(80)
-    assert bench.card.verdict.sentence == "no telemetry from GPU 0 for 95 s"
+    assert bench.card.verdict.sentence == "GPU 0 for 95 s"
 
 
 UNKNOWN = [
@@ -234,7 +234,7 @@ def test_thresholds_are_held_against_the_foreign_part(bench: Bench, mib: int, lo
 def test_a_busy_card_without_jobs_of_ours_is_blocked_though_no_process_is_seen(bench: Bench) -> None:
     """S3.16: also when the scheduler itself has nothing on it."""
     bench.read(load=90)
-    assert bench.read(load=90).sentence == "GPU 0 is 90 % busy with work that is not ours; limit 80 %"
+    assert bench.read(load=90).sentence == "GPU 0 is 90 % busy with foreign processes; limit 80 %"
 
 
 def test_a_foreign_process_that_only_draws_does_not_make_our_load_foreign(bench: Bench) -> None:
@@ -283,7 +283,7 @@ def test_memory_that_others_use_leaves_less_to_give(bench: Bench) -> None:
     assert bench.read(DRIVER + 48_000, a_process(mib=48_000)) == NOTHING_FORBIDDEN
     assert bench.forbids("0.5") == "foreign" and bench.forbids("0.3") == ""
     assert bench.admission.tight_mask == 1 and bench.usable()
-    assert "46.9 GiB in use by processes that are not ours (pid 4711, user x)" in bench.card.why_overcommit.sentence
+    assert "46.9 GiB in use by foreign processes (pid 4711, user x)" in bench.card.why_overcommit.sentence
 
 
 # -- whole cards ------------------------------------------------------------------------------------------
@@ -412,7 +412,7 @@ def test_numbers_of_another_container_may_be_our_own_jobs(bench: Bench) -> None:
     bench.read(DRIVER + 38_000, hidden, load=95)
     assert bench.card.foreign_mib == 0 and bench.card.own_mib == 38_000
     bench.read(DRIVER + 68_000, hidden, a_process(6, 30_000, visible=False, user=""))
-    assert bench.card.foreign_mib >= 28_000, "more than was promised is somebody's"
+    assert bench.card.foreign_mib >= 28_000, "the body exceeds was promised is somebody's"
     bench.on = []
     bench.read(DRIVER + 68_000, hidden, a_process(6, 30_000, visible=False, user=""))
     assert bench.card.foreign_mib == 68_000
@@ -469,7 +469,7 @@ def test_memory_that_stays_after_an_end_is_waited_for_and_then_is_foreign(bench:
     bench.admission.left([0], bench.now)
     left = replace(process, visible=False, owner="", user="", ours=False)
     verdict = bench.read(DRIVER + 70_000, left)
-    assert verdict == Verdict("releasing", "GPU 0: 68.4 GiB not yet released after a job's end (pid 11)")
+    assert verdict == Verdict("releasing", "GPU 0: 68.4 GiB are not yet released after the end of a job (pid 11)")
     for _ in range(4):
         assert bench.read(DRIVER + 70_000, left).code == "releasing"
     verdict = bench.read(DRIVER + 70_000, left)
@@ -526,7 +526,10 @@ def test_while_a_gpu_is_watched_a_little_longer_that_is_what_is_said(bench: Benc
     for _ in range(2):
         bench.read(DRIVER + 70_000, a_process(mib=70_000))
     for _ in range(2):
-        assert bench.read().sentence == "GPU 0 was in use by others a moment ago; it is watched a little longer"
+        assert (
+            bench.read().sentence
+            == "GPU 0 was just in use by foreign processes; it gets jobs again when further readings show it free"
+        )
     assert bench.read() == NOTHING_FORBIDDEN
 
 

@@ -352,20 +352,20 @@ def test_a_gpu_that_vanishes_is_noted_in_its_job_and_said_once() -> None:
     assert read(0, 1) == []
     play.arrive(a_job(1, "1", allowed=(0,)))
     play.tell(play.began(1))
-    assert read(1) == ["GPU 0 (declared:0) is gone; no new job goes there"]
+    assert read(1) == ["GPU 0 (declared:0) is gone; no new job starts there"]
     assert play.job(1).state is JobState.RUNNING
-    assert play.job(1).notes == ("GPU 0 (declared:0) is gone while it ran",)
+    assert play.job(1).notes == ("GPU 0 (declared:0) is gone",)
     assert read(1) == []
     play.arrive(a_job(2, "1", allowed=(0,)))
     play.tell(play.ended(1))
     assert play.reason(2) == "gone" and read(1) == []
-    assert read(0, 1) == ["GPU 0 can be given jobs again"] and play.state(2) is JobState.STARTING
+    assert read(0, 1) == ["GPU 0 can get jobs again"] and play.state(2) is JobState.STARTING
     # Trouble with all of them is one sentence.
     trouble = play.tell(Readings(play.mono, problem="no answer within 5 s"), after=5.0)
     assert [text for text, _ in trouble.notices] == [
-        "no telemetry from GPU 0,1: no answer within 5 s; no new job goes there, running jobs go on"
+        "GPU 0,1: no answer within 5 s; no new job starts there, running jobs continue"
     ]
-    assert read(0, 1) == ["GPU 0,1 can be given jobs again"]
+    assert read(0, 1) == ["GPU 0,1 can get jobs again"]
 
 
 def test_a_gpu_becomes_stale_by_itself() -> None:
@@ -377,6 +377,6 @@ def test_a_gpu_becomes_stale_by_itself() -> None:
     due = state.next_timer()
     assert due is not None and math.isclose(due, play.mono + 15, abs_tol=0.1)
     plan = play.tell(Arrived(a_job(1)), after=16)
-    assert [text for text, _ in plan.notices] == ["no telemetry from GPU 0 for 16 s; no new job goes there"]
+    assert [text for text, _ in plan.notices] == ["GPU 0 for 16 s; no new job starts there"]
     assert not play.started and play.reason(1) == "stale"
     assert class_of(play.job(1)).need.parts == WHOLE and not ids_of(state.fleet.usable_mask)

@@ -318,7 +318,7 @@ def test_each_waiting_job_has_a_reason() -> None:
     assert play.scheduler.waiting() == 8
     assert all(reason.sentence for reason in play.scheduler.class_reasons().values())
     assert play.job(6).reason == "no such file /gone.py"
-    assert play.job(7).reason == "job 1 has to end first"
+    assert play.job(7).reason == "job 1 must end first"
     assert "gpujob release 8" in play.job(8).reason
 
 
@@ -333,9 +333,9 @@ def test_a_paused_queue_is_the_reason_of_all() -> None:
 def test_a_job_behind_others_of_its_kind_is_told_how_many() -> None:
     reason = Reason("no-room", "needs one whole GPU; the most free on an allowed GPU is 0 (GPU 0)")
     assert reason_with_place(reason, 0) is reason
-    assert reason_with_place(reason, 1).sentence.startswith("1 job of the same kind is before it")
+    assert reason_with_place(reason, 1).sentence.startswith("1 job with the same request is before it")
     behind = reason_with_place(reason, 3)
-    assert behind.code == "behind" and behind.sentence.startswith("3 jobs of the same kind are before it")
+    assert behind.code == "behind" and behind.sentence.startswith("3 jobs with the same request are before it")
     assert reason.sentence in behind.sentence
 
 
@@ -405,7 +405,7 @@ def test_an_unknown_gpu_is_said_and_the_known_ones_are_obeyed() -> None:
     play = a_world(2)
     plan = play.ask(Pause((7, 1)))
     assert plan.answers[0].code == 6
-    assert plan.answers[0].lines == ("no GPU 7 is managed here (managed: 0,1)", "GPU 1 paused (paused now: 1)")
+    assert plan.answers[0].lines == ("GPU 7 is not managed here (managed: 0,1)", "GPU 1 paused (paused now: 1)")
     assert play.scheduler.fleet.paused_mask == 0b10
 
 

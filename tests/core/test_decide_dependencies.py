@@ -21,7 +21,7 @@ def wait_for_one(play: Play, how: str, *, begun: bool = True) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "words"), [("after", "job 1 has to end first"), ("after_ok", "job 1 has to end well first")]
+    ("how", "words"), [("after", "job 1 must end first"), ("after_ok", "job 1 must succeed first")]
 )
 def test_a_job_waits_for_another_and_says_for_which(how: str, words: str) -> None:
     play = a_world(2)
@@ -103,7 +103,7 @@ def test_a_job_waits_for_all_it_names() -> None:
     play = a_world(4)
     play.run(a_job(1), a_job(2), a_job(3))
     play.arrive(a_job(4, after_ok=(2,), after=(1, 3)))
-    assert play.job(4).reason == "job 2 has to end well first (and 2 more)"
+    assert play.job(4).reason == "job 2 must succeed first (and 2 more)"
     for parent, code in ((1, 1), (2, 0)):
         play.tell(play.ended(parent, code))
         assert play.reason(4) == "depends"
@@ -140,7 +140,7 @@ def test_a_parent_that_nobody_knows_has_not_ended_well() -> None:
     plan = play.arrive(a_job(2, after_ok=(77,)), a_job(3, after=(77,)))
     assert (play.state(2), play.state(3)) == (S.SKIPPED, S.STARTING)
     skipped = next(event for event in plan.events if event.kind == "skipped")
-    assert skipped.detail["why"] == "job 77 had to end well and is not known"
+    assert skipped.detail["why"] == "job 77 had to succeed, but it"
 
 
 def test_a_parent_that_is_tried_again_has_not_ended() -> None:
@@ -166,7 +166,7 @@ def test_dependencies_found_in_the_store_are_waited_for_again() -> None:
     running = a_job(1, state=S.RUNNING, attempt=1, gpus=(0,), started_at=play.wall)
     play.rows[1] = running
     play.scheduler.adopt(running, play.now)
-    play.arrive(a_job(2, after_ok=(1,), reason_code="depends", reason="job 1 has to end well first"))
+    play.arrive(a_job(2, after_ok=(1,), reason_code="depends", reason="job 1 must succeed first"))
     assert not play.started
     play.tell(play.ended(1))
     assert play.started == [2]
@@ -192,4 +192,4 @@ def test_asking_for_a_skipped_job_again_tells_that_it_is_skipped_again() -> None
     assert play.state(2) is S.SKIPPED
     (answer,) = play.ask(Requeue((2,))).answers
     assert play.state(2) is S.SKIPPED
-    assert "waits again" not in answer.lines[0]
+    assert "queued again" not in answer.lines[0]

@@ -26,7 +26,7 @@ def test_a_start_that_failed_for_a_passing_reason_is_tried_again_with_growing_wa
         job = play.job(1)
         assert (job.state, job.attempt, job.start_failures) == (S.PENDING, attempt, attempt)
         assert play.reason(1) == "backoff"
-        assert job.reason == f"start failed: fork refused; attempt {attempt + 1} of 5; tried again in {wait} s"
+        assert job.reason == f"start failed: fork refused; try {attempt + 1} of 5; next attempt in {wait} s"
         assert play.scheduler.fleet.free[0] == 1000
         play.tell(after=wait - 0.01)
         assert play.state(1) is S.PENDING
@@ -112,7 +112,7 @@ def test_a_job_that_was_held_while_it_waited_for_its_next_try_waits_for_that_aga
     play.ask(Hold((1,)), after=1)
     assert play.reason(1) == "hold-user"
     play.ask(Release((1,)), after=2)
-    assert (play.reason(1), play.job(1).reason) == ("backoff", "tried again in 7 s")
+    assert (play.reason(1), play.job(1).reason) == ("backoff", "next attempt in 7 s")
     play.tell(after=7.1)
     assert play.state(1) is S.STARTING
 
@@ -137,7 +137,7 @@ def test_a_job_with_retries_is_run_again_as_often_as_it_asks() -> None:
         plan = play.tell(play.ended(1, 7))
         job = play.job(1)
         assert (job.state, job.runs_failed, job.exit_code, job.gpus) == (S.PENDING, run, None, ())
-        assert job.reason == f"ended with exit code 7; run {run} of 3; tried again in {wait} s"
+        assert job.reason == f"failed with exit code 7; run {run} of 3; next attempt in {wait} s"
         fell = next(event for event in plan.events if event.kind == "retry_scheduled")
         assert (fell.detail["exit_code"], fell.detail["attempt"]) == (7, run)
         play.tell(after=wait - 0.5)
@@ -183,10 +183,10 @@ def test_many_who_ask_for_a_job_again_start_one_attempt() -> None:
     play.tell(play.ended(1, 1))
     wish = Requeue((1,), after=(1,))
     said = [play.ask(wish).answers[0].lines for _ in range(2)]
-    assert said == [("job 1 waits again (it was failed)",), ("job 1 is starting already",)]
+    assert said == [("job 1 queued again (it was failed)",), ("job 1 is starting already",)]
     play.tell(play.began(1), play.ended(1, 1))
     (answer,) = play.ask(wish).answers
-    assert (answer.code, answer.lines) == (0, ("job 1 has run again meanwhile (attempt 2)",))
+    assert (answer.code, answer.lines) == (0, ("job 1 has already run again (attempt 2)",))
     assert (play.state(1), play.job(1).attempt) == (S.FAILED, 2)
     play.ask(Requeue((1,), after=(2,)))
     assert play.job(1).attempt == 3
@@ -203,7 +203,7 @@ def test_a_job_that_ran_out_of_gpu_memory_is_tried_again_at_once_with_twice_the_
     job = play.job(1)
     assert (job.state, job.need, job.oom_retries, job.attempt) == (S.STARTING, ResourceRequest(1, 600), 1, 2)
     assert (job.not_before, job.reason) == (None, "")
-    assert job.notes == ("ran out of GPU memory with a need of 0.3; tried again with 0.6",)
+    assert job.notes == ("ran out of GPU memory with a need of 0.3; the next attempt has a need of 0.6",)
     play.tell(play.began(1))
     play.tell(play.ended(1, 1, failure=OOM))
     assert (play.job(1).need, play.job(1).oom_retries) == (ResourceRequest(1, 1000), 2)

@@ -34,10 +34,10 @@ def line(play: Play, request: object) -> tuple[int, str]:
 
 def test_a_held_job_waits_until_it_is_released() -> None:
     play = full()
-    assert line(play, Hold((2,))) == (0, "job 2 is held; gpujob release 2")
-    assert line(play, Hold((2,))) == (0, "job 2 is held already")
+    assert line(play, Hold((2,))) == (0, "job 2 held; release it: gpujob release 2")
+    assert line(play, Hold((2,))) == (0, "job 2 is already held")
     assert play.job(2).reason_code == "hold-user" and starts_next(play) == 3
-    assert line(play, Release((2,))) == (0, "job 2 is released")
+    assert line(play, Release((2,))) == (0, "job 2 released")
     assert starts_next(play, 3) == 2
     assert line(play, Release((2,)))[1].startswith("job 2 is not held")
 
@@ -54,7 +54,7 @@ def test_only_waiting_jobs_can_be_moved(request_: object) -> None:
     "request_", [Hold((9,)), Release((9,)), First((9,)), Swap((9, 2)), Swap((2, 9)), Edit((9,), {})]
 )
 def test_a_job_that_is_not_there(request_: object) -> None:
-    assert line(full(), request_) == (6, "no job 9")
+    assert line(full(), request_) == (6, "there is no job 9")
 
 
 def test_a_held_job_that_is_cancelled_and_run_again_is_not_lost() -> None:
@@ -69,13 +69,13 @@ def test_first_comes_before_every_priority_and_under_every_rule(order: Order) ->
     play = full(2, order=order)
     play.arrive(a_job(3, priority=-100))
     play.arrive(a_job(4, priority=50))
-    assert line(play, First((4,))) == (0, "job 4 comes first")
+    assert line(play, First((4,))) == (0, "job 4 is now first in the queue")
     assert starts_next(play) == 4
 
 
 def test_several_put_first_keep_the_order_they_are_named_in() -> None:
     play = full(5)
-    assert line(play, First((5, 4))) == (0, "job 5 comes first\njob 4 comes first")
+    assert line(play, First((5, 4))) == (0, "job 5 is now first in the queue\njob 4 is now first in the queue")
     play.ask(First((3,)))
     order, running = [], 1
     for _ in range(4):
@@ -122,7 +122,7 @@ def test_an_edited_job_waits_for_what_it_says_now() -> None:
 def test_an_edit_that_could_never_run_changes_nothing() -> None:
     play = full()
     code, said = line(play, Edit((2,), {"gpus": "3"}, ((3, 1000),)))
-    assert code == 3 and said.startswith("job 2 stays as it is: needs 3 whole GPUs")
+    assert code == 3 and said.startswith("job 2; the job needs 3 whole GPUs")
     code, said = line(play, Edit((2,), {"allowed": [7]}))
     assert code == 3 and "GPU 7 is not managed here" in said
     assert play.job(2).spec.edited == () and play.job(2).allowed is None and starts_next(play) == 2
@@ -135,7 +135,7 @@ def test_the_gpus_of_a_job_that_named_them_cannot_be_edited(changes: dict[str, o
     play.ask(PauseQueue(True))
     play.arrive(a_job(1, on=(0, 1)))
     code, said = line(play, Edit((1,), changes, ((1, 500),)))
-    assert (code, said) == (3, "job 1 named its GPUs itself (0,1); cancel it and submit it anew")
+    assert (code, said) == (3, "job 1: it names its GPUs itself (0,1); cancel it and submit it again")
     assert play.job(1).allowed == (0, 1) and play.job(1).need.by_name and play.job(1).spec.label == ""
     assert line(play, Edit((1,), {"label": "mine", "priority": 3})) == (
         0, "job 1: label none -> mine, priority 0 -> 3",
@@ -145,7 +145,7 @@ def test_the_gpus_of_a_job_that_named_them_cannot_be_edited(changes: dict[str, o
 
 
 def test_an_edit_of_nothing_new_says_so() -> None:
-    assert line(full(), Edit((2,), {"priority": 0})) == (0, "job 2 is like that already")
+    assert line(full(), Edit((2,), {"priority": 0})) == (0, "job 2 is unchanged: it already has these values")
     assert line(full(), Edit((2,), {"script": "/x"}))[0] == 2
 
 
@@ -160,9 +160,12 @@ def test_no_job_ever_waits_for_itself() -> None:
     assert line(play, Edit((2,), {"after": [3]}))[0] == 0
     assert line(play, Edit((3,), {"after_ok": [4]}))[0] == 0
     code, said = line(play, Edit((4,), {"after": [2]}))
-    assert (code, said) == (3, "job 4 would wait for itself; leave out the jobs that wait for it")
+    assert (code, said) == (3, "job 4: it would wait for itself; leave out the jobs that wait for it")
     assert line(play, Edit((4,), {"after": [4]}))[0] == 3
-    assert line(play, Edit((4,), {"after": [77]})) == (6, "there is no job 77 to wait for; see gpujob jobs")
+    assert line(play, Edit((4,), {"after": [77]})) == (
+        6,
+        "cannot wait for job 77: no such file such job; see gpujob jobs",
+    )
     assert starts_next(play) == 4 and starts_next(play, 4) == 3 and starts_next(play, 3) == 2
 
 

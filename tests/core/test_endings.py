@@ -47,7 +47,11 @@ def test_an_ending_means_one_thing(
 def test_a_job_with_retries_left_is_run_again_but_not_after_a_cancel(state: JobState, stop_why: str) -> None:
     job = ran(3, state=state, stop_why=stop_why, retries=2, runs_failed=1)
     ending = after_run(job, DAEMON)
-    assert (ending.how, ending.cause, ending.why) == (M.RETRY_SCHEDULED, "failed", "ended with exit code 3; run 2 of 3")
+    assert (ending.how, ending.cause, ending.why) == (
+        M.RETRY_SCHEDULED,
+        "failed",
+        "failed with exit code 3; run 2 of 3",
+    )
     assert after_run(job, NEVER_AGAIN).how is M.FAILED
     job.runs_failed = 2
     assert after_run(job, DAEMON).how is M.FAILED
@@ -105,7 +109,7 @@ def test_a_start_that_failed_is_tried_again_unless_that_would_not_help() -> None
     job = a_job(1, state=S.STARTING, start_failures=1)
     ending = after_no_start(job, "fork refused", False, DAEMON)
     assert (ending.how, ending.cause) == (M.RETRY_SCHEDULED, "could_not_start")
-    assert ending.why == "start failed: fork refused; attempt 3 of 3"
+    assert ending.why == "start failed: fork refused; try 3 of 3"
     assert after_no_start(job, "no such file", True, DAEMON).how is M.FAILED
     assert after_no_start(job, "fork refused", False, NEVER_AGAIN).how is M.FAILED
     job.start_failures = 2

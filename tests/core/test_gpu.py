@@ -120,7 +120,7 @@ def test_a_need_that_is_no_number_is_a_usage_error(text: str) -> None:
 
 
 def test_parts_of_no_gpu_are_a_slip_of_the_pen() -> None:
-    with pytest.raises(UsageError, match="asks for 0 GPUs"):
+    with pytest.raises(UsageError, match=": it asks for 0 GPUs"):
         ResourceRequest.parse("0x0.5")
 
 
@@ -174,7 +174,7 @@ def test_rounding_up_to_whole_gpus_is_said(text: str, note: str) -> None:
 @pytest.mark.parametrize(
     ("need", "words"),
     [
-        ("0", "no GPU"),
+        ("0", "GPU"),
         ("1", "one whole GPU"),
         ("0.5", "0.5 of one GPU"),
         ("4", "4 whole GPUs of one server"),
@@ -191,12 +191,12 @@ def test_a_need_in_words(need: str, words: str) -> None:
         (ResourceRequest(1, 500), 0, False, 500, "0.5", "0.5 of one GPU"),
         (ResourceRequest(2, 1000), 0, False, 2000, "2", "2 whole GPUs of one server"),
         (ResourceRequest(3, 250), 0, False, 750, "3x0.25", "0.25 of each of 3 GPUs of one server"),
-        (ResourceRequest(0, 0), 1, False, 0, "0", "no GPU"),
-        (ResourceRequest.of_slots(0), 1, False, 0, "0", "no GPU"),
-        (ResourceRequest.of_slots(1), 1, False, 0, "0", "no GPU"),
-        (ResourceRequest.of_slots(3), 3, False, 0, "3 slots", "no GPU and 3 slots"),
-        (ResourceRequest(1, 0), 0, True, 0, "1 by name", "1 GPU by name"),
-        (ResourceRequest(3, 0), 0, True, 0, "3 by name", "3 GPUs by name"),
+        (ResourceRequest(0, 0), 1, False, 0, "0", "GPU"),
+        (ResourceRequest.of_slots(0), 1, False, 0, "0", "GPU"),
+        (ResourceRequest.of_slots(1), 1, False, 0, "0", "GPU"),
+        (ResourceRequest.of_slots(3), 3, False, 0, "3 slots", "GPU and 3 slots"),
+        (ResourceRequest(1, 0), 0, True, 0, "1 that it names", "1 GPU that it names"),
+        (ResourceRequest(3, 0), 0, True, 0, "3 that it names", "3 GPUs that it names"),
     ],
 )
 def test_the_three_forms_of_a_need(
@@ -251,7 +251,7 @@ def test_a_gpu_list_is_read(text: str, ids: tuple[int, ...] | None) -> None:
 @pytest.mark.parametrize(
     ("text", "error", "says"),
     [
-        ("3-1", UsageError, "runs backwards; write 1-3"),
+        ("3-1", UsageError, "is backwards; write 1-3"),
         ("a", UsageError, "is not a GPU list; write 2 or 0,2"),
         ("1,,2", UsageError, "is not a GPU list"),
         (",", UsageError, "is not a GPU list"),
@@ -259,8 +259,8 @@ def test_a_gpu_list_is_read(text: str, ids: tuple[int, ...] | None) -> None:
         ("0-", UsageError, "is not a GPU list"),
         ("1.5", UsageError, "is not a GPU list"),
         ("0 1", UsageError, "is not a GPU list"),
-        ("0-999999999", Refused, "there is no GPU 999999999"),
-        ("4096", Refused, "there is no GPU 4096"),
+        ("0-999999999", Refused, "no such file GPU 999999999"),
+        ("4096", Refused, "no such file GPU 4096"),
         ("9" * 30, UsageError, "is not a GPU list"),
     ],
 )

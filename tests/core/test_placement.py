@@ -181,8 +181,8 @@ def by_name(*gpus: int) -> PlacementClass:
         (4, 3, 2, False, "no-room", "needs 2 slots; 1 of 4 is free"),
         (4, 4, 1, False, "no-room", "all 4 slots for jobs without a GPU are in use"),
         (4, 2, 3, False, "no-room", "needs 3 slots; 2 of 4 are free"),
-        (4, 0, 5, False, "never", "needs 5 slots, and there are only 4"),
-        (1, 0, 2, False, "never", "needs 2 slots, and there are only 1"),
+        (4, 0, 5, False, "never", "needs 5 slots, but there are only 4"),
+        (1, 0, 2, False, "never", "needs 2 slots, but there are only 1"),
     ],
 )
 def test_a_job_without_gpus_takes_its_slots(
@@ -265,13 +265,13 @@ def test_a_job_gets_the_gpus_that_it_names_whoever_is_on_them(
         assert fleet.why_not(by_name(*named)).code == code
     else:
         fleet.take(ResourceRequest(len(named), 0), named)
-        assert fleet.find(by_name(*named)) == named, "also when another such job is there already"
+        assert fleet.find(by_name(*named)) == named, "also when another such job is also there already"
 
 
 def test_a_paused_gpu_that_was_named_is_told_by_its_number() -> None:
     """S4.31"""
     sentence = a_fleet(3, paused=(2,)).why_not(by_name(0, 2)).sentence
-    assert sentence == "GPU 2, which it named, is paused"
+    assert sentence == "GPU 2, which the job named, is paused"
     assert a_fleet(3, paused=(0, 2)).why_not(by_name(0, 2)).code == "paused"
 
 
@@ -285,7 +285,10 @@ def test_nobody_else_is_put_on_a_claimed_gpu_until_the_last_claim_has_ended() ->
     assert fleet.find(a_kind("2")) is None and fleet.find(by_name(0, 1)) == (0, 1)
     for kind in (a_kind("2"), a_kind("0.1", (0,))):
         reason = fleet.why_not(kind)
-        assert (reason.code, reason.sentence) == ("claimed", "GPU 0 is in use by a job that named it")
+        assert (reason.code, reason.sentence) == (
+            "claimed",
+            "GPU 0: the driver does not report the memory in use by a job that named it",
+        )
     fleet.give_back(ResourceRequest(1, 0), (0,))
     assert fleet.find(a_kind("2")) is None, "the other one is still there"
     fleet.give_back(ResourceRequest(1, 0), (0,))
@@ -297,7 +300,10 @@ def test_a_claim_on_several_gpus_is_told_of_all_that_matter() -> None:
     fleet = a_fleet(3)
     fleet.take(ResourceRequest(2, 0), (0, 2))
     assert fleet.why_not(a_kind("2")).sentence == "GPU 0,2 are in use by a job that named them"
-    assert fleet.why_not(a_kind("2", (0, 1))).sentence == "GPU 0 is in use by a job that named it"
+    assert (
+        fleet.why_not(a_kind("2", (0, 1))).sentence
+        == "GPU 0: the driver does not report the memory in use by a job that named it"
+    )
     full = a_fleet(2, free={1: 0})
     full.take(ResourceRequest(1, 0), (0,))
     assert full.why_not(a_kind("2")).code == "no-wide-room", "without the claim there would be no room either"
@@ -351,8 +357,11 @@ def test_two_that_were_overtaken_too_often_are_kept_different_gpus() -> None:
     assert [mask for _, mask, _ in fleet.reserved] == [0b0011, 0b0100]
     assert fleet.find(a_kind("0.5")) == (3,)
     reason = fleet.why_not(a_kind("0.5", (0, 1)))
-    assert (reason.code, reason.sentence) == ("reserved", "GPU 0,1 are kept for job 5, overtaken too often")
-    assert fleet.why_not(a_kind("0.5", (2,))).sentence == "GPU 2 is kept for job 6, overtaken too often"
+    assert (reason.code, reason.sentence) == (
+        "reserved",
+        "GPU 0,1 are reserved for job 5, which was overtaken too often",
+    )
+    assert fleet.why_not(a_kind("0.5", (2,))).sentence == "GPU 2 is reserved for job 6, which was overtaken too often"
     assert fleet.find(by_name(0, 1)) == (0, 1), "who names them waits for nobody"
 
 
@@ -374,7 +383,7 @@ def test_slots_are_kept_for_the_first_that_was_overtaken_too_often() -> None:
     assert fleet.find(of_slots(1)) is None
     reason = fleet.why_not(of_slots(1))
     assert (reason.code, reason.sentence) == (
-        "reserved", "the next free slots are kept for job 0, overtaken too often",
+        "reserved", "the next free slots are reserved for job 0, which was overtaken too often",
     )  # fmt: skip
     assert fleet.why_not(of_slots(3)).sentence == "needs 3 slots; 2 of 4 are free"
     assert fleet.find(a_kind("1")) == (0,), "GPUs are another matter"
@@ -509,7 +518,7 @@ def test_the_reason_of_a_wide_job_that_lacks_memory_speaks_of_memory() -> None:
         ((), a_kind("0", (7,)), ""),
         ((2,), a_kind("3"), "a server here has only 2"),
         ((2, 2), a_kind("3"), "a server here has only 2"),
-        ((), a_kind("1"), "there is none here"),
+        ((), a_kind("1"), "no such filene here"),
         ((4,), a_kind("2", (1,)), "only 1 are allowed"),
         ((2, 2), a_kind("2", (1, 2)), "only 1,2 are allowed"),
         ((2,), a_kind("1", (2,)), "GPU 2 is not managed here (managed: 0,1)"),
@@ -519,7 +528,7 @@ def test_the_reason_of_a_wide_job_that_lacks_memory_speaks_of_memory() -> None:
         ((2,), by_name(0, 7), "GPU 7 is not managed here (managed: 0,1)"),
         ((), by_name(0), "GPU 0 is not managed here (managed: none)"),
         ((2,), of_slots(8), ""),
-        ((2,), of_slots(9), "needs 9 slots, and there are only 8"),
+        ((2,), of_slots(9), "needs 9 slots, but there are only 8"),
     ],
 )
 def test_what_can_never_run_is_known_at_once(servers: tuple[int, ...], kind: PlacementClass, says: str) -> None:
@@ -574,10 +583,10 @@ def machines(draw: st.DrawFn) -> list[tuple[int, int | None]]:
 
 @st.composite
 def kinds(draw: st.DrawFn) -> PlacementClass:
-    form = draw(st.sampled_from(["shares"] * 4 + ["slots", "by name"]))
+    form = draw(st.sampled_from(["shares"] * 4 + ["slots", "that it names"]))
     if form == "slots":
         return PlacementClass(ResourceRequest.of_slots(draw(st.integers(1, 4))))
-    if form == "by name":
+    if form == "that it names":
         named = draw(st.sets(st.integers(0, 11), min_size=1, max_size=3))
         return PlacementClass(ResourceRequest(len(named), 0), tuple(sorted(named)))
     allowed = draw(st.one_of(st.none(), st.sets(st.integers(0, 11), min_size=1, max_size=6)))

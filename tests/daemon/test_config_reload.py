@@ -69,7 +69,7 @@ def test_a_look_by_the_clock_waits_until_a_file_that_is_being_written_has_stood(
     reload.step(Now(CHANGED_AT + 0.31, 50.31))
     assert said == []
     reload.step(Now(CHANGED_AT + 0.6, 50.6))
-    assert said == ["config read again: kill_grace 5 -> 7"] and target.config.kill_grace == 7
+    assert said == ["config reloaded: kill_grace 5 -> 7"] and target.config.kill_grace == 7
 
 
 def test_a_file_that_says_its_end_or_is_from_another_clock_is_read_at_once(tmp_path: Path) -> None:
@@ -80,5 +80,5 @@ def test_a_file_that_says_its_end_or_is_from_another_clock_is_read_at_once(tmp_p
         now = Now(CHANGED_AT + age, 50.0)
         reload.look_at_all(now)
         reload.step(now)
-        assert said.pop() == f"config read again: kill_grace {grace - 1} -> {grace}" and not said
+        assert said.pop() == f"config reloaded: kill_grace {grace - 1} -> {grace}" and not said
         assert target.config.kill_grace == grace

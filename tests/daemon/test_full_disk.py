@@ -50,10 +50,10 @@ def daemon(tmp_path: Path, told: list[str]) -> Iterator[Daemon]:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "/x/attempts/7.1"), "/x/attempts/7.1: cannot be written: No space left on device; free some space;"),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), "/.gpujob: cannot be written: Disk quota exceeded; free some space;"),
-        (OSError(errno.EBADF, "Bad file descriptor"), "a defect of gpujob, please report it: OSError("),
-        (KeyError("x"), "a defect of gpujob, please report it: KeyError("),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/attempts/7.1"), "/x/attempts/7.1:: No space left on device; free some space;"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "/.gpujob:: Disk quota exceeded; free some space;"),
+        (OSError(errno.EBADF, "Bad file descriptor"), "internal error of gpujob, please report it: OSError("),
+        (KeyError("x"), "internal error of gpujob, please report it: KeyError("),
     ],
 )  # fmt: skip
 def test_a_full_disk_is_no_defect(

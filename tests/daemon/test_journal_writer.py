@@ -242,9 +242,7 @@ def test_trouble_is_said_once_shown_while_it_lasts_and_made_good(keeping: Keepin
         keeping.journal._not_before = 0.0
         keeping.journal.step(now())
     keeping.run(two)
-    text = (
-        f"{keeping.path}: the journal cannot be written: it is not a plain file; the store is up to date all the same"
-    )
+    text = f"{keeping.path}: not a regular file; jobs are not affected"
     assert keeping.said == [(text, 30)] and keeping.noted == [text]
     assert [round(wait) for wait in waits] == [2, 4, 8, 16, 32, 60, 60] and keeping.journal.due() > time.monotonic()
     keeping.path.rmdir()
@@ -287,7 +285,7 @@ def test_a_row_that_cannot_be_read_costs_the_journal_alone(keeping: Keeping) -> 
         connection.execute("UPDATE jobs SET state='nonsense'")
     keeping.path.write_text('{"mine": 1}\n')
     keeping.journal.begin()
-    assert "cannot be read" in keeping.said[0][0] and keeping.path.read_text() == '{"mine": 1}\n'
+    assert ": it is not a limit" in keeping.said[0][0] and keeping.path.read_text() == '{"mine": 1}\n'
 
 
 def test_s1_6_the_journal_takes_no_other_files_place(tmp_path: Path) -> None:
@@ -297,11 +295,14 @@ def test_s1_6_the_journal_takes_no_other_files_place(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("jobs.txt")
     config = Config(state_file=places.state_file, jobs_file=str(tmp_path / "jobs.txt"), commands_file="")
     cases: list[tuple[str, Callable[[str], bool]]] = [
-        ("jobs.txt", lambda text: text.endswith("is the jobs file as well; name another file")),
-        ("link", lambda text: "is the jobs file as well" in text),
-        ("state.json", lambda text: "is the state file as well" in text),
-        ("c.yaml", lambda text: "is the config as well" in text),
-        (f"{os.path.basename(places.state_dir)}/store.db", lambda text: "lies among the scheduler's own files" in text),
+        ("jobs.txt", lambda text: text.endswith("is also the jobs file; name another file")),
+        ("link", lambda text: "is also the jobs file" in text),
+        ("state.json", lambda text: "is also the state file" in text),
+        ("c.yaml", lambda text: "is also the config" in text),
+        (
+            f"{os.path.basename(places.state_dir)}/store.db",
+            lambda text: "is in the state folder of the scheduler" in text,
+        ),
     ]
     for name, expected in cases:
         with pytest.raises(UsageError) as caught:

@@ -137,7 +137,7 @@ def test_a_full_disk_costs_records_and_it_is_said_how_many(tmp_path: Path, monke
     log.close()
     torn, lost, four, five = (tmp_path / "log").read_text().splitlines()
     assert len(torn) == 10
-    assert lost.endswith("WARNING 3 records could not be written: No space left on device")
+    assert lost.endswith("WARNING 3 log records were lost: No space left on device")
     assert four.endswith("INFO four") and five.endswith("INFO five")
 
 

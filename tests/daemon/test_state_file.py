@@ -171,9 +171,9 @@ NOT_ONE = {
     "\0\0\0": "line 1, column 1",
     '{"paused_gpus": [1],}': "line 1",
     '{"paused_gpus": [1] // mine\n}': "line 1, column 21",
-    "[]": "it must be an object",
-    "3": "it must be an object",
-    "null": "it must be an object",
+    "[]": "it must be a JSON object",
+    "3": "it must be a JSON object",
+    "null": "it must be a JSON object",
     '{"paused_gpus": 1}': "paused_gpus must be a list",
     '{"paused_gpus": {"0": true}}': "paused_gpus must be a list",
     '{"paused_gpus": ["0"]}': "paused_gpus must be a list",
@@ -182,9 +182,9 @@ NOT_ONE = {
     '{"paused_gpus": null}': "paused_gpus must be a list",
     '{"paused": "yes"}': "paused must be true or false",
     '{"paused": 1}': "paused must be true or false",
-    '{"paused_gpus": [0], "paused_gpus": [1]}': "the key 'paused_gpus' stands twice",
-    '{"gpu_status": [NaN]}': "NaN is not JSON",
-    '{"gpu_status": [-Infinity]}': "-Infinity is not JSON",
+    '{"paused_gpus": [0], "paused_gpus": [1]}': "duplicate key 'paused_gpus' is given twice",
+    '{"gpu_status": [NaN]}': "NaN is not a JSON number",
+    '{"gpu_status": [-Infinity]}': "-Infinity is not a JSON number",
     "[" * 100_000: "",
     "\xff\xfe{}": "",
 }
@@ -271,8 +271,8 @@ def test_d04_unknown_keys_are_named_once_with_the_near_one(painted: StateFile) -
     painted.look(0.0)
     painted.look(0.1)
     assert len(painted.said) == 2
-    assert "'pause_gpus', which is painted over; did you mean paused_gpus?" in painted.said[0]
-    assert "what can be edited: paused_gpus, paused" in painted.said[1]
+    assert "'pause_gpus', which is ignored and removed; did you mean paused_gpus?" in painted.said[0]
+    assert "keys that can be edited: paused_gpus, paused" in painted.said[1]
 
 
 # -- gone, a link, not to be written -----------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_d08_a_link_is_neither_read_nor_written_through(painted: StateFile) -> N
     other.write_text(json.dumps(a_picture(1)))
     os.unlink(painted.path)
     os.symlink(other, painted.path)
-    assert painted.look(1.0) is None and "a link, which is not followed" in painted.said[0]
+    assert painted.look(1.0) is None and "a link, not at followed" in painted.said[0]
     with pytest.raises(OSError, match="link"):
         painted.paint(a_picture(), 1.0)
     assert json.loads(other.read_text()) == a_picture(1)
@@ -318,10 +318,10 @@ def test_d08_a_link_is_neither_read_nor_written_through(painted: StateFile) -> N
 def test_something_else_in_its_place_holds_nobody_up(painted: StateFile, kind: str) -> None:
     os.unlink(painted.path)
     os.mkdir(painted.path) if kind == "folder" else os.mkfifo(painted.path)
-    assert painted.look(1.0) is None and ("not a plain file" in painted.said[0] or "directory" in painted.said[0])
+    assert painted.look(1.0) is None and ("not a regular file" in painted.said[0] or "directory" in painted.said[0])
     painted.look(1.1)
     assert len(painted.said) == 1
-    with pytest.raises(OSError, match="not a plain file"):
+    with pytest.raises(OSError, match="not a regular file"):
         painted.paint(a_picture(), 1.2)
     assert os.listdir(os.path.dirname(painted.path)) == ["state.json"], "and it stays where it is"
 
@@ -355,4 +355,4 @@ def test_e09_an_old_picture_that_cannot_be_read_is_looked_at_again_and_then_let_
     file._outs.append(_Out(os.open(tmp_path, os.O_RDONLY), b"", 0.0))  # a folder cannot be read as a file
     assert file.look(0.0) is None and not file.said and file._outs
     assert file.look(OPEN_S) is None and not file._outs
-    assert "cannot be read" in file.said[0]
+    assert ": it is not a limit" in file.said[0]

@@ -43,7 +43,7 @@ class Bench:
     def missing(self, env: str, **values: object) -> str:
         answer = self.find(env, **values)
         assert isinstance(answer, Missing), answer
-        assert "; looked again when" in answer.sentence
+        assert "; the job waits until" in answer.sentence
         return answer.sentence
 
 
@@ -162,11 +162,11 @@ def test_each_way_of_not_being_there_has_its_own_sentence(bench: Bench) -> None:
     """B15: missing, half built, without python, a venv whose base is gone: reasons to wait, each with what to do."""
     path = bench.home / "envs" / "e"
     assert "make it (conda create -n nosuch)" in bench.missing("nosuch")
-    assert "is not there; make it" in bench.missing(str(path))
+    assert "does not exist; make it" in bench.missing(str(path))
     (path / "conda-meta").mkdir(parents=True)
     assert "remove it and make it anew" in bench.missing(str(path))
     conda_prefix(path, python=False)
-    assert f"no python in {path}: conda install -p {path} python" in bench.missing(str(path))
+    assert f"no python in environment {path}: conda install -p {path} python" in bench.missing(str(path))
     shell = executable(bench.folder / "run.sh")
     assert bench.found(str(path), script=str(shell)).runs_by_itself, "it needs no python"
     assert bench.found(str(path), arguments=("true",)).prefix == str(path)
@@ -192,7 +192,7 @@ def test_an_environment_whose_python_leads_nowhere_is_used_by_no_job(bench: Benc
 def test_a_venv_without_python_waits(bench: Bench) -> None:
     prefix = venv_prefix(bench.folder / "venv")
     (prefix / "bin" / "python").unlink()
-    assert f"no python in {prefix}; looked" in bench.missing(str(prefix))
+    assert f"no python in environment {prefix}; looked" in bench.missing(str(prefix))
 
 
 # -- how a job gets in ------------------------------------------------------------------------------------

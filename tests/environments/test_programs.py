@@ -89,7 +89,7 @@ def test_nothing_is_made_up(tmp_path: Path) -> None:
 def test_why_a_script_is_waited_for(tmp_path: Path) -> None:
     """B12."""
     path = tmp_path / "a.py"
-    assert script_trouble(str(path)) == f"no such file {path}; looked again when it appears"
+    assert script_trouble(str(path)) == f"no such file {path}; the job waits until it exists"
     path.symlink_to(tmp_path / "gone")
     assert "no such file" in script_trouble(str(path))
     path.unlink()
@@ -107,10 +107,10 @@ def test_why_a_script_is_waited_for(tmp_path: Path) -> None:
 def test_why_a_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """B14."""
     path = tmp_path / "work"
-    assert folder_trouble(str(path)) == f"no such folder {path} to work in; looked again when it appears"
+    assert folder_trouble(str(path)) == f"no such working folder {path}; the job waits until it exists"
     path.touch()
     assert "is a file, not a folder" in folder_trouble(str(path))
-    assert "no such folder" in folder_trouble(str(path / "below"))
+    assert "no such working folder" in folder_trouble(str(path / "below"))
     path.unlink()
     path.mkdir()
     assert folder_trouble(str(path)) == ""
@@ -121,8 +121,8 @@ def test_why_a_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "stat", refused)
-    assert "cannot be reached (Permission denied)" in folder_trouble(str(path))
-    assert "cannot be reached (Permission denied)" in script_trouble(str(path))
+    assert ":Permission denied)" in folder_trouble(str(path))
+    assert ":Permission denied)" in script_trouble(str(path))
 
 
 # -- what the kernel refuses ------------------------------------------------------------------------------
@@ -132,8 +132,8 @@ def test_why_a_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("text", "mode", "said"),
     [
         (b"#!/bin/sh\n", 0o644, "is not executable: chmod +x it"),
-        (b"#!/no/such -x\n", 0o755, "names /no/such, which is not there"),
-        (b"#!/etc/passwd\n", 0o755, "names /etc/passwd, which is not executable"),
+        (b"#!/no/such -x\n", 0o755, "names /no/such, which does not exist"),
+        (b"#!/etc/passwd\n", 0o755, "names /etc/passwd, not at executable"),
         (b"#!/bin/sh\r\necho\r\n", 0o755, "ends in a carriage return (a file from Windows)"),
         (b"#! \n", 0o755, "names no interpreter"),
         (b"echo x\n", 0o755, "has no first line such as #!/bin/sh"),
@@ -155,8 +155,8 @@ def test_what_is_wrong_with_a_script_is_named(tmp_path: Path, text: bytes, mode:
 
 def test_what_is_wrong_with_a_commands_name_is_named(tmp_path: Path) -> None:
     """B13."""
-    assert why_not_started("nosuch") == "there is no program nosuch in PATH"
-    assert why_not_started("/no/such") == "there is no /no/such"
+    assert why_not_started("nosuch") == "program nosuch not found in PATH"
+    assert why_not_started("/no/such") == "no such file /no/such"
     assert "is a folder" in why_not_started(str(tmp_path))
     (tmp_path / "f").touch()
     assert "cannot be reached" in why_not_started(str(tmp_path / "f" / "x"))

@@ -415,13 +415,13 @@ def test_a_job_may_name_its_gpus(text: str, ids: tuple[int, ...], where: str) ->
         ('0,/a.py,,x;on="0,3",1', "on= names GPU 0,3, but GPU 1 is allowed", "leave one of them out"),
         ("0,/a.py,,x,1;on=0", "on= names GPU 0, but GPU 1 is allowed", "leave one of them out"),
         ("0,/a.py,,x,0-3;on=0", "on= names GPU 0, but GPU 0-3 is allowed", "leave one of them out"),
-        ("0,/a.py,,x;on=0;gpus=1", "on= names the GPUs, gpus= says how much of one is needed", "leave one of them out"),
+        ("0,/a.py,,x;on=0;gpus=1", "on= and gpus= exclude each other", "leave one of them out"),
         ("0,/a.py,,x;on=7", "GPU 7 is not managed here", "managed: 0-3"),
         ("0,/a.py,,x;on=0+7", "GPU 7 is not managed here", "managed: 0-3"),
-        ("0,/a.py,,x;on=", ";on=: no GPU is named", "write 0 or 0,3"),
+        ("0,/a.py,,x;on=", ";on=: must name at least one GPU", "write 0 or 0,3"),
         ("0,/a.py,,x;on=a", ";on=: 'a' is not a GPU list", "write 2 or 0,2"),
-        ("0,/a.py,,x;on=3-1", ";on=: the GPU range 3-1 runs backwards", "1-3"),
-        ("0,/a.py,,x;on=1;on=1", ";on= stands twice", "write it once"),
+        ("0,/a.py,,x;on=3-1", ";on=: the GPU range 3-1 is backwards", "1-3"),
+        ("0,/a.py,,x;on=1;on=1", ";on= is given twice", "give it once"),
         (
             "0,/a.py,,x;env=A=1,2",
             "can be read as more of the value or as a GPU list",
@@ -654,7 +654,7 @@ def test_how_a_script_is_launched() -> None:
     assert spec_of("0,/a.py").launch == "python" == spec_of("0,/a.py,,;launch=python").launch
     assert spec_of("0,/a.py,,--x;launch=torchrun").launch == "torchrun"
     error = error_of("0,/a.py,,;launch=mpirun")
-    assert error.what == ";launch=: 'mpirun' is not known" and error.do == "known: python, torchrun"
+    assert error.what == ";launch=: 'mpirun'" and error.do == "known: python, torchrun"
     error = error_of("0,/a.sh,,;launch=torchrun")
     assert "torchrun runs Python scripts" in error.what and "a.sh" in error.what and error.exit_code == 3
 

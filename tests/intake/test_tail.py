@@ -206,7 +206,7 @@ def test_a_partial_line_waits_for_its_newline(jobs: Path, reading: Reading) -> N
     assert reading.follower.look_again_at == reading.now + OPEN_LINE_S
     assert reading.later(1.0) == []
     append(jobs, ".py")
-    assert reading.later(1.5) == [], "it was written to: it has not stood for 2 s"
+    assert reading.later(1.5) == [], "it was written to: it has logs of attempts not stood for 2 s"
     append(jobs, ",,x\nnext")
     assert [line.text for line in reading.later(0.1)] == ["0,/a.py,,x"]
 
@@ -675,7 +675,7 @@ def test_invalid_utf8_costs_its_line_alone(jobs: Path, reading: Reading) -> None
     append(jobs, b"a\nb\xff\xfec\nd\n\xff\n")
     lines = reading.all()
     assert [bool(line.problem) for line in lines] == [False, True, False, True]
-    assert "not UTF-8 at byte 2" in lines[1].problem
+    assert "must be valid UTF-8 at byte 2" in lines[1].problem
     assert [line.number for line in lines] == [1, 2, 3, 4]
 
 
@@ -857,8 +857,8 @@ def test_p9_c37_the_rest_of_a_file_that_others_could_write_is_left_out_for_good(
     batch = reader.look()
     assert batch is not None and not batch.lines
     assert batch.left_out == (
-        f"{old}: what was not read of it yet is not taken: everybody may write it; chmod o-w {old}, "
-        f"then paste the lines you want into {jobs}"
+        f"{old}: its unread lines are ignored: all users may write to it; chmod o-w {old}, "
+        f"then copy the lines that you need into {jobs}"
     )
     old.chmod(0o600)
     reader = reader.again()  # a daemon started anew goes by the mark alone

@@ -141,7 +141,7 @@ def test_p3_a_supervisor_that_cannot_be_had_is_told_and_tried_again(tmp_path: Pa
         while not runner.trouble() and time.monotonic() < end:
             assert runner.look() == []
             time.sleep(0.01)
-        assert f"the supervisor cannot be started: No such file or directory {house / 'errors'}" in runner.trouble()
+        assert f"cannot start the supervisor: No such file or directory {house / 'errors'}" in runner.trouble()
         launch = Launch("1.1", ("/bin/sh", "-c", "exit 7"), {}, str(tmp_path), str(tmp_path / "log"))
         runner.start(job, launch)
         runner.flush()

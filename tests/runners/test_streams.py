@@ -427,7 +427,7 @@ def test_s4_17_a_caller_that_is_gone_is_said_in_words(bench: DirectBench) -> Non
     gone = Streams(caller=(os.getpid(), ticks_of(os.getpid()), str(bench.folder / "nobody")))
     bench.start(1, "/bin/true", streams=gone)
     observation = bench.until(NeverRan, 1)
-    assert observation.lasting and observation.why == "whoever waited for it in the foreground is gone"
+    assert observation.lasting and observation.why == "the command that waited for it in the foreground has ended"
 
 
 def test_a_program_is_begun_though_what_is_to_be_said_finds_no_room() -> None:

@@ -179,11 +179,11 @@ def test_a_shim_killed_as_it_starts_its_job_takes_the_proof_with_it() -> None:
     history.ledger = [entry for entry in history.ledger if entry[1] != "k0"]
     row = lose(history)
     history.kills.append(Kill("shim", 77, 10.05, 1, job=1))
-    row.notes = '["lost: its start was not proven before its starter was killed"]'
+    row.notes = '["lost: its supervisor was killed before it recorded the start"]'
     assert judge(history) == []
     history.kills[-1].job = 2
     assert judge(history)
-    history.kills[-1].job, row.notes = 1, '["lost: whoever supervised it was killed while it ran"]'
+    history.kills[-1].job, row.notes = 1, '["lost: whoever supervised it was killed"]'
     assert judge(history)
 
 

@@ -97,7 +97,7 @@ def test_s1_12_a_torn_line_of_ours_is_written_anew(store: Store) -> None:
         store.path.write_bytes(record(1) + b'{"mine": 1}\n' + record(3)[:cut])
         store.write_anew()
         assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
-    assert not store.bad() and store.file.told[0] == (f"{store.path}: a line that was cut off is written anew", 20)
+    assert not store.bad() and store.file.told[0] == (f"{store.path}: an incomplete line was written again", 20)
 
 
 @pytest.mark.parametrize("torn", [b'{"id": 50, "comm', b"\0" * 5000, b"note", b'{"mine": [1, 2', b"\xff\xfe"])
@@ -109,7 +109,7 @@ def test_s1_12_a_torn_line_that_is_not_ours_is_set_aside(store: Store, torn: byt
     assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
     (bad,) = store.bad()
     assert bad.read_bytes() == torn + b"\n" and stat.S_IMODE(bad.stat().st_mode) == 0o600
-    assert store.file.told == [(f"{store.path}: a line that is no JSON, set aside as {bad}", 30)]
+    assert store.file.told == [(f"{store.path}: 1 line is not a JSON number and moved to {bad}", 30)]
 
 
 def test_s1_12_damage_in_the_middle_is_set_aside_too(store: Store) -> None:
@@ -229,7 +229,7 @@ def in_the_way(path: Path, what: str) -> None:
 
 @pytest.mark.parametrize(
     ("what", "said"),
-    [("fifo", "not a plain file"), ("folder", "not a plain file"), ("link", "a link"), ("device", "a link"),
+    [("fifo", "not a regular file"), ("folder", "not a regular file"), ("link", "a link"), ("device", "a link"),
      ("another's", "somebody else")],
 )  # fmt: skip
 def test_what_is_in_its_place_is_neither_followed_nor_replaced(store: Store, what: str, said: str) -> None:

@@ -64,7 +64,7 @@ def test_e16_without_locks_nobody_takes_office(places: Places, monkeypatch: pyte
 
 def test_e16_a_lock_that_two_can_hold_is_none(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda fd, how: None)
-    with pytest.raises(SchedulerError, match="two could hold the same one"):
+    with pytest.raises(SchedulerError, match="two processes could hold the same lock"):
         DaemonLock(places).take({"pid": 7}, wait_s=0.1)
     assert not os.path.exists(places.daemon_info)
 
@@ -85,7 +85,7 @@ def test_e16_a_daemon_on_another_machine_keeps_everybody_here_away(
         with pytest.raises(Elsewhere) as caught:
             use()
         text = str(caught.value)
-        assert "runs on gpu2 (pid 4711)" in text and "give the command there" in text
+        assert "runs on gpu2 (pid 4711)" in text and "run the command there" in text
     assert before == {path.name: path.read_bytes() for path in Path(places.state_dir).iterdir() if path.is_file()}
     other.leave()
     open_for_reading(places).close()

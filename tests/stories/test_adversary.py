@@ -37,7 +37,10 @@ def test_a_gpu_that_vanished_over_a_restart_moves_nothing(machine, given):
         (2, "GPU-c", [3], True),
     ]
     said = m.s.said()
-    assert "GPU 1 of the last start (GPU-b) is not shown by the driver any more" in said and "anew" not in said
+    assert (
+        "GPU 1 of the last start (GPU-b) is not shown by the driver does not exist any more" in said
+        and "anew" not in said
+    )
     m.state(1, "GONE")
     assert all(map(alive, pids)) and [m.s.states()[i] for i in (1, 2, 3)] == ["running"] * 3
     assert m.s.job(4)["allowed_gpus"] == [2] and m.s.job(5)["allowed_gpus"] == [1]
@@ -85,7 +88,7 @@ def test_a_drain_waits_out_a_back_off_and_runs_the_retry(machine):
     m.s.start("--drain")
     assert drained(m) == 1
     assert m.s.rows("SELECT state, attempt, exit_code FROM jobs") == [("failed", 2, 3)], m.s.said()
-    assert "nothing is left to do" in m.s.said() and "cannot start" not in m.s.said()
+    assert "there is no job is left to run" in m.s.said() and "cannot start" not in m.s.said()
 
 
 def test_one_unhealthy_reading_does_not_end_a_drain(machine):
@@ -131,13 +134,13 @@ def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(machi
     m.use("GPU-b", pid, 60_000, load=95, total_load=95)
     m.state(1, "FOREIGN")
     m.add("b", need="0.5", gpus="1")
-    assert f"(pid {pid} of job 1, which was not given this GPU)" in m.waits(2, "foreign")["reason"]
+    assert f"(pid {pid} processes of job 1, which has no allocation on this GPU)" in m.waits(2, "foreign")["reason"]
     status = m.s.cli("status").stdout
-    assert f"pid {pid} of job 1" in status
-    note = "uses GPU 1, which it was not given"
+    assert f"pid {pid} processes of job 1" in status
+    note = "uses GPU 1 without an allocation on it"
     assert m.s.job(1)["notes"] == [note] and note in m.s.cli("why", "1").stdout and note in m.s.cli("show", "1").stdout
     assert re.search(rf"^1 +running .*{note}$", status, re.MULTILINE), status
-    m.s.says(f"its process {pid} uses GPU 1 (58.6 GiB), which it was not given")
+    m.s.says(f"its process {pid} uses GPU 1 (58.6 GiB) without an allocation on it")
     story = json.loads(m.s.cli("show", "1", "--json").stdout)["events"]
     (event,) = (event for event in story if event["kind"] == "stray")
     assert (event["gpu"], event["pid"], event["memory"]) == (1, pid, 60_000 << 20)
@@ -164,7 +167,7 @@ def test_a_job_that_names_memory_alone_shares_a_gpu_by_it(machine):
     m.s.append(m.s.line("e") + ";vram=38000M")
     wait_for(lambda: m.s.states().get(5) == "pending" and m.s.job(5)["need"] == 0.475, "it waits")
     m.s.cli("edit", "5", "--vram", "")
-    assert m.s.job(5)["need"] == 1, "it says nothing of memory any more"
+    assert m.s.job(5)["need"] == 1, "it says nothing of memory does not exist any more"
     m.s.cli("edit", "5", "--vram", "19000M")
     assert "needs 0.238 of one GPU" in m.waits(5, "no-room")["reason"]
     m.use("GPU-a", int((m.s.folder / "pid").read_text()), 15_000)
@@ -173,7 +176,7 @@ def test_a_job_that_names_memory_alone_shares_a_gpu_by_it(machine):
     m.s.wait_state(1, "failed")
     failure = m.s.job(1)["failure"]
     assert (failure["asked_memory"], failure["peak_memory"]) == (19_000 << 20, 15_000 << 20)
-    assert "asked for 18.6 GiB of a GPU, seen to use 14.6 GiB" in m.s.cli("show", "1").stdout
+    assert "asked for 18.6 GiB of a GPU, used up to 14.6 GiB" in m.s.cli("show", "1").stdout
     m.unuse("GPU-a", int((m.s.folder / "pid").read_text()))
     m.running("e")
 
@@ -231,7 +234,8 @@ def test_a_driver_seen_at_the_last_start_is_waited_for(machine):
     m.s.environ["PATH"] = "/usr/bin:/bin"
     m.s.start()
     assert (
-        "nothing is started until the driver answers; to give them out unread: --gpus N --gpu-interval 0" in m.s.said()
+        "nothing is started until the driver answers; to allocate GPUs without readings: --gpus N --gpu-interval 0"
+        in m.s.said()
     )
     assert m.gpu(0)["uuid"] == "GPU-a"
     m.waits(1, "stale")
@@ -270,7 +274,7 @@ def test_the_demo_runs_to_its_end_beside_an_nvidia_smi_that_fails(machine):
     m = machine()
     m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
     done = m.s.cli("demo")
-    assert "no GPU is seen here: the demo declares two" in done.stderr
+    assert "gpujob: GPU found; the demo declares two" in done.stderr
     assert "pending" not in done.stdout.rpartition("ENDED")[2], done.stdout
 
 

@@ -18,7 +18,10 @@ def test_a_job_asked_to_run_again_while_nobody_knows_how_it_ends(scheduler, how)
     wait_for(lambda: s.starts("a"), "its first line")
     s.kill()
     said = s.cli("retry", "1", code=5).stderr
-    assert "job 1 was running at last; it is run again, if it has not ended well, when the scheduler starts" in said
+    assert (
+        "job 1 was running when the last scheduler ended; it is run again, unless it ends successfully, when the scheduler starts"
+        in said
+    )
     if how != "runs on":
         s.release("a")
         wait_for(lambda: s.ledger()[-1][0] == "end", "its end")
@@ -29,7 +32,7 @@ def test_a_job_asked_to_run_again_while_nobody_knows_how_it_ends(scheduler, how)
         s.append(s.line("b"))
         s.wait_state(2, "done")
         assert s.starts("a") == 1 and s.job(1)["attempt"] == 1, s.said()
-        assert "job 1 has ended well meanwhile; it is not run again" in s.rows("SELECT lines FROM requests")[0][0]
+        assert "job 1 has succeeded in the meantime; it is not run again" in s.rows("SELECT lines FROM requests")[0][0]
     elif how == "badly":
         wait_for(lambda: s.starts("a") == 2, f"the second run: {s.said()}")
         s.wait_state(1, "failed")
@@ -54,7 +57,7 @@ def test_a_cancel_of_such_a_job_is_carried_out_at_the_start(scheduler):
     s.wait_state(1, "running")
     s.kill()
     said = s.cli("cancel", "1", code=5).stderr
-    assert "job 1 was running at last; it is cancelled when the scheduler starts again" in said
+    assert "job 1 was running when the last scheduler ended; it is cancelled at the next start of the scheduler" in said
     s.start()
     s.wait_state(1, "cancelled")
 
@@ -101,7 +104,7 @@ def test_what_is_asked_of_a_job_that_is_to_run_again_is_done_at_the_start(ended_
         (["cancel", "4"], "cancelled"), (["hold", "2"], "held"), (["release", "2"], "released"),
     ):  # fmt: skip
         said = s.cli(*words, code=5).stderr
-        assert f"job {words[1]} is to run again; it is {done} when the scheduler starts again" in said
+        assert f"job {words[1]} waits for another attempt; it is {done} at the next start of the scheduler" in said
     s.start()
     wait_for(lambda: s.states()[4] == "cancelled", "carried out")
     assert [s.job(n)["reason_code"] == "hold-user" for n in (1, 2)] == [True, False] and s.job(2)["label"] == "x"
@@ -116,22 +119,22 @@ def test_what_is_asked_of_a_job_that_is_to_run_again_is_done_at_the_start(ended_
 def test_what_would_be_refused_is_refused_at_once_and_a_request_keeps_its_order(ended_meanwhile):
     s = ended_meanwhile
     assert "job 5 is done: only a waiting job can be held" in s.cli("hold", "5", code=1).stderr
-    assert "job 5 has ended already (done)" in s.cli("cancel", "5").stdout
+    assert "job 5 has already ended (done)" in s.cli("cancel", "5").stdout
     assert "64" in s.cli("edit", "2", "--gpus", "64", code=3).stderr
     assert s.job(2)["need"] == 1
-    assert "job 6 has ended already (failed)" in s.cli("cancel", "6").stdout
+    assert "job 6 has already ended (failed)" in s.cli("cancel", "6").stdout
     said = s.cli("hold", "1", "5", code=1).stderr
-    assert "job 5 is done" in said and "job 1 is to run again; it is held when" in said
+    assert "job 5 is done" in said and "job 1 waits for another attempt; it held when" in said
     said = s.cli("retry", "6", "7", code=5).stderr
     assert "job 7 is pending already" in said and "job 6 has ended (failed); it is run again when" in said
     assert "job 6 has ended (failed); it is cancelled when" in s.cli("cancel", "6", code=5).stderr, "in their order"
     said = s.cli("first", "7", "2", code=5).stderr
     assert (
-        "job 7 is put first when the scheduler starts again" in said
-        and "job 2 is to run again; it is put first" in said
+        "job 7 is put first at the next start of the scheduler" in said
+        and "job 2 waits for another attempt; it is put first" in said
     )
-    assert "jobs 3, 4 change places when the scheduler starts again" in s.cli("swap", "3", "4", code=5).stderr
-    assert "job 7 is held when the scheduler starts again" in s.cli("hold", "7", code=5).stderr, (
+    assert "jobs 3, 4 change places at the next start of the scheduler" in s.cli("swap", "3", "4", code=5).stderr
+    assert "job 7 held at the next start of the scheduler" in s.cli("hold", "7", code=5).stderr, (
         "also of others in a left one"
     )
     s.start()
@@ -150,7 +153,7 @@ def test_a_job_that_ended_well_is_run_again_when_somebody_asks_who_sees_that(end
         "job 5 has ended (done); it is run again when" in said
         and "job 6 has ended (failed); it is run again when" in said
     )
-    assert "job 7 is run again when the scheduler starts again" in said
+    assert "job 7 is run again at the next start of the scheduler" in said
     s.start()
     wait_for(lambda: [s.states()[n] for n in (5, 6, 7)] == ["pending"] * 3, "they wait again")
     assert [s.job(n)["attempt"] for n in (5, 6)] == [1, 1]
@@ -162,5 +165,5 @@ def test_what_was_left_for_the_start_and_cannot_be_done_is_said(ended_meanwhile)
     s.cli("first", "1", code=5)
     s.start()
     wait_for(lambda: s.states()[1] == "cancelled", "the cancel")
-    text = "asked for before the start: job 1 is cancelled: only a waiting job can be put first"
+    text = "requested before the start: job 1 is cancelled: only a waiting job can be put first"
     wait_for(lambda: text in s.said(), f"{text!r} in\n{s.said()}")

@@ -44,14 +44,14 @@ def test_c13_invalid_utf8_costs_one_line(pouring):
     """C13: refused by the byte that is wrong; also as the first line of a file, where it could be a byte order mark."""
     pouring.judge(
         [
-            (b"\xff\xfe", "not UTF-8 at byte 1"),
-            (b"0,note,,caf\xe9", "not UTF-8 at byte 12"),
-            (b"0,note,,\xed\xa0\x80", "not UTF-8"),  # half of a surrogate pair
-            (b"0,note,,\xc0\xaf", "not UTF-8"),  # a slash in two bytes
+            (b"\xff\xfe", "must be valid UTF-8 at byte 1"),
+            (b"0,note,,caf\xe9", "must be valid UTF-8 at byte 12"),
+            (b"0,note,,\xed\xa0\x80", "must be valid UTF-8"),  # half of a surrogate pair
+            (b"0,note,,\xc0\xaf", "must be valid UTF-8"),  # a slash in two bytes
         ]
     )
     shown = pouring.s.cli("status").stdout
-    assert "not UTF-8" in shown and "\ufffd" not in pouring.s.cli("status", "--json").stderr
+    assert "must be valid UTF-8" in shown and "\ufffd" not in pouring.s.cli("status", "--json").stderr
 
 
 def test_c13_invalid_utf8_in_the_first_line(scheduler):
@@ -60,7 +60,7 @@ def test_c13_invalid_utf8_in_the_first_line(scheduler):
     p.pour(b"\xff\xfe", p.good("a"))
     p.s.start()
     p.rest()
-    assert p.noted() == ["a"] and "not UTF-8 at byte 1" in p.refused()[1]
+    assert p.noted() == ["a"] and "must be valid UTF-8 at byte 1" in p.refused()[1]
 
 
 def test_c14_control_characters_are_stored_and_shown_escaped(pouring):
@@ -84,7 +84,12 @@ def test_c15_a_ten_megabyte_line_costs_itself_and_little_memory(pouring):
     """C15."""
     pouring.judge([("0,note,,first-mistake,x", "not a GPU list")])
     before = peak_kb(pouring.s.pid)
-    pouring.judge([(b"a" * 10_000_000, "longer than 1048576 bytes"), ('0,note,,"' + "b" * 10_000_000, "longer than")])
+    pouring.judge(
+        [
+            (b"a" * 10_000_000, "the line is longer than 1048576 bytes"),
+            ('0,note,,"' + "b" * 10_000_000, "the line is longer than"),
+        ]
+    )
     assert peak_kb(pouring.s.pid) - before < MOST_GROWTH_KB
     assert len(json.dumps(pouring.s.status())) < 20_000
 
@@ -149,7 +154,7 @@ def test_c23_the_rest_of_the_line_is_the_gpu_list(scheduler):
     assert [job["allowed_gpus"] for job in jobs] == [[4, 5, 6, 7]] * 3
     assert [job["gpus"][0] in (4, 5, 6, 7) for job in jobs] == [True] * 3
     assert jobs[2]["arguments"] == ["--batch_size", "1"]
-    p.s.says("read as GPUs 4-7", times=1)
+    p.s.says("the line is read as arguments ending in 4-7", times=1)
 
 
 def test_c24_fields_comments_spaces_and_empty_lines(pouring):
@@ -166,7 +171,7 @@ def test_c24_fields_comments_spaces_and_empty_lines(pouring):
             ("priority,script_path,conda_env,arguments,allowed_gpus", "priority must be a whole number"),
             ("0,note,,a,0,extra", "not a GPU list"),
             ("0,note,,a,0,1,# two GPUs", "not a GPU list"),
-            ("0;gpus=1,note,,a", "stand after the fourth field"),
+            ("0;gpus=1,note,,a", "belong after the fourth field"),
         ]
     )
     first = len(pouring.noted())
@@ -203,7 +208,7 @@ def test_c26_bad_gpu_lists(pouring):
             ("0,note,,never,1-3", "GPU 2,3 is not managed here"),
             ("0,note,,never,-1", "not a GPU list"),
             ("0,note,,never,a", "not a GPU list"),
-            ("0,note,,never,1-0", "runs backwards"),
+            ("0,note,,never,1-0", "is backwards"),
             ("0,note,,never,0-", "not a GPU list"),
             ("0,note,,never,0;1", "not a GPU list"),
             ("0,note,,never,0 1", "not a GPU list"),
@@ -309,9 +314,9 @@ def test_c29_an_unknown_model_needs_the_default_and_is_named_once(scheduler):
     p.rest()
     assert [p.s.job(n)["need"] for n in (1, 2, 3)] == [0.25, 0.25, 0.5]
     assert p.s.job(1)["notes"] == [
-        "model qwen2.5-7 is not in the model table (did you mean qwen2.5-7b?): needs the default, 0.25"
+        "model qwen2.5-7 is not in the model table (did you mean qwen2.5-7b?); the job needs the default, 0.25"
     ]
-    assert p.s.job(2)["notes"] == ["model nosuch is not in the model table: needs the default, 0.25"]
+    assert p.s.job(2)["notes"] == ["model nosuch is not in the model table; the job needs the default, 0.25"]
     assert p.s.job(3)["notes"] == []
     p.s.says("model nosuch is not in", times=1)
 
@@ -397,7 +402,7 @@ def test_c32_no_shell_sees_a_field(pouring):
         waiting = s.rows("SELECT count(*) FROM jobs WHERE finished_at IS NULL AND reason_code<>'missing'")
         return waiting == [(0,)]
 
-    wait_for(settled, "all ended, or wait for what is not there")
+    wait_for(settled, "all ended, or wait for what does not exist")
     made = [path for path in s.folder.rglob("*") if path.name == "CANARY"]
     assert not made
 

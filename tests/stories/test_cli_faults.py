@@ -260,7 +260,9 @@ def test_k01_commands_without_a_scheduler(scheduler):
     for ran in run_all(
         s, [["show", "1"], ["why", "1"], ["logs", "1"], ["cancel", "1"], ["retry", "1"], ["wait", "1"], ["attach", "1"]]
     ):
-        assert ran.code == 6 and ran.err.splitlines()[-1].endswith("no job yet; see gpujob status"), ran
+        assert ran.code == 6 and ran.err.splitlines()[-1].endswith(
+            "there are there is no jobs yet; see gpujob status"
+        ), ran
     p = Pouring(s)
     s.hold("runs")
     s.append(s.line("runs"), p.good("ended"))
@@ -307,7 +309,7 @@ def test_k01_a_store_of_no_bytes(scheduler):
     for ran in run_all(s, [["status"], ["jobs"], ["show", "1"], ["wait"], ["cancel", "1"]]):
         assert (
             ran.code == 1
-            and "holds nothing yet; start the scheduler: gpujob start" in ran.err
+            and "cannot read the store: it is still empty; start the scheduler: gpujob start" in ran.err
             and ran.err.count("\n") <= 2
         ), ran
     s.start()
@@ -330,7 +332,7 @@ def test_k07_a_store_of_a_newer_version(scheduler):
     words = [*READING, ["cancel", "1"], ["retry", "1"], ["pause", "0"], ["queue", "pause"], ["wait"], ["submit", "--cpu", "--", "true"],
              ["start", "--gpus", "1"], ["hold", "1"], ["edit", "1", "--priority", "3"]]  # fmt: skip
     for ran in run_all(s, words):
-        assert ran.code == 1 and f"was written by a newer gpujob (version {version + 1}" in ran.err, ran
+        assert ran.code == 1 and f"cannot use the store: a newer gpujob wrote it (version {version + 1}" in ran.err, ran
         assert ran.err.count("\n") <= 2 and ran.out == "", ran
     assert (s.folder / ".gpujob" / "store.db").read_bytes() == before
 
@@ -383,7 +385,7 @@ def test_k08_fifty_at_once_have_one_effect(scheduler, verb):
     assert all((one.code, one.err, one.out.count("\n")) == (0, "", 1) for one in ran), ran
     first = {
         "cancel": "SIGTERM to all",
-        "retry": "waits again",
+        "retry": "queued again",
         "pause": "GPU 1 paused (",
         "queue": "the queue is paused",
     }[verb]
@@ -418,7 +420,7 @@ def test_k09_ctrl_c(scheduler, words):
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
     said = (s.folder / "err").read_text()
-    left = "gpujob: job 2 is left as it is: gpujob wait 2 waits again, gpujob cancel 2 ends it\n"
+    left = "gpujob: job 2 continues; to wait again: gpujob wait 2; to end it: gpujob cancel 2\n"
     assert said == (left if words[0] == "submit" else "") and s.states()[1] == "running"
     assert words[0] != "submit" or s.states()[2] in ("pending", "starting", "running")
     s.release("a")
@@ -606,10 +608,7 @@ def test_k09_an_output_that_is_closed_or_full(two_jobs):
         text=True,
     )
     last = s.rows("SELECT max(id) FROM jobs")[0][0]
-    assert (
-        full.returncode == 1
-        and full.stderr == f"gpujob: job {last} is queued, but its id cannot be printed: No space left on device\n"
-    )
+    assert full.returncode == 1 and full.stderr == f"gpujob: job {last}, which is queued: No space left on device\n"
     connection = sqlite3.connect(s.folder / ".gpujob" / "store.db")
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()

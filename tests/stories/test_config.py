@@ -12,7 +12,7 @@ from tests.stories.machine import machine
 
 __all__ = ["machine"]
 
-STAYS = "; the settings in force stay"
+STAYS = "; the previous settings stay in force"
 
 
 def edit(path, text):
@@ -79,7 +79,7 @@ def test_config_show_tells_what_the_running_scheduler_has_otherwise(scheduler):
     assert lines["gpus"].endswith("# the running scheduler: 2 (command line)")
     assert lines["kill_grace"] == "kill_grace: 3"
     edit(config, "kill_grace: 4\norder: short\n")
-    said(s, "config read again: kill_grace 3 -> 4; order needs a restart")
+    said(s, "config reloaded: kill_grace 3 -> 4; order needs a restart")
     shown = json.loads(s.cli("config", "show", "--json").stdout)["settings"]
     assert shown["kill_grace"]["running"] == {"value": 4, "origin": f"{config}:1"}
     assert shown["order"]["value"] == "short" and shown["order"]["running"] == {
@@ -104,7 +104,7 @@ def test_a_changed_threshold_changes_what_starts(machine):
     m.waits(1, "foreign")
     edit(m.s.folder / "config.yaml", "mem_threshold: 0.9\n")
     m.running("a")
-    assert records(m.s, "read again") == ["config read again: mem_threshold 0.3 -> 0.9"]
+    assert records(m.s, "read again") == ["config reloaded: mem_threshold 0.3 -> 0.9"]
 
 
 def test_s2_6_gpus_are_added_and_taken_away_while_it_runs(scheduler):
@@ -157,13 +157,13 @@ def test_s2_6_a_gpu_that_is_taken_away_and_given_back_is_still_paused(scheduler)
     wait_for(lambda: [gpu["paused"] for gpu in s.status()["gpus"]] == [True, True], "both are paused")
     set_gpus(s, config, 2, 1, 2)
     assert "GPU 1 resumed (paused now: 0)" in s.cli("resume", "1").stdout, "for when it is given back"
-    assert "no GPU 1 is managed here" in s.cli("pause", "1", code=6).stderr
+    assert "GPU 1 is managed here" in s.cli("pause", "1", code=6).stderr
     set_gpus(s, config, 1, 2, 2)
     s.cli("pause", "1")
     set_gpus(s, config, 2, 1, 3)
     document = json.loads(state_file.read_text())
     state_file.write_text(json.dumps({**document, "paused_gpus": [0]}))
-    wait_for(lambda: "GPU 1 resumed by an edit of the state file" in s.said(), "one that is away is resumed as well")
+    wait_for(lambda: "GPU 1 resumed by an edit of the state file" in s.said(), "one that is away is resumed")
 
 
 def test_c31_with_a_broken_model_table_submit_add_and_edit_go_by_the_last_good_one(scheduler):
@@ -191,7 +191,7 @@ def test_c31_with_a_broken_model_table_submit_add_and_edit_go_by_the_last_good_o
     broken = table.read_text()
     table.unlink()
     told = s.cli("submit", "--", "x.py", "--llm", "small")
-    assert "no such model table; the last good model table stays in force" in told.stderr and s.job(3)["need"] == 0.25
+    assert "no such model table; the last valid model table stays in use" in told.stderr and s.job(3)["need"] == 0.25
     edit(table, broken)
     s.kill()
     assert f"{table}:1: unknown key 'odd'" in s.cli("submit", "--", "x.py", "--llm", "small", code=2).stderr
@@ -227,7 +227,7 @@ def test_c31_a_changed_model_table_changes_what_starts_and_a_broken_one_changes_
     edit(table, '{"models": {"smal": 0.25, "small": -1}, "model": {}}')
     said(
         s,
-        f"{table}:1: unknown key 'model'; did you mean models?; and 1 more mistake; the last good model table stays in force",
+        f"{table}:1: unknown key 'model'; did you mean models?; and 1 more mistake; the last valid model table stays in use",
     )
     edit(table, '{"models": {"small": 0.25}')
     said(s, f"{table}:1:27: not JSON: Expecting ',' delimiter; the last good model table stays")
@@ -238,7 +238,7 @@ def test_c31_a_changed_model_table_changes_what_starts_and_a_broken_one_changes_
     s.wait_state(2, "running")
     table.chmod(0o666)
     table.write_text('{"models": {"small": 0}}')
-    said(s, f"{table}: not read: everybody may write it: chmod o-w {table}; the last good model table stays")
+    said(s, f"{table}: not read: all users may write to it: chmod o-w {table}; the last good model table stays")
     s.append(s.line("c", more="--llm small"))
     s.wait_state(3, "running")
     assert s.job(3)["need"] == 0.25
@@ -259,20 +259,20 @@ def test_a_config_is_read_again_only_when_it_has_changed_and_mistakes_are_said_o
     edit(config, "kill_grace: 4\nkill_graze: 4\n")
     said(s, f"{config}:2: unknown key 'kill_graze'; did you mean kill_grace?{STAYS}")
     config.unlink()
-    said(s, f"{config}: the config file is gone{STAYS}")
+    said(s, f"{config}: the config file was deleted{STAYS}")
     edit(config, "kill_grace: 4\n")
-    said(s, "config read again: nothing has changed")
+    said(s, "config reloaded: nothing has changed")
     config.chmod(0o666)
-    said(s, f"{config}: not read: everybody may write it: chmod o-w {config}{STAYS}")
+    said(s, f"{config}: not read: all users may write to it: chmod o-w {config}{STAYS}")
     config.write_text("kill_grace: 5\n")
     config.chmod(0o600)
-    said(s, "config read again: kill_grace 4 -> 5")
+    said(s, "config reloaded: kill_grace 4 -> 5")
     config.write_text("order: short\naging: 1\nmem_threshold: 80%\n")
-    said(s, "config read again: kill_grace 5 -> 15; order, aging need a restart")
+    said(s, "config reloaded: kill_grace 5 -> 15; order, aging need a restart")
     edit(config, "gpu_interval: 0\norder: short\naging: 1\n")
-    said(s, "config read again: gpu_interval needs a restart")
+    said(s, "config reloaded: gpu_interval needs a restart")
     wait_for(lambda: len(records(s, "read again")) == 5, "the last one is in the main log too")
-    assert records(s, "read again")[0] == "config read again: kill_grace 3 -> 4" and len(records(s, STAYS)) == 4
+    assert records(s, "read again")[0] == "config reloaded: kill_grace 3 -> 4" and len(records(s, STAYS)) == 4
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_gpus_said_twice_have_to_agree_and_none_is_said(scheduler):
     assert [gpu["index"] for gpu in s.status()["gpus"]] == [0, 2]
     s.stop()
     s.start("--gpus", "0")
-    said(s, "no GPU is managed (gpus: 0): only jobs that need none can start")
+    said(s, "GPU is managed (gpus: 0): only jobs that need none can start")
     s.append(s.line("a") + ";gpus=0", s.line("b"))
     assert s.wait_ended(1) == {1: "done"}
     said(s, "jobs.txt:2: ")

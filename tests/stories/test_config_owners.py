@@ -31,12 +31,17 @@ def test_c37_s13_files_that_another_could_write_are_refused(users: tuple[User, U
     for mode, group, owner, says in (
         (0o644, -1, me, ""),
         (0o600, -1, me, ""),
-        (0o666, -1, me, f"everybody may write it: chmod o-w {path}"),
-        (0o646, -1, me, f"everybody may write it: chmod o-w {path}"),
+        (0o666, -1, me, f"all users may write to it: chmod o-w {path}"),
+        (0o646, -1, me, f"all users may write to it: chmod o-w {path}"),
         (0o664, -1, me, ""),  # a group of one
-        (0o664, shared, me, f"its group may write it: chmod g-w {path}"),
+        (0o664, shared, me, f"its group may write to it: chmod g-w {path}"),
         (0o644, shared, me, ""),
-        (0o644, -1, other, f"it belongs to user {other.uid}: chown it to yourself: {path}"),
+        (
+            0o644,
+            -1,
+            other,
+            f"it is accessiblenot create files of root here: cannot access working folder belongs to user {other.uid}: chown it to yourself: {path}",
+        ),
         (0o644, -1, User("root", 0, 0), ""),
     ):
         write(path, owner, mode, group)
@@ -58,12 +63,12 @@ def test_s13_nor_may_their_folder_or_a_link_on_the_way_be_anothers(
     write(inside / name, me)
     assert TAKEN in start(me, inside)
     for mode, group, says in (
-        (0o777, -1, "everybody may write it: chmod o-w"),
-        (0o775, me.groups[0], "its group may write it: chmod g-w"),
+        (0o777, -1, "all users may write to it: chmod o-w"),
+        (0o775, me.groups[0], "its group may write to it: chmod g-w"),
     ):
         belongs(inside, me, mode, group)
         said = start(me, inside)
-        assert f"of its folder, {says} {inside}" in said, said
+        assert f"its folder is not safe: {says} {inside}" in said, said
     belongs(inside, me, 0o1777)  # sticky: others may add files, not replace this one
     assert TAKEN in start(me, inside)
     belongs(inside, me, 0o755)
@@ -75,18 +80,27 @@ def test_s13_nor_may_their_folder_or_a_link_on_the_way_be_anothers(
     belongs(link, me)
     assert TAKEN in start(me, links)
     belongs(links, me, 0o777)
-    assert f"of its folder, everybody may write it: chmod o-w {links}" in start(me, links)
+    assert f"its folder is not safe: all users may write to it: chmod o-w {links}" in start(me, links)
     belongs(links, me, 0o755)
     belongs(link, other)
-    assert f"the link {link} belongs to user {other.uid}" in start(me, links)
+    assert (
+        f"the link {link} cannot create files of root here: cannot access working folder belongs to user {other.uid}"
+        in start(me, links)
+    )
     belongs(link, me)
     belongs(inside, other, 0o755)
-    assert f"of its folder, it belongs to user {other.uid}" in start(me, links)
+    assert (
+        f"its folder is not safe: it is accessiblenot create files of root here: cannot access working folder belongs to user {other.uid}"
+        in start(me, links)
+    )
     write(place / name, other)
     link.unlink()
     link.symlink_to(place / name)
     belongs(link, me)
-    assert f"it belongs to user {other.uid}" in start(me, links)
+    assert (
+        f"it is accessiblenot create files of root here: cannot access working folder belongs to user {other.uid}"
+        in start(me, links)
+    )
 
 
 def test_s13_another_cannot_vouch_for_the_group(users: tuple[User, User], place: Path) -> None:
@@ -100,7 +114,7 @@ def test_s13_another_cannot_vouch_for_the_group(users: tuple[User, User], place:
 
     assert other.do(slip_in) == 0 and "theirs" in path.read_text()
     said = start(me, place)
-    assert f"chmod g-w {path} (or GPUJOB_SET_TRUST_GROUP=true, or start --trust-group true)" in said
+    assert f"chmod g-w {path} (or set GPUJOB_SET_TRUST_GROUP=true, or start with --trust-group true)" in said
     assert me.gpujob(place, "config", "check")[0] == 1
     code, said = me.gpujob(place, "status")
     assert code == 0 and said.count("going on without") == 1
@@ -122,7 +136,7 @@ def test_s13_an_access_list_counts_as_a_group(users: tuple[User, User], place: P
         pytest.skip(f"no access lists on this file system: {error.strerror}")
     assert other.do(lambda: path.open("a").write("# theirs\n") and 0) == 0
     said = start(me, place)
-    assert f"its access list may let others write it: setfacl -b {path}" in said
+    assert f"its access list may let other users write to it: setfacl -b {path}" in said
 
 
 def test_a_config_that_may_not_be_read_is_one_error(users: tuple[User, User], place: Path) -> None:
@@ -130,7 +144,7 @@ def test_a_config_that_may_not_be_read_is_one_error(users: tuple[User, User], pl
     me, other = users
     path = write(place / "config.yaml", other, 0o600)
     code, said = me.gpujob(place, "start")
-    assert (code, said) == (2, f"gpujob: {path}: cannot be read: Permission denied\n")
+    assert (code, said) == (2, f"gpujob: {path}: cannot read the file: Permission denied\n")
     assert me.gpujob(place, "status")[0] == 0
 
 
@@ -151,7 +165,7 @@ def test_p9_s13_c37_a_strangers_line_never_runs_however_the_file_is_cleaned_up(s
         subprocess.run(["/bin/sh", "-c", line], cwd=folder, user=65534, group=65534, extra_groups=[], check=True)
         old = folder / "jobs $(touch PWNED).bad"
         if cleaned != "moved while nobody looks":
-            wait_for(lambda: f"{s.jobs_file}: not read: everybody may write it" in s.said(), "the refusal")
+            wait_for(lambda: f"{s.jobs_file}: not read: all users may write to it" in s.said(), "the refusal")
         if cleaned == "edited":
             subprocess.run(["sed", "-i", "/PWNED/d", s.jobs_file], check=True)
         else:
@@ -165,11 +179,14 @@ def test_p9_s13_c37_a_strangers_line_never_runs_however_the_file_is_cleaned_up(s
             s.start()
         s.wait_ended(2)
         assert [s.starts(key) for key in ("a", "PWNED", "c")] == [1, 0, 1] and len(s.states()) == 2
-        told = [text for text in s.said().splitlines() if "not taken" in text or "none is taken" in text]
+        told = [text for text in s.said().splitlines() if "not taken" in text or "none: it is in use" in text]
         assert len(told) == 1, s.said()
         what = {
             "edited": f"{s.jobs_file}: the old file, which is deleted,",
-            "mended after the move": f"{old}: what was not read of it yet is not taken",
-        }.get(cleaned, f"everybody may write it; chmod o-w '{old}', then paste the lines you want into {s.jobs_file}")
+            "mended after the move": f"{old}: what was not read of it yet is not allowed",
+        }.get(
+            cleaned,
+            f"all users may write to it; chmod o-w '{old}', then copy the lines that you need into {s.jobs_file}",
+        )
         assert what in told[0]
         s.end_all()

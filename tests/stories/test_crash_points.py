@@ -497,7 +497,7 @@ def test_a04_a_verb_whose_daemon_is_killed_as_it_turns_to_it(scheduler, monkeypa
     monkeypatch.setattr(SchedulerClient, "alive", killed_once_seen)
     answer, by_daemon = do(SchedulerClient(str(s.folder / "gpu_scheduler_state.json")), Cancel((1,)))
     monkeypatch.undo()
-    assert (answer.code, by_daemon) == (5, False) and "when the scheduler starts again" in answer.lines[0]
+    assert (answer.code, by_daemon) == (5, False) and "at the next start of the scheduler" in answer.lines[0]
     s.start()
     s.wait_state(1, "cancelled")
     assert s.starts("a") == 1

@@ -200,7 +200,10 @@ def test_h08_a_copied_folder_adopts_nothing(scheduler, tmp_path):
     assert "gpujob recover" in error
     for words in (["recover", "--dry-run"], ["recover"]):
         error = copy.cli(*words, code=1).stderr
-        assert f"a scheduler runs on its original (pid {s.pid})" in error and error.count("\n") == 1, error
+        assert (
+            f"cannot adopt the store: a scheduler is running on its original (pid {s.pid})" in error
+            and error.count("\n") == 1
+        ), error
     copy.cli("start", "--gpus", "1", code=1)
     pid = job_pid(s, "a")
     assert alive(pid) and s.starts("a") == 1
@@ -230,7 +233,7 @@ def test_e06_store_locked_for_a_while_stops_nothing_for_good(scheduler):
     s.append(s.line("b"))
     wait_for(lambda: "the store cannot be used" in s.said(), "the report")
     error = s.cli("submit", "--cpu", "--", "true", code=1).stderr
-    assert "the store cannot be used: database is locked" in error and error.count("\n") == 1
+    assert "cannot use the store: database is locked" in error and error.count("\n") == 1
     assert s.starts("b") == 0
     s.says("the store cannot be used", times=1)
     other.execute("ROLLBACK")

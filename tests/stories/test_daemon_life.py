@@ -118,9 +118,10 @@ def test_h07_two_schedulers_of_one_machine_warn_of_each_other(scheduler, tmp_pat
     one, two = scheduler(gpus=2, folder=tmp_path / "one"), scheduler(gpus=2, folder=tmp_path / "two")
     one.start()
     two.start()
-    told = f"another gpujob runs on this machine: pid {one.pid} of user"
+    told = f"another scheduler runs on this machine: pid {one.pid} of user"
     assert (
-        told in two.said() and "GPUs 0,1; they do not know of each other's bookings, so give each its own" in two.said()
+        told in two.said()
+        and "GPUs 0,1; the two do not know of each other's bookings, so give each its own" in two.said()
     )
     wait_for(lambda: told in (two.folder / "gpu_scheduler.log").read_text(), "the log, written after the terminal")
 
@@ -330,7 +331,10 @@ def test_h15_an_upgrade_takes_over_the_jobs_of_the_old_one(scheduler):
     )
     store.close()
     refused = s.cli("status", code=1).stderr
-    assert "was written by an older gpujob (version 1); start the scheduler" in refused and "damaged" not in refused
+    assert (
+        "cannot read the store: an older gpujob wrote it (version 1); start the scheduler" in refused
+        and "damaged" not in refused
+    )
     s.start()
     assert s.rows("PRAGMA user_version") == [(VERSION,)] and (s.folder / ".gpujob" / "store.db.v1").exists()
     assert s.job(1)["state"] == "running" and s.job(1)["gpus"] == [0] and s.job(3)["reason_code"] == "paused"
@@ -524,7 +528,7 @@ def test_h19_an_error_inside_is_said_once_and_that_part_goes_on(scheduler, targe
     s.cli("submit", "--cpu", "--wait", "--", "true")
     assert [s.starts(k) for k in "ab"] == [1, 1] and s.job(2)["exit_code"] == 4
     said = s.said()
-    assert 1 <= said.count("a defect of gpujob, please report it: RuntimeError('planted')") <= 3, said
+    assert 1 <= said.count("internal error of gpujob, please report it: RuntimeError('planted')") <= 3, said
     assert "Traceback (most" not in said.replace("(Traceback (most recent call last): |", "")
     assert s.stop() == 0
 
@@ -558,8 +562,11 @@ def test_h19_an_error_outside_the_turns_ends_it_and_says_so(scheduler):
     s.append(s.line("a", code=3))
     s.start(ready=False)
     assert s.process.wait(30) == 1
-    assert s.said().count("a defect of gpujob ended it, please report it: RuntimeError('planted')") == 1
-    assert s.said().splitlines()[-1].endswith("running jobs go on; start it again: gpujob start")
+    assert (
+        s.said().count("the scheduler ended by an internal error of gpujob, please report it: RuntimeError('planted')")
+        == 1
+    )
+    assert s.said().splitlines()[-1].endswith("running jobs continue; start the scheduler again: gpujob start")
     log = (s.folder / "gpu_scheduler.log").read_text()
     assert " CRITICAL a defect of gpujob ended it" in log
     s.command = [sys.executable, "-m", "scheduler"]

@@ -226,9 +226,9 @@ def test_b15_an_environment_that_is_not_there_is_waited_for(make):
     s.append("0,show.py,late,a", f"0,show.py,{half},b", f"0,show.py,{bare},c", f"0,show.py,{stale},d", s.line("other"))
     s.start()
     s.wait_state(5, "done")
-    why_missing(s, 1, "no environment late is known here; make it (conda create -n late)")
+    why_missing(s, 1, "no environment late was found; create it (conda create -n late)")
     why_missing(s, 2, "is not a whole environment")
-    why_missing(s, 3, f"no python in {bare}: conda install -p {bare} python")
+    why_missing(s, 3, f"no python in environment {bare}: conda install -p {bare} python")
     why_missing(s, 4, f"bin/python leads to {s.folder}/base/python3; bring that back")
     conda_prefix(s.home / "miniconda3" / "envs" / "late")
     conda_prefix(half)
@@ -264,16 +264,18 @@ def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
     s.wait_ended(4)
     assert [s.starts(key) for key in ("slow", "bad", "lying", "other")] == [0, 0, 0, 1]
     assert s.log(1) == (
-        "asking the licence server\ngpujob: environment slow could not be activated: it did not end within 4 s\n"
+        "asking the licence server\ngpujob: environment slow could not be activated: activation took the line is longer than 4 s\n"
     )
-    assert s.log(2).startswith("no compiler here\ngpujob: environment bad could not be activated: it ended with code 4")
-    assert f"it left CONDA_PREFIX=/opt/base, not {lying}" in s.log(3)
+    assert s.log(2).startswith(
+        "no compiler here\ngpujob: environment bad could not be activated: activation failed (code 4"
+    )
+    assert f"CONDA_PREFIX is /opt/base, not {lying}" in s.log(3)
     for job_id in (1, 2, 3):
         job = s.job(job_id)
         assert (job["state"], job["exit_code"], job["failure"]["class"]) == ("failed", 1, "environment")
         assert "could not be activated" in s.cli("show", str(job_id)).stdout
         assert "conda_mode: direct" in s.cli("why", str(job_id)).stdout
-    assert not alive(int((s.folder / "pid").read_text())), "what activation started was ended with it"
+    assert not alive(int((s.folder / "pid").read_text())), "what activation started was failed with it"
 
 
 def test_b15_a_conda_that_fails_or_sleeps_for_ever(make):
@@ -301,9 +303,9 @@ def test_b14_a_working_folder_that_is_not_there_is_waited_for(make):
     s.append("0,pwd.py,,a;cwd=work", "0,pwd.py,,b;cwd=file", "0,pwd.py,,c;cwd=file/below", s.line("other"))
     s.start()
     s.wait_state(4, "done")
-    why_missing(s, 1, f"no such folder {s.folder}/work to work in; looked again when it appears")
+    why_missing(s, 1, f"no such working folder {s.folder}/work; the job waits until it exists")
     why_missing(s, 2, "is a file, not a folder")
-    why_missing(s, 3, "no such folder")
+    why_missing(s, 3, "no such working folder")
     work = s.folder / "work"
     work.mkdir()
     s.wait_state(1, "done")
@@ -323,7 +325,7 @@ def test_b14_a_working_folder_that_is_not_there_is_waited_for(make):
     s.cli("submit", "--cwd", str(gone), "--", "true")
     gone.rmdir()
     s.cli("resume", "0-1")
-    why_missing(s, 6, f"no such folder {gone}")
+    why_missing(s, 6, f"no such working folder {gone}")
 
 
 def test_b16_what_the_path_leads_to_at_the_start_is_what_runs(make):
@@ -387,7 +389,7 @@ def test_b13_what_cannot_be_executed_is_named_and_is_no_exit_code(make):
     s = make(gpus=2)
     cases = {
         "off.sh": ("#!/bin/sh\n", "is not executable: chmod +x it"),
-        "bad.sh": ("#!/no/such/shell\n", "names /no/such/shell, which is not there"),
+        "bad.sh": ("#!/no/such/shell\n", "names /no/such/shell, which does not exist"),
         "crlf.sh": ("#!/bin/sh\r\necho hello\r\n", "ends in a carriage return"),
         "plain.sh": ("echo no first line\n", "has no first line such as #!/bin/sh"),
     }
@@ -418,10 +420,10 @@ def test_b13_what_cannot_be_executed_after_activation_is_named(make):
     s.start()
     s.wait_state(1, "failed")
     assert s.job(1)["failure"]["class"] == "start" and s.job(1)["exit_code"] == 1
-    assert "its first line names an interpreter that is not there" in s.log(1)
+    assert "its first line names an interpreter that does not exist" in s.log(1)
 
 
-@pytest.mark.skipif(shutil.which("conda") is None, reason="there is no conda here")
+@pytest.mark.skipif(shutil.which("conda") is None, reason="no such file conda here")
 @pytest.mark.parametrize("mode", ["direct", "activate", "run"])
 def test_s3_26_a_real_conda(scheduler, mode):
     """S3.26."""

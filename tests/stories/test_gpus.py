@@ -39,13 +39,13 @@ def test_s3_2_none_detected_and_none_given_is_exit_4(machine):
     words = [sys.executable, "-m", "scheduler", "start"]
     done = subprocess.run(words, cwd=m.s.folder, env=environ, capture_output=True, text=True, timeout=90)
     assert done.returncode == 4 and done.stdout == ""
-    assert re.fullmatch(r"gpujob: no GPU is seen \(NVML: .*nvidia-smi.*\).*--gpus N.*\n", done.stderr), done.stderr
+    assert re.fullmatch(r"gpujob: GPU is seen \(NVML: .*nvidia-smi.*\).*--gpus N.*\n", done.stderr), done.stderr
 
 
 def test_s3_2_more_than_there_are_is_refused(machine):
     m = machine(gpus=3).cards("GPU-a", "GPU-b")
     done = m.s.cli("start", "--gpus", "3", code=3)
-    assert "there is no GPU 2" in done.stderr and "the driver shows 0,1" in done.stderr
+    assert "no such file GPU 2" in done.stderr and "the driver shows 0,1" in done.stderr
 
 
 @pytest.mark.smoke
@@ -60,7 +60,7 @@ def test_i01_without_a_driver_gpus_are_declared_and_that_is_said(machine):
     m = machine(gpus=2)
     m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
     m.s.start(PATH="/usr/bin:/bin") if not _has_nvidia_smi() else pytest.skip("a machine with nvidia-smi")
-    m.s.says("no NVIDIA driver here: GPU 0,1 declared, given out by booking alone")
+    m.s.says("no such file NVIDIA driver: GPU 0,1 is declared and allocated by booking alone")
     assert [gpu["uuid"] for gpu in m.s.status()["gpus"]] == ["declared:0", "declared:1"]
     m.s.append(m.s.line("a"), m.s.line("c") + ";gpus=0")
     assert set(m.s.wait_ended(2).values()) == {"done"}
@@ -195,7 +195,7 @@ def test_i05_a_mismatch_while_running_holds_starts_and_ends_no_job(machine):
     m.s.wait_state(1, "done")
     m.driver.clear_errors()
     m.running("new")
-    m.s.says("GPU 0,1 can be given jobs again")
+    m.s.says("GPU 0,1 can get jobs again")
 
 
 def test_i05_a_mismatch_at_the_first_start_waits_for_the_driver(machine):
@@ -229,7 +229,7 @@ def test_i06_i08_a_gpu_falls_off_the_bus_and_comes_back(machine):
     m.driver.remove("GPU-b")
     assert "GPU-b" in m.state(1, "GONE")["reason"]
     assert [(gpu["index"], gpu["uuid"]) for gpu in m.s.status()["gpus"]] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
-    wait_for(lambda: "is gone while it ran" in " ".join(m.s.job(1)["notes"]), "a note")
+    wait_for(lambda: "is gone" in " ".join(m.s.job(1)["notes"]), "a note")
     assert alive(pid) and m.s.states()[1] == "running", "not killed"
     assert not m.s.job(2)["notes"] and m.gpu(2)["jobs"] == [2]
     m.s.release("on-b")
@@ -241,7 +241,7 @@ def test_i06_i08_a_gpu_falls_off_the_bus_and_comes_back(machine):
     m.driver.order(["GPU-a", "GPU-b", "GPU-c"])
     m.running("again")
     assert m.s.job(3)["gpus"] == [1]
-    m.s.says("GPU 1 (GPU-b) is gone; no new job goes there", times=1)
+    m.s.says("GPU 1 (GPU-b) is gone; no new job starts there", times=1)
 
 
 def test_i06_a_gpu_that_is_listed_but_lost(machine):
@@ -299,7 +299,7 @@ def test_i09_a_gpu_with_errors_is_held_out_if_that_is_wanted(machine, what):
     m.running("b")
     cause = "XID 79: fell off the bus" if what == "xid" else "3 uncorrected memory errors"
     m.waits(1, "unhealthy", f"GPU 0 reported {cause}")
-    m.s.says(f"GPU 0 reported {cause}; no new job goes there")
+    m.s.says(f"GPU 0 reported {cause}; no new job starts there")
     m.still_waits(1, 3)
     assert m.gpu(1)["state"] == "BUSY"
 
@@ -328,7 +328,7 @@ def test_i17_cuda_visible_devices_of_the_daemon_limits_what_it_manages(machine):
 def test_i17_a_value_that_names_no_gpu_is_said_and_not_regarded(machine, text):
     m = machine().cards("GPU-a", "GPU-b")
     m.s.start(CUDA_VISIBLE_DEVICES=text)
-    m.s.says(f"CUDA_VISIBLE_DEVICES={text!r} names no GPU here")
+    m.s.says(f"CUDA_VISIBLE_DEVICES={text!r} names GPU here")
     assert len(m.s.status()["gpus"]) == 2
 
 
@@ -372,9 +372,9 @@ def test_a_second_scheduler_of_this_machine_is_told_of_at_the_start(machine, tmp
     one, two = machine(folder=tmp_path / "one", gpu_ids="0"), machine(folder=tmp_path / "two", gpu_ids="1")
     one.cards("GPU-a", "GPU-b").s.start()
     two.cards("GPU-a", "GPU-b").s.start()
-    told = f"another gpujob runs on this machine: pid {one.s.pid} of user"
+    told = f"another scheduler runs on this machine: pid {one.s.pid} of user"
     two.s.says(told)
-    two.s.says("GPUs 0; they do not know")
+    two.s.says("GPUs 0; the two do not know")
     assert f"pid {two.s.pid} of user" not in one.s.said()
     one.s.stop()
     two.s.stop()
@@ -418,7 +418,9 @@ def test_s2_6_gpus_of_the_driver_are_added_and_taken_away_while_it_runs(machine)
     m.running("a")
     m.waits(2, "no-room")
     config.write_text("gpu_ids: 0,7\n")
-    wait_for(lambda: "there is no GPU 7; the driver shows 0,1; the GPUs stay as they are" in m.s.said(), "refused")
+    wait_for(
+        lambda: "no such file GPU 7; the driver shows 0,1; the managed GPUs are unchanged" in m.s.said(), "refused"
+    )
     config.write_text("gpu_ids: 0-1\n")
     m.running("b")
     assert m.s.job(2)["gpus"] == [1] and m.gpu(1)["uuid"] == "GPU-b" and m.gpu(1)["memory_total"] == TOTAL << 20
@@ -430,4 +432,4 @@ def test_s2_6_gpus_of_the_driver_are_added_and_taken_away_while_it_runs(machine)
     m.s.release("b")
     m.running("c")
     assert m.s.job(3)["gpus"] == [1]
-    m.s.says("there is no GPU 7", times=1)
+    m.s.says("no such file GPU 7", times=1)

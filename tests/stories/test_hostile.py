@@ -57,7 +57,7 @@ def test_retry_of_a_job_whose_equal_has_succeeded_is_refused(scheduler):
     s.append("0,flip")
     s.wait_state(2, "done")
     for _ in range(2):  # with a daemon, and without
-        assert "job 2 (done) is the same" in s.cli("retry", "1", code=3).stderr
+        assert "job 2 (done) is also the same" in s.cli("retry", "1", code=3).stderr
         s.stop()
     s.start()
     s.append("0,flip,,next")
@@ -92,7 +92,7 @@ def test_odd_files_in_place_of_ours(scheduler):
     wait_for(a_folder_stands_there, "a folder in place of the state file")
     s.append(s.line("b"))
     s.wait_ended(2)
-    assert s.stop() == 0 and "cannot be read: not a plain file" in s.said()
+    assert s.stop() == 0 and ": not a regular file" in s.said()
     assert "is a folder; name the file in it" in s.cli("start", "--gpus", "1", code=2).stderr
 
 
@@ -105,7 +105,7 @@ def test_p8_a_job_that_puts_something_else_in_the_place_of_its_log_holds_up_nobo
     s.wait_state(1, "failed")
     s.cli("submit", "--", "true")
     s.wait_state(2, "done")
-    assert "its log cannot be read: not a plain file" in " ".join(s.cli("why", "1").stdout.split())
+    assert "cannot read its log not a regular file" in " ".join(s.cli("why", "1").stdout.split())
     s.cli("submit", "--", "sh", "-c", f"{made}; touch made; until [ -e go ]; do sleep 0.02; done; exit 4")
     wait_for((s.folder / "made").exists, "another pipe")
     s.kill()
@@ -131,7 +131,7 @@ def test_p8_pipes_in_the_place_of_our_own_files_hold_up_nobody(scheduler):
     s.append(s.line("b"))
     s.release("a")
     s.wait_state(3, "done")
-    wait_for(lambda: "its environment cannot be read" in s.cli("why", "2").stdout, "what holds up the other one")
+    wait_for(lambda: "its environment: it is not a limit" in s.cli("why", "2").stdout, "what holds up the other one")
     s.cli("cancel", "2")
     s.cli("submit", "--", "true")  # from the same shell: puts its file back
     s.wait_state(4, "done")
@@ -144,7 +144,7 @@ def test_p8_pipes_in_the_place_of_our_own_files_hold_up_nobody(scheduler):
     s.stop()
     (house / "high").unlink()
     os.mkfifo(house / "high")
-    assert "high: cannot be opened: not a plain file; move it away" in s.cli("start", code=1).stderr
+    assert "high: cannot open the file: not a regular file; move it away" in s.cli("start", code=1).stderr
     s.cli("status")
 
 
@@ -314,7 +314,9 @@ def test_e12_a_store_that_is_deleted_for_good(scheduler):
     s.wait_state(1, "running")
     for ending in ("", "-wal", "-shm"):
         os.unlink(f"{s.folder}/.gpujob/store.db{ending}")
-    wait_for(lambda: "store.db: was removed or replaced while in use" in s.said(), "the report", 10)
+    wait_for(
+        lambda: "store.db: cannot use the store: it was removed or replaced while in use" in s.said(), "the report", 10
+    )
     s.append(s.line("b"))
     for words in (("submit", "--cpu", "--", "true"), ("status",), ("pause", "0")):
         error = s.cli(*words, code=1).stderr
@@ -327,7 +329,7 @@ def test_e12_a_store_that_is_deleted_for_good(scheduler):
     assert s.stop() == 0
     assert not (s.folder / ".gpujob" / "store.db").exists(), "no empty one is made in its place"
     assert "gpujob recover" in s.cli("start", "--gpus", "2", code=1).stderr
-    assert "jobs.txt:2: not known any more whether it ran" in s.cli("recover", code=1).stdout
+    assert "jobs.txt:2: not known does not exist any more whether it ran" in s.cli("recover", code=1).stdout
     s.start()
     s.append(s.line("c"))
     wait_for(lambda: s.starts("c"), "it goes on")
@@ -379,7 +381,9 @@ def test_p5_a_second_scheduler_where_the_folder_was_removed_is_refused(scheduler
     first = s.process
     shutil.rmtree(s.folder / ".gpujob")
     error = s.cli("start", "--gpus", "1", code=1).stderr
-    assert f"runs already (pid {first.pid}), though its folder was taken from it" in error and error.count("\n") == 1
+    assert (
+        f"runs already (pid {first.pid}), although its folder was moved or removed" in error and error.count("\n") == 1
+    )
     first.kill()
     first.wait()
     s.start()
@@ -430,7 +434,7 @@ def test_p7_what_ends_while_the_store_is_locked_leaves_its_orphans_known(schedul
         wait_for(lambda: "locked" in s.said(), "the store cannot be used")
     s.append(s.line("next"))
     s.wait_state(1, "failed")
-    wait_for(lambda: s.states().get(2), "the second is taken in")
+    wait_for(lambda: s.states().get(2), "the second: it is in use in")
     s.cli("submit", "--cpu", "--wait", "--", "true")
     assert (s.job(1)["exit_code"], s.states()[2], alive(hidden)) == (5, "pending", True)
     os.kill(hidden, signal.SIGKILL)

@@ -67,7 +67,7 @@ def test_b08_loaders_of_a_killed_parent_keep_its_gpu(scheduler):
     a_turn(s)
     assert s.states()[2] == "pending" and all(map(alive, pids))
     text = s.cli("status").stdout
-    assert all(str(pid) in text for pid in pids) and "of job 1" in text
+    assert all(str(pid) in text for pid in pids) and "processes of job 1" in text
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     s.wait_ended(3)
@@ -177,9 +177,9 @@ def test_b21_b22_what_a_job_does_with_its_output(scheduler):
     job = s.job(2)
     assert (job["state"], job["exit_code"], job["attempt"], job["failure"]) == ("done", 0, 1, None)
     shown = s.cli("show", "2").stdout
-    assert "warning       its log says: RuntimeError: CUDA out of memory" in shown and "failure" not in shown
+    assert "warning       from its log: RuntimeError: CUDA out of memory" in shown and "failure" not in shown
     assert "exit 0 (oom?)" in s.cli("status").stdout and "exit 0 (oom?)" in s.cli("jobs").stdout
-    s.says("job 2 (oom) done: exit code 0, but its log says: RuntimeError: CUDA out of memory")
+    s.says("job 2 (oom) done: exit code 0, but its log shows an error: RuntimeError: CUDA out of memory")
 
 
 def test_b24_a_job_that_saves_its_work_has_the_whole_grace(scheduler):
@@ -279,7 +279,7 @@ def test_f07_adopting_more_jobs_than_there_are_descriptors(scheduler):
     running = {log for (log,) in s.rows("SELECT log FROM jobs WHERE state='running'")}
     folder = f"{s.folder}/gpu_scheduler_logs/"
     wait_for(lambda: {f for f in files(s.pid) if f.startswith(folder)} <= running, "no log of an ended job is open")
-    wait_for(lambda: sum("pidfd" in f for f in files(s.pid)) == 0, "no ended process is held open")
+    wait_for(lambda: sum("pidfd" in f for f in files(s.pid)) == 0, "no ended process held open")
     s.kill()
     s.command = command
     s.start()

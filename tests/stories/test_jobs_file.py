@@ -29,7 +29,7 @@ def test_editors_renames_rotation_and_truncation(scheduler):
     s.append(s.line("g"))
     s.wait_ended(7)
     s.jobs_file.unlink()
-    wait_for(lambda: "it is read when it appears" in s.said(), "the warning")
+    wait_for(lambda: "it is read when it exists" in s.said(), "the warning")
     s.append(s.line("h"), s.line("a"))
     s.wait_ended(8)
     assert [s.starts(key) for key in "abcdefgh"] == [1] * 8
@@ -89,11 +89,11 @@ def test_file_of_others_is_not_read_until_mended(scheduler):
     s.wait_ended(1)
     s.jobs_file.chmod(0o666)
     s.append(s.line("b"))
-    wait_for(lambda: "everybody may write it: chmod o-w" in s.said(), "the report")
+    wait_for(lambda: "all users may write to it: chmod o-w" in s.said(), "the report")
     assert s.starts("b") == 0
     s.jobs_file.chmod(0o600)
     s.wait_ended(2)
-    s.says("everybody may write it", times=1)
+    s.says("all users may write to it", times=1)
 
 
 def test_polling_finds_lines_too(scheduler):

@@ -155,7 +155,7 @@ def test_s1_12_a_torn_last_line_is_repaired_or_set_aside(scheduler: Callable[...
     assert journal.read_bytes() == whole
     (bad,) = s.folder.glob("queue.jsonl.torn-*")
     assert bad.read_bytes() == b'{"mine": [1, \n'
-    s.says(f"a line that is no JSON, set aside as {bad}", times=1)
+    s.says(f"1 line is not a JSON number and moved to {bad}", times=1)
     assert s.starts("a") == s.starts("b") == 1
 
 
@@ -170,9 +170,9 @@ def test_what_stands_in_its_place_holds_no_job_up(scheduler: Callable[..., Sched
     s.start()
     s.wait_ended(2)
     wait_for(lambda: s.status()["trouble"], "shown")
-    why = "it is a link, which is not followed" if what == "link" else "it is not a plain file"
-    text = f"{journal}: the journal cannot be written: {why}"
-    assert s.status()["trouble"][0].startswith(f"not written: {text}")
+    why = "it is a link, not at followed" if what == "link" else "not a regular file"
+    text = f"{journal}: {why}"
+    assert s.status()["trouble"][0].startswith(f"{text}")
     assert text in s.cli("status").stdout.replace("\n           ", " ")
     (journal.rmdir if what == "folder" else journal.unlink)()
     wait_for(lambda: journal.exists() and not s.status()["trouble"], "made good")
@@ -213,7 +213,7 @@ def test_f02_a_full_disk_costs_the_journal_nothing_in_the_end(scheduler: Callabl
         s.wait_ended(30)
         assert set(s.states().values()) == {"done"}
         wait_for(lambda: s.status()["trouble"], "shown")
-        assert "the journal cannot be written: No space left on device" in s.status()["trouble"][0]
+        assert "the journal: No space left on device" in s.status()["trouble"][0]
         filler.unlink()
         wait_for(lambda: not s.status()["trouble"], "made good")
         found = {line["id"]: line for line in map(json.loads, (small / "queue.jsonl").read_text().splitlines())}
@@ -230,9 +230,9 @@ def test_a_journal_in_the_place_of_another_file_is_refused(scheduler: Callable[.
     s.append("0,a.py,,")
     before = s.jobs_file.read_bytes()
     error = s.cli("start", "--gpus", "1", "--journal", "jobs.txt", code=2).stderr
-    assert error == f"gpujob: journal: {s.jobs_file} is the jobs file as well; name another file\n"
+    assert error == f"gpujob: journal: {s.jobs_file} is also the jobs file; name another file\n"
     (s.folder / "config.yaml").write_text("journal: gpu_scheduler_state.json\n")
-    assert "is the state file as well" in s.cli("start", "--gpus", "1", code=2).stderr
+    assert "is also the state file" in s.cli("start", "--gpus", "1", code=2).stderr
     assert s.jobs_file.read_bytes() == before
 
 

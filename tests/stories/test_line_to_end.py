@@ -68,7 +68,7 @@ def test_documented_lines_are_read_as_documented(scheduler):
     assert jobs[0]["arguments"] == ["--llm", "qwen2.5-7b-inst", "--epochs", "100"]
     assert jobs[2]["arguments"] == ["--llm", "qwen2.5-32b-inst", "--batch_size", "1"]
     assert [j["reason_code"] for j in jobs[:3]] == ["missing"] * 3
-    s.says("read as GPUs 4-7")
+    s.says("the line is read as arguments ending in 4-7")
 
 
 SHOW_ARGUMENTS = "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ['GPUJOB_GPUS'], sys.executable]))\n"
@@ -112,7 +112,7 @@ def test_s3_5_s3_8_lines_of_two_to_five_fields_and_gpu_lists(scheduler):
     assert allowed == {"one": [2], "two": [0, 2], "range": [0, 1, 2, 3], "mixed": [0, 1, 5], "quoted": [0, 1, 5]}
 
     bad = {"6": "GPU 6 is not managed here", "6,7": "GPU 6,7 is not managed here", "5-6": "GPU 6 is not managed here",
-           "3-1": "runs backwards", "x": "not a GPU list", "1-x": "not a GPU list", "0-": "not a GPU list"}  # fmt: skip
+           "3-1": "is backwards", "x": "not a GPU list", "1-x": "not a GPU list", "0-": "not a GPU list"}  # fmt: skip
     s.append(*(f"0,list.py,,never,{each}" for each in bad), "0,list.py,,last,4")
     s.wait_ended(10)
     refused = s.status()["refused"]

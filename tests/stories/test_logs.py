@@ -254,12 +254,12 @@ def test_grep_ends_as_grep_does_and_mistakes_are_one_line(scheduler):
     assert s.cli("logs", "1-3", "--grep", "nothing").stdout == "==> job 2 (b), done <==\nnothing here\n"
     assert s.cli("logs", "1", "-n", "0").stdout == "" and s.cli("logs", "3").stdout == ""
     error = s.cli("logs", "1", "--grep", "a(b", code=2).stderr
-    assert error.startswith("gpujob: --grep: 'a(b' is no regular expression: ") and "at position 1" in error
+    assert error.startswith("gpujob: --grep: 'a(b' is not a regular expression: ") and "at position 1" in error
     for words in (["-n", "x"], ["-n", "-1"], ["-n", "1.5"], ["-n", "²"], ["--attempt", "x"], ["--raw", "--grep", "x"]):
         error = s.cli("logs", "1", *words, code=2).stderr
         assert error.startswith("gpujob: ") and error.count("\n") == 1
     s.cli("logs", "1-3", "-f", code=2)
-    assert "it has 1" in s.cli("logs", "1", "--attempt", "2", code=6).stderr
+    assert "it has logs of attempts 1" in s.cli("logs", "1", "--attempt", "2", code=6).stderr
     s.cli("logs", "9", code=6)
     done = subprocess.run(
         f"{sys.executable} -m scheduler logs 1-2 | head -1", shell=True, cwd=s.folder, env=s.environ,
@@ -278,13 +278,13 @@ def test_s2_8_each_attempt_keeps_its_log_and_says_so(scheduler):
     wait_for(lambda: s.job(1)["attempt"] == 4 and s.states()[1] == "failed", "two more attempts")
     done = s.cli("logs", "1")
     assert done.stdout == "attempt 4\n"
-    assert "attempt 4 of job 1; earlier ones (1, 2, 3): gpujob logs 1 --attempt N" in done.stderr
+    assert "attempt 4 processes of job 1; earlier attempts (1, 2, 3): gpujob logs 1 --attempt N" in done.stderr
     for number in (1, 2, 3, 4):
         done = s.cli("logs", "1", "--attempt", str(number))
         assert (done.stdout, done.stderr) == (f"attempt {number}\n", "")
     Path(s.job(1)["log"]).unlink()
     error = s.cli("logs", "1", code=1).stderr.splitlines()[-1]
-    assert "the log is not there any more" in error
+    assert "the log does not exist does not exist any more" in error
 
 
 def test_s17_on_a_terminal_only_colours_pass_and_raw_is_refused(scheduler):
@@ -303,7 +303,7 @@ def test_s17_on_a_terminal_only_colours_pass_and_raw_is_refused(scheduler):
     with viewing(s, "1", "--raw", terminal=True) as viewer:
         assert viewer.end(2) == ""
         assert viewer.said() == (
-            "gpujob: --raw prints what could play the terminal; send it into a file: gpujob logs 1 --raw > FILE\n"
+            "gpujob: cannot print --raw to a terminal: control characters would take effect; write it to a file: gpujob logs 1 --raw > FILE\n"
         )
 
 
@@ -399,7 +399,7 @@ def test_f04_f05_a_log_that_is_cut_replaced_or_removed_is_said_once(scheduler, h
         log = talker.log
         if how == "cut":
             os.truncate(log, 0)
-            viewer.wait_said("was cut short; going on from its new start")
+            viewer.wait_said("was truncated; following it from its start")
             talker.say("after\n")
             viewer.wait_shown("after\n")
             assert log.read_bytes() == b"after\n", "no hole"
@@ -425,8 +425,8 @@ def test_f04_f05_a_log_that_is_cut_replaced_or_removed_is_said_once(scheduler, h
         assert viewer.said().count("was ") == 1
     assert s.wait_state(1, "done")
     if how == "folder":
-        run_shell(s, "echo the folder is made again")
-        assert s.cli("logs", "2").stdout == "the folder is made again\n"
+        run_shell(s, "echo cannot access working folder is made again")
+        assert s.cli("logs", "2").stdout == "cannot access working folder is made again\n"
 
 
 def test_following_without_a_scheduler(scheduler):

@@ -29,8 +29,11 @@ def order(s) -> list[str]:
 @pytest.mark.smoke
 def test_hold_and_release_over_a_restart(scheduler):
     s = waiting(scheduler)
-    assert s.cli("hold", "2-3").stdout == "job 2 is held; gpujob release 2\njob 3 is held; gpujob release 3\n"
-    assert s.cli("why", "2").stdout == "job 2 waits (hold-user): held by its owner; gpujob release 2\n"
+    assert (
+        s.cli("hold", "2-3").stdout
+        == "job 2 held; release it: gpujob release 2\njob 3 held; release it: gpujob release 3\n"
+    )
+    assert s.cli("why", "2").stdout == "job 2 waits (hold-user): in use by its owner; release it: gpujob release 2\n"
     s.kill()
     s.start()
     s.cli("resume", "0")
@@ -39,7 +42,7 @@ def test_hold_and_release_over_a_restart(scheduler):
     s.cli("release", "3")
     s.wait_state(3, "done")
     s.stop()
-    assert s.cli("release", "2").stdout == "job 2 is released\n", "also without a daemon"
+    assert s.cli("release", "2").stdout == "job 2 released\n", "also without a daemon"
     assert "no scheduler is running" in s.cli("hold", "2").stderr
     s.cli("release", "2")
     assert s.cli("hold", "3", code=1).stderr.endswith("gpujob: job 3 is done: only a waiting job can be held\n")
@@ -51,7 +54,7 @@ def test_hold_and_release_over_a_restart(scheduler):
 @pytest.mark.smoke
 def test_first_and_swap_change_who_starts_next(scheduler):
     s = waiting(scheduler, 5)
-    assert s.cli("first", "5", "3").stdout == "job 5 comes first\njob 3 comes first\n"
+    assert s.cli("first", "5", "3").stdout == "job 5 is now first in the queue\njob 3 is now first in the queue\n"
     assert s.cli("swap", "1", "4").stdout == "jobs 1 and 4 have changed places\n"
     shown = [line.split()[0] for line in s.cli("status").stdout.split("WAITING")[1].splitlines()[1:6]]
     assert shown == ["5", "3", "4", "2", "1"], "status shows them as they will start"
@@ -73,9 +76,9 @@ def test_edit_changes_what_a_waiting_job_asks_for(scheduler):
     assert (job["priority"], job["label"], job["need"], job["allowed_gpus"]) == (-5, "urgent", 0.5, [0])
     assert s.cli("edit", "urgent", "--time", "", "--allowed", "any").returncode == 0
     assert s.job(3)["allowed_gpus"] is None
-    assert s.cli("edit", "3", "--gpus", "2", code=3).stderr.startswith("gpujob: job 3 stays as it is: needs 2")
+    assert s.cli("edit", "3", "--gpus", "2", code=3).stderr.startswith("gpujob: job 3; the job needs 2")
     assert "--gpus: " in s.cli("edit", "3", "--gpus", "much", code=2).stderr
-    assert s.cli("edit", "3", code=2).stderr.startswith("gpujob: what is to be changed?")
+    assert s.cli("edit", "3", code=2).stderr.startswith("gpujob: no option is given")
     s.cli("edit", "9", "--priority", "1", code=6)
     s.cli("edit", "2", "--after", "2", code=3)
     s.cli("edit", "2", "--after-ok", "3")

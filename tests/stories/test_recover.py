@@ -128,8 +128,8 @@ def test_e01_e02_e03_damaged_is_refused_and_rebuilt(scheduler, kind):
     new = s.cli("submit", "--allowed", "0", "--", "true").stdout
     assert int(new.split()[0].strip()) == 7, new
     if lines_lost:
-        assert "jobs.txt:4: not known any more whether it ran" in said
-        assert any("not known any more" in r for r in s.cli("status").stdout.splitlines())
+        assert "jobs.txt:4: not known does not exist any more whether it ran" in said
+        assert any("not known does not exist any more" in r for r in s.cli("status").stdout.splitlines())
         ends_well(s, "done bad run")
     else:
         ends_well(s)
@@ -176,7 +176,7 @@ def test_e02_every_page_in_turn(scheduler):
         try:
             all_goes_on(s, waiting=False)
             states = s.states()
-            named = done.stdout.count("not known any more whether it ran")
+            named = done.stdout.count("not known does not exist any more whether it ran")
             waiting = [n for n in range(4, 7 + FILLERS) if states.get(n) == "pending"]
             # A page costs its own rows at most: of these, the line (or, of what was submitted, the id) is named.
             missing = 3 + FILLERS - len(waiting)
@@ -204,7 +204,7 @@ def test_e03_cut_at_each_quarter(scheduler, quarter):
     said = recovers(s)
     s.start()
     all_goes_on(s, waiting=False)
-    assert len(s.states()) + said.count("not known any more") >= 6 + FILLERS - 1, said
+    assert len(s.states()) + said.count("not known does not exist any more") >= 6 + FILLERS - 1, said
     ends_well(s, "done bad run")
 
 
@@ -217,7 +217,7 @@ def test_e04_log_removed_after_a_crash(scheduler):
         os.unlink(f"{path}{ending}")
     refuses(s)
     said = recovers(s, 1)
-    assert "jobs.txt:4: not known any more whether it ran" in said and "jobs.txt:3" not in said
+    assert "jobs.txt:4: not known does not exist any more whether it ran" in said and "jobs.txt:3" not in said
     s.start()
     all_goes_on(s, waiting=False)
     s.append(*(line for line in s.jobs_file.read_text().splitlines() if " wait " in line))
@@ -364,7 +364,7 @@ def test_e03_jobs_file_named_by_a_flag(scheduler):
     store_of(s).unlink()
     for record in (s.folder / ".gpujob" / "attempts").iterdir():
         record.unlink()
-    assert "other.txt:1: not known any more" in recovers(s, 1)
+    assert "other.txt:1: not known does not exist any more" in recovers(s, 1)
     s.append(s.line("c"))
     s.start()
     wait_for(lambda: s.starts("c"), "the new line")
@@ -417,7 +417,7 @@ def test_e03_gpu_stays_held_by_what_outlived_its_job(scheduler):
     wait_for(lambda: s.rows("SELECT 1 FROM holdings"), "a held GPU")
     s.stop()
     os.truncate(store_of(s), 0)
-    assert "held by processes" in recovers(s)
+    assert "in use by processes" in recovers(s)
     s.append(s.line("next", gpus="0"))
     s.start()
     s.append(s.line("later", gpus="0"))
@@ -508,7 +508,7 @@ def test_e01_e02_damage_that_hangs_together(scheduler, what):
         overwrite(path, 60, b"\x7f\xff\x01\x02")
     refuses(s)
     said = recovers(s)
-    assert ("jobs.txt:5: not known any more" in said) == (what == "e02 a row"), said
+    assert ("jobs.txt:5: not known does not exist any more" in said) == (what == "e02 a row"), said
     s.start()
     all_goes_on(s, waiting=what != "e02 a row")
     ends_well(s, "done bad run wait")

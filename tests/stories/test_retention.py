@@ -75,7 +75,7 @@ def test_logs_go_by_age_and_size_and_those_of_living_jobs_stay(scheduler):
     assert sorted(os.listdir(folder)) == sorted(p.name for p in (mine[1], mine[2], alien, link))
     assert (s.folder / "job.py").exists()
     error = s.cli("logs", "3", code=1).stderr
-    assert "the log is not there any more; keep_logs or somebody removed it" in error
+    assert "the log does not exist does not exist any more; keep_logs or somebody removed it" in error
     s.release("run")
     s.wait_state(1, "done")
     assert s.job(3)["state"] == "done", "the job itself is remembered"

@@ -117,10 +117,10 @@ def test_s1_1_s1_13_a_file_of_commands_to_its_end(run: Run) -> None:
         stream.write("exit 3\n")
     said = run.to_its_end(1)
     assert "job 3 (exit 3) failed: exit 3; log " in said and "gpujob retry 3" in said
-    assert "commands.txt: 3 commands: 2 done, 1 failed (2 of them ended in runs before)\n" in said
+    assert "commands.txt: 3 commands: 2 done, 1 failed (2 of them ended in earlier runs)\n" in said
     assert (run.s.folder / "out").read_text() == "one\ntwo\n", "nothing twice"
     said = run.to_its_end(1)
-    assert "(3 of them ended in runs before)" in said, "it still did not go well"
+    assert "(3 of them ended in earlier runs)" in said, "it still did not go well"
     run.s.cli("retry", "3")
     assert run.to_its_end(1) and run.s.job(3)["attempt"] == 2
 
@@ -199,7 +199,7 @@ def test_s1_9_the_same_command_twice_is_run_once_and_that_is_said(run: Run) -> N
     run.commands("echo x >>out", "echo y >>out", "echo x >>out")
     said = run.to_its_end(0)
     assert sorted((run.s.folder / "out").read_text().split()) == ["x", "y"]
-    assert re.search(r"commands\.txt: line 3 says what job 1 \(\w+\) says.*; not run again", said)
+    assert re.search(r"commands\.txt: line 3 repeats job 1 \(\w+\).*; not run again", said)
 
 
 # -- crashes ----------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_s1_2_all_gpus_full_of_others_is_waited_for(machine: Callable[..., Machi
     m.use("GPU-a", others, 79_000)
     m.use("GPU-b", others, 79_200)
     run = Run(m.s).commands("echo $CUDA_VISIBLE_DEVICES >>out").detected("--poll-interval", "0.25")
-    m.waits(1, "foreign", "GPU 0 has 500 MiB that are neither in use nor promised")
+    m.waits(1, "foreign", "GPU 0 has 500 MiB that are neither in use nor booked")
     m.still_waits(1)
     m.unuse("GPU-b", others)
     run.ended(0)
@@ -602,7 +602,7 @@ def test_only_what_stands_in_the_file_counts(run: Run) -> None:
     run.to_its_end(1)
     run.commands("true", "exit 0")
     said = run.to_its_end(0)
-    assert "commands.txt: 2 commands: 2 done (1 of them ended in runs before)\n" in said
+    assert "commands.txt: 2 commands: 2 done (1 of them ended in earlier runs)\n" in said
     assert run.s.states() == {1: "done", 2: "failed", 3: "done"}
 
 
@@ -618,7 +618,7 @@ def test_forgotten_is_not_done(run: Run) -> None:
     assert "1 done, 2 forgotten" in run.to_its_end(1)
     assert "commands.txt: 3 commands: 3 done" in run.to_its_end(0, "--again")
     assert sorted((run.s.folder / "out").read_text().split()) == ["x", "x", "y", "y", "z", "z"]
-    assert "3 done (3 of them ended in runs before)" in run.to_its_end(0)
+    assert "3 done (3 of them ended in earlier runs)" in run.to_its_end(0)
 
 
 @pytest.mark.parametrize("how", ["utf-16", "gone", "others may write"])

@@ -36,7 +36,7 @@ def test_j01_screen_is_missing_or_goes_missing(screens):
     bin_ = s.folder / "bin"
     bin_.mkdir()
     path = f"{bin_}:{s.environ['PATH']}"
-    assert "GNU Screen command not found" in refused(s, PATH=str(bin_))
+    assert "cannot attach: GNU Screen is not installed" in refused(s, PATH=str(bin_))
     ours = bin_ / "screen"
     ours.write_text('#!/bin/sh\nexec /usr/bin/env PATH="${PATH#*:}" screen "$@"\n')
     ours.chmod(0o755)
@@ -248,7 +248,7 @@ def test_j08_a_dead_session_is_none(screens):
         kill(s.server(number))
     s.wait_state(1, "failed")
     assert listed(s.environ).count("Dead") == 2
-    assert s.cli("screens").stdout == "no job runs in a screen session\n"
+    assert s.cli("screens").stdout == "there is no job runs in a screen session\n"
     assert s.status()["jobs"] and [j["state"] for j in s.status()["jobs"] if j["id"] == 1] == ["failed"]
     seat = s.gpujob("attach", "2")
     assert seat.ended() == 1
@@ -394,7 +394,7 @@ def test_b06_b08_what_outlives_a_killed_job_holds_its_gpu(screens, how):
     s.cli("submit", "--cpu", "--wait", "--", "true")
     assert s.states()[2] == "pending" and all(map(alive, pids))
     text = s.cli("status").stdout
-    assert all(str(pid) in text for pid in pids) and "of job 1" in text
+    assert all(str(pid) in text for pid in pids) and "processes of job 1" in text
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     s.wait_ended(3)

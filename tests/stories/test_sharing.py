@@ -138,7 +138,7 @@ def test_a_job_over_its_share_is_named_and_counted(machine):
     m.add("small", need="0.25")
     reason = m.waits(2, "over-share")["reason"]
     assert re.fullmatch(
-        r"job 1 uses 48.8 GiB of its 19.4 GiB share on GPU 0; too little is left for this job's share", reason
+        r"job 1 uses 48.8 GiB of its 19.4 GiB share on GPU 0; the rest is less than the share of this job", reason
     ), reason
     m.running("small")
     m.still_waits(2, 3)
@@ -178,7 +178,7 @@ def test_i13_a_reading_that_flickers_around_the_limit(machine, first):
     for percent in percents:
         m.use("GPU-a", foreign_process, percent * TOTAL // 100)
         m.readings(1)
-    said = m.s.said().count("in use by processes that are not ours")
+    said = m.s.said().count("in use by foreign processes")
     if first == 79:
         m.add("b", need="0.1")
         m.running("b")
@@ -205,7 +205,7 @@ def test_i11_memory_that_stays_is_waited_for_then_foreign_then_accepted(machine)
     m.s.wait_state(1, "done")
     m.waits(2, "releasing", f"(pid {pid})")
     shown = m.state(0, "DRAINING")
-    assert f"68.4 GiB not yet released after a job's end (pid {pid})" in shown["reason"]
+    assert f"68.4 GiB are not yet released after the end of a job (pid {pid})" in shown["reason"]
     assert f"(pid {pid})" in m.state(0, "FOREIGN")["reason"]
     m.waits(2, "foreign")
     m.still_waits(2, 3)

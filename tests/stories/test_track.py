@@ -70,7 +70,7 @@ def test_s0_2_state_is_json_in_the_folder_and_found_from_below(tracked: Tracked)
     """S0.2: private files under .gpu-tracker; a command runs in the folder in which it was added."""
     done = tracked.run("status")
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"gpujob: no session here .*; begin one: gpujob track init NAME\n", done.stderr)
+    assert re.fullmatch(r"gpujob: no session here .*; begrun in a terminal: gpujob track init NAME\n", done.stderr)
     below = tracked.folder / "a" / "b"
     below.mkdir(parents=True)
     tracked.begin("pwd")
@@ -153,7 +153,7 @@ def test_s0_5_run_all_stops_at_the_first_failure(tracked: Tracked) -> None:
     assert tracked.statuses() == ["done", "interrupted", "pending"]
     done = tracked.run("run-all", code=0)
     assert done.stdout.splitlines()[-1] == "Finished: 1 ran, 0 skipped, 0 failed"
-    assert done.stderr == "gpujob: not run, for they were interrupted before: [2] (gpujob track retry, or skip)\n"
+    assert done.stderr == "gpujob: not run, since interrupted earlier: [2] (gpujob track retry or skip)\n"
 
 
 def test_s0_5_with_skip_errors_the_rest_goes_on(tracked: Tracked) -> None:
@@ -217,10 +217,10 @@ def test_s0_6_output_is_shown_and_saved_while_the_command_runs(tracked: Tracked)
 def test_s0_6_a_script_sees_no_terminal_and_yet_is_shown_at_once(tracked: Tracked) -> None:
     """S0.6: Python does not keep its output back."""
     tracked.begin()
-    script = "import time, os\nprint('at once')\nwhile not os.path.exists('go.p'): time.sleep(.05)"
+    script = "import time, os\nprint('immediately')\nwhile not os.path.exists('go.p'): time.sleep(.05)"
     one = tracked.popen("run", sys.executable, "-c", script)
     assert one.stdout is not None
-    assert one.stdout.readline().startswith("Running [1]") and one.stdout.readline() == "at once\n"
+    assert one.stdout.readline().startswith("Running [1]") and one.stdout.readline() == "immediately\n"
     tracked.go("p")
     assert one.wait(60) == 0
 
@@ -284,7 +284,7 @@ def test_s0_10_two_concurrent_run_alls(tracked: Tracked) -> None:
     tracked.exists("begun.a")
     second = tracked.popen("run-all")
     assert second.stderr is not None
-    assert second.stderr.readline() == f"gpujob: run-all of pid {first.pid} is at it: waiting for its end\n"
+    assert second.stderr.readline() == f"gpujob: run-all with pid {first.pid} is running; waiting for its end\n"
     tracked.go("a")
     outs = [one.communicate(timeout=60)[0].splitlines() for one in (first, second)]
     assert (first.returncode, second.returncode) == (0, 0)
@@ -369,9 +369,10 @@ def test_s0_14_a_corrupt_session_costs_only_itself(tracked: Tracked, text: str) 
     ):  # fmt: skip
         done = tracked.run(*words)
         assert (done.returncode, done.stdout) == (1, ""), words
-        assert done.stderr.startswith(f"gpujob: {broken}: the session cannot be read: ")
+        assert done.stderr.startswith(f"gpujob: {broken}: cannot read the session: ")
         assert (
-            done.stderr.endswith(f"; mend it, or gpujob track delete {broken.stem}\n") and done.stderr.count("\n") == 1
+            done.stderr.endswith(f"; correct the file, or delete it: gpujob track delete {broken.stem}\n")
+            and done.stderr.count("\n") == 1
         )
     assert not (tracked.folder / "ran").exists() and broken.read_bytes() == text.encode("latin-1")
     listed = tracked.run("list")
@@ -379,7 +380,7 @@ def test_s0_14_a_corrupt_session_costs_only_itself(tracked: Tracked, text: str) 
     tracked.run("run-all", "--session", whole.stem, code=0)
     assert tracked.lines("status", "--session", whole.stem)[1].startswith("✓ [1] done (exit=0)")
     tracked.run("delete", broken.stem, code=0)
-    assert tracked.statuses() == ["done"], "the newest is the whole one again"
+    assert tracked.statuses() == ["done"], "the newest is also the whole one again"
     broken.write_text(text)
     tracked.begin(name="third")
     assert tracked.json()["name"] == "third"
@@ -392,7 +393,7 @@ def test_a_session_that_runs_is_not_deleted(tracked: Tracked) -> None:
     one = tracked.popen("run", gated("a"))
     tracked.exists("begun.a")
     refused = tracked.run("delete", name, code=1)
-    assert refused.stderr == f"gpujob: session {name}: command 1 runs; end it first, or wait for it\n"
+    assert refused.stderr == f"gpujob: session {name}: command 1 runs; end the scheduler first, or wait for it\n"
     whole = tracked.files[0].read_bytes()
     tracked.files[0].write_text("{")
     tracked.run("delete", name, code=1)
@@ -411,7 +412,7 @@ def test_a_damaged_session_is_not_deleted_while_the_pid_of_its_command_is_not_re
     whole = tracked.files[0].read_bytes()
     tracked.files[0].write_text("{")
     refused = tracked.run("delete", name, code=1)
-    assert refused.stderr == f"gpujob: session {name}: command 1 runs; end it first, or wait for it\n"
+    assert refused.stderr == f"gpujob: session {name}: command 1 runs; end the scheduler first, or wait for it\n"
     tracked.files[0].write_bytes(whole)
     for pid in tracked.supervisors():
         os.kill(pid, signal.SIGCONT)
@@ -435,14 +436,14 @@ def test_a_session_of_somebody_else_above_is_not_taken(tracked: Tracked, tmp_pat
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["nxt"], "track has no command 'nxt'; did you mean next? see gpujob track --help"),
+        (["nxt"], "track has unknown verb 'nxt'; did you mean next? see gpujob track --help"),
         (["run-all", "--skip-error"], "track run-all has no option '--skip-error'; did you mean --skip-errors? see gpujob track --help"),
-        (["run"], "track run: no command; gpujob track run \"python train.py\""),
+        (["run"], "track run: the command is missing; gpujob track run \"python train.py\""),
         (["add", "  "], "the command is empty; gpujob track add \"python train.py\""),
-        (["run", "python x.py", "more"], "is 'more' part of the command? put all of it into one pair of quotes, or write -- first: gpujob track run -- …"),
+        (["run", "python x.py", "more"], "is 'more' belongs to the command put all of it into one pair of quotes, or write -- first: gpujob track run -- …"),
         (["init"], "the session needs a name; gpujob track init NAME"),
         (["delete"], "delete takes the id of one session; gpujob track list tells them"),
-        (["status", "more"], "track status takes no 'more'; see gpujob track --help"),
+        (["status", "more"], "track status: unexpected word 'more'; see gpujob track --help"),
         (["status", "--session"], "--session needs a value; gpujob track list tells the sessions"),
     ],
 )  # fmt: skip
@@ -482,7 +483,7 @@ def test_who_runs_another_beside_is_told(tracked: Tracked) -> None:
     one = tracked.popen("run-all")
     tracked.pid_of(1)
     done = tracked.run("next", "--run", code=0)
-    assert re.fullmatch(r"gpujob: \[1\] still runs \(pid \d+\); nothing waits for it but run-all\n", done.stderr)
+    assert re.fullmatch(r"gpujob: \[1\] still runs \(pid \d+\); only run-all waits for its end\n", done.stderr)
     assert "[1] still runs" in tracked.run("retry", code=0).stderr
     tracked.go("a")
     assert one.wait(60) == 0
@@ -492,7 +493,7 @@ def test_what_to_do_after_a_failure_is_said(tracked: Tracked) -> None:
     tracked.begin("false", "true", "true")
     done = tracked.run("run-all", code=1)
     assert done.stdout.splitlines()[-1] == "Finished: 1 ran, 0 skipped, 1 failed"
-    assert "stopped there, 2 wait: gpujob track retry" in done.stderr
+    assert "stopped with 2 wait: gpujob track retry" in done.stderr
 
 
 def test_called_gpu_tracker_it_is_the_tracker(tracked: Tracked) -> None:

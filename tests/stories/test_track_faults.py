@@ -53,7 +53,7 @@ def test_s0_7_the_tracker_is_killed_and_the_command_goes_on(tracked: Tracked) ->
     running = tracked.command(1)
     assert (running["status"], running["exit_code"], running["last_output"]) == ("running", None, ["begun a"])
     pid = tracked.stored()["commands"][0]["process"]["pid"]
-    assert f"pid {pid}; its tracker was killed: it goes on alone" in tracked.run("status", code=0).stdout and alive(pid)
+    assert f"pid {pid}; its tracker was killed, and it continues" in tracked.run("status", code=0).stdout and alive(pid)
     assert tracked.lines("retry") == ["No interrupted commands."], "nobody starts it a second time"
     assert tracked.lines("remaining")[0].startswith("► [1] running: ")
     tracked.go("a")
@@ -121,7 +121,7 @@ def test_s0_7_tracker_supervisor_and_command_are_killed(tracked: Tracked) -> Non
     lost = tracked.command(1)
     assert (lost["status"], lost["exit_code"], lost["last_output"]) == ("interrupted", None, ["begun a"])
     status = tracked.run("status", code=0).stdout
-    unknown = "whoever supervised it was killed while it ran, so nobody learned its exit code"
+    unknown = "its supervisor was killed, so its exit code is unknown"
     assert "interrupted (signal=9)" in status or unknown in status, "whether pid 1 has reaped it is chance"
     assert tracked.lines("remaining")[0].startswith("✗ [1] interrupted")
     assert tracked.lines("next", "--run")[-1] == "✓ [2] done (exit=0)"
@@ -167,7 +167,7 @@ def test_s0_7_another_boot(tracked: Tracked) -> None:
     record.write_bytes(before[1].replace(boot.encode(), other.encode()))
     found = tracked.command(2)
     assert (found["status"], found["exit_code"], found["last_output"]) == ("interrupted", None, ["begun a"])
-    assert "the machine or pod in which it ran was started anew, or is gone" in tracked.run("status", code=0).stdout
+    assert "the machine or pod in which it ran was restarted or is gone" in tracked.run("status", code=0).stdout
     assert tracked.run("skip", code=0).stdout.startswith("⊘ [2] skipped: ")
     assert tracked.lines("run-all")[-1] == "Finished: 1 ran, 0 skipped, 0 failed"
     path.write_text(before[0])
@@ -186,7 +186,7 @@ def test_s0_7_killed_between_claim_and_start(tracked: Tracked) -> None:
     one = tracked.popen("run-all", environ={"GPUJOB_CRASH_AT": "state.renamed"})
     assert one.wait(60) == -signal.SIGKILL
     assert tracked.stored()["commands"][0]["state"] == "starting"
-    wait_for(lambda: tracked.statuses() == ["pending"], "it waits again")
+    wait_for(lambda: tracked.statuses() == ["pending"], "it queued again")
     assert tracked.lines("run-all")[-1] == "Finished: 1 ran, 0 skipped, 0 failed"
     assert (tracked.folder / "ledger").read_text() == "ran\n"
 
@@ -218,7 +218,7 @@ def test_s0_7_the_supervisor_is_killed_under_the_tracker(tracked: Tracked, point
     found = tracked.command(1)
     assert (found["status"], found["exit_code"]) == ("interrupted", code)
     if code is None:
-        assert "it could not be started: its supervisor ended" in tracked.run("status", code=0).stdout
+        assert "could not be started: its supervisor ended" in tracked.run("status", code=0).stdout
         assert not (tracked.folder / "ledger").exists()
     else:
         assert (tracked.folder / "ledger").read_text() == "ran\n"
@@ -381,7 +381,7 @@ def test_s0_7_a_disk_that_cannot_be_written_keeps_nobody_from_looking(tracked: T
     wait_for(lambda: tracked.stored()["commands"][0]["state"] == "running", "it is written down as running")
     killed(one)
     tracked.go("a")
-    wait_for(lambda: not tracked.supervisors(), "it has ended")
+    wait_for(lambda: not tracked.supervisors(), "it has logs of attempts ended")
     aside = tracked.files[0].parent / f".{tracked.files[0].name}.new-1"
     aside.mkdir()  # which nobody can remove as a file
     assert tracked.command(1)["exit_code"] == 4 and tracked.stored()["commands"][0]["state"] == "running"
@@ -410,7 +410,7 @@ def test_s0_7_a_corpse_that_nobody_reaps_is_not_running(tracked: Tracked) -> Non
         end(tracked.supervisors())
         assert tracked.command(1)["status"] == "running"
         tracked.go("a")
-        wait_for(lambda: not alive(stored["process"]["pid"]), "it has ended")
+        wait_for(lambda: not alive(stored["process"]["pid"]), "it has logs of attempts ended")
         assert Path(f"/proc/{stored['process']['pid']}").exists(), "nobody has reaped it"
         assert (tracked.command(1)["status"], tracked.command(1)["exit_code"]) == ("interrupted", 9)
     finally:
@@ -445,7 +445,7 @@ def test_s0_7_an_ending_that_cannot_be_written_down_is_said_and_found_in_the_rec
     tracked.go("a")
     _, err = one.communicate(timeout=60)
     assert one.returncode == 1 and err.count("\n") == 1
-    assert err.startswith("gpujob: command 1 has ended, but that could not be written down: Is a directory")
+    assert err.startswith("gpujob: command 1: Is a directory")
     aside.rmdir()
     assert tracked.command(1)["exit_code"] == 6
 
@@ -483,7 +483,7 @@ def test_s0_8_what_does_not_end_even_by_sigkill_is_running(tracked: Tracked) -> 
     one.send_signal(signal.SIGINT)
     _, err = one.communicate(timeout=60)
     pid = tracked.stored()["commands"][0]["process"]["pid"]
-    assert one.returncode == 1 and f"command 1 (pid {pid}) does not end, not even by SIGKILL" in err
+    assert one.returncode == 1 and f"command 1 (pid {pid}): it survives SIGKILL" in err
     assert tracked.command(1)["status"] == "running" and alive(pid)
     tracked.go("i")
     ended = tracked.wait_status(1, "interrupted")

@@ -369,7 +369,10 @@ def test_s4_7_what_cannot_be_named_written_or_entered(spooler: Callable[..., Spo
         ["sh", "-c", script], cwd=s.folder, env=s.environ, capture_output=True, text=True, check=False
     )
     assert done.stdout.splitlines()[1:] == ["0", "255", "255"]
-    assert done.stderr.splitlines() == ["Error in the request: The folder you are in: No such file or directory."] * 2
+    assert (
+        done.stderr.splitlines()
+        == ["Error in the request: The current folder cannot be used: No such file or directory."] * 2
+    )
     for number, (words, code, said) in enumerate(
         (
             (("true",), 255, "Job 0 is queued, but its number cannot be printed: No space left on device\n"),

@@ -35,7 +35,7 @@ def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
     assert done.stdout == "0,job.py,,,0-1;gpus=0.5;time=4h\n" and not done.stderr
     wrong = s.cli("add", "job.py", "--set", "tme=4h", code=2).stderr
     assert wrong == "gpujob: --set: unknown option tme=; did you mean time=?\n"
-    assert "there is no " in s.cli("add", "later.py", "--output-file", "-").stderr
+    assert "no such file " in s.cli("add", "later.py", "--output-file", "-").stderr
     for wish in ("time", "label=a;b", 'label="x', "gpus=many", "label=a\nb"):
         assert s.cli("add", "x.py", "--set", wish, code=2).stdout == ""
     s.cli("add", "x.py", "--priority", "high", code=2)
@@ -225,7 +225,7 @@ def test_retry_keeps_the_id_and_both_logs(scheduler):
     s.append(s.line("a", code=1))
     s.start()
     s.wait_state(1, "failed")
-    assert "waits again" in s.cli("retry", "1").stdout
+    assert "queued again" in s.cli("retry", "1").stdout
     wait_for(lambda: s.job(1)["attempt"] == 2 and s.states()[1] == "failed", "the second run")
     assert s.starts("a") == 2 and len(os.listdir(s.folder / "gpu_scheduler_logs")) == 2
 
@@ -257,7 +257,7 @@ def test_pause_and_resume(scheduler):
     s.wait_ended(2)
     s.cli("queue", "pause")
     s.append(s.line("c"))
-    wait_for(lambda: len(s.states()) == 3, "c is there")
+    wait_for(lambda: len(s.states()) == 3, "c is also there")
     assert s.job(3)["reason_code"] == "paused"
     s.cli("queue", "resume")
     s.wait_ended(3)
@@ -369,7 +369,7 @@ def test_p5_who_waits_counts_a_forgotten_job_by_what_was_seen(scheduler, capsys)
     with pytest.raises(NotFound) as told:
         wait_for_jobs(client, (3, 4), 60, time.monotonic())
     assert "job 3 was forgotten (gpujob reset) before its end was seen" in str(told.value) and log in str(told.value)
-    assert "no job 3" in s.cli("wait", "3", code=6).stderr
+    assert "there is no job 3" in s.cli("wait", "3", code=6).stderr
 
 
 def test_a_verb_asked_while_a_scheduler_starts_is_carried_out(scheduler):
@@ -383,7 +383,7 @@ def test_a_verb_asked_while_a_scheduler_starts_is_carried_out(scheduler):
         wait_for(
             lambda n=n: [row[0] for row in s.rows("SELECT gpu FROM pauses")] == ([1] if n % 2 == 0 else []), "done"
         )
-        wait_for(lambda: s.status()["daemon"]["alive"], "it has started")
+        wait_for(lambda: s.status()["daemon"]["alive"], "it has logs of attempts started")
 
 
 def test_a_save_that_was_none_is_shown_until_it_is_removed(scheduler):

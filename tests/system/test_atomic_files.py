@@ -248,7 +248,7 @@ def test_what_is_no_file_is_never_exchanged_for_one(tmp_path: Path, kind: str) -
     else:
         os.mkfifo(path)
     before = path.lstat().st_ino
-    with pytest.raises(OSError, match=r"not a plain file|symbolic links"):
+    with pytest.raises(OSError, match=r"not a regular file|symbolic links"):
         swap_file(str(path), b"ours\n", there=True)
     assert path.lstat().st_ino == before
     assert {one.name for one in tmp_path.iterdir()} <= {"state.json", "elsewhere"}

@@ -73,7 +73,7 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, what: str) -> 
     path = tmp_path / "log"
     os.mkfifo(path) if what == "fifo" else path.mkdir()
     for open_it in (lambda: LogReader(str(path)), lambda: LogWindow(str(path), keep=10)):
-        with pytest.raises(OSError, match="not a plain file"):
+        with pytest.raises(OSError, match="not a regular file"):
             open_it()
 
 

@@ -167,8 +167,8 @@ def test_s2_4_a_waiting_job_is_taken_out_and_a_running_one_ended_with_all_its_pr
     assert acted(page, running, "cancel") in ("stopping", "cancelled")
     page.scheduler.wait_state(running, "cancelled")
     wait_for(lambda: not alive(child), "the whole process group has ended")
-    assert "no state to cancel" in acted(page, waiting, "cancel", 409)
-    assert acted(page, 987654, "cancel", 404).startswith("no job 987654")
+    assert "unknown state to cancel" in acted(page, waiting, "cancel", 409)
+    assert acted(page, 987654, "cancel", 404).startswith("there is no job 987654")
 
 
 def test_s2_5_the_whole_scheduler_is_paused(page: Page) -> None:
@@ -345,7 +345,7 @@ def test_a_job_that_runs_cannot_be_run_again_held_or_put_first(page: Page) -> No
     page.scheduler.wait_state(number, "running")
     for verb in ("retry", "hold", "release", "first"):
         assert "running" in acted(page, number, verb, 409)
-    assert acted(page, number, "first", 409).endswith("that is no state to put it first in")
+    assert acted(page, number, "first", 409).endswith("that is unknown state to put it first in")
     assert page.scheduler.states()[number] == "running"
 
 
@@ -394,8 +394,8 @@ BAD: list[tuple[Any, str]] = [
     ({"command": ["x"], "gpus": 3}, "GPU"), ({"command": ["x"], "priority": "high"}, "priority"), ({"command": ["x"], "priority": 1.5}, "priority"),
     ({"command": ["x"], "priority": 10**10}, "priority"), ({"command": ["x"], "label": "a\nb"}, "label"), ({"command": ["x"], "time": "soon"}, "time"),
     ({"command": ["x"], "vram": "big"}, "vram"), ({"command": ["x"], "retries": 1.5}, "retries"), ({"command": ["x"], "retries": -1}, "retries"),
-    ({"command": ["x"], "after": [99999]}, "no job 99999"), ({"command": ["x"], "after": "x"}, "after"), ({"command": ["x"], "after_ok": [True]}, "after_ok"),
-    ({"command": ["x"], "allowed": [9]}, "GPU 9"), ({"command": ["x"], "allowed": "3-1"}, "runs backwards"), ({"command": ["x"], "cpu": 1}, "cpu"),
+    ({"command": ["x"], "after": [99999]}, "there is no job 99999"), ({"command": ["x"], "after": "x"}, "after"), ({"command": ["x"], "after_ok": [True]}, "after_ok"),
+    ({"command": ["x"], "allowed": [9]}, "GPU 9"), ({"command": ["x"], "allowed": "3-1"}, "is backwards"), ({"command": ["x"], "cpu": 1}, "cpu"),
     ({"command": ["x"], "cpu": True, "gpus": 1}, "cpu and gpus"), ({"command": ["x"], "env": ["A=1"]}, "env"), ({"command": ["x"], "env": {"A=B": "1"}}, "env"),
     ({"command": ["x"], "env": {"": "1"}}, "env"), ({"command": ["x"], "env": {"A": None}}, "env"), ({"command": ["x"], "cuda": "all"}, "cuda"),
     ({"command": ["x"], "launch": "torchrun"}, "torchrun"), ({"command": ["x"], "log_name": "a/b"}, "log_name"), ({"command": ["x"], "cwd": 5}, "cwd"),
@@ -504,7 +504,7 @@ def test_a_preview_is_what_happens_then(page: Page) -> None:
     job = wait_for(lambda: (j := page.get(f"/api/jobs/{number}").json())["reason_code"] != "new" and j, "its reason")
     assert (job["reason_code"], job["reason"]) == (told["reason_code"], told["reason"])
     behind = page.post("/api/preview", {"command": ["true"], "gpus": 0.5}).json()
-    assert behind["reason_code"] == "behind" and "1 job of the same kind is before it" in behind["reason"]
+    assert behind["reason_code"] == "behind" and "1 job with the same request is before it" in behind["reason"]
 
 
 def test_s2_10_without_a_scheduler_reading_goes_on_and_changes_are_made_here(pages: Callable[[], Page]) -> None:
@@ -540,15 +540,15 @@ def test_each_change_says_what_was_done(page: Page) -> None:
     page.post("/api/queue/pause")
     number, other = made(page, ["true"], priority=5), made(page, ["false"], priority=1)
     at = f"/api/jobs/{number}"
-    assert said(page, f"{at}/hold") == f"job {number} is held"
-    assert said(page, f"{at}/hold") == f"job {number} is held already"
+    assert said(page, f"{at}/hold") == f"job {number} held"
+    assert said(page, f"{at}/hold") == f"job {number} is already held"
     assert said(page, f"{at}/cancel") == f"job {number} cancelled before it ran"
-    assert said(page, f"{at}/retry").endswith("(it was cancelled); it is held still: release lets it start")
-    assert said(page, f"{at}/release") == f"job {number} is released"
+    assert said(page, f"{at}/retry").endswith("(it was cancelled); it is still held; release it to let it start")
+    assert said(page, f"{at}/release") == f"job {number} released"
     assert said(page, f"{at}/priority", {"priority": -5}) == f"job {number}: priority 5 -> -5"
-    assert said(page, f"/api/jobs/{other}/first") == f"job {other} comes first"
+    assert said(page, f"/api/jobs/{other}/first") == f"job {other} is now first in the queue"
     told = said(page, f"{at}/priority", {"priority": -6})
-    assert told == f"job {number}: priority -5 -> -6; before it still comes {other}, put first"
+    assert told == f"job {number}: priority -5 -> -6; comes {other} before it, having been put first"
     told = said(page, f"/api/jobs/{other}/priority", {"priority": 9})
     assert "it was put first, which its priority does not change" in told
     for verb in ("cancel", "retry"):  # the way back that it names
@@ -557,10 +557,10 @@ def test_each_change_says_what_was_done(page: Page) -> None:
     child = made(page, ["true"], after_ok=[other])
     acted(page, other, "cancel")
     page.scheduler.wait_state(child, "skipped")
-    assert said(page, f"/api/jobs/{child}/retry").endswith(f"job {other} has ended as cancelled: retry that first")
+    assert said(page, f"/api/jobs/{child}/retry").endswith(f"job {other} is cancelled; retry it first")
     assert said(page, "/api/gpus/1/pause") == "GPU 1 paused (paused now: 1)"
     assert said(page, "/api/gpus/1/resume") == "GPU 1 resumed (paused now: none)"
-    assert said(page, "/api/queue/resume") == "the queue goes on"
+    assert said(page, "/api/queue/resume") == "the queue is resumed"
 
 
 def test_what_waits_for_the_next_scheduler_is_said(pages: Callable[[], Page]) -> None:
@@ -575,7 +575,7 @@ def test_what_waits_for_the_next_scheduler_is_said(pages: Callable[[], Page]) ->
     assert answer.json() == {"id": number, "state": "running"}
     assert (
         unquote(answer.headers["x-gpujob-said"])
-        == f"job {number} was running at last; it is cancelled when the scheduler starts again"
+        == f"job {number} was running when the last scheduler ended; it is cancelled at the next start of the scheduler"
     )
     page.scheduler.start()
     page.scheduler.wait_state(number, "cancelled")
@@ -600,7 +600,7 @@ def test_a_folder_that_was_removed_is_no_empty_scheduler(pages: Callable[[], Pag
         f"/api/jobs/{number}/log",
     ):
         answer = page.ask("GET", path, bearer)
-        assert answer.status == 503 and "no such folder" in answer.text, path
+        assert answer.status == 503 and "no such working folder" in answer.text, path
     for path, value in (
         ("/api/jobs", {"command": ["true"]}),
         ("/api/queue/pause", {}),
@@ -608,7 +608,7 @@ def test_a_folder_that_was_removed_is_no_empty_scheduler(pages: Callable[[], Pag
     ):
         body = json.dumps(value).encode()
         answer = page.ask("POST", path, {**bearer, "Content-Type": "application/json"}, body)
-        assert answer.status == 503 and "no such folder" in answer.json()["error"], path
+        assert answer.status == 503 and "no such working folder" in answer.json()["error"], path
     page.folder.joinpath("away").rename(page.folder / ".gpujob")
     assert page.get("/api/jobs").json()["jobs"][0]["id"] == number
 

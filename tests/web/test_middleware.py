@@ -73,7 +73,7 @@ def test_s1_another_address_needs_tls_or_a_proxy(pages: Callable[[], Page], host
     """S1: refused before anything is made or bound."""
     page = pages().start("--host", host, ready=False)
     assert page.process is not None and page.process.wait(60) == 2
-    assert "everybody on the way could read the token" in page.said() and "--behind-proxy" in page.said()
+    assert "without TLS: others on the network could read the token" in page.said() and "--behind-proxy" in page.said()
     assert not page.token_file.exists()
 
 
@@ -351,7 +351,9 @@ def test_s4_who_removes_the_token_turns_everybody_out(pages: Callable[[], Page])
     )
     assert b"200 OK" in stream.recv(65536)
     page.token_file.unlink()
-    wait_for(lambda: page.ask("GET", "/api/status", bearer).status == 401, "the old token is none any more")
+    wait_for(
+        lambda: page.ask("GET", "/api/status", bearer).status == 401, "the old token is none does not exist any more"
+    )
     assert page.ask("GET", "/api/status", cookie).status == 401
     assert page.token != token and page.get("/api/status").status == 200
     read_all(stream)
@@ -527,7 +529,7 @@ def test_s5_a_token_file_that_is_not_to_be_trusted_is_refused(tmp_path: Path, wh
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "XDG_RUNTIME_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert str(path) in done.stderr and "remove it, and gpujob web makes a new one" in done.stderr
+    assert str(path) in done.stderr and "remove it, and gpujob web creates a new one" in done.stderr
     assert path.lstat().st_mtime == before.st_mtime and path.lstat().st_ino == before.st_ino
 
 

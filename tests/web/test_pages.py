@@ -211,10 +211,10 @@ def test_a_cancel_asks_and_names_the_jobs_that_never_run_then(shop: Shop) -> Non
              a_job(4, after_ok=(3,)), a_job(5, after=(4,)), *waits)  # fmt: skip
     for path in ("/", "/jobs", "/jobs/{}"):
         asked = {n: _asked(shop.get(path.format(n)), n) for n in (1, 2, 3, 4, 5)}
-        assert asked[1].endswith("retry puts it back. Jobs 3, 4 wait for its good end and will be skipped."), path
-        assert asked[2].endswith("Jobs 10, 11, 12, 13, 14 and 2 more wait for its good end and will be skipped."), path
+        assert asked[1].endswith("retry puts it back. Jobs 3, 4 depend on its success and will be skipped."), path
+        assert asked[2].endswith("Jobs 10, 11, 12, 13, 14 and 2 more depend on its success and will be skipped."), path
         assert "SIGTERM" in asked[2]
-        assert asked[3].endswith(" Job 4 waits for its good end and will be skipped."), path
+        assert asked[3].endswith(" Job 4 depends on its success and will be skipped."), path
         assert asked[4].endswith("retry puts it back.") and asked[5].endswith("retry puts it back."), path
 
 
@@ -256,7 +256,7 @@ def test_counts_lead_to_a_list_by_state_and_label(shop: Shop) -> None:
 
 
 def test_a_held_job_can_be_released(shop: Shop) -> None:
-    shop.put(a_job(1, held=True, reason_code="held", reason="it is held"))
+    shop.put(a_job(1, held=True, reason_code="held", reason="it held"))
     assert 'data-post="/api/jobs/1/release"' in shop.get("/jobs/1")
     assert 'data-post="/api/jobs/1/hold"' not in shop.get("/jobs/1")
 
@@ -265,8 +265,8 @@ def test_both_sides_of_a_dependency_are_linked(shop: Shop) -> None:
     shop.put(a_job(1), a_job(2, after_ok=(1,)), a_job(3, after=(2, 99)))
     assert 'href="/jobs/2"' in shop.get("/jobs/1")
     middle = shop.get("/jobs/2")
-    assert 'href="/jobs/1"' in middle and 'href="/jobs/3"' in middle and "to end well" in middle
-    assert "(forgotten)" in shop.get("/jobs/3")
+    assert 'href="/jobs/1"' in middle and 'href="/jobs/3"' in middle and "to succeed" in middle
+    assert "(removed from the store)" in shop.get("/jobs/3")
 
 
 def test_it_waited_until_its_first_start(shop: Shop) -> None:
@@ -304,9 +304,9 @@ def test_commands_stand_as_a_shell_needs_them(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize(("state", "gpus", "sentence"), [
-    (JobState.PENDING, "0.5", "No readings yet: it waits."), (JobState.RUNNING, "0.5", "No readings yet."),
-    (JobState.RUNNING, "0", "No readings: it uses no GPU."), (JobState.CANCELLED, "0.5", "No readings: it never ran."),
-    (JobState.DONE, "0.5", "No readings are kept of it."),
+    (JobState.PENDING, "0.5", "No readings yet: the job is waiting."), (JobState.RUNNING, "0.5", "No readings yet."),
+    (JobState.RUNNING, "0", "No readings: it uses GPU."), (JobState.CANCELLED, "0.5", "No readings: it never ran."),
+    (JobState.DONE, "0.5", "No readings were kept."),
 ])  # fmt: skip
 def test_why_there_is_no_curve(shop: Shop, state: JobState, gpus: str, sentence: str) -> None:
     more = {**STATES[state], **({"gpus": ()} if gpus == "0" else {})}
@@ -337,7 +337,7 @@ def test_the_timeline_opens_at_what_there_is(shop: Shop) -> None:
 def test_a_label_that_no_job_has_is_told_within_the_report(shop: Shop) -> None:
     shop.put(a_job(1))
     text = Read(shop.get("/report?label=none", 404)).text
-    assert "There is no job with this label." in text and "Report" in text and "state.json" not in text
+    assert "There is there is no job with this label." in text and "Report" in text and "state.json" not in text
 
 
 def test_of_ten_thousand_waiting_jobs_the_first_are_shown_and_the_rest_counted(shop: Shop) -> None:

@@ -24,7 +24,7 @@ def begin(page: Page, *words: str, port: int = 0) -> Page:
 
 def found(page: Page, before: int = 0) -> Page:
     """The page that was told of after ``before`` others."""
-    told = wait_for(lambda: re.findall(r"the page: http://127.0.0.1:(\d+)/", page.scheduler.said())[before:], "a page")
+    told = wait_for(lambda: re.findall(r"web page: http://127.0.0.1:(\d+)/", page.scheduler.said())[before:], "a page")
     page.port = int(told[-1])
     return page
 
@@ -74,13 +74,15 @@ def test_k13_the_port_is_taken_the_scheduler_goes_on_without(pages: Callable[[],
         taken.listen()
         port = taken.getsockname()[1]
         page.scheduler.start("--web", f"--web-port={port}")
-        wait_for(lambda: f"port {port} is taken by pid {os.getpid()} " in page.scheduler.said(), "who has the port")
+        wait_for(
+            lambda: f"port {port}: it is in use by pid {os.getpid()} " in page.scheduler.said(), "who has the port"
+        )
         page.scheduler.append(page.scheduler.line("a"))
         page.scheduler.wait_ended(1)
-        wait_for(lambda: page.scheduler.said().count("is taken") == 1, "said once")
+        wait_for(lambda: page.scheduler.said().count(": it is in use") == 1, "said once")
     found(page)
     assert page.port == port and page.get("/api/status").status == 200
-    assert page.scheduler.said().count("is taken") == 1
+    assert page.scheduler.said().count(": it is in use") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
@@ -202,8 +204,8 @@ def test_detached_it_says_how_to_get_there(pages: Callable[[], Page]) -> None:
     pid = int(re.findall(r"kill (\d+)", done.stdout)[0])
     try:
         for words in (
-            f"the page: http://127.0.0.1:{page.port}/",
-            f"its token: cat {page.token_file}",
+            f"web page: http://127.0.0.1:{page.port}/",
+            f"token: cat {page.token_file}",
             f"ssh -L {page.port}:127.0.0.1:{page.port} ",
         ):
             assert words in done.stdout, done.stdout

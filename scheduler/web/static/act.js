@@ -28,13 +28,13 @@
       const said = decodeURIComponent(answer.headers.get("X-Gpujob-Said") || "");
       return { ok: answer.ok, status: answer.status, body, said };
     } catch {
-      return { ok: false, status: 0, body: { error: "the page's server does not answer: is gpujob web still running, and the tunnel open?" } };
+      return { ok: false, status: 0, body: { error: "no connection to gpujob web. Is it still running, and the tunnel open?"   (as in live.js) } };
     }
   }
 
   function problem(answer) {
-    if (answer.status === 401) return "You are signed out: load this page again and sign in.";
-    return answer.body.error || `It did not work (${answer.status}).`;
+    if (answer.status === 401) return "You are signed out; reload the page and sign in.";
+    return answer.body.error || `The request failed (${answer.status}).`;
   }
 
   /** Return the server's sentence about what was done, with a capital letter and a full stop. */

@@ -32,7 +32,7 @@
       document.getElementById("stale")?.remove();
     } else {
       const banner = document.getElementById("stale") ?? document.createElement("p");
-      const text = `✗ As of ${seenAt}, not live: ${why}`;
+      const text = `✗ Not live, data of ${seenAt}: ${why}`;
       if (!banner.isConnected) {
         Object.assign(banner, { id: "stale", className: "banner bad" });
         banner.setAttribute("role", "alert");
@@ -135,13 +135,13 @@
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(MOST_MS) });
       const text = await answer.text();
-      if (answer.status === 401) fresh(false, "you are signed out, load the page again");
+      if (answer.status === 401) fresh(false, "you are signed out; reload the page and sign in");
       else if (answer.ok || answer.status === 404) {
         take(text);
         fresh(true);
         if (stream && stream.readyState === EventSource.OPEN) tell("live", true);
-        else if (!stream || stream.readyState === EventSource.CLOSED) tell("not live: looked at each 10 s", false);
-      } else fresh(false, `the server says ${answer.status}${said(text)}`);
+        else if (!stream || stream.readyState === EventSource.CLOSED) tell("not live: updated every 10 s", false);
+      } else fresh(false, `the server answers with error ${answer.status}${said(text)}`);
     } catch (error) {
       if (error.name === "TimeoutError") fresh(false, "gpujob web does not answer within 30 s");
       else fresh(false, "no connection to gpujob web. Is it still running, and the tunnel open?");

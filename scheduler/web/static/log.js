@@ -64,7 +64,7 @@
   /** Show the number of the current mark, the number of marks, and which part of the log is shown. */
   function tell() {
     const many = marks.length < MOST_MARKED ? marks.length : `${MOST_MARKED} or more`;
-    const hits = !word.value ? "" : !marks.length ? "not in what is shown" : here < 0 ? `${many} shown` : `${here + 1} of ${many}`;
+    const hits = !word.value ? "" : !marks.length ? "no match in the shown part" : here < 0 ? `${many} matches` : `${here + 1} of ${many}`;
     const text = [trouble, hits].filter(Boolean).join("; ");
     if (says.textContent !== text) says.textContent = text;
     // "next" stays enabled: Enter does not submit a form whose button is disabled.
@@ -77,7 +77,7 @@
     const all = end > begin ? Math.round((lines * size) / (end - begin)) : lines;
     const digits = 10 ** Math.max(0, String(all).length - 2);
     const about = (Math.round(all / digits) * digits).toLocaleString("en");
-    const which = `${away ? "A part, not its end:" : "The last"} ${lines.toLocaleString("en")} lines of about ${about} (${bytes(size)}).`;
+    const which = `${away ? "Part of the log, without its end:" : "The last"} ${lines.toLocaleString("en")} lines of about ${about} (${bytes(size)}).`;
     if (at("log-which").textContent !== which) at("log-which").textContent = which;
   }
 
@@ -134,7 +134,7 @@
   /** Fetch a part of the log: {text, told: returns a header's value}; null on an error. */
   async function get(query) {
     const answer = await fetch(address + query, { credentials: "same-origin" }).catch(() => null);
-    trouble = answer ? "" : "the log could not be read; trying again";
+    trouble = answer ? "" : "cannot read the log; trying again";
     if (!answer || !answer.ok) return null;
     const text = await answer.text().catch(() => null);
     return text === null ? null : { text, told: (name) => answer.headers.get(`X-Gpujob-Log-${name}`) };
@@ -249,7 +249,7 @@
       const link = document.createElement("a");
       link.href = `${address}?from=${place}&attempt=${attempt}`;
       link.textContent = number;
-      link.title = "show its place";
+      link.title = "show in the log";
       link.addEventListener("click", (event) => {
         if (event.ctrlKey || event.metaKey || event.shiftKey) return;
         event.preventDefault();
@@ -265,12 +265,12 @@
     looked = word.value;
     found.hidden = !looked;
     if (!looked) return;
-    const head = Object.assign(document.createElement("p"), { className: "faint", textContent: "looking…" });
+    const head = Object.assign(document.createElement("p"), { className: "faint", textContent: "searching…" });
     found.replaceChildren(head);
     const answer = await get(`?find=${encodeURIComponent(looked)}&tail=200`);
     if (!found.contains(head)) return; // another search has begun since, or the word has changed
-    const seen = answer && answer.told("Cut") === null ? "the whole log" : "the end of the log, which is longer than what is looked through";
-    head.textContent = !answer ? "the log could not be searched" : answer.text ? `the last lines with “${looked}” in ${seen}:` : `“${looked}” is nowhere in ${seen}`;
+    const seen = answer && answer.told("Cut") === null ? "the whole log" : "the end of the log (its beginning was not searched)";
+    head.textContent = !answer ? "cannot search the log" : answer.text ? `the last lines with “${looked}” in ${seen}:` : `“${looked}” was not found in ${seen}`;
     if (!answer || !answer.text) return;
     const pre = Object.assign(document.createElement("pre"), { className: "log wrap", tabIndex: 0 });
     const lines = answer.text.split("\n").slice(0, -1);

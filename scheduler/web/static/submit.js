@@ -53,7 +53,7 @@
   function trouble() {
     const command = words(form.command.value);
     if (command === null) return NOT_CLOSED;
-    if (!command.length) return "write a command first";
+    if (!command.length) return "enter a command";
     const nameless = variables().find(([name, text]) => !name.trim() && text);
     return nameless ? `the variable with the value ${nameless[1]} has no name` : "";
   }
@@ -104,8 +104,8 @@
     if (command[1] === "-c") return [];
     const odd = [...new Set(command.filter((word) => OF_A_SHELL.test(word)))];
     if (!odd.length) return [];
-    const many = odd.length > 1 ? "are passed on as words" : "is passed on as a word";
-    return [`! ${odd.join("  ")} ${many}, no shell reads this; for one: sh -c "…"`];
+    const many = odd.length > 1 ? "are passed to the program as words" : "is passed to the program as a word";
+    return [`! ${odd.join("  ")} ${many}, because no shell is used (to use one: sh -c "…")`];
   }
 
   async function ask() {
@@ -113,20 +113,20 @@
     const wanted = value();
     if (!wanted) {
       const empty = !form.command.value.trim();
-      tell(empty ? "" : "never", empty ? "Write a command, and here stands what would happen." : `✗ Not like this: ${trouble()}`);
+      tell(empty ? "" : "never", empty ? "Enter a command to see here what would happen." : `✗ Cannot submit: ${trouble()}`);
       return;
     }
     const answer = await window.gpujob.post("/api/preview", wanted);
     if (number !== asked) return; // the form has changed since this request
     if (!answer.ok) {
-      tell("never", `✗ Not like this: ${window.gpujob.problem(answer)}`);
+      tell("never", `✗ Cannot submit: ${window.gpujob.problem(answer)}`);
       return;
     }
     const { would, gpus, reason, need, notes, command } = answer.body;
     const bad = [...(notes || []).filter((note) => FAILS.test(note)).map((note) => `! ${note}`), ...hints(wanted.command)];
     const where = gpus && gpus.length ? ` on GPU ${gpus.join(", ")}` : "";
     const heads = {
-      start: bad.length ? `It would start at once${where}, but:` : `✓ It would start at once${where}.`,
+      start: bad.length ? `It would start immediately${where}, but:` : `✓ It would start immediately${where}.`,
       wait: `○ It would wait: ${reason}`,
       never: `✗ It could never run: ${reason}`,
     };
@@ -168,7 +168,7 @@
     event.preventDefault();
     const wanted = value();
     if (!wanted) {
-      says.textContent = `Not like this: ${trouble()}`;
+      says.textContent = `Cannot submit: ${trouble()}`;
       return;
     }
     const button = form.querySelector("button.main");
