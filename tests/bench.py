@@ -74,7 +74,7 @@ class Bench:
                 if isinstance(observation, kind) and (not job or getattr(observation, "job", job) == job):
                     return observation
             self.look()
-        raise AssertionError(f"no {kind.__name__} processes of job {job}: {self.observations}")
+        raise AssertionError(f"no {kind.__name__} of job {job}: {self.observations}")
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:
         """Look on until it holds."""

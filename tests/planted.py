@@ -36,7 +36,7 @@ POINT = "tests/stories/test_crash_points.py::test_a01_to_a17_killed_at_a_named_p
 BUGS = (
     Bug(
         "skipped fence",
-        "a start: it is in use back without claiming its record",
+        "a start is taken back without claiming its record",
         (
             (
                 "scheduler/runners/adoption.py",
@@ -196,7 +196,7 @@ def caught_by(bug: Bug) -> tuple[str, float]:
         )  # fmt: skip
         failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
         if done.returncode not in (0, 1):
-            raise RuntimeError(f"{bug.name}: pytest failed with {done.returncode}\n{done.stdout[-2000:]}")
+            raise RuntimeError(f"{bug.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}")
         found = failed[0].removeprefix("FAILED ").partition(" - ")[0] if failed else ""
         return found, time.monotonic() - began
 

@@ -54,7 +54,7 @@ PACKAGES: dict[str, Package] = {
 }
 # A file that may import more than its package, and why.
 MAY_ALSO_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
-    "cli/serve.py": (("daemon.process",), "`start` is also the daemon"),
+    "cli/serve.py": (("daemon.process",), "`start` is the daemon"),
     "cli/run.py": (("daemon.process", "daemon.interrupt", "daemon.run_resume"), "`run` is a daemon that drains"),
     "web/command.py": (("daemon.web_child",), "the protocol with the daemon that is its parent"),
     "web/commands.py": (("environments.discovery",), "a form offers the programs that a submit would find"),

@@ -22,7 +22,7 @@ def test_a_command_may_end_before_the_client_goes_on(tmp_path: Path, monkeypatch
         sent = send_fds(connection, data, list(files))
         poll = select.poll()
         poll.register(connection, select.POLLRDHUP)
-        assert poll.poll(60_000), "the command is too long: not ended"
+        assert poll.poll(60_000), "the command has not ended"
         return sent
 
     def code(word: str) -> int:

@@ -15,7 +15,7 @@ from tests.planted import BUGS, RESULT, ROOT, Bug
 def test_a_planted_bug_has_its_place_and_was_caught(bug: Bug) -> None:
     for name, old, _ in bug.changes:
         assert (ROOT / name).read_text().count(old) == 1, (
-            f"{name}: the bug has no place does not exist any more; mend tests/planted.py"
+            f"{name}: the bug has no place any more; mend tests/planted.py"
         )
     for test in bug.tests:
         assert (ROOT / test.partition("::")[0]).exists(), test

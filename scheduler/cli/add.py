@@ -86,7 +86,7 @@ def add(
     if managed is not None:
         never = Fleet(declared(managed)).can_ever_hold(PlacementClass(need, parsed.spec.allowed))
         if never:
-            raise Refused(never, do="ask for less, or allow more GPUs")
+            raise Refused(never, do="request less, or allow other GPUs")
     if path != "-":
         try:
             if os.path.exists(path):

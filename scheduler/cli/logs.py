@@ -147,8 +147,8 @@ def _opened(path: str, printer: Printer) -> LogReader:
     except FileNotFoundError:
         raise SchedulerError("cannot read the log: it was removed, by keep_logs or by a user", where=path) from None
     except OSError as error:
-        what = "it is not a plain file any more" if error.errno == errno.EINVAL else f"{error.strerror}"
-        raise SchedulerError(f"the log {what}", where=path) from None
+        what = "not a regular file" if error.errno == errno.EINVAL else error.strerror
+        raise SchedulerError(f"cannot read the log: {what}", where=path) from None
 
 
 def _print_log(path: str, printer: Printer, most: int | None) -> None:
@@ -371,7 +371,7 @@ class _Following:
         if job.process is None or not _lives(job.process):
             self.printer.say(f"no scheduler is running; job {self.number} has ended, and the next start records how")
             return True
-        self.printer.say(f"no scheduler is running; job {self.number} goes on without it")
+        self.printer.say(f"no scheduler is running; job {self.number} continues without it")
         return False
 
     def _say_why_it_waits(self) -> None:

@@ -110,7 +110,9 @@ def _check_alone(client: SchedulerClient) -> None:
         else:
             do = "give it commands: gpujob submit -- COMMAND"
         raise Taken(
-            f"a scheduler with this state file runs already (pid {view.pid})", where=client.places.state_file, do=do
+            f"a scheduler with this state file is already running (pid {view.pid})",
+            where=client.places.state_file,
+            do=do,
         )
 
 

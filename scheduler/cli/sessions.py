@@ -96,7 +96,7 @@ def attach(job: str, *, state_file: str | None = None, config: str | None = None
         )
     program = shutil.which("screen")
     if program is None:
-        raise SchedulerError("cannot attach: GNU Screen is not installed", do="install it: sudo apt-get install screen")
+        raise SchedulerError("GNU Screen command not found", do="install it: sudo apt-get install screen")
     if folder:
         os.environ["SCREENDIR"] = folder
     sys.stdout.flush()

@@ -295,7 +295,7 @@ class SchedulerClient:
         with self._reading() as connection:
             job = rows.get(connection, job_id)
             if job is None:
-                raise NotFound(f"no job {job_id}", where=self.places.state_file, do="see gpujob jobs")
+                raise NotFound(f"there is no job {job_id}", where=self.places.state_file, do="see gpujob jobs")
             fell: Sequence[Event] = ()
             if job.state in HOLDING and not self.alive():
                 from scheduler.client.overview import story_as_recorded
@@ -337,7 +337,7 @@ class SchedulerClient:
         found = self.known(jobs)
         for number in jobs:
             if number not in found:
-                raise NotFound(f"no job {number}", where=self.places.state_file, do="see gpujob jobs")
+                raise NotFound(f"there is no job {number}", where=self.places.state_file, do="see gpujob jobs")
         return [found[number] for number in jobs]
 
     def known(self, jobs: Iterable[int]) -> dict[int, Job]:
@@ -371,26 +371,26 @@ class SchedulerClient:
                         raise UsageError(f"the range {word} is backwards", do=f"write {high}-{low}")
                     inside = [n for n in range(low, min(high, last) + 1) if rows.get(connection, n) is not None]
                     if not inside:
-                        raise NotFound(f"no job in {word}", do="see gpujob jobs")
+                        raise NotFound(f"there is no job in {word}", do="see gpujob jobs")
                     chosen += inside
                 elif re.fullmatch(r"[0-9]{1,18}", word):  # fits into an SQLite integer
                     chosen.append(int(word))
                 elif re.fullmatch(r"@(~[0-9]{1,9})?", word):
                     back = rows.id_back(connection, int(word[2:] or 0))
                     if back is None:
-                        raise NotFound(f"no job {word}", do="see gpujob jobs")
+                        raise NotFound(f"there is no job {word}", do="see gpujob jobs")
                     chosen.append(back)
                 else:
                     named = rows.labelled(connection, word)
                     if not named:
                         raise NotFound(
-                            f"no job {word}{_near_label(connection, word)}",
+                            f"there is no job {word}{_near_label(connection, word)}",
                             do="name an id, a range such as 3-9, a label, @ for the last, @~1 for the one before",
                         )
                     chosen += [job.id for job in named]
             for number in chosen:
                 if rows.get(connection, number) is None:
-                    raise NotFound(f"no job {number}", where=self.places.state_file, do="see gpujob jobs")
+                    raise NotFound(f"there is no job {number}", where=self.places.state_file, do="see gpujob jobs")
         return tuple(dict.fromkeys(chosen))
 
     def report(self, now: float, since: float | None = None, label: str = "") -> Report:
@@ -407,7 +407,7 @@ class SchedulerClient:
             if label and not named:
                 near = _near_label(connection, label)
                 raise NotFound(
-                    f"no job with the label {label}{near}", where=self.places.state_file, do="see gpujob jobs"
+                    f"there is no job with the label {label}{near}", where=self.places.state_file, do="see gpujob jobs"
                 )
             alive = self.alive()
             found = named or rows.ended_since(connection, float("-inf") if since is None else since)
@@ -570,7 +570,7 @@ def _without_strangers(connection: sqlite3.Connection, spec: JobSpec) -> JobSpec
 def _check_parents(connection: sqlite3.Connection, spec: JobSpec) -> None:
     for parent in (*spec.after, *spec.after_ok):
         if rows.get(connection, parent) is None:
-            raise NotFound(f"there is no job {parent} to wait for", do="see gpujob jobs")
+            raise NotFound(f"cannot wait for job {parent}: there is no such job", do="see gpujob jobs")
 
 
 def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -> None:
@@ -581,7 +581,7 @@ def _check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -
     if gpus or rows.meta(connection, "settings"):
         never = Fleet(gpus, _cpu_slots(connection)).can_ever_hold(class_of(job))
         if never:
-            raise Refused(never, do="ask for less, or allow other GPUs" if job.need.count else "ask for less")
+            raise Refused(never, do="request less, or allow other GPUs" if job.need.count else "request less")
 
 
 def _noted(connection: sqlite3.Connection, setting: str) -> Any:

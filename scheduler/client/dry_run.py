@@ -105,7 +105,7 @@ def _decided(
     now = Now(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
     for parent in (*spec.after, *spec.after_ok):
         if rows.get(connection, parent) is None:
-            raise NotFound(f"there is no job {parent} to wait for", do="see gpujob jobs")
+            raise NotFound(f"cannot wait for job {parent}: there is no such job", do="see gpujob jobs")
     gpus = rows.gpus(connection)
     spec = booking_memory(spec, config.min_free_mem_mb or 0, read=any(gpu.memory_mib for gpu in gpus))
     need, notes = need_of(spec, table, gpus)

@@ -84,7 +84,7 @@ def spec_of(given: Submission, named: Named = flag, shell: Shell = in_terminal) 
             raise UsageError(f"{item!r} is not NAME=VALUE", where=named("env"))
         if len(os.fsencode(item)) > LONGEST_WORD:
             raise UsageError(f"the variable {name} is too long ({len(value)} characters)", where=named("env"),
-                             do=f"the kernel accepts {LONGEST_WORD} bytes for each variable")  # fmt: skip
+                             do=f"the kernel accepts at most {LONGEST_WORD} bytes per variable")  # fmt: skip
         environment[name] = value
     for name in PATH_FIELDS.intersection(values):
         if name != "conda_env" or "/" in values[name]:  # without a slash it is the name of an environment
@@ -127,7 +127,7 @@ def model_table_for(client: SchedulerClient, config: str | None, warn: Callable[
     except SchedulerError as error:
         if in_force is None:
             raise
-        warn(f"{error}; the last valid model table stays in use")
+        warn(f"{error}; the previous model table stays in force")
         return in_force
 
 

@@ -182,7 +182,7 @@ def parse_gpu_ids(text: str) -> tuple[int, ...] | None:
         low = int(match.group(1))
         high = int(match.group(2)) if match.group(2) else low
         if high < low:
-            what = f"the GPU range {piece.strip()} runs backwards"
+            what = f"the GPU range {piece.strip()} is backwards"
             raise UsageError(what, do=f"write {high}-{low}", code=BACKWARDS)
         if high > HIGHEST_GPU_ID:
             raise Refused(f"there is no GPU {high}", do=f"GPU ids go from 0 to {HIGHEST_GPU_ID} at most")

@@ -46,7 +46,7 @@ def edit(decision: DecisionPass, job: Job, changes: Mapping[str, Any], need: tup
     never = decision.state.fleet.can_ever_hold(class_of(job)) if decision.state.fleet.gpus else ""
     if never:
         job.spec, job.need, job.allowed, job.priority = before
-        raise Refused(f"cannot edit job {job.id}: {never}", do="ask for less, or allow other GPUs")
+        raise Refused(f"cannot edit job {job.id}: {never}", do="request less, or allow other GPUs")
     shown = [
         f"{EDITABLE[name].flag[2:]} {_shown(name, getattr(before[0], name))} -> {_shown(name, value)}"
         for name, value in values.items()

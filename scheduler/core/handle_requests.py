@@ -266,7 +266,7 @@ def _requeue(decision: DecisionPass, job: Job, unless_done: bool, seen: int | No
     decision.enqueue(job)
     if job.state is not JobState.PENDING:
         return f"job {job.id} is {job.state.value} again: a dependency did not succeed"
-    return f"job {job.id} waits again (it was {before})"
+    return f"job {job.id} is queued again (it was {before})"
 
 
 def _equal(decision: DecisionPass, job: Job) -> Job | None:

@@ -369,7 +369,7 @@ def check_utf8(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UsageError("not UTF-8", where=where) from None
+        raise UsageError("must be valid UTF-8", where=where) from None
 
 
 def _read_into(values: dict[str, Any], option: JobOption, text: str, called: str) -> None:

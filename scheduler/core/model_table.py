@@ -150,7 +150,7 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
                 near = nearest(model, table.models)
                 also = f" (did you mean {near}?)" if near else ""
                 missing = "is not in the model table" if table.models else "is unknown, because there is no model table"
-                which = "the share that its vram is" if spec.vram_mib else "the default"
+                which = "the share computed from its vram" if spec.vram_mib else "the default"
                 notes.append(f"model {model} {missing}{also}; the job needs {which}, {text}")
     rounded = rounding_note(text)
     if rounded:

@@ -91,7 +91,7 @@ class SchedulerState:
     def class_reasons(self) -> dict[str, Reason]:
         """Return placement class (as text) → the reason why its jobs wait at present."""
         if self.queue_paused:
-            paused = Reason("paused", "the queue is paused; gpujob queue resume resumes it")
+            paused = Reason("paused", "the queue is paused; resume it: gpujob queue resume")
             return {kind.key: paused for kind in self.queue.classes()}
         return {kind.key: self.fleet.why_not(kind) for kind in self.queue.classes()}
 

@@ -95,11 +95,12 @@ class FollowedFiles:
 
     def troubles(self) -> list[str]:
         """Return a sentence for each file that cannot be read."""
-        return [
-            f"not read: {path}: {file.trouble.removeprefix(f'{path}: ').removeprefix('not read: ')}"
-            for path, file in self.files.items()
-            if file.trouble
-        ]
+        found = []
+        for path, file in self.files.items():
+            if file.trouble:
+                why = file.trouble.removeprefix(f"{path}: ").removeprefix("not read: ").removeprefix("cannot be read: ")
+                found.append(f"not read: {path}: {why}")
+        return found
 
     def unread(self) -> list[str]:
         """Return a sentence for each unreadable file whose jobs a drain leaves; not for missing files and /dev/null."""
@@ -150,7 +151,7 @@ class FollowedFiles:
         if not isinstance(error, OSError):
             file.failing_since = None
         else:
-            text = f"cannot read {path}: {error.strerror}"
+            text = f"{path}: cannot be read: {error.strerror}"
             if file.failing_since is None:
                 file.failing_since = now.mono
             if now.mono < file.failing_since + RETRIED_S:

@@ -93,7 +93,7 @@ class Reader:
         reason = (
             str(error)
             if isinstance(error, SchedulerError)
-            else f"internal error of gpujob while reading this line: {error!r}"
+            else f"internal error of gpujob, please report it: {error!r}"
         )
         refusal = Refusal(path, line.number, line.text, _shortened(reason), now)
         kept.refuse(connection, refusal)
@@ -126,7 +126,7 @@ class Reader:
             raise UsageError(never, do="request less")
         for parent in (*spec.after, *spec.after_ok):
             if rows.get(connection, parent) is None:
-                raise UsageError(f"the dependency does not exist: there is no job {parent}", do="see gpujob jobs")
+                raise UsageError(f"cannot wait for job {parent}: there is no such job", do="see gpujob jobs")
         identity = identity_of(spec)
         count, is_new = 1, True
         if replaying or again:

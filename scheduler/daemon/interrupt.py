@@ -88,6 +88,6 @@ def end_jobs(daemon: Daemon, context: Context) -> None:
             before = json.loads(rows.meta(connection, INTERRUPTED) or "[]")
             rows.set_meta(connection, INTERRUPTED, json.dumps(sorted({*before, *ids})))
     except StoreTrouble as error:
-        context.say(f"cannot end the jobs: {error}; press Ctrl-C again", 40, kind="store")
+        context.say(f"the jobs were not ended: {error}; press Ctrl-C again", 40, kind="store")
         return
     daemon.stop_starting()

@@ -91,7 +91,7 @@ class JournalWriter:
 
     def troubles(self) -> list[str]:
         """Return a sentence if the journal cannot be written, else an empty list."""
-        return [f"{self.trouble}"] if self.trouble else []
+        return [self.trouble] if self.trouble else []
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ def check_apart(config: Config, config_file: str, places: Places) -> None:
             raise UsageError(f"journal: {config.journal} is also the {name.replace('_', ' ')}", do="name another file")
     if not holds_records(config.journal):
         raise UsageError(
-            "this file is no journal, and its contents would be set aside", where=config.journal,
+            "this file is not a journal, and its contents would be set aside", where=config.journal,
             do="name another file (journal; in gpujob run: jobs_file)",
         )  # fmt: skip
     if os.path.commonpath((path, os.path.realpath(places.state_dir))) == os.path.realpath(places.state_dir):

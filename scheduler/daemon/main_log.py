@@ -38,7 +38,7 @@ class MainLog:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
-            raise OSError(errno.EINVAL, "not a plain file", self.path)
+            raise OSError(errno.EINVAL, "not a regular file", self.path)
         if status.st_mode & 0o777 != 0o600:
             os.fchmod(fd, 0o600)
         if self._fd >= 0:
@@ -58,7 +58,7 @@ class MainLog:
             return
         number = len(self._lines)
         if self._lost:
-            self._lines.insert(0, _record(f"{self._lost} log records were lost: {self._why}", logging.WARNING))
+            self._lines.insert(0, _record(f"log records lost: {self._lost} ({self._why})", logging.WARNING))
         data = "".join(self._lines).encode("utf-8", "backslashreplace")
         self._lines.clear()
         try:

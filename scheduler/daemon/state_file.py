@@ -283,7 +283,7 @@ class StateFile:
             if stat.S_ISLNK(mode):
                 raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", self.path)
             if not stat.S_ISREG(mode):
-                raise OSError(errno.EINVAL, "it is not a plain file", self.path)
+                raise OSError(errno.EINVAL, "not a regular file", self.path)
         document["revision"] = self.revision + 1
         data = _laid_out(document).encode()
         try:
@@ -347,4 +347,4 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not a JSON number")

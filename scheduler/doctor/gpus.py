@@ -150,7 +150,9 @@ def ghost(reading: GpuSnapshot, dead: Set[int] | None, check: str, reset: str) -
         return Finding(check, Mark.BAD, told, wrong, reset)
     if any(process.memory_mib is None for process in reading.processes):
         return not_told(
-            check, f"whose its memory is ({told})", "the driver does not show how much memory each process uses"
+            check,
+            f"which processes use its memory ({told})",
+            "the driver does not show how much memory each process uses",
         )
     rest = used - sum(process.memory_mib or 0 for process in reading.processes)
     if rest <= spare:

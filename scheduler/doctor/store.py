@@ -88,7 +88,7 @@ def judge_scheduler(seen: SchedulerSeen) -> list[Finding]:
         told = f"other schedulers with the same GPUs: {'; '.join(seen.others[:3])}{'; …' * (len(seen.others) > 3)}"
         wrong = "schedulers do not see the bookings of other schedulers: give each its own GPUs (--gpu-ids)"
         if not seen.free:
-            wrong += "; other schedulers manage all GPUs of this one, so end one of them or take GPUs from it"
+            wrong += "; no GPU is known to be free of other schedulers, so end one of them or take GPUs from it"
         first = f"{kill} {seen.pid} && sleep 6 && " if seen.alive else ""
         mend = f"{first}{seen.apart} --gpu-ids {seen.free}" if seen.free and seen.apart else ""
         found.append(Finding("scheduler", Mark.WARN, told, wrong, mend))

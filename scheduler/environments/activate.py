@@ -82,7 +82,7 @@ def activated(told: dict[str, Any], before: dict[bytes, bytes]) -> dict[bytes, b
     after = parsed(output_of(shell_words(told), inside, float(told["limit"])))
     left = os.fsdecode(after.get(b"CONDA_PREFIX", b""))
     if not left or os.path.realpath(left) != os.path.realpath(told["prefix"]):
-        raise NotActivated(f"CONDA_PREFIX is {left or 'not set'} after it, not {told['prefix']}")
+        raise NotActivated(f"CONDA_PREFIX is {left or 'not set'} afterwards (expected: {told['prefix']})")
     kept = {name for name in (*before, *after) if name.startswith(b"GPUJOB_") or name in OURS or name in OF_THE_SHELL}
     for name in kept:
         after.pop(name, None)
@@ -128,7 +128,7 @@ def output_of(words: list[str], environment: dict[bytes, bytes], limit: float) -
             status = f"{how} {found.si_status}"
     if status != "code 0":
         kill(pid)
-        raise NotActivated(f"activation failed ({status})")
+        raise NotActivated(f"activation ended with {status}")
     os.waitpid(pid, 0)
     os.close(read)
     if not data:
@@ -165,7 +165,7 @@ def become(words: list[str], environment: dict[bytes, bytes]) -> NoReturn:
             path = os.path.join(folder, program)
             if folder and os.access(path, os.X_OK) and os.path.isfile(path):
                 os.execve(path, words, environment)
-        raise FileNotFoundError(2, "no such program in PATH")
+        raise FileNotFoundError(2, "not found in PATH")
     os.execve(program, words, environment)
 
 
@@ -191,7 +191,7 @@ def main() -> int:
     except OSError as error:
         why = error.strerror or str(error)
         if error.errno == 2 and os.path.exists(words[0]):
-            why = "its first line names an interpreter that is not there"
+            why = "its first line names an interpreter that does not exist"
         say(f"cannot start {words[0]}: {why}")
     return 1
 

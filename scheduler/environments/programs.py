@@ -6,7 +6,7 @@ import os
 import re
 import stat
 
-from scheduler.core.errors import said
+from scheduler.core.errors import said, word
 from scheduler.environments.discovery import Remembered
 from scheduler.intake.tail import read_plain
 
@@ -66,7 +66,7 @@ def script_trouble(script: str) -> str:
     try:
         mode = os.stat(script).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return f"no such file {script}; {AGAIN} it appears"
+        return f"no such file {script}; {AGAIN} it exists"
     except OSError as error:
         return f"cannot access script {script}: {error.strerror}; {AGAIN} it is accessible"
     if stat.S_ISDIR(mode):
@@ -85,14 +85,14 @@ def folder_trouble(folder: str) -> str:
     if not stat.S_ISDIR(mode):
         return f"working folder {folder} is a file; {AGAIN} it is a folder"
     if not os.access(folder, os.X_OK):
-        return f"cannot enter working folder {folder}: no permission; chmod u+x it; {AGAIN} that is possible"
+        return f"cannot enter working folder {folder}: no permission; run: chmod u+x {word(folder)}; {AGAIN} it can be entered"
     return ""
 
 
 def why_not_started(program: str) -> str:
     """Return why the kernel refused to execute a program, for the user to fix it; empty if no cause is found."""
     if "/" not in program:
-        return f"program {said(program)} is not in PATH"
+        return f"program {said(program)} not found in PATH"
     try:
         mode = os.stat(program).st_mode
     except FileNotFoundError:
@@ -102,7 +102,7 @@ def why_not_started(program: str) -> str:
     if stat.S_ISDIR(mode):
         return f"{program} is a folder, not a program"
     if not os.access(program, os.X_OK):
-        return f"{program} is not executable; run: chmod +x {program}"
+        return f"{program} is not executable; run: chmod +x {word(program)}"
     try:
         first = read_plain(program, 4096).split(b"\n", 1)[0]
     except OSError:
@@ -116,7 +116,7 @@ def why_not_started(program: str) -> str:
     if first.endswith(b"\r"):
         return (
             f"the first line of {program} ends in a carriage return (a file from Windows), which becomes part of the name {interpreter}; "
-            f"remove it: sed -i 's/\\r$//' {program}"
+            f"remove it: sed -i 's/\\r$//' {word(program)}"
         )
     if not interpreter:
         return f"the first line of {program} names no interpreter"

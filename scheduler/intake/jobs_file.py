@@ -315,7 +315,7 @@ def _check_managed(allowed: tuple[int, ...] | None, managed: Collection[int] | N
     unknown = [gpu for gpu in allowed if gpu not in managed]
     if unknown:
         known = gpu_ids_text(managed) or "none"
-        raise Refused(f"GPU {gpu_ids_text(unknown)} is not managed here", do=f"name managed GPUs: {known}")
+        raise Refused(f"GPU {gpu_ids_text(unknown)} is not managed here", do=f"managed: {known}")
 
 
 def _check_width(spec: JobSpec) -> None:
@@ -324,7 +324,7 @@ def _check_width(spec: JobSpec) -> None:
         if need.count > len(spec.allowed):
             raise Refused(
                 f"needs {need.in_words()}, but only {gpu_ids_text(spec.allowed)} are allowed",
-                do="allow more, or ask for less",
+                do="allow more GPUs, or request less",
             )
 
 

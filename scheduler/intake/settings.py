@@ -314,9 +314,7 @@ def model_table(path: str, trust_group: bool = False, *, needed: bool = False) -
         made: dict[str, Any] = {}
         for key, value in pairs:
             if key in made:
-                raise UsageError(
-                    f"the key {said(key)} is there more than once", where=place(key), do="keep one of them"
-                )
+                raise UsageError(f"duplicate key {said(key)}", where=place(key), do="keep one of them")
             made[key] = value
         return made
 

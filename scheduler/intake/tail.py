@@ -197,7 +197,7 @@ class Follower:
         except OSError as error:
             raise _cannot_be_read(error, self.path) from None
         if not stat.S_ISREG(fresh.st_mode):
-            raise FileTrouble("not read: not a plain file", where=self.path)
+            raise FileTrouble("not read: not a regular file", where=self.path)
         if self._fd < 0:
             self._open(fresh)
         held = os.fstat(self._fd)

@@ -87,7 +87,7 @@ def _identity(line: LineRead, parse: Parser, door: Door, path: str) -> tuple[str
     except SchedulerError as error:
         return "", str(error)
     except Exception as error:  # noqa: BLE001  whatever is wrong with a line costs only that line
-        return "", f"internal error of gpujob while reading this line: {error!r}"
+        return "", f"internal error of gpujob, please report it: {error!r}"
     return (identity_of(parsed.spec) if parsed is not None else ""), ""
 
 

@@ -133,7 +133,7 @@ def put_together(
     last = max((last, *out.jobs))
     high = integrity.high(places)
     if high > max(0, last):  # 0 also means that no id was assigned
-        out.stale = f"job {high} was accepted, but the last job in the store is {last}"
+        out.stale = f"job id {high} was assigned, but the last one in the store is {last}"
     living = alive(places.state_file)
     _take_records(out, places, whole, last)
     _take_processes(out, living)
@@ -156,7 +156,7 @@ def put_together(
             id=top, spec=FORGOTTEN, need=ResourceRequest(0, 0), submitted_at=now, state=JobState.RUNNING
         )
         job.log = next((path for (number, _), path in sorted(logs.items()) if number == top), "")
-        _lose(out, job, "no trace of it was found" if not job.log else "only its log is left", now)
+        _lose(out, job, "no trace of it was found" if not job.log else "only its log was found", now)
         if top in out.gone:
             out.lost.remove(top)  # reported once, as gone
     _one_for_each_line(out, now)

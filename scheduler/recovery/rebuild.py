@@ -69,7 +69,7 @@ def recover(places: Places, config: Config, home: str, environ_home: str, *, dry
     if daemon_alive(places):
         pid = holder(places).get("pid", "unknown")
         raise SchedulerError(
-            f"a scheduler is running with this store (pid {pid})",
+            f"cannot rebuild the store: a scheduler is running with it (pid {pid})",
             where=places.state_file,
             do=f"end it first (running jobs continue): kill {pid}",
         )
@@ -100,7 +100,10 @@ def _nobody_writes(places: Places) -> Iterator[None]:
     fd = os.open(places.store_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         if not lock_within(fd, LOCK_WAIT_S):
-            raise StoreTrouble(f"another process has held the lock for {LOCK_WAIT_S:g} s", where=places.store_lock)
+            raise StoreTrouble(
+                f"cannot lock the store: another process has held the lock for {LOCK_WAIT_S:g} s",
+                where=places.store_lock,
+            )
         yield
     finally:
         os.close(fd)
@@ -278,7 +281,7 @@ def _pauses_as_painted(connection: sqlite3.Connection, state_file: str, report: 
         gpus, queue = [int(gpu) for gpu in shown["paused_gpus"]], bool(shown.get("paused"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         report.lines.append(
-            f"cannot restore pauses: {os.path.basename(state_file)} cannot be read; check them with gpujob status"
+            f"cannot restore pauses: {os.path.basename(state_file)} is missing or invalid; check them with gpujob status"
         )
         return
     rows.save_pauses(connection, gpus, queue, [])

@@ -55,7 +55,7 @@ def start_trouble(job: int, attempt: int, number: int, at: float, stage: str = "
     """
     where = {
         "log": "its log cannot be opened",
-        "record": "its record cannot be written",
+        "record": "its attempt record cannot be written",
         "folder": "its working folder cannot be entered",
         "environment": "its environment cannot be read",
         "caller": "no descriptors from the command that waits for it in the foreground",

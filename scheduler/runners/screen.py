@@ -127,7 +127,7 @@ class ScreenRunner(LocalRunner):
         self.screen = shutil.which("screen", path=environ.get("PATH", os.defpath)) or ""
         if not self.screen:
             raise SchedulerError(
-                "cannot start jobs in screen sessions: GNU Screen is not installed",
+                "GNU Screen command not found",
                 do="install it (sudo apt-get install screen), or start with --no-screen",
             )
         super().__init__(attempts, state_file, environ)

@@ -62,7 +62,7 @@ def plain(path, flags):
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
     if os.fstat(fd).st_mode & 0o170000 != 0o100000:
         os.close(fd)
-        raise OSError(22, "not a plain file")
+        raise OSError(22, "not a regular file")
     return fd
 
 

@@ -419,5 +419,5 @@ def trouble(error: Exception, path: str) -> StoreTrouble:
     text = " ".join(str(error).split())
     if isinstance(error, sqlite3.Error) and any(sign in text for sign in _SIGNS_OF_DAMAGE):
         return Damaged(f"the store is damaged ({text})", where=path)
-    do = "free some space" if "full" in text else "no new job starts until the store can be used again"
+    do = "free some space" if "full" in text else "see gpujob doctor"
     return StoreTrouble(f"cannot use the store: {text}", where=path, do=do)

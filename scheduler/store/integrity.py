@@ -84,7 +84,7 @@ def check_not_older(connection: sqlite3.Connection, places: Places, given: int, 
     """
     sentence = _older(connection, places, given, records)
     if sentence:
-        raise Damaged(f"the store is not up to date ({sentence}); is it an old copy?", where=places.store, code=OLDER)
+        raise Damaged(f"the store is out of date ({sentence}); is it an old copy?", where=places.store, code=OLDER)
 
 
 def _older(connection: sqlite3.Connection, places: Places, given: int, records: bool) -> str:

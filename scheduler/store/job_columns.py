@@ -215,7 +215,7 @@ def job_of(row: Sequence[Any]) -> Job:
             values[place] = read(values[place], row[second])
         return Job(*values)
     except (SchedulerError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise Damaged(f"cannot read job {row[0]!r} in the store: invalid values ({error!r})") from error
+        raise Damaged(f"the store is damaged (job {row[0]!r}: {error!r})") from error
 
 
 def job_of_row(row: Mapping[str, Any]) -> Job:

@@ -21,9 +21,9 @@ A_STEP = 100  # lines read in one step
 PIECE = 1 << 20
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})  # the file system has no locks
 PLAIN_WORDS = {
-    errno.ELOOP: "it is a link, which is not followed",
-    errno.EINVAL: "it is not a plain file",
-    errno.ENXIO: "it is not a plain file",
+    errno.ELOOP: "it is a symbolic link, which is not followed",
+    errno.EINVAL: "not a regular file",
+    errno.ENXIO: "not a regular file",
 }
 
 Span = tuple[int, int]  # part of the file: offset and length in bytes
@@ -237,8 +237,9 @@ class JournalFile:
         os.fsync(new)
         if found.damaged:
             aside = self._set_aside(old, found.damaged)
-            lines = f"{len(found.damaged)} lines are" if len(found.damaged) > 1 else "1 line is"
-            self.told.append((f"{self.path}: {lines} not JSON and moved to {aside}", 30))
+            number = len(found.damaged)
+            lines = f"{number} lines are not JSON and were" if number > 1 else "1 line is not JSON and was"
+            self.told.append((f"{self.path}: {lines} moved to {aside}", 30))
         if found.repaired:
             self.told.append((f"{self.path}: an incomplete line was written again", 20))
 

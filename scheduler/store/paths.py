@@ -183,7 +183,7 @@ def make_private_folder(path: str) -> None:
         if status.st_mode & 0o077:
             os.chmod(path, 0o700)
     except OSError as error:
-        raise SchedulerError(f"cannot be made: {error.strerror}", where=path) from None
+        raise SchedulerError(f"cannot create the folder: {error.strerror}", where=path) from None
 
 
 def _make(path: str) -> None:

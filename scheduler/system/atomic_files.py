@@ -105,7 +105,7 @@ def _open_file(path: str, shown: str) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "not a plain file", shown)
+        raise OSError(errno.EINVAL, "not a regular file", shown)
     return fd
 
 
@@ -184,7 +184,7 @@ def append_line(path: str, line: str, check: Callable[[os.stat_result], None] = 
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a plain file", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
         check(status)
         size = status.st_size
         glue = b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""

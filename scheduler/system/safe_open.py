@@ -23,7 +23,7 @@ def plain_or_link(path: str, flags: int) -> int:
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "not a plain file", path)
+        raise OSError(errno.EINVAL, "not a regular file", path)
     return fd
 
 

@@ -145,12 +145,9 @@ class Tracker:
         except SessionDamaged:
             running = self._running_by_records()
         if running:
-            which = (
-                f"cannot delete the session: command {running[0]} runs"
-                if len(running) == 1
-                else f"cannot delete the session: {len(running)} commands run"
-            )
-            raise SchedulerError(f"{which}", where=f"session {self.name}", do="end it first, or wait for it")
+            which = f"command {running[0]} runs" if len(running) == 1 else f"{len(running)} commands run"
+            what, it = f"cannot delete the session: {which}", "it" if len(running) == 1 else "them"
+            raise SchedulerError(what, where=f"session {self.name}", do=f"end {it} first, or wait for {it}")
 
     def _running_by_records(self) -> list[int]:
         found = []

@@ -188,7 +188,7 @@ class SessionFiles:
         ``check``: called under the lock, so that nothing changes in between; raises an error to keep the session.
         """
         if not is_session_id(name) or name not in self.names():
-            raise NotFound(f"no session {name[:40]}", do="see gpujob track list")
+            raise NotFound(f"there is no session {name[:40]}", do="see gpujob track list")
         with self._locked():
             check()
             for path in (*left_aside(self.path(name)), self.path(name)):

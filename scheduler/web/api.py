@@ -34,7 +34,7 @@ def _jobs(ask: Ask) -> Response:
     for word in states:
         if word not in STATES:
             raise UsageError(f"unknown state {word[:40]!r}{did_you_mean(word, STATES)}", where="state",
-                             do=f"use {', '.join(STATES)}")  # fmt: skip
+                             do=f"known: {', '.join(STATES)}")  # fmt: skip
     found, reasons = ask.source.client.jobs(states)
     shown = {"schema": SCHEMA, "jobs": [job_json(job, reasons.get(job.id)) for job in found]}
     return Response(in_pieces(shown), media_type=JSON)

@@ -52,7 +52,7 @@ def _read(path: str) -> str:
     except FileNotFoundError:
         raise
     except OSError:
-        raise refused("cannot use the token file: it is a link or no plain file, or it cannot be read") from None
+        raise refused("cannot use the token file: it is a link, is not a regular file or is unreadable") from None
     try:
         status = os.fstat(fd)
         data = os.pread(fd, MOST_BYTES, 0)

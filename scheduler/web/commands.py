@@ -213,7 +213,7 @@ def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
     name = spec.arguments[0]
     if "/" not in name:
         found = program_in(environment.get("PATH", os.defpath), name)
-        return "" if found else f"the command would fail immediately: there is no program {name} in PATH"
+        return "" if found else f"the command would fail immediately: program {name} not found in PATH"
     path = os.path.join(spec.cwd, name)
     if os.path.isfile(path) and os.access(path, os.X_OK):
         return ""
@@ -263,15 +263,15 @@ def _on_job(
 ) -> Callable[[Ask], Response]:
     """Return the function of a route that makes a request about one job.
 
-    ``possible``: whether the job's state allows the request; ``what``: the action as the error names it ("hold it").
+    ``possible``: whether the job's state allows the request; ``what``: the action as the error names it ("put job {} first").
     """
-    what = what or f"{verb} it"
+    what = what or f"{verb} job {{}}"
 
     def does(ask: Ask) -> Response:
         check_keys(ask.body(), ())
         job = ask.source.client.states([ask.numbers["id"]])[0]
         if not possible(job):
-            raise Conflict(f"cannot {what}: job {job.id} is {job.state.value}")
+            raise Conflict(f"cannot {what.format(job.id)}: it is {job.state.value}")
         said = _carry_out(ask, request(job))
         job = ask.source.client.states([job.id])[0]
         if verb == "cancel" and job.state.ended and job.outcome is not Outcome.CANCELLED:
@@ -300,7 +300,7 @@ cancel = _on_job("cancel", _asking(Cancel), lambda job: not job.state.ended)
 retry = _on_job("retry", _again, lambda job: job.state.ended)
 hold = _on_job("hold", _asking(Hold), _waits)
 release = _on_job("release", _asking(Release), _waits)
-first = _on_job("first", _asking(First), _waits, "put it first")
+first = _on_job("first", _asking(First), _waits, "put job {} first")
 
 
 def priority(ask: Ask) -> Response:
@@ -327,8 +327,8 @@ def _place_of(ask: Ask, job: Job) -> str:
     if not names:
         return ""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    verb = "comes" if len(names) == 1 else "come"
-    return f"{', '.join(names[:MOST_NAMED])}{more} still {verb} before it, having been put first"
+    jobs, verb = ("job", "comes") if len(names) == 1 else ("jobs", "come")
+    return f"{jobs} {', '.join(names[:MOST_NAMED])}{more} still {verb} before it, having been put first"
 
 
 def pause_gpu(ask: Ask) -> Response:

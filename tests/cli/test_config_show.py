@@ -87,7 +87,7 @@ def test_config_show_json_is_one_value(tmp_path: Path) -> None:
 def test_config_check_names_every_mistake(tmp_path: Path) -> None:
     """P3: exit 2, a line each; 0 and one line when there is none."""
     config = tmp_path / "config.yaml"
-    assert Asked(tmp_path, "config", "check").out == "no mistakes; no such file config file\n"
+    assert Asked(tmp_path, "config", "check").out == "no mistakes; there is no config file\n"
     config.write_text("aging: 1\n")
     assert Asked(tmp_path, "config", "check").out == f"{config}: no mistakes, 1 setting\n"
     config.write_text("aging: x\nagin: 1\n")

@@ -69,7 +69,7 @@ def test_a_flag_sets_the_key_that_its_row_names() -> None:
 
 def test_an_error_calls_an_option_as_it_was_called_where_it_was_given() -> None:
     for named, called in ((None, "--after-ok"), (str, "after_ok")):
-        with pytest.raises(UsageError, match=f"^{called}: 'x' is not a list processes of job ids; write 12"):
+        with pytest.raises(UsageError, match=f"^{called}: 'x' is not a list of job ids; write 12"):
             read_options({"after_ok": "x"}, *([named] if named else []))
     with pytest.raises(UsageError, match=r"^--label: must be valid UTF-8"):
         read_options({"label": "\udcff"})

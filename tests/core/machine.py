@@ -423,7 +423,7 @@ class Machine:
             for gpu in gpus:
                 load[gpu] += parts
         assert all(parts <= WHOLE for parts in load.values()), f"a GPU was given twice: {load}"
-        assert all(count <= 1 for count in leaders.values()), "two attempts of a job run immediately"
+        assert all(count <= 1 for count in leaders.values()), "two attempts of a job run at once"
         assert disk.from_lines + disk.refused == disk.taken, "a line became neither a job nor a refusal"
         assert self.acknowledged <= disk.answered | set(disk.requests), "an acknowledged wish is gone"
         for job in disk.rows.values():
@@ -432,7 +432,7 @@ class Machine:
     def _check_job(self, job: Job) -> None:
         ended = self.ended.get(job.attempt_key)
         if job.state is JobState.DONE:
-            assert ended == (0, None), f"{job.attempt_key} is done, and failed with {ended}"
+            assert ended == (0, None), f"{job.attempt_key} is done, and ended with {ended}"
         elif job.outcome in (Outcome.EXIT, Outcome.SIGNAL):
             assert ended == (job.exit_code, job.signal), (
                 f"{job.attempt_key}: {job.exit_code}, {job.signal}; not {ended}"

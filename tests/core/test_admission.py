@@ -118,10 +118,10 @@ def test_a_reading_is_good_for_three_intervals(bench: Bench) -> None:
     due = bench.admission.next_look
     assert due is not None and bench.mono < due < bench.mono + 0.1, "nobody would look when it becomes stale"
     bench.wait(0.1)
-    assert not bench.usable() and bench.card.verdict == Verdict("stale", "GPU 0 for 15 s")
+    assert not bench.usable() and bench.card.verdict == Verdict("stale", "GPU 0 has not been read for 15 s")
     assert bench.admission.next_look is None
     bench.wait(80)
-    assert bench.card.verdict.sentence == "GPU 0 for 95 s"
+    assert bench.card.verdict.sentence == "GPU 0 has not been read for 95 s"
 
 
 UNKNOWN = [
@@ -173,7 +173,7 @@ def test_an_unknown_load_does_not_forbid_what_memory_allows(bench: Bench) -> Non
     assert first.code == second.code == "foreign", (
         "memory alone decides: held at the first sample, blocked at the second"
     )
-    assert "looked at again" in first.sentence and "looked at again" not in second.sentence
+    assert "it is read again shortly" in first.sentence and "it is read again shortly" not in second.sentence
 
 
 @pytest.mark.parametrize("unread", ["lost", "stale", "trouble", "unlisted"])
@@ -228,7 +228,7 @@ def test_thresholds_are_held_against_the_foreign_part(bench: Bench, mib: int, lo
         verdict = bench.read(used, *there, load=min(100, max(load + own, own)))
     assert verdict.code == code
     if code:
-        assert "(pid 4711, user x)" in verdict.sentence and "not ours" in verdict.sentence
+        assert "(pid 4711, user x)" in verdict.sentence and "foreign processes" in verdict.sentence
 
 
 def test_a_busy_card_without_jobs_of_ours_is_blocked_though_no_process_is_seen(bench: Bench) -> None:
@@ -412,7 +412,7 @@ def test_numbers_of_another_container_may_be_our_own_jobs(bench: Bench) -> None:
     bench.read(DRIVER + 38_000, hidden, load=95)
     assert bench.card.foreign_mib == 0 and bench.card.own_mib == 38_000
     bench.read(DRIVER + 68_000, hidden, a_process(6, 30_000, visible=False, user=""))
-    assert bench.card.foreign_mib >= 28_000, "the body exceeds was promised is somebody's"
+    assert bench.card.foreign_mib >= 28_000, "more than was promised is somebody's"
     bench.on = []
     bench.read(DRIVER + 68_000, hidden, a_process(6, 30_000, visible=False, user=""))
     assert bench.card.foreign_mib == 68_000

@@ -354,7 +354,7 @@ def test_a_gpu_that_vanishes_is_noted_in_its_job_and_said_once() -> None:
     play.tell(play.began(1))
     assert read(1) == ["GPU 0 (declared:0) is gone; no new job starts there"]
     assert play.job(1).state is JobState.RUNNING
-    assert play.job(1).notes == ("GPU 0 (declared:0) is gone",)
+    assert play.job(1).notes == ("during its run: GPU 0 (declared:0) is gone",)
     assert read(1) == []
     play.arrive(a_job(2, "1", allowed=(0,)))
     play.tell(play.ended(1))
@@ -363,7 +363,7 @@ def test_a_gpu_that_vanishes_is_noted_in_its_job_and_said_once() -> None:
     # Trouble with all of them is one sentence.
     trouble = play.tell(Readings(play.mono, problem="no answer within 5 s"), after=5.0)
     assert [text for text, _ in trouble.notices] == [
-        "GPU 0,1: no answer within 5 s; no new job starts there, running jobs continue"
+        "GPU 0,1 cannot be read: no answer within 5 s; no new job starts there, running jobs continue"
     ]
     assert read(0, 1) == ["GPU 0,1 can get jobs again"]
 
@@ -377,6 +377,6 @@ def test_a_gpu_becomes_stale_by_itself() -> None:
     due = state.next_timer()
     assert due is not None and math.isclose(due, play.mono + 15, abs_tol=0.1)
     plan = play.tell(Arrived(a_job(1)), after=16)
-    assert [text for text, _ in plan.notices] == ["GPU 0 for 16 s; no new job starts there"]
+    assert [text for text, _ in plan.notices] == ["GPU 0 has not been read for 16 s; no new job starts there"]
     assert not play.started and play.reason(1) == "stale"
     assert class_of(play.job(1)).need.parts == WHOLE and not ids_of(state.fleet.usable_mask)

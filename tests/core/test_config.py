@@ -109,7 +109,7 @@ def test_a_value_is_read_as_its_type(name: str, value: Any, read: Any) -> None:
         ("gpu_ids", [-1], "must be 0 or more"),
         ("gpu_ids", ["a"], "is not a GPU list"),
         ("gpu_ids", [1.5], "must be a whole number"),
-        ("gpu_ids", "0-999999999", "no such file GPU"),
+        ("gpu_ids", "0-999999999", "there is no GPU"),
         ("trust_group", "perhaps", "must be true or false"),
         ("cuda_ids", "locl", "did you mean local?"),
         ("cuda_ids", None, "must be one of physical, local, unset, auto"),

@@ -140,7 +140,7 @@ def test_a_parent_that_nobody_knows_has_not_ended_well() -> None:
     plan = play.arrive(a_job(2, after_ok=(77,)), a_job(3, after=(77,)))
     assert (play.state(2), play.state(3)) == (S.SKIPPED, S.STARTING)
     skipped = next(event for event in plan.events if event.kind == "skipped")
-    assert skipped.detail["why"] == "job 77 had to succeed, but it"
+    assert skipped.detail["why"] == "job 77 had to succeed, but it is not known"
 
 
 def test_a_parent_that_is_tried_again_has_not_ended() -> None:

@@ -137,7 +137,7 @@ def test_a_job_with_retries_is_run_again_as_often_as_it_asks() -> None:
         plan = play.tell(play.ended(1, 7))
         job = play.job(1)
         assert (job.state, job.runs_failed, job.exit_code, job.gpus) == (S.PENDING, run, None, ())
-        assert job.reason == f"failed with exit code 7; run {run} of 3; next attempt in {wait} s"
+        assert job.reason == f"failed with exit code 7 (run {run} of 3); next attempt in {wait} s"
         fell = next(event for event in plan.events if event.kind == "retry_scheduled")
         assert (fell.detail["exit_code"], fell.detail["attempt"]) == (7, run)
         play.tell(after=wait - 0.5)
@@ -183,7 +183,7 @@ def test_many_who_ask_for_a_job_again_start_one_attempt() -> None:
     play.tell(play.ended(1, 1))
     wish = Requeue((1,), after=(1,))
     said = [play.ask(wish).answers[0].lines for _ in range(2)]
-    assert said == [("job 1 queued again (it was failed)",), ("job 1 is starting already",)]
+    assert said == [("job 1 is queued again (it was failed)",), ("job 1 is already starting",)]
     play.tell(play.began(1), play.ended(1, 1))
     (answer,) = play.ask(wish).answers
     assert (answer.code, answer.lines) == (0, ("job 1 has already run again (attempt 2)",))

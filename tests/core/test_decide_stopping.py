@@ -269,7 +269,7 @@ def test_an_ended_job_can_be_run_again_with_the_same_id_and_a_new_attempt(end: s
     play.tell(play.lost(1) if end == "lost" else play.ended(1, int(end == "failed")))
     before = play.state(1)
     plan = play.ask(Requeue((1,)))
-    assert plan.answers[0].lines == (f"job 1 queued again (it was {before.value})",)
+    assert plan.answers[0].lines == (f"job 1 is queued again (it was {before.value})",)
     job = play.job(1)
     assert (job.state, job.attempt, job.exit_code, job.outcome, job.failure) == (S.STARTING, 2, None, None, None)
     assert (job.runs_failed, job.start_failures, job.oom_retries, job.stop_why) == (0, 0, 0, "")
@@ -280,7 +280,7 @@ def test_a_job_that_has_not_ended_cannot_be_run_again() -> None:
     play.run(a_job(1))
     play.arrive(a_job(2))
     plan = play.ask(Requeue((1, 2, 3)))
-    assert plan.answers[0].lines == ("job 1 is running already", "job 2 is pending already", "there is no job 3")
+    assert plan.answers[0].lines == ("job 1 is already running", "job 2 is already pending", "there is no job 3")
     assert plan.answers[0].code == 6
     assert play.started == [1]
 
@@ -291,7 +291,7 @@ def test_cancel_after_requeue_in_one_turn_leaves_the_job_cancelled() -> None:
     play.tell(play.ended(1, 1))
     plan = play.tell(Asked(1, Requeue((1,))), Asked(2, Cancel((1,))))
     assert [answer.lines[0] for answer in plan.answers] == [
-        "job 1 queued again (it was failed)",
+        "job 1 is queued again (it was failed)",
         "job 1 cancelled before it ran",
     ]
     assert play.state(1) is S.CANCELLED and play.started == [1]

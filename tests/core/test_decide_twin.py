@@ -20,7 +20,7 @@ from tests.core.slow_twin import SlowFleet, SlowScheduler
 
 NEEDS = ("0", "0.1", "0.25", "0.3334", "0.5", "0.7", "1", "1.5", "2", "4", "8", "2x0.5", "3x0.25")
 SLOTS = 3
-OTHER_FORMS: dict[str, dict[str, Any]] = {"2 slots": {"slots": 2}, "GPU 0 that it names": {"on": (0,)}}
+OTHER_FORMS: dict[str, dict[str, Any]] = {"2 slots": {"slots": 2}, "GPU 0 by name": {"on": (0,)}}
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Both:
                 parts[gpu] += job.need.parts
                 if not job.need.by_name:
                     on[gpu].append(job)
-        assert all(taken <= WHOLE for taken in parts.values()), "the body exceeds 1000 parts of a GPU"
+        assert all(taken <= WHOLE for taken in parts.values()), "more than 1000 parts of a GPU"
         for jobs in on.values():
             assert len(jobs) <= 1 or all(job.need.parts < WHOLE for job in jobs), "a whole-GPU job is not alone"
         reasons = play.scheduler.class_reasons()

@@ -34,10 +34,10 @@ def line(play: Play, request: object) -> tuple[int, str]:
 
 def test_a_held_job_waits_until_it_is_released() -> None:
     play = full()
-    assert line(play, Hold((2,))) == (0, "job 2 held; release it: gpujob release 2")
+    assert line(play, Hold((2,))) == (0, "job 2 is held; release it: gpujob release 2")
     assert line(play, Hold((2,))) == (0, "job 2 is already held")
     assert play.job(2).reason_code == "hold-user" and starts_next(play) == 3
-    assert line(play, Release((2,))) == (0, "job 2 released")
+    assert line(play, Release((2,))) == (0, "job 2 is released")
     assert starts_next(play, 3) == 2
     assert line(play, Release((2,)))[1].startswith("job 2 is not held")
 
@@ -46,7 +46,7 @@ def test_a_held_job_waits_until_it_is_released() -> None:
 def test_only_waiting_jobs_can_be_moved(request_: object) -> None:
     play = full()
     code, said = line(play, request_)
-    assert code == 1 and "job 1 is running: only a waiting job can be" in said
+    assert code == 1 and "job 1" in said and ": it is running, and only a waiting job can be" in said
     assert starts_next(play) == 2
 
 
@@ -122,7 +122,7 @@ def test_an_edited_job_waits_for_what_it_says_now() -> None:
 def test_an_edit_that_could_never_run_changes_nothing() -> None:
     play = full()
     code, said = line(play, Edit((2,), {"gpus": "3"}, ((3, 1000),)))
-    assert code == 3 and said.startswith("job 2; the job needs 3 whole GPUs")
+    assert code == 3 and said.startswith("cannot edit job 2: needs 3 whole GPUs")
     code, said = line(play, Edit((2,), {"allowed": [7]}))
     assert code == 3 and "GPU 7 is not managed here" in said
     assert play.job(2).spec.edited == () and play.job(2).allowed is None and starts_next(play) == 2
@@ -135,7 +135,7 @@ def test_the_gpus_of_a_job_that_named_them_cannot_be_edited(changes: dict[str, o
     play.ask(PauseQueue(True))
     play.arrive(a_job(1, on=(0, 1)))
     code, said = line(play, Edit((1,), changes, ((1, 500),)))
-    assert (code, said) == (3, "job 1: it names its GPUs itself (0,1); cancel it and submit it again")
+    assert (code, said) == (3, "cannot edit job 1: it names its GPUs itself (0,1); cancel it and submit it again")
     assert play.job(1).allowed == (0, 1) and play.job(1).need.by_name and play.job(1).spec.label == ""
     assert line(play, Edit((1,), {"label": "mine", "priority": 3})) == (
         0, "job 1: label none -> mine, priority 0 -> 3",
@@ -160,11 +160,11 @@ def test_no_job_ever_waits_for_itself() -> None:
     assert line(play, Edit((2,), {"after": [3]}))[0] == 0
     assert line(play, Edit((3,), {"after_ok": [4]}))[0] == 0
     code, said = line(play, Edit((4,), {"after": [2]}))
-    assert (code, said) == (3, "job 4: it would wait for itself; leave out the jobs that wait for it")
+    assert (code, said) == (3, "cannot edit job 4: it would wait for itself; leave out the jobs that wait for it")
     assert line(play, Edit((4,), {"after": [4]}))[0] == 3
     assert line(play, Edit((4,), {"after": [77]})) == (
         6,
-        "cannot wait for job 77: no such file such job; see gpujob jobs",
+        "cannot wait for job 77: there is no such job; see gpujob jobs",
     )
     assert starts_next(play) == 4 and starts_next(play, 4) == 3 and starts_next(play, 3) == 2
 

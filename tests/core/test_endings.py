@@ -50,7 +50,7 @@ def test_a_job_with_retries_left_is_run_again_but_not_after_a_cancel(state: JobS
     assert (ending.how, ending.cause, ending.why) == (
         M.RETRY_SCHEDULED,
         "failed",
-        "failed with exit code 3; run 2 of 3",
+        "failed with exit code 3 (run 2 of 3)",
     )
     assert after_run(job, NEVER_AGAIN).how is M.FAILED
     job.runs_failed = 2

@@ -19,9 +19,9 @@ SHARE = ResourceRequest.parse("0.5")
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED", OUT_OF_MEMORY),
         ("RuntimeError: CUDA error: invalid device ordinal", BAD_ORDINAL),
         ("ModuleNotFoundError: No module named 'torch'", "import"),
-        ("gpujob: environment torch could not be activated: activation took the line is longer than 60 s", ENVIRONMENT),
+        ("gpujob: environment torch could not be activated: it did not end within 60 s", ENVIRONMENT),
         ("EnvironmentLocationNotFound: Not a conda environment: /opt/e", ENVIRONMENT),
-        ("gpujob: cannot start tool: no such program not found in PATH", "start"),
+        ("gpujob: cannot start tool: no such program in PATH", "start"),
     ],
 )
 def test_a_known_cause_is_named_with_its_line_and_a_hint(tail: str, kind: str) -> None:
@@ -60,10 +60,10 @@ def test_a_bad_ordinal_names_the_setting_that_helps() -> None:
     [
         ("0.5", "request a larger share (;gpus=1), or use a smaller batch size"),
         ("2x0.5", "request a larger share (;gpus=1), or use a smaller batch size"),
-        ("1", "it had the whole of it, so give it a smaller batch"),
-        ("2", "it had the whole of it, so give it a smaller batch"),
-        ("0.001", "let it have more (;vram= or ;gpus=)"),
-        ("0", "it was given GPU"),
+        ("1", "it had a whole GPU; use a smaller batch size"),
+        ("2", "it had a whole GPU; use a smaller batch size"),
+        ("0.001", "request more (;vram= or ;gpus=)"),
+        ("0", "it had no GPU; request one"),
     ],
 )
 def test_running_out_of_memory_names_what_would_help(need: str, hint: str) -> None:

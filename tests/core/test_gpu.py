@@ -157,8 +157,8 @@ def test_a_need_made_of_parts_is_never_smaller(total: int) -> None:
 @pytest.mark.parametrize(
     ("text", "note"),
     [
-        ("1.5", "need 1.5 -> 2 whole GPUs"),
-        (" 3.2 ", "need 3.2 -> 4 whole GPUs"),
+        ("1.5", "need 1.5 is rounded up to 2 whole GPUs"),
+        (" 3.2 ", "need 3.2 is rounded up to 4 whole GPUs"),
         ("2", ""),
         ("2.0", ""),
         ("0.3334", ""),
@@ -174,7 +174,7 @@ def test_rounding_up_to_whole_gpus_is_said(text: str, note: str) -> None:
 @pytest.mark.parametrize(
     ("need", "words"),
     [
-        ("0", "GPU"),
+        ("0", "no GPU"),
         ("1", "one whole GPU"),
         ("0.5", "0.5 of one GPU"),
         ("4", "4 whole GPUs of one server"),
@@ -191,12 +191,12 @@ def test_a_need_in_words(need: str, words: str) -> None:
         (ResourceRequest(1, 500), 0, False, 500, "0.5", "0.5 of one GPU"),
         (ResourceRequest(2, 1000), 0, False, 2000, "2", "2 whole GPUs of one server"),
         (ResourceRequest(3, 250), 0, False, 750, "3x0.25", "0.25 of each of 3 GPUs of one server"),
-        (ResourceRequest(0, 0), 1, False, 0, "0", "GPU"),
-        (ResourceRequest.of_slots(0), 1, False, 0, "0", "GPU"),
-        (ResourceRequest.of_slots(1), 1, False, 0, "0", "GPU"),
-        (ResourceRequest.of_slots(3), 3, False, 0, "3 slots", "GPU and 3 slots"),
-        (ResourceRequest(1, 0), 0, True, 0, "1 that it names", "1 GPU that it names"),
-        (ResourceRequest(3, 0), 0, True, 0, "3 that it names", "3 GPUs that it names"),
+        (ResourceRequest(0, 0), 1, False, 0, "0", "no GPU"),
+        (ResourceRequest.of_slots(0), 1, False, 0, "0", "no GPU"),
+        (ResourceRequest.of_slots(1), 1, False, 0, "0", "no GPU"),
+        (ResourceRequest.of_slots(3), 3, False, 0, "3 slots", "no GPU and 3 slots"),
+        (ResourceRequest(1, 0), 0, True, 0, "1 by name", "1 GPU that it names"),
+        (ResourceRequest(3, 0), 0, True, 0, "3 by name", "3 GPUs that it names"),
     ],
 )
 def test_the_three_forms_of_a_need(
@@ -259,8 +259,8 @@ def test_a_gpu_list_is_read(text: str, ids: tuple[int, ...] | None) -> None:
         ("0-", UsageError, "is not a GPU list"),
         ("1.5", UsageError, "is not a GPU list"),
         ("0 1", UsageError, "is not a GPU list"),
-        ("0-999999999", Refused, "no such file GPU 999999999"),
-        ("4096", Refused, "no such file GPU 4096"),
+        ("0-999999999", Refused, "there is no GPU 999999999"),
+        ("4096", Refused, "there is no GPU 4096"),
         ("9" * 30, UsageError, "is not a GPU list"),
     ],
 )

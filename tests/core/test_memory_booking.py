@@ -49,9 +49,9 @@ def test_s1_11_what_was_just_promised_counts_until_its_use_shows(bench: Bench) -
     bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=bench.wall)]
     ours = a_process(10, 500, owner="1.1")
     bench.read(1_500, ours)
-    assert free(bench) == TOTAL - 1_000 - MINIMUM, "500 MiB of it are in use, the rest is in the future"
+    assert free(bench) == TOTAL - 1_000 - MINIMUM, "500 MiB of it are in use, the rest is still to come"
     bench.read(9_000, replace(ours, memory_mib=8_000))
-    assert free(bench) == TOTAL - 9_000, "it uses the body exceeds it booked: that counts"
+    assert free(bench) == TOTAL - 9_000, "it uses more than it booked: that counts"
     bench.read(1_500, ours)
     bench.read(1_500, ours, after=SETTLE + 1)
     assert free(bench) == TOTAL - 1_500, "settled: what it uses is what it needs"
@@ -65,7 +65,7 @@ def test_s1_2_the_memory_of_others_counts_and_their_load_does_not(bench: Bench) 
     assert bench.admission.forbids(0, BY_MEMORY, WHOLE, MINIMUM) == NOTHING_FORBIDDEN
     bench.read(74_001, a_process(9, 73_001), load=100)
     verdict = bench.admission.forbids(0, BY_MEMORY, WHOLE, MINIMUM)
-    assert verdict.code == "foreign" and "neither in use nor promised" in verdict.sentence, verdict
+    assert verdict.code == "foreign" and "neither in use nor booked" in verdict.sentence, verdict
     bench.on = [a_tenant(1, BY_MEMORY, MINIMUM, started_at=bench.wall)]
     assert bench.admission.forbids(0, BY_MEMORY, WHOLE, MINIMUM).code == "no-room", "it may be ours that are in the way"
 
@@ -178,7 +178,7 @@ def test_a_whole_gpu_is_not_given_where_memory_is_booked() -> None:
         (JobSpec(arguments=("x",), gpus="0.5"), True, "0.5", None),  # it says itself what it needs
         (JobSpec(arguments=("x",), gpus="0"), True, "0", None),
         (JobSpec(arguments=("x",), vram_mib=9_000), True, "0.001", 9_000),
-        (JobSpec(arguments=("x",), on=(0,)), True, "1 that it names", None),
+        (JobSpec(arguments=("x",), on=(0,)), True, "1 by name", None),
     ],
     ids=str,
 )

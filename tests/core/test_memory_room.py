@@ -96,9 +96,7 @@ def test_a_process_of_ours_on_a_gpu_it_was_not_given_is_named_with_its_job(bench
     for _ in range(2):
         verdict = bench.read(DRIVER + 66_000, a_process(11, 66_000, owner="7.2"))
     assert verdict.code == "foreign"
-    assert verdict.sentence.endswith("(pid 11 processes of job 7, which has no allocation on this GPU)"), (
-        verdict.sentence
-    )
+    assert verdict.sentence.endswith("(pid 11 of job 7, which has no allocation on this GPU)"), verdict.sentence
 
 
 @pytest.mark.parametrize("limit", [0.01, 0.05, 0.1, 0.8])
@@ -139,7 +137,7 @@ def test_a_booking_that_cannot_be_keeps_nobody_from_being_taken_over(
     for number, (need, gpus) in enumerate((first, second), 1):
         taken_over(play, number, need, *gpus)
     assert set(play.scheduler.live) == {1, 2} and play.scheduler.unbooked == {"2.1"}
-    assert "are booked by others" in play.scheduler.live[2].notes[-1]
+    assert "are also allocated to other jobs" in play.scheduler.live[2].notes[-1]
     free = dict(play.scheduler.fleet.free)
     play.tell(play.ended(2))
     assert play.state(2) is S.DONE and play.scheduler.fleet.free == free and not play.scheduler.unbooked
@@ -171,4 +169,4 @@ def test_leftovers_that_may_be_anothers_do_not_keep_a_job_in_stopping() -> None:
         play.ask(Cancel((1,)))
         play.tell(replace(play.ended(1), leftovers=left, unsure=unsure))
         assert play.state(1) is after
-        assert play.scheduler.fleet.free == {0: 0}, "the GPU held either way"
+        assert play.scheduler.fleet.free == {0: 0}, "the GPU is held either way"

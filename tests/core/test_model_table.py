@@ -60,7 +60,7 @@ def test_a_model_of_the_table_needs_what_the_table_says_else_the_default(words: 
 def test_without_a_table_a_job_needs_one_gpu() -> None:
     """S3.13"""
     assert need_of(a_spec(arguments=("--llm", "qwen2.5-3b-inst")), ModelTable()) == (
-        ResourceRequest(1, 1000), ("model qwen2.5-3b-inst is unknown, because no such file model table; the job needs the default, 1",),
+        ResourceRequest(1, 1000), ("model qwen2.5-3b-inst is unknown, because there is no model table; the job needs the default, 1",),
     )  # fmt: skip
     assert need_of(a_spec(arguments=("--lr", "1")), ModelTable()) == (ResourceRequest(1, 1000), ())
 
@@ -83,7 +83,7 @@ def test_the_jobs_own_wish_wins_over_its_model() -> None:
         ({"slots": 2}, ResourceRequest(1, 700), ("slots=2 has no effect: the job needs 0.7 of one GPU",)),
         (
             {"slots": 2, "arguments": ("--llm=odd",)}, ResourceRequest(2, 1000),
-            ("need 1.5 -> 2 whole GPUs", "slots=2 has no effect: the job needs 2 whole GPUs of one server"),
+            ("need 1.5 is rounded up to 2 whole GPUs", "slots=2 has no effect: the job needs 2 whole GPUs of one server"),
         ),
     ],
 )  # fmt: skip
@@ -109,7 +109,10 @@ def test_an_unknown_model_is_said_with_the_nearest_name() -> None:
 
 
 def test_a_need_that_was_rounded_up_is_said() -> None:
-    assert need_of(a_spec(arguments=("--llm=odd",)), TABLE) == (ResourceRequest(2, 1000), ("need 1.5 -> 2 whole GPUs",))
+    assert need_of(a_spec(arguments=("--llm=odd",)), TABLE) == (
+        ResourceRequest(2, 1000),
+        ("need 1.5 is rounded up to 2 whole GPUs",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,7 @@ def test_a_table_keeps_its_needs_as_written(data: Any, table: ModelTable) -> Non
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ([], "must be an object"),
+        ([], "cannot read the model table: it is not a JSON object"),
         ({"model": {}}, "unknown key 'model'"),
         ({"models": [1]}, "cannot read models: it is not a JSON object"),
         ({"models": {"big": -1}}, "big: a GPU need cannot be below 0"),
@@ -187,7 +190,7 @@ def test_a_share_or_a_known_model_comes_before_memory() -> None:
     assert need_of(a_spec(vram_mib=5_120, gpus="0.5"), TABLE, CARDS)[0] == ResourceRequest(1, 500)
     assert need_of(a_spec(vram_mib=5_120, arguments=words), TABLE, CARDS[:1]) == need_of(a_spec(arguments=words), TABLE)
     need, (note,) = need_of(a_spec(vram_mib=5_120, arguments=("--llm", "zzz")), TABLE, CARDS[:1])
-    assert need == ResourceRequest(1, 63) and note.endswith("needs the share that its vram is, 0.063")
+    assert need == ResourceRequest(1, 63) and note.endswith("needs the share computed from its vram, 0.063")
 
 
 def test_a_table_can_be_written_down_and_read_back() -> None:

@@ -47,14 +47,14 @@ def test_d03_what_an_edit_does_not_say_stays_as_it_is() -> None:
     ask(state, StateEdited((1,), True))
     assert ask(state, StateEdited(None, None)) == []
     assert ask(state, StateEdited((1, 2), None)) == ["GPU 2 paused by an edit of the state file"]
-    assert ask(state, StateEdited(None, False)) == ["the queue is resumed, said by an edit of the state file"]
+    assert ask(state, StateEdited(None, False)) == ["the queue is resumed by an edit of the state file"]
     assert paused(state) == (1, 2)
 
 
 def test_s3_32_unknown_ids_are_named_and_the_valid_ones_obeyed() -> None:
     state = a_world()
     said = ask(state, StateEdited((2, 99, -1), False))
-    assert said[0] == "the state file pauses GPU 99, -1, not at managed here (managed: 0-3)"
+    assert said[0] == "the state file pauses GPU 99, -1, which is not managed here (managed: 0-3)"
     assert paused(state) == (2,)
 
 

@@ -265,7 +265,7 @@ def test_a_job_gets_the_gpus_that_it_names_whoever_is_on_them(
         assert fleet.why_not(by_name(*named)).code == code
     else:
         fleet.take(ResourceRequest(len(named), 0), named)
-        assert fleet.find(by_name(*named)) == named, "also when another such job is also there already"
+        assert fleet.find(by_name(*named)) == named, "also when another such job is there already"
 
 
 def test_a_paused_gpu_that_was_named_is_told_by_its_number() -> None:
@@ -285,10 +285,7 @@ def test_nobody_else_is_put_on_a_claimed_gpu_until_the_last_claim_has_ended() ->
     assert fleet.find(a_kind("2")) is None and fleet.find(by_name(0, 1)) == (0, 1)
     for kind in (a_kind("2"), a_kind("0.1", (0,))):
         reason = fleet.why_not(kind)
-        assert (reason.code, reason.sentence) == (
-            "claimed",
-            "GPU 0: the driver does not report the memory in use by a job that named it",
-        )
+        assert (reason.code, reason.sentence) == ("claimed", "GPU 0 is in use by a job that named it")
     fleet.give_back(ResourceRequest(1, 0), (0,))
     assert fleet.find(a_kind("2")) is None, "the other one is still there"
     fleet.give_back(ResourceRequest(1, 0), (0,))
@@ -300,10 +297,7 @@ def test_a_claim_on_several_gpus_is_told_of_all_that_matter() -> None:
     fleet = a_fleet(3)
     fleet.take(ResourceRequest(2, 0), (0, 2))
     assert fleet.why_not(a_kind("2")).sentence == "GPU 0,2 are in use by a job that named them"
-    assert (
-        fleet.why_not(a_kind("2", (0, 1))).sentence
-        == "GPU 0: the driver does not report the memory in use by a job that named it"
-    )
+    assert fleet.why_not(a_kind("2", (0, 1))).sentence == "GPU 0 is in use by a job that named it"
     full = a_fleet(2, free={1: 0})
     full.take(ResourceRequest(1, 0), (0,))
     assert full.why_not(a_kind("2")).code == "no-wide-room", "without the claim there would be no room either"
@@ -480,7 +474,7 @@ def test_who_takes_what_another_waits_for(
         ((4,), {}, (0, 1), a_kind("1", (0, 1)), "paused", "its GPUs 0,1 are paused"),
         ((4,), {}, (2,), a_kind("1", (2,)), "paused", "its GPU 2 is paused"),
         ((2,), {}, (0, 1), a_kind("1"), "paused", "its GPUs 0,1 are paused"),
-        ((2,), {}, (), a_kind("3"), "never", "needs 3 whole GPUs of one server, but a server here has only 2"),
+        ((2,), {}, (), a_kind("3"), "never", "needs 3 whole GPUs of one server, but no server here has more than 2"),
         ((2,), {}, (), a_kind("1", (7,)), "never", "GPU 7 is not managed here (managed: 0,1)"),
     ],
 )
@@ -516,9 +510,9 @@ def test_the_reason_of_a_wide_job_that_lacks_memory_speaks_of_memory() -> None:
         ((2,), a_kind("2x0.5", (0, 1)), ""),
         ((), a_kind("0"), ""),
         ((), a_kind("0", (7,)), ""),
-        ((2,), a_kind("3"), "a server here has only 2"),
-        ((2, 2), a_kind("3"), "a server here has only 2"),
-        ((), a_kind("1"), "no such filene here"),
+        ((2,), a_kind("3"), "no server here has more than 2"),
+        ((2, 2), a_kind("3"), "no server here has more than 2"),
+        ((), a_kind("1"), "no GPU is managed"),
         ((4,), a_kind("2", (1,)), "only 1 are allowed"),
         ((2, 2), a_kind("2", (1, 2)), "only 1,2 are allowed"),
         ((2,), a_kind("1", (2,)), "GPU 2 is not managed here (managed: 0,1)"),
@@ -583,10 +577,10 @@ def machines(draw: st.DrawFn) -> list[tuple[int, int | None]]:
 
 @st.composite
 def kinds(draw: st.DrawFn) -> PlacementClass:
-    form = draw(st.sampled_from(["shares"] * 4 + ["slots", "that it names"]))
+    form = draw(st.sampled_from(["shares"] * 4 + ["slots", "by name"]))
     if form == "slots":
         return PlacementClass(ResourceRequest.of_slots(draw(st.integers(1, 4))))
-    if form == "that it names":
+    if form == "by name":
         named = draw(st.sets(st.integers(0, 11), min_size=1, max_size=3))
         return PlacementClass(ResourceRequest(len(named), 0), tuple(sorted(named)))
     allowed = draw(st.one_of(st.none(), st.sets(st.integers(0, 11), min_size=1, max_size=6)))

@@ -50,8 +50,8 @@ def daemon(tmp_path: Path, told: list[str]) -> Iterator[Daemon]:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "/x/attempts/7.1"), "/x/attempts/7.1:: No space left on device; free some space;"),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), "/.gpujob:: Disk quota exceeded; free some space;"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/attempts/7.1"), "/x/attempts/7.1: cannot be written: No space left on device; free some space;"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "/.gpujob: cannot be written: Disk quota exceeded; free some space;"),
         (OSError(errno.EBADF, "Bad file descriptor"), "internal error of gpujob, please report it: OSError("),
         (KeyError("x"), "internal error of gpujob, please report it: KeyError("),
     ],

@@ -242,7 +242,7 @@ def test_trouble_is_said_once_shown_while_it_lasts_and_made_good(keeping: Keepin
         keeping.journal._not_before = 0.0
         keeping.journal.step(now())
     keeping.run(two)
-    text = f"{keeping.path}: not a regular file; jobs are not affected"
+    text = f"cannot write the journal {keeping.path}: not a regular file; jobs are not affected"
     assert keeping.said == [(text, 30)] and keeping.noted == [text]
     assert [round(wait) for wait in waits] == [2, 4, 8, 16, 32, 60, 60] and keeping.journal.due() > time.monotonic()
     keeping.path.rmdir()
@@ -285,7 +285,7 @@ def test_a_row_that_cannot_be_read_costs_the_journal_alone(keeping: Keeping) -> 
         connection.execute("UPDATE jobs SET state='nonsense'")
     keeping.path.write_text('{"mine": 1}\n')
     keeping.journal.begin()
-    assert ": it is not a limit" in keeping.said[0][0] and keeping.path.read_text() == '{"mine": 1}\n'
+    assert ": the store is damaged (job 1: " in keeping.said[0][0] and keeping.path.read_text() == '{"mine": 1}\n'
 
 
 def test_s1_6_the_journal_takes_no_other_files_place(tmp_path: Path) -> None:

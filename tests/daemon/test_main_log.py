@@ -137,7 +137,7 @@ def test_a_full_disk_costs_records_and_it_is_said_how_many(tmp_path: Path, monke
     log.close()
     torn, lost, four, five = (tmp_path / "log").read_text().splitlines()
     assert len(torn) == 10
-    assert lost.endswith("WARNING 3 log records were lost: No space left on device")
+    assert lost.endswith("WARNING log records lost: 3 (No space left on device)")
     assert four.endswith("INFO four") and five.endswith("INFO five")
 
 
@@ -158,7 +158,7 @@ def test_what_is_no_plain_file_is_refused_and_holds_nobody_up(tmp_path: Path, wh
     path.rmdir() if what == "folder" else path.unlink()
     log(LogMessage("two"))
     log.close()
-    assert "1 records could not be written" in path.read_text() and path.read_text().endswith("INFO two\n")
+    assert "log records lost: 1 (" in path.read_text() and path.read_text().endswith("INFO two\n")
 
 
 def test_where_it_cannot_be_rotated_it_is_written_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

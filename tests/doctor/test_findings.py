@@ -307,9 +307,9 @@ GHOSTS = [
     (reading(4001), set(), BAD, "no process owns 3.9 GiB"),
     (reading(30_000, GpuProcess(7, 29_000)), set(), None, ""),
     (reading(30_000, GpuProcess(7, 20_000)), set(), BAD, "no process owns 9.8 GiB"),
-    (reading(30_000, GpuProcess(7, 29_000)), {7}, BAD, "pid 7"),
-    (reading(30_000, GpuProcess(7, None)), set(), UNKNOWN, "how much each process has"),
-    (reading(30_000, told=False), set(), UNKNOWN, "no processes are told"),
+    (reading(30_000, GpuProcess(7, 29_000)), {7}, BAD, "ended processes: pid 7"),
+    (reading(30_000, GpuProcess(7, None)), set(), UNKNOWN, "how much memory each process uses"),
+    (reading(30_000, told=False), set(), UNKNOWN, "shows no processes"),
     (reading(900, told=False), set(), None, ""),
     (reading(30_000), None, UNKNOWN, "outside of this container"),
     (reading(30_000, GpuProcess(7, 29_000)), None, None, ""),
@@ -377,8 +377,8 @@ def test_g04_who_works_on_it(seen: SchedulerSeen, marks: list[Mark], mend: str) 
     for one in found:
         whole(one)
     assert [one.mark for one in found] == marks and found[-1].mend == mend
-    assert not seen.others or seen.hidden or seen.free or "GPU is known" in found[-1].wrong, (
-        "in words, where unknown verb can help"
+    assert not seen.others or seen.hidden or seen.free or "no GPU is known" in found[-1].wrong, (
+        "in words, where no command can help"
     )
 
 
@@ -408,11 +408,11 @@ def exposed(path: str, exposure: Exposure) -> FileTrouble:
 
 FILES = [
     (None, OK, ""),
-    (exposed("/a b/j", Exposure(WRITERS, "all users may write to it", "/a b/j", 0, "chmod o-w '/a b/j'")), BAD, "chmod o-w '/a b/j'"),
-    (exposed("/a/j", Exposure(WRITERS, "its folder is not safe: its group may write to it", "/a", 0, "chmod g-w /a", " (or …)")), BAD, "chmod g-w /a"),
-    (exposed("/a/j", Exposure(OWNER, "it is accessiblenot create files of root here: cannot access working folder belongs to user 7", "/a/j", 7, "chown it")), BAD, "sudo chown eve /a/j"),
-    (exposed("/a $(b)/j", Exposure(OWNER, "it is accessiblenot create files of root here: cannot access working folder belongs to user 7", "/a $(b)/j", 7)), BAD, "sudo chown eve '/a $(b)/j'"),
-    (exposed("/a/j", Exposure(LINK, "the link /a/l cannot create files of root here: cannot access working folder belongs to user 7", "/a/l", 7)), BAD, "sudo chown -h eve /a/l"),
+    (exposed("/a b/j", Exposure(WRITERS, "everybody may write it", "/a b/j", 0, "chmod o-w '/a b/j'")), BAD, "chmod o-w '/a b/j'"),
+    (exposed("/a/j", Exposure(WRITERS, "of its folder, its group may write it", "/a", 0, "chmod g-w /a", " (or …)")), BAD, "chmod g-w /a"),
+    (exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "chown it")), BAD, "sudo chown eve /a/j"),
+    (exposed("/a $(b)/j", Exposure(OWNER, "it belongs to user 7", "/a $(b)/j", 7)), BAD, "sudo chown eve '/a $(b)/j'"),
+    (exposed("/a/j", Exposure(LINK, "the link /a/l belongs to user 7", "/a/l", 7)), BAD, "sudo chown -h eve /a/l"),
     (UsageError("mem_threshold: must be a share", where="/a b/config.yaml:7", do="write 0.8"), BAD,
      "\"${EDITOR:-vi}\" +7 '/a b/config.yaml'"),
     (UsageError("not JSON: x", where="/a/llm.json:3:9"), BAD, '"${EDITOR:-vi}" +3 /a/llm.json'),
@@ -421,10 +421,10 @@ FILES = [
     (UsageError("unknown setting", where="GPUJOB_SET_X", do="did you mean GPUJOB_SET_Y?"), BAD, ""),
     (UsageError("unknown key 'screeen'", where="/a/config.yaml:2", do="did you mean screen?"), BAD,
      '"${EDITOR:-vi}" +2 /a/config.yaml'),
-    (SchedulerError("cannot read lines: not a regular file", where="/a/j", code=NO_PLAIN_FILE), BAD, "mv /a/j /a/j.old"),
-    (cannot_be_read(OSError(22, "not a regular file"), "/a/config.yaml"), BAD, "mv /a/config.yaml /a/config.yaml.old"),
-    (SchedulerError("is no plain file", where="/dev/null", do="name another file", code=NO_PLAIN_FILE), BAD, ""),
-    (SchedulerError("cannot examine the file: Permission denied", where="/a/j", code=UNSEEN), BAD, ""),
+    (SchedulerError("is no plain file: nothing is read from it", where="/a/j", code=NO_PLAIN_FILE), BAD, "mv /a/j /a/j.old"),
+    (cannot_be_read(OSError(22, "not a plain file"), "/a/config.yaml"), BAD, "mv /a/config.yaml /a/config.yaml.old"),
+    (SchedulerError("is no plain file", where="/dev/null", do="name another one", code=NO_PLAIN_FILE), BAD, ""),
+    (SchedulerError("cannot be looked at: Permission denied", where="/a/j", code=UNSEEN), BAD, ""),
 ]  # fmt: skip
 
 
@@ -441,16 +441,7 @@ def test_c37_files_that_people_write(error: SchedulerError | None, mark: Mark, m
 
 def test_h17_files_of_another_user_are_never_taken_from_him() -> None:
     """What is his in his own scheduler's folder is right; whether others may write it, he alone is told."""
-    mine = exposed(
-        "/a/j",
-        Exposure(
-            OWNER,
-            "it is accessiblenot create files of root here: cannot access working folder belongs to user 7",
-            "/a/j",
-            7,
-            "chown it to yourself: /a/j",
-        ),
-    )
+    mine = exposed("/a/j", Exposure(OWNER, "it belongs to user 7", "/a/j", 7, "chown it to yourself: /a/j"))
     found = inputs.judge("jobs file", "/a/j", mine, ROOT, True, owner=7, again="sudo -u adam AGAIN")
     whole(found)
     assert (found.mark, found.mend) == (UNKNOWN, "sudo -u adam AGAIN")

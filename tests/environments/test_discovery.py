@@ -152,7 +152,7 @@ def test_the_first_of_a_name_counts_as_for_conda_even_half_made(bench: Bench) ->
     conda_prefix(bench.home / "miniforge3" / "envs" / "e")
     half = bench.home / "miniconda3" / "envs" / "e"
     half.mkdir(parents=True)
-    assert f"{half} is not a whole environment" in bench.missing("e")
+    assert f"environment {half} is incomplete" in bench.missing("e")
 
 
 # -- what is wrong with them ------------------------------------------------------------------------------
@@ -161,10 +161,10 @@ def test_the_first_of_a_name_counts_as_for_conda_even_half_made(bench: Bench) ->
 def test_each_way_of_not_being_there_has_its_own_sentence(bench: Bench) -> None:
     """B15: missing, half built, without python, a venv whose base is gone: reasons to wait, each with what to do."""
     path = bench.home / "envs" / "e"
-    assert "make it (conda create -n nosuch)" in bench.missing("nosuch")
-    assert "does not exist; make it" in bench.missing(str(path))
+    assert "create it (conda create -n nosuch)" in bench.missing("nosuch")
+    assert f"no environment {path}: there is no such folder; create it" in bench.missing(str(path))
     (path / "conda-meta").mkdir(parents=True)
-    assert "remove it and make it anew" in bench.missing(str(path))
+    assert "remove it and create it again" in bench.missing(str(path))
     conda_prefix(path, python=False)
     assert f"no python in environment {path}: conda install -p {path} python" in bench.missing(str(path))
     shell = executable(bench.folder / "run.sh")
@@ -184,7 +184,7 @@ def test_an_environment_whose_python_leads_nowhere_is_used_by_no_job(bench: Benc
     shutil.rmtree(bench.folder / "base")
     for values in ({}, {"arguments": ("true",)}, {"script": str(executable(bench.folder / "run.sh"))}):
         sentence = bench.missing(str(prefix), **values)
-        assert f"bin/python leads to {base}" in sentence and "make the environment anew" in sentence
+        assert f"bin/python is a link to {base}" in sentence and "create the environment again" in sentence
     executable(base)
     bench.found(str(prefix))
 
@@ -192,7 +192,7 @@ def test_an_environment_whose_python_leads_nowhere_is_used_by_no_job(bench: Benc
 def test_a_venv_without_python_waits(bench: Bench) -> None:
     prefix = venv_prefix(bench.folder / "venv")
     (prefix / "bin" / "python").unlink()
-    assert f"no python in environment {prefix}; looked" in bench.missing(str(prefix))
+    assert f"no python in environment {prefix}; the job waits until it exists" in bench.missing(str(prefix))
 
 
 # -- how a job gets in ------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_run_has_the_first_tool_there_is_run_it(bench: Bench) -> None:
     root = bench.home / "miniconda3"
     prefix = conda_prefix(root / "envs" / "e")
     bench.environments.mode = "run"
-    assert "neither conda nor mamba nor micromamba is found: install one" in bench.missing("e")
+    assert "neither conda nor mamba nor micromamba was found; install one" in bench.missing("e")
     micromamba = executable(bench.folder / "bin" / "micromamba")
     bench.environments = Environments({**bench.environ, "PATH": str(micromamba.parent)}, launcher=LAUNCHER)
     bench.environments.mode = "run"

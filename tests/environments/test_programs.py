@@ -97,7 +97,7 @@ def test_why_a_script_is_waited_for(tmp_path: Path) -> None:
     assert "is a folder, not a script" in script_trouble(str(path))
     path.rmdir()
     os.mkfifo(path)
-    assert "no plain file" in script_trouble(str(path))
+    assert "is not a regular file" in script_trouble(str(path))
     path.unlink()
     path.touch()
     assert script_trouble(str(path)) == ""
@@ -109,20 +109,20 @@ def test_why_a_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "work"
     assert folder_trouble(str(path)) == f"no such working folder {path}; the job waits until it exists"
     path.touch()
-    assert "is a file, not a folder" in folder_trouble(str(path))
+    assert f"working folder {path} is a file; " in folder_trouble(str(path))
     assert "no such working folder" in folder_trouble(str(path / "below"))
     path.unlink()
     path.mkdir()
     assert folder_trouble(str(path)) == ""
     monkeypatch.setattr(os, "access", lambda *_: False)  # for root, who may run these tests, all can be entered
-    assert "cannot be entered: chmod u+x" in folder_trouble(str(path))
+    assert f"cannot enter working folder {path}: no permission; run: chmod u+x {path};" in folder_trouble(str(path))
 
     def refused(_: str) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "stat", refused)
-    assert ":Permission denied)" in folder_trouble(str(path))
-    assert ":Permission denied)" in script_trouble(str(path))
+    assert f"cannot access working folder {path}: Permission denied;" in folder_trouble(str(path))
+    assert f"cannot access script {path}: Permission denied;" in script_trouble(str(path))
 
 
 # -- what the kernel refuses ------------------------------------------------------------------------------
@@ -131,13 +131,13 @@ def test_why_a_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("text", "mode", "said"),
     [
-        (b"#!/bin/sh\n", 0o644, "is not executable: chmod +x it"),
+        (b"#!/bin/sh\n", 0o644, "/run is not executable; run: chmod +x /"),
         (b"#!/no/such -x\n", 0o755, "names /no/such, which does not exist"),
-        (b"#!/etc/passwd\n", 0o755, "names /etc/passwd, not at executable"),
+        (b"#!/etc/passwd\n", 0o755, "names /etc/passwd, which is not executable"),
         (b"#!/bin/sh\r\necho\r\n", 0o755, "ends in a carriage return (a file from Windows)"),
         (b"#! \n", 0o755, "names no interpreter"),
-        (b"echo x\n", 0o755, "has no first line such as #!/bin/sh"),
-        (b"", 0o755, "has no first line such as #!/bin/sh"),
+        (b"echo x\n", 0o755, "does not begin with a line such as #!/bin/sh"),
+        (b"", 0o755, "does not begin with a line such as #!/bin/sh"),
         (b"#!/bin/sh\n", 0o755, ""),
         (b"\x7fELF\x02 of another machine", 0o755, ""),
     ],
@@ -159,4 +159,4 @@ def test_what_is_wrong_with_a_commands_name_is_named(tmp_path: Path) -> None:
     assert why_not_started("/no/such") == "no such file /no/such"
     assert "is a folder" in why_not_started(str(tmp_path))
     (tmp_path / "f").touch()
-    assert "cannot be reached" in why_not_started(str(tmp_path / "f" / "x"))
+    assert f"cannot access {tmp_path}/f/x: Not a directory" in why_not_started(str(tmp_path / "f" / "x"))

@@ -132,11 +132,11 @@ def test_a_folder_that_is_not_there_or_half_made_is_said_and_looked_for_again(
     """Contract 3: a reason to wait, not a failure."""
     prefix = tmp_path / "e"
     environments, wanted = Environments({"HOME": str(home)}), job(script=script, conda_env=str(prefix))
-    assert "does not exist" in missing(environments, wanted)
+    assert f"no environment {prefix}: there is no such folder" in missing(environments, wanted)
     prefix.mkdir()
-    assert "is not a whole environment" in missing(environments, wanted)
+    assert f"environment {prefix} is incomplete" in missing(environments, wanted)
     (prefix / "conda-meta").mkdir()
-    assert "is not a whole environment" in missing(environments, wanted)
+    assert f"environment {prefix} is incomplete" in missing(environments, wanted)
     (prefix / "conda-meta" / "history").touch()
     assert f"no python in environment {prefix}" in missing(environments, wanted)
     conda_env(prefix)
@@ -183,11 +183,9 @@ def test_python_is_the_settings_else_python_else_python3_of_the_path(tmp_path: P
 
 def test_without_any_python_the_job_waits_with_that_reason(tmp_path: Path, home: Path, script: str) -> None:
     """Contract 3."""
-    assert "no python in environment PATH" in missing(
-        Environments({"HOME": str(home), "PATH": str(tmp_path)}), job(script=script)
-    )
+    assert "no python in PATH" in missing(Environments({"HOME": str(home), "PATH": str(tmp_path)}), job(script=script))
     environments = Environments({"HOME": str(home), "PATH": str(tmp_path)}, "/nowhere/python")
-    assert "/nowhere/python" in missing(environments, job(script=script))
+    assert "no python at /nowhere/python (setting python)" in missing(environments, job(script=script))
 
 
 def test_a_leading_tilde_in_the_python_setting_is_the_home_folder(

@@ -117,7 +117,7 @@ class _Described:
         """Add a GPU, behind the others, or change the given values of one that is there."""
         wrong = set(values) - set(KEYS)
         if wrong:
-            raise TypeError(f"a GPU has no {', '.join(sorted(wrong))}; it has logs of attempts {', '.join(KEYS)}")
+            raise TypeError(f"a GPU has no {', '.join(sorted(wrong))}; it has {', '.join(KEYS)}")
         self._gpus.setdefault(uuid, {}).update(values)
         self._write()
 
@@ -232,9 +232,7 @@ class FakeDriver(_Described):
 
     def _rule(self, kind: str, function: str, uuid: str | None, *code: str) -> None:
         if function != EVERY_CALL and function not in functions():
-            raise ValueError(
-                f"the stand-in for NVML has no {function}; it has logs of attempts {', '.join(sorted(functions()))}"
-            )
+            raise ValueError(f"the stand-in for NVML has no {function}; it has {', '.join(sorted(functions()))}")
         self._errors.append(" ".join((kind, function, *([uuid] if uuid else []), *code)))
         self._write()
 

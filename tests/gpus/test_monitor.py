@@ -67,7 +67,7 @@ def test_numbers_stay_with_their_cards(before: dict[str, int], now: str, numbers
     vanished = [number for name, number in before.items() if name not in now and "-" not in now]
     assert bool(notes) == bool(vanished)
     for number in vanished:
-        assert str(number) in notes[0] and "not shown by the driver does not exist any more" in notes[0]
+        assert str(number) in notes[0] and "no longer shown by the driver" in notes[0]
 
 
 def test_declared_and_unread_gpus_of_the_last_start_do_not_vanish() -> None:
@@ -132,7 +132,7 @@ def test_a_driver_that_fails_is_asked_more_seldom_until_it_answers(interval: flo
     eyes = GpuMonitor(probe, "/s", list)  # type: ignore[arg-type]
     now = 1000.0
     eyes.look(now, interval)
-    assert probe.asked == 1, "immediately"
+    assert probe.asked == 1, "at once"
     for i, wait in enumerate([*waits, None]):
         probe.answer = Readings(now, problem="" if wait is None else "no answer")
         eyes.look(now, interval)

@@ -228,7 +228,7 @@ def test_a_library_that_does_not_match_its_driver(driver: FakeDriver, probe: Mak
         told = read(made)
         assert not told.gpus and told.problem.startswith("NVML: driver/library version mismatch")
         assert "kernel module" in told.problem and "nvidia-smi" not in told.problem
-        assert not made.absent, "a driver that cannot be asked is not allowed for none"
+        assert not made.absent, "a driver that cannot be asked is not taken for none"
     driver.clear_errors()
     assert good(made)[0].uuid == "GPU-1" and reader_of(made) != before
 
@@ -253,7 +253,7 @@ def test_without_a_driver_it_is_absent(probe: Make) -> None:
 def test_a_driver_without_a_gpu_shows_none(driver: FakeDriver, probe: Make) -> None:
     made = probe(driver)
     told = read(made)
-    assert not told.gpus and "shows GPU" in told.problem and made.absent
+    assert not told.gpus and "shows no GPU" in told.problem and made.absent
 
 
 def test_an_old_driver_tells_what_it_can(tmp_path: Path, probe: Make) -> None:

@@ -210,10 +210,8 @@ def test_at_most_one_nvidia_smi_that_cannot_be_ended(hasty: None, smi: FakeSmi, 
         told = look(made)
         assert not told.gpus and told.problem and not made.absent
     (pid,) = map(int, stray.read_text().split())
-    assert alive(pid) and [p.pid for p in marked(f"{nvidia.READER}=")].count(pid) == 1, (
-        "it is known as there is no job's"
-    )
-    assert "hangs in the driver and cannot be ended" in told.problem
+    assert alive(pid) and [p.pid for p in marked(f"{nvidia.READER}=")].count(pid) == 1, "it is known as no job's"
+    assert "hangs in the driver and cannot be killed" in told.problem
     stray.unlink()
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not alive(pid), "its end")

@@ -396,7 +396,7 @@ def test_a_line_that_is_not_understood_is_named(two: FakeDriver, line: str) -> N
 def test_a_wrong_word_of_a_test_is_refused_at_once(two: FakeDriver) -> None:
     with pytest.raises(ValueError, match="no nvmlDeviceGetMemory;"):
         two.error("nvmlDeviceGetMemory", 3)
-    with pytest.raises(TypeError, match="no lode; it has logs of attempts name, total"):
+    with pytest.raises(TypeError, match="no lode; it has name, total"):
         two.gpu("GPU-1", lode=3)
     with pytest.raises(ValueError, match="not an order"):
         two.order(["GPU-1"])

@@ -418,7 +418,7 @@ def test_a_job_may_name_its_gpus(text: str, ids: tuple[int, ...], where: str) ->
         ("0,/a.py,,x;on=0;gpus=1", "on= and gpus= exclude each other", "leave one of them out"),
         ("0,/a.py,,x;on=7", "GPU 7 is not managed here", "managed: 0-3"),
         ("0,/a.py,,x;on=0+7", "GPU 7 is not managed here", "managed: 0-3"),
-        ("0,/a.py,,x;on=", ";on=: must name at least one GPU", "write 0 or 0,3"),
+        ("0,/a.py,,x;on=", ";on=: no GPU is named", "write 0 or 0,3"),
         ("0,/a.py,,x;on=a", ";on=: 'a' is not a GPU list", "write 2 or 0,2"),
         ("0,/a.py,,x;on=3-1", ";on=: the GPU range 3-1 is backwards", "1-3"),
         ("0,/a.py,,x;on=1;on=1", ";on= is given twice", "give it once"),
@@ -620,7 +620,7 @@ def test_what_a_shell_would_expand_is_said_once_to_be_literal(word: str) -> None
     """Contract 3, settled details."""
     parsed = parse(f"0,/a.py,,--x {word} {word}", DOOR)
     assert parsed is not None and len(parsed.notes) == 1
-    assert word in parsed.notes[0] and "as it stands" in parsed.notes[0]
+    assert word in parsed.notes[0] and "is passed unchanged" in parsed.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -654,7 +654,7 @@ def test_how_a_script_is_launched() -> None:
     assert spec_of("0,/a.py").launch == "python" == spec_of("0,/a.py,,;launch=python").launch
     assert spec_of("0,/a.py,,--x;launch=torchrun").launch == "torchrun"
     error = error_of("0,/a.py,,;launch=mpirun")
-    assert error.what == ";launch=: 'mpirun'" and error.do == "known: python, torchrun"
+    assert error.what == ";launch=: unknown value 'mpirun'" and error.do == "known: python, torchrun"
     error = error_of("0,/a.sh,,;launch=torchrun")
     assert "torchrun runs Python scripts" in error.what and "a.sh" in error.what and error.exit_code == 3
 

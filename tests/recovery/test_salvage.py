@@ -180,7 +180,7 @@ def test_e05_ids_are_noted_beside_the_store(places: Places) -> None:
         rows.insert(connection, JobSpec(arguments=("true",)), ResourceRequest(0, 0), "", (), 1.0)
     database.close()
     Path(places.store).write_bytes(old)
-    with pytest.raises(Damaged, match="older than what happened"):
+    with pytest.raises(Damaged, match="the store is out of date"):
         Database(places)
     assert Path(places.store).read_bytes() == old
     os.unlink(places.high)  # without the note nothing tells, and nothing is in the way

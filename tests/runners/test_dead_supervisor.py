@@ -113,7 +113,7 @@ def test_a_stopped_supervisor_is_told_and_left_so(tmp_path: Path) -> None:
         os.kill(runner.supervisor_pid, signal.SIGSTOP)
         os.waitid(os.P_PID, runner.supervisor_pid, os.WSTOPPED | os.WNOWAIT)
         runner.look()
-        assert f"the supervisor is stopped; to go on: kill -CONT {runner.supervisor_pid}" in runner.trouble()
+        assert f"the supervisor is stopped; continue it with: kill -CONT {runner.supervisor_pid}" in runner.trouble()
         os.kill(runner.supervisor_pid, signal.SIGCONT)
         os.waitid(os.P_PID, runner.supervisor_pid, os.WCONTINUED | os.WNOWAIT)
         assert runner.trouble() == ""

@@ -219,7 +219,7 @@ def test_stopped_from_the_keyboard_it_is_continued(bench: ScreenBench) -> None:
     started = run(bench, 1, "/bin/sh", "-c", "stty susp ^Z; echo set; read line; echo on; exit 3")
     bench.wait(lambda: "set" in bench.text(1), "ready")
     tell(bench.environ, started.session, "stuff", "\032")
-    bench.wait(lambda: "stopped from duplicate keyboard; continued" in bench.text(1), "it is continued")
+    bench.wait(lambda: "the job was stopped from the keyboard and is continued" in bench.text(1), "it is continued")
     tell(bench.environ, started.session, "stuff", "\015")
     assert bench.until(Ended).exit_code == 3
     assert "on" in bench.whole(1)
@@ -274,7 +274,7 @@ def test_the_end_of_its_session_is_no_success(
     assert ended.note.startswith(HUNG_UP)
     took_it_well = program in (CATCHES.format(0), IGNORES.format(0))
     assert ended.note == HUNG_UP + (
-        "; the command then failed with exit code 0, not at counted as success" if took_it_well else ""
+        "; the command then ended with exit code 0, which is not counted as success" if took_it_well else ""
     )
     assert attempt_record.read(bench.record(1)).how == "hangup"
 
@@ -358,7 +358,7 @@ def test_shim_killed_and_its_job_over_before_the_runner_saw_it_begin(bench: Scre
     os.kill(seen(process.pid).parent, signal.SIGKILL)
     wait_for(lambda: seen(process.pid).parent == os.getpid(), "it is ours")
     (bench.folder / "go").touch()
-    wait_for(lambda: seen(process.pid).state == "Z", "it has logs of attempts ended")
+    wait_for(lambda: seen(process.pid).state == "Z", "it has ended")
     started, ended = bench.until(Started), bench.until(Ended)
     assert (started.process, ended.exit_code, ended.signal) == (process, 9, None)
     assert ended.note.startswith(HUNG_UP)

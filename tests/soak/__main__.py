@@ -15,7 +15,7 @@ def main() -> int:
     reader.add_argument("--daemon-kills", type=int, default=200, help="%(default)s")
     reader.add_argument("--supervisor-kills", type=int, default=50, help="%(default)s")
     reader.add_argument("--seconds", type=float, default=600, help="over which jobs and kills are spread (%(default)s)")
-    reader.add_argument("--keep", action="store_true", help="cannot access working folder, also when all went well")
+    reader.add_argument("--keep", action="store_true", help="the folder, also when all went well")
     asked = reader.parse_args()
     from tests.soak.run import soak  # here, for it needs pytest
 

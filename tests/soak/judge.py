@@ -14,7 +14,7 @@ START_S = 5.0  # between the choice of an attempt and its first line: the sum of
 ENDED = frozenset({"done", "failed", "cancelled", "skipped"})
 PARTS = 1000
 HANGUP = 1
-UNPROVEN = "its start was not proven"  # its record was claimed, and says of no process
+UNPROVEN = "its supervisor was killed before it recorded the start"  # its record was claimed, and says of no process
 
 
 def judge(history: History) -> list[str]:

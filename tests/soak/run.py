@@ -266,5 +266,5 @@ def figures(place, given, meddler, history, at_rest, wall, wrong) -> dict[str, s
         "answer of `add` and `submit`": f"median {seconds[len(seconds) // 2] * 1e3:.0f} ms, p99 {seconds[len(seconds) * 99 // 100] * 1e3:.0f} ms",
         "descriptors at rest": f"{at_rest[0]} at first, {place.life.late[0]} at the end",
         "memory": f"first life {at_rest[1] / 1024:.1f} MiB at rest; last life {place.life.early[1] / 1024:.1f} MiB at its start, {place.life.late[1] / 1024:.1f} at its end; most of any {max(rss):.1f}",
-        "CPU processes of jobs, daemons and verbs that were waited for": f"{cpu.children_user + cpu.children_system + cpu.user + cpu.system:.0f} s",
+        "CPU of jobs, daemons and verbs that were waited for": f"{cpu.children_user + cpu.children_system + cpu.user + cpu.system:.0f} s",
     }  # fmt: skip

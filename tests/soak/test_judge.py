@@ -183,7 +183,10 @@ def test_a_shim_killed_as_it_starts_its_job_takes_the_proof_with_it() -> None:
     assert judge(history) == []
     history.kills[-1].job = 2
     assert judge(history)
-    history.kills[-1].job, row.notes = 1, '["lost: whoever supervised it was killed"]'
+    history.kills[-1].job, row.notes = (
+        1,
+        '["lost: its supervisor was killed while it ran, so its exit code is unknown"]',
+    )
     assert judge(history)
 
 

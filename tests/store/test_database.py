@@ -409,7 +409,7 @@ def test_a_busy_lock_is_store_trouble_after_the_wait_and_no_sooner(places: Place
     with pytest.raises(StoreTrouble) as caught:
         insert(first)
     assert time.monotonic() - begun >= 0.3
-    assert "locked" in str(caught.value) and places.store_lock in str(caught.value)
+    assert "another process has held the lock" in str(caught.value) and places.store_lock in str(caught.value)
     let_go.set()
     thread.join(30)
     assert insert(first) == 1

@@ -109,7 +109,7 @@ def test_s1_12_a_torn_line_that_is_not_ours_is_set_aside(store: Store, torn: byt
     assert store.path.read_bytes() == b'{"mine": 1}\n' + record(1) + record(3, "running")
     (bad,) = store.bad()
     assert bad.read_bytes() == torn + b"\n" and stat.S_IMODE(bad.stat().st_mode) == 0o600
-    assert store.file.told == [(f"{store.path}: 1 line is not a JSON number and moved to {bad}", 30)]
+    assert store.file.told == [(f"{store.path}: 1 line is not JSON and was moved to {bad}", 30)]
 
 
 def test_s1_12_damage_in_the_middle_is_set_aside_too(store: Store) -> None:
@@ -191,7 +191,7 @@ def test_a_file_put_there_meanwhile_is_not_overwritten(store: Store) -> None:
         if was_there:
             store.path.unlink()
         store.path.write_bytes(b"precious")
-        with pytest.raises(OSError, match="another file there meanwhile"):
+        with pytest.raises(OSError, match="another file was put in its place"):
             next(steps)
         assert store.path.read_bytes() == b"precious"
         store.path.write_bytes(b"")
@@ -229,8 +229,8 @@ def in_the_way(path: Path, what: str) -> None:
 
 @pytest.mark.parametrize(
     ("what", "said"),
-    [("fifo", "not a regular file"), ("folder", "not a regular file"), ("link", "a link"), ("device", "a link"),
-     ("another's", "somebody else")],
+    [("fifo", "not a regular file"), ("folder", "not a regular file"), ("link", "a symbolic link"), ("device", "a symbolic link"),
+     ("another's", "another user")],
 )  # fmt: skip
 def test_what_is_in_its_place_is_neither_followed_nor_replaced(store: Store, what: str, said: str) -> None:
     """A FIFO that nobody reads does not hold it up; the same where it comes later."""

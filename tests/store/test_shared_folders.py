@@ -55,9 +55,9 @@ def test_e16_without_locks_nobody_takes_office(places: Places, monkeypatch: pyte
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(SchedulerError) as caught:
         DaemonLock(places).take({"pid": 7}, wait_s=0.1)
-    assert "keeps no locks" in str(caught.value) and "--state-file" in str(caught.value)
+    assert "its file system has no locks" in str(caught.value) and "--state-file" in str(caught.value)
     assert not os.path.exists(places.daemon_info)
-    with pytest.raises(SchedulerError, match="keeps no locks"):
+    with pytest.raises(SchedulerError, match="its file system has no locks"):
         daemon_alive(places)
     assert registered({"XDG_RUNTIME_DIR": os.path.dirname(places.state_file)}) == []
 

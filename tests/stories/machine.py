@@ -103,7 +103,7 @@ class Machine:
 
     def waits(self, job: int, code: str, text: str = "") -> dict[str, Any]:
         """Wait until the job waits with this code, and this text in its reason."""
-        wait_for(lambda: job in self.s.states(), f"job {job}: it is in use in")
+        wait_for(lambda: job in self.s.states(), f"job {job} is taken in")
         found: dict[str, Any] = wait_for(
             lambda: (it := self.s.job(job))["reason_code"] == code and text in it["reason"] and it,
             f"job {job} to wait with {code} {text}: {self.s.job(job)}\n{self.s.said()[-2000:]}",

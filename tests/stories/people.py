@@ -25,8 +25,8 @@ from tests.stories.harness import wait_for
 ROOT_ONLY = pytest.mark.skipif(
     os.getuid() != 0 and not os.environ.get("CI"), reason="users are made by root (in CI: always)"
 )
-TAKEN = "the main log cannot be opened"  # what `start` says here when it has taken all files
-START = ("start", "--gpus", "1", "--log-file", "/no such working folder/log")
+TAKEN = "cannot open the main log"  # what `start` says here when it has taken all files
+START = ("start", "--gpus", "1", "--log-file", "/no such folder/log")
 FILES = {
     "config.yaml": "cuda_ids: local\n",
     "llm_config.json": '{"models": {"a": 0.5}}\n',

@@ -58,7 +58,7 @@ class ScreenScheduler(Scheduler):
             rows = self.rows("SELECT session FROM jobs WHERE id=? AND pid IS NOT NULL", job_id)
             return str(rows[0][0]) if rows else ""
 
-        return str(wait_for(find, f"session processes of job {job_id}"))
+        return str(wait_for(find, f"session of job {job_id}"))
 
     def server(self, job_id: int) -> int:
         """Pid of the screen server of a running job."""
@@ -92,7 +92,7 @@ class ScreenScheduler(Scheduler):
 
     def wait_log(self, job_id: int, text: str) -> None:
         """Wait until it stands there."""
-        wait_for(lambda: text in self.log(job_id), f"{text!r} in the log processes of job {job_id}")
+        wait_for(lambda: text in self.log(job_id), f"{text!r} in the log of job {job_id}")
 
     def wait_no_session(self) -> None:
         """Wait until all sessions have ended."""

@@ -19,7 +19,7 @@ def test_a_job_asked_to_run_again_while_nobody_knows_how_it_ends(scheduler, how)
     s.kill()
     said = s.cli("retry", "1", code=5).stderr
     assert (
-        "job 1 was running when the last scheduler ended; it is run again, unless it ends successfully, when the scheduler starts"
+        "job 1 was running when the last scheduler ended; it is run again, unless it ends successfully, at the next start of the scheduler"
         in said
     )
     if how != "runs on":
@@ -98,7 +98,7 @@ def ended_meanwhile(scheduler):
 def test_what_is_asked_of_a_job_that_is_to_run_again_is_done_at_the_start(ended_meanwhile):
     """Status shows that it waits: so it may be held, changed, put first, cancelled."""
     s = ended_meanwhile
-    assert "job 1 is pending already" in s.cli("retry", "1").stdout
+    assert "job 1 is already pending" in s.cli("retry", "1").stdout
     for words, done in (
         (["hold", "1"], "held"), (["edit", "2", "--label", "x"], "changed"), (["first", "3"], "put first"),
         (["cancel", "4"], "cancelled"), (["hold", "2"], "held"), (["release", "2"], "released"),
@@ -118,23 +118,28 @@ def test_what_is_asked_of_a_job_that_is_to_run_again_is_done_at_the_start(ended_
 
 def test_what_would_be_refused_is_refused_at_once_and_a_request_keeps_its_order(ended_meanwhile):
     s = ended_meanwhile
-    assert "job 5 is done: only a waiting job can be held" in s.cli("hold", "5", code=1).stderr
+    assert "job 5 cannot be held: it is done, and only a waiting job can be held" in s.cli("hold", "5", code=1).stderr
     assert "job 5 has already ended (done)" in s.cli("cancel", "5").stdout
     assert "64" in s.cli("edit", "2", "--gpus", "64", code=3).stderr
     assert s.job(2)["need"] == 1
     assert "job 6 has already ended (failed)" in s.cli("cancel", "6").stdout
     said = s.cli("hold", "1", "5", code=1).stderr
-    assert "job 5 is done" in said and "job 1 waits for another attempt; it held when" in said
+    assert (
+        "job 5 cannot be held: it is done" in said
+        and "job 1 waits for another attempt; it is held at the next start" in said
+    )
     said = s.cli("retry", "6", "7", code=5).stderr
-    assert "job 7 is pending already" in said and "job 6 has ended (failed); it is run again when" in said
-    assert "job 6 has ended (failed); it is cancelled when" in s.cli("cancel", "6", code=5).stderr, "in their order"
+    assert "job 7 is already pending" in said and "job 6 has ended (failed); it is run again at the next start" in said
+    assert "job 6 has ended (failed); it is cancelled at the next start" in s.cli("cancel", "6", code=5).stderr, (
+        "in their order"
+    )
     said = s.cli("first", "7", "2", code=5).stderr
     assert (
         "job 7 is put first at the next start of the scheduler" in said
         and "job 2 waits for another attempt; it is put first" in said
     )
     assert "jobs 3, 4 change places at the next start of the scheduler" in s.cli("swap", "3", "4", code=5).stderr
-    assert "job 7 held at the next start of the scheduler" in s.cli("hold", "7", code=5).stderr, (
+    assert "job 7 is held at the next start of the scheduler" in s.cli("hold", "7", code=5).stderr, (
         "also of others in a left one"
     )
     s.start()
@@ -150,8 +155,8 @@ def test_a_job_that_ended_well_is_run_again_when_somebody_asks_who_sees_that(end
     s.cli("cancel", "7")
     said = s.cli("retry", "5", "6", "7", code=5).stderr
     assert (
-        "job 5 has ended (done); it is run again when" in said
-        and "job 6 has ended (failed); it is run again when" in said
+        "job 5 has ended (done); it is run again at the next start" in said
+        and "job 6 has ended (failed); it is run again at the next start" in said
     )
     assert "job 7 is run again at the next start of the scheduler" in said
     s.start()
@@ -165,5 +170,5 @@ def test_what_was_left_for_the_start_and_cannot_be_done_is_said(ended_meanwhile)
     s.cli("first", "1", code=5)
     s.start()
     wait_for(lambda: s.states()[1] == "cancelled", "the cancel")
-    text = "requested before the start: job 1 is cancelled: only a waiting job can be put first"
+    text = "requested before the start: job 1 cannot be put first: it is cancelled, and only a waiting job can be put first"
     wait_for(lambda: text in s.said(), f"{text!r} in\n{s.said()}")

@@ -50,7 +50,7 @@ def test_a_job_whose_screen_server_was_killed_is_not_taken_for_its_neighbours(sc
     s.wait_state(1, "cancelled" if how == "cancelled" else "done")
     assert alive(pid) and s.states()[2] == "running", s.said()
     # What is left of job 1 (its shell, its shim) may take a moment to go; job 2 does not go before it is told.
-    wait_for(lambda: not s.rows("SELECT * FROM holdings"), "GPU 0 in use by nobody")
+    wait_for(lambda: not s.rows("SELECT * FROM holdings"), "GPU 0 held by nobody")
     s.append(s.line("next", gpus="0"))
     s.wait_state(3, "done")
     assert alive(pid) and s.states()[2] == "running", s.said()
@@ -97,7 +97,7 @@ def test_what_a_user_leaves_in_a_second_window_is_no_jobs(screens, whose):
     for key in "yx":
         s.release(key)
     s.wait_ended(3)
-    assert s.rows("SELECT * FROM holdings") == [] and alive(pid), "it is also the user's"
+    assert s.rows("SELECT * FROM holdings") == [] and alive(pid), "it is the user's"
     os.unlink(mark)
     wait_for(lambda: not alive(pid), "the end of the user's program")
 
@@ -130,7 +130,10 @@ def test_a_socket_folder_with_too_long_a_path_is_said_at_the_start(deep):
     s = deep(80)
     done = s.cli("start", "--gpus", "1", "--screen", code=1)
     assert done.stderr.count("\n") == 1 and str(s.sockets) in done.stderr
-    assert "too long a path" in done.stderr and "set SCREENDIR to a shorter one" in done.stderr
+    assert (
+        "the path of screen's socket folder is too long" in done.stderr
+        and "set SCREENDIR to a folder of yours with a shorter path" in done.stderr
+    )
 
 
 def test_a_long_mode_is_cut_so_that_the_socket_fits(deep):

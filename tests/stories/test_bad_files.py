@@ -95,8 +95,8 @@ def test_c02_growth_of_a_line_that_was_taken_is_reported_and_not_run(pouring):
     pouring.rest()
     assert sorted(pouring.noted()) == ["a", "b", "open"]
     assert pouring.refused() == {2: "the line was changed after it was read; start a new line for a new job"}
-    assert "jobs.txt:2: changed after it was taken" in s.cli("status").stdout
-    s.says("jobs.txt:2: changed after it was taken", times=1)
+    assert "jobs.txt:2: the line was changed after it was read" in s.cli("status").stdout
+    s.says("jobs.txt:2: the line was changed after it was read", times=1)
 
 
 def test_c02_blanks_without_a_newline_are_no_line_that_was_taken(pouring):
@@ -112,7 +112,7 @@ def test_c02_blanks_without_a_newline_are_no_line_that_was_taken(pouring):
 def test_c03_a_deleted_file_is_said_once_and_a_new_one_read_from_its_start(pouring):
     """C03: what stood in it and ran does not run again; the unread line before `rm` is not lost."""
     s = pouring.s
-    missing = "no such file; it is read when it exists"
+    missing = "no such file; it is read when it appears"
     wait_for(lambda: s.said().count(missing) == 1, "none was there at the start")
     pouring.pour(pouring.good("a"))
     pouring.rest()
@@ -236,7 +236,7 @@ def test_c11_a_utf16_file_is_not_eaten_and_read_when_mended(pouring, encoding):
     pouring.pour(pouring.good("x"))
     time.sleep(1.2)  # a look at the slow interval says nothing more
     assert pouring.noted() == ["before"]
-    s.says("must be valid UTF-8 but UTF-16", times=1)
+    s.says("not read: UTF-16 instead of UTF-8", times=1)
     s.jobs_file.write_text("".join(pouring.good(n) + "\n" for n in "ab"))
     s.wait_ended(3)
     pouring.rest()
@@ -289,7 +289,7 @@ def test_c17_equal_lines_of_one_moment_are_one_job_and_counted(pouring):
     pouring.read()
     assert len(s.states()) == 1 and s.status()["repeated_lines"] == 2
     s.says("not run again", times=1)
-    s.says("jobs.txt: 2 lines repeat jobs")
+    s.says("jobs.txt: 2 lines repeat waiting, running or done jobs")
     assert "2 line(s) repeat an earlier line and do not run again" in s.cli("status").stdout
     pouring.pour(*[pouring.good("same")] * 2)
     pouring.read()
@@ -420,7 +420,7 @@ def test_c36_a_file_that_cannot_be_read_for_a_while(of_nobody):
     shutil.chown(spare, "nobody")
     spare.chmod(0)
     os.rename(spare, s.jobs_file)
-    wait_for(lambda: "cannot read the file: Permission denied" in s.said(), "the report")
+    wait_for(lambda: "cannot be read: Permission denied" in s.said(), "the report")
     before = cpu_ticks(s.pid)
     time.sleep(2.2)  # two slow looks
     assert cpu_ticks(s.pid) - before < 30 and s.said().count("Permission denied") == 1
@@ -437,7 +437,7 @@ def test_c36_a_file_that_cannot_be_read_at_the_start(of_nobody):
     p, s = of_nobody, of_nobody.s
     s.jobs_file.chmod(0)
     s.start()
-    wait_for(lambda: "cannot read the file: Permission denied" in s.said(), "the report")
+    wait_for(lambda: "cannot be read: Permission denied" in s.said(), "the report")
     s.jobs_file.chmod(0o600)
     s.wait_ended(1)
     assert p.noted() == ["a"]
@@ -451,7 +451,7 @@ def test_c37_files_that_others_could_write_are_refused_with_the_remedy(scheduler
     p.pour(p.good("a"))
     for change, mend, text in (
         (lambda: s.jobs_file.chmod(0o666), lambda: s.jobs_file.chmod(0o600), "all users may write to it: chmod o-w"),
-        (lambda: os.chown(s.jobs_file, 65534, -1), lambda: os.chown(s.jobs_file, 0, -1), "it is accessiblenot create files of root here: cannot access working folder belongs to user 65534: chown it to yourself"),
+        (lambda: os.chown(s.jobs_file, 65534, -1), lambda: os.chown(s.jobs_file, 0, -1), "it belongs to user 65534: chown it to yourself"),
         (lambda: s.folder.chmod(0o777), lambda: s.folder.chmod(0o700), "its folder is not safe: all users may write to it: chmod o-w"),
     ):  # fmt: skip
         change()
@@ -543,8 +543,8 @@ def test_b14_a_working_folder_that_may_not_be_entered_is_waited_for(of_nobody):
     p.pour("0,note,,x;gpus=0;cwd=closed", "0,note,,y;gpus=0;cwd=closed/inner", p.good("b"))
     wait_for(lambda: "b" in p.noted(), "the others")
     wait_for(lambda: [s.job(n)["reason_code"] for n in (2, 3)] == ["missing"] * 2, "they wait")
-    assert "closed to work in cannot be entered: chmod u+x it" in s.cli("why", "2").stdout
-    assert "inner: Permission denied)" in s.cli("why", "3").stdout
+    assert f"cannot enter working folder {closed}: no permission; run: chmod u+x {closed}" in s.cli("why", "2").stdout
+    assert f"cannot access working folder {closed}/inner: Permission denied" in s.cli("why", "3").stdout
     closed.chmod(0o700)
     s.wait_ended(4)
     assert sorted(p.noted()) == ["a", "b", "x", "y"]
@@ -555,8 +555,8 @@ def test_a_drain_that_cannot_read_its_file_does_not_say_that_nothing_is_left(sch
     s = scheduler(gpus=1)
     s.jobs_file.write_bytes((s.line("a") + "\n").encode("utf-16"))
     drained = s.cli("start", "--gpus", "1", "--drain", code=1)
-    assert "UTF-16; save it as UTF-8" in drained.stderr and "nothing is left" not in drained.stdout
+    assert "UTF-16 instead of UTF-8; save it as UTF-8" in drained.stderr and "no job is left" not in drained.stdout
     s.jobs_file.write_text(s.line("a") + "\n")
-    assert "there is no job is left to run" in s.cli("start", "--gpus", "1", "--drain").stdout and s.starts("a") == 1
+    assert "no job is left to run" in s.cli("start", "--gpus", "1", "--drain").stdout and s.starts("a") == 1
     s.jobs_file.unlink()
-    assert "there is no job is left to run" in s.cli("start", "--gpus", "1", "--drain").stdout
+    assert "no job is left to run" in s.cli("start", "--gpus", "1", "--drain").stdout

@@ -44,14 +44,14 @@ def test_c13_invalid_utf8_costs_one_line(pouring):
     """C13: refused by the byte that is wrong; also as the first line of a file, where it could be a byte order mark."""
     pouring.judge(
         [
-            (b"\xff\xfe", "must be valid UTF-8 at byte 1"),
-            (b"0,note,,caf\xe9", "must be valid UTF-8 at byte 12"),
-            (b"0,note,,\xed\xa0\x80", "must be valid UTF-8"),  # half of a surrogate pair
-            (b"0,note,,\xc0\xaf", "must be valid UTF-8"),  # a slash in two bytes
+            (b"\xff\xfe", "not UTF-8 at byte 1"),
+            (b"0,note,,caf\xe9", "not UTF-8 at byte 12"),
+            (b"0,note,,\xed\xa0\x80", "not UTF-8"),  # half of a surrogate pair
+            (b"0,note,,\xc0\xaf", "not UTF-8"),  # a slash in two bytes
         ]
     )
     shown = pouring.s.cli("status").stdout
-    assert "must be valid UTF-8" in shown and "\ufffd" not in pouring.s.cli("status", "--json").stderr
+    assert "not UTF-8" in shown and "\ufffd" not in pouring.s.cli("status", "--json").stderr
 
 
 def test_c13_invalid_utf8_in_the_first_line(scheduler):
@@ -60,7 +60,7 @@ def test_c13_invalid_utf8_in_the_first_line(scheduler):
     p.pour(b"\xff\xfe", p.good("a"))
     p.s.start()
     p.rest()
-    assert p.noted() == ["a"] and "must be valid UTF-8 at byte 1" in p.refused()[1]
+    assert p.noted() == ["a"] and "not UTF-8 at byte 1" in p.refused()[1]
 
 
 def test_c14_control_characters_are_stored_and_shown_escaped(pouring):
@@ -116,7 +116,7 @@ def test_c21_an_unbalanced_quote_swallows_no_following_line(pouring):
             ('"0,note,,a,', "a double quote is not closed"),
             ('0,note,,a;label="b', "a double quote is not closed"),
             ('0,note,,a,"0,1', "a double quote is not closed"),
-            ("0,note,,a\\", "cannot be split"),
+            ("0,note,,a\\", "cannot split the arguments"),
         ]
     )
 
@@ -154,7 +154,7 @@ def test_c23_the_rest_of_the_line_is_the_gpu_list(scheduler):
     assert [job["allowed_gpus"] for job in jobs] == [[4, 5, 6, 7]] * 3
     assert [job["gpus"][0] in (4, 5, 6, 7) for job in jobs] == [True] * 3
     assert jobs[2]["arguments"] == ["--batch_size", "1"]
-    p.s.says("the line is read as arguments ending in 4-7", times=1)
+    p.s.says("the line is read as arguments ending in 1 and allowed GPUs 4-7", times=1)
 
 
 def test_c24_fields_comments_spaces_and_empty_lines(pouring):
@@ -349,19 +349,19 @@ def test_c31_a_broken_model_table_leaves_the_last_good_one_in_force(scheduler):
     s.start()
     s.wait_state(1, "running")
     path.write_text(good[: len(good) // 2])
-    wait_for(lambda: s.said().count("last good model table stays in force") == 1, "the report")
+    wait_for(lambda: s.said().count("the previous model table stays in force") == 1, "the report")
     assert re.search(r"llm_config.json:1:\d+: not JSON", s.said())
     s.append(s.line("b", more="--llm m"))
     s.wait_state(2, "done")
     assert [s.job(n)["need"] for n in (1, 2)] == [0.5, 0.5]
     path.write_text(good.replace("0.5", "0.25"))
-    wait_for(lambda: "model table read" in s.said(), "the mended table")
+    wait_for(lambda: "model table reloaded" in s.said(), "the mended table")
     assert s.job(1)["need"] == 0.5 and s.status()["gpus"][0]["allocated"] == 0.5
     s.append(s.line("c", more="--llm m"))
     s.wait_state(3, "done")
     assert s.job(3)["need"] == 0.25
     path.write_text(good[: len(good) // 2])
-    wait_for(lambda: s.said().count("last good model table stays in force") == 2, "the second report")
+    wait_for(lambda: s.said().count("the previous model table stays in force") == 2, "the second report")
     s.release("a")
     s.wait_ended(3)
 
@@ -402,7 +402,7 @@ def test_c32_no_shell_sees_a_field(pouring):
         waiting = s.rows("SELECT count(*) FROM jobs WHERE finished_at IS NULL AND reason_code<>'missing'")
         return waiting == [(0,)]
 
-    wait_for(settled, "all ended, or wait for what does not exist")
+    wait_for(settled, "all ended, or wait for what is not there")
     made = [path for path in s.folder.rglob("*") if path.name == "CANARY"]
     assert not made
 
@@ -416,8 +416,8 @@ def test_c33_option_look_alikes_are_no_options(pouring):
             ("0,-rf,,a", "looks like an option; write ./-rf if that is its name"),
             ("0,--help,,a", "looks like an option; write ./--help"),
             ("0,-c,,a", "looks like an option"),
-            ("0,note,-p,a", "not the name of an environment"),
-            ("0,note,--name,a", "not the name of an environment"),
+            ("0,note,-p,a", "cannot be the name of an environment"),
+            ("0,note,--name,a", "cannot be the name of an environment"),
         ]
     )
     pouring.pour("0,./-rf,,-rf --help -- -x;gpus=0", "0,./--help,,;gpus=0")

@@ -260,9 +260,7 @@ def test_k01_commands_without_a_scheduler(scheduler):
     for ran in run_all(
         s, [["show", "1"], ["why", "1"], ["logs", "1"], ["cancel", "1"], ["retry", "1"], ["wait", "1"], ["attach", "1"]]
     ):
-        assert ran.code == 6 and ran.err.splitlines()[-1].endswith(
-            "there are there is no jobs yet; see gpujob status"
-        ), ran
+        assert ran.code == 6 and ran.err.splitlines()[-1].endswith("there are no jobs yet; see gpujob status"), ran
     p = Pouring(s)
     s.hold("runs")
     s.append(s.line("runs"), p.good("ended"))
@@ -361,7 +359,7 @@ def test_k07_a_request_that_only_another_version_knows(scheduler):
     p.rest()
     answers = s.rows("SELECT kind, code, lines FROM requests WHERE id<=5 ORDER BY id")
     assert all(code not in (None, 0) and json.loads(lines) for _, code, lines in answers), answers
-    assert "defect" not in s.said() and "Traceback" not in s.said()
+    assert "internal error" not in s.said() and "Traceback" not in s.said()
 
 
 @pytest.mark.parametrize("verb", ["cancel", "retry", "pause", "queue"])
@@ -608,7 +606,10 @@ def test_k09_an_output_that_is_closed_or_full(two_jobs):
         text=True,
     )
     last = s.rows("SELECT max(id) FROM jobs")[0][0]
-    assert full.returncode == 1 and full.stderr == f"gpujob: job {last}, which is queued: No space left on device\n"
+    assert (
+        full.returncode == 1
+        and full.stderr == f"gpujob: cannot print the id of job {last}, which is queued: No space left on device\n"
+    )
     connection = sqlite3.connect(s.folder / ".gpujob" / "store.db")
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()

@@ -64,7 +64,7 @@ def test_g01_the_clock_is_set_while_jobs_run_and_wait(scheduler, shift):
     wait_for(lambda: {s.states().get(n) for n in (3, 4, 5)} <= {"done", "failed"}, f"ends: {s.states()}")
     assert (s.job(2)["signal"], s.job(3)["outcome"], s.job(4)["exit_code"]) == (9, "time_limit", 4)
     first, again = (float(entry[6]) for entry in s.ledger() if entry[:2] == ["start", "short"])
-    assert again - first > 2, "and so is also the pause before a retry"
+    assert again - first > 2, "and so is the pause before a retry"
     s.kill()
     s.start()  # by two readings of the wall clock, job 1 has now run for ten years
     s.cli("submit", "--cpu", "--wait", "--", "true")

@@ -104,7 +104,7 @@ def test_a_changed_threshold_changes_what_starts(machine):
     m.waits(1, "foreign")
     edit(m.s.folder / "config.yaml", "mem_threshold: 0.9\n")
     m.running("a")
-    assert records(m.s, "read again") == ["config reloaded: mem_threshold 0.3 -> 0.9"]
+    assert records(m.s, "config reloaded") == ["config reloaded: mem_threshold 0.3 -> 0.9"]
 
 
 def test_s2_6_gpus_are_added_and_taken_away_while_it_runs(scheduler):
@@ -157,13 +157,13 @@ def test_s2_6_a_gpu_that_is_taken_away_and_given_back_is_still_paused(scheduler)
     wait_for(lambda: [gpu["paused"] for gpu in s.status()["gpus"]] == [True, True], "both are paused")
     set_gpus(s, config, 2, 1, 2)
     assert "GPU 1 resumed (paused now: 0)" in s.cli("resume", "1").stdout, "for when it is given back"
-    assert "GPU 1 is managed here" in s.cli("pause", "1", code=6).stderr
+    assert "GPU 1 is not managed here" in s.cli("pause", "1", code=6).stderr
     set_gpus(s, config, 1, 2, 2)
     s.cli("pause", "1")
     set_gpus(s, config, 2, 1, 3)
     document = json.loads(state_file.read_text())
     state_file.write_text(json.dumps({**document, "paused_gpus": [0]}))
-    wait_for(lambda: "GPU 1 resumed by an edit of the state file" in s.said(), "one that is away is resumed")
+    wait_for(lambda: "GPU 1 resumed by an edit of the state file" in s.said(), "one that is away is resumed as well")
 
 
 def test_c31_with_a_broken_model_table_submit_add_and_edit_go_by_the_last_good_one(scheduler):
@@ -174,7 +174,7 @@ def test_c31_with_a_broken_model_table_submit_add_and_edit_go_by_the_last_good_o
     s.start()
     s.cli("pause", "0")
     edit(table, '{"models": {"small": 0.5}, "odd": 1}')
-    said(s, "the last good model table stays in force")
+    said(s, "the previous model table stays in force")
     (s.folder / "x.py").touch()
     verbs = (
         ["submit", "--", "x.py", "--llm", "small"],
@@ -184,14 +184,14 @@ def test_c31_with_a_broken_model_table_submit_add_and_edit_go_by_the_last_good_o
     for verb in verbs:
         told = s.cli(*verb)
         assert (
-            f"{table}:1: unknown key 'odd'" in told.stderr and "the last good model table stays in force" in told.stderr
+            f"{table}:1: unknown key 'odd'" in told.stderr and "the previous model table stays in force" in told.stderr
         )
     wait_for(lambda: len(s.states()) == 2, "both are queued")
     assert [s.job(number)["need"] for number in (1, 2)] == [0.25, 0.25]
     broken = table.read_text()
     table.unlink()
     told = s.cli("submit", "--", "x.py", "--llm", "small")
-    assert "no such model table; the last valid model table stays in use" in told.stderr and s.job(3)["need"] == 0.25
+    assert "no such model table; the previous model table stays in force" in told.stderr and s.job(3)["need"] == 0.25
     edit(table, broken)
     s.kill()
     assert f"{table}:1: unknown key 'odd'" in s.cli("submit", "--", "x.py", "--llm", "small", code=2).stderr
@@ -227,22 +227,22 @@ def test_c31_a_changed_model_table_changes_what_starts_and_a_broken_one_changes_
     edit(table, '{"models": {"smal": 0.25, "small": -1}, "model": {}}')
     said(
         s,
-        f"{table}:1: unknown key 'model'; did you mean models?; and 1 more mistake; the last valid model table stays in use",
+        f"{table}:1: unknown key 'model'; did you mean models?; and 1 more mistake; the previous model table stays in force",
     )
     edit(table, '{"models": {"small": 0.25}')
-    said(s, f"{table}:1:27: not JSON: Expecting ',' delimiter; the last good model table stays")
+    said(s, f"{table}:1:27: not JSON: Expecting ',' delimiter; the previous model table stays")
     table.unlink()
-    said(s, f"{table}: no such model table; the last good model table stays")
+    said(s, f"{table}: no such model table; the previous model table stays")
     assert s.job(2)["need"] == 1 and s.states()[2] == "pending"
     edit(table, '{"models": {"small": 0.25}}')
     s.wait_state(2, "running")
     table.chmod(0o666)
     table.write_text('{"models": {"small": 0}}')
-    said(s, f"{table}: not read: all users may write to it: chmod o-w {table}; the last good model table stays")
+    said(s, f"{table}: not read: all users may write to it: chmod o-w {table}; the previous model table stays")
     s.append(s.line("c", more="--llm small"))
     s.wait_state(3, "running")
     assert s.job(3)["need"] == 0.25
-    s.says("last good model table", times=4)
+    s.says("the previous model table stays in force", times=4)
 
 
 def test_a_config_is_read_again_only_when_it_has_changed_and_mistakes_are_said_once(scheduler):
@@ -252,7 +252,7 @@ def test_a_config_is_read_again_only_when_it_has_changed_and_mistakes_are_said_o
     config.write_text("kill_grace: 3\nmonitor_interval: 9\n")
     s.start(GPUJOB_SET_OOM_RETRIES="1")
     edit(config, "kill_grace: 4\noom_retries: 7\nmonitor_interval: 8\n")  # the stronger ones still win
-    said(s, "config read again")
+    said(s, "config reloaded")
     edit(config, "kill_graze: 4\n")
     said(s, f"{config}:1: unknown key 'kill_graze'; did you mean kill_grace?{STAYS}")
     os.utime(config)
@@ -261,7 +261,7 @@ def test_a_config_is_read_again_only_when_it_has_changed_and_mistakes_are_said_o
     config.unlink()
     said(s, f"{config}: the config file was deleted{STAYS}")
     edit(config, "kill_grace: 4\n")
-    said(s, "config reloaded: nothing has changed")
+    said(s, "config reloaded: no setting has changed")
     config.chmod(0o666)
     said(s, f"{config}: not read: all users may write to it: chmod o-w {config}{STAYS}")
     config.write_text("kill_grace: 5\n")
@@ -271,8 +271,8 @@ def test_a_config_is_read_again_only_when_it_has_changed_and_mistakes_are_said_o
     said(s, "config reloaded: kill_grace 5 -> 15; order, aging need a restart")
     edit(config, "gpu_interval: 0\norder: short\naging: 1\n")
     said(s, "config reloaded: gpu_interval needs a restart")
-    wait_for(lambda: len(records(s, "read again")) == 5, "the last one is in the main log too")
-    assert records(s, "read again")[0] == "config reloaded: kill_grace 3 -> 4" and len(records(s, STAYS)) == 4
+    wait_for(lambda: len(records(s, "config reloaded")) == 5, "the last one is in the main log too")
+    assert records(s, "config reloaded")[0] == "config reloaded: kill_grace 3 -> 4" and len(records(s, STAYS)) == 4
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_verbs_find_their_scheduler_beside_a_broken_config(scheduler, text):
     ):  # fmt: skip
         done = s.cli(*words)
         trouble = [line for line in done.stderr.splitlines() if "config.yaml" in line]
-        assert len(trouble) == 1 and "going on without" in trouble[0], done.stderr
+        assert len(trouble) == 1 and "continuing without it" in trouble[0], done.stderr
     s.stop()
     done = s.cli("pause", "1")
     assert done.stderr.count("config.yaml") == 1 and "no scheduler is running" in done.stderr
@@ -333,7 +333,7 @@ def test_gpus_said_twice_have_to_agree_and_none_is_said(scheduler):
     assert [gpu["index"] for gpu in s.status()["gpus"]] == [0, 2]
     s.stop()
     s.start("--gpus", "0")
-    said(s, "GPU is managed (gpus: 0): only jobs that need none can start")
+    said(s, "no GPU is managed (gpus: 0): only jobs that need none can start")
     s.append(s.line("a") + ";gpus=0", s.line("b"))
     assert s.wait_ended(1) == {1: "done"}
     said(s, "jobs.txt:2: ")

@@ -123,7 +123,7 @@ def test_h01_h03_reboot_is_lost_and_not_run_again(scheduler):
     path.write_bytes(text.replace(boot, other.encode()))
     s.start()  # the old process still runs here, and must not be taken for the job: its boot is another
     s.wait_state(1, "failed")
-    assert s.job(1)["outcome"] == "lost" and "started anew" in " ".join(s.job(1)["notes"])
+    assert s.job(1)["outcome"] == "lost" and "the machine was rebooted" in " ".join(s.job(1)["notes"])
     s.wait_state(2, "done")
     assert s.starts("a") == 1
 
@@ -163,7 +163,10 @@ def test_supervisor_killed_at_a_named_point_daemon_lives(scheduler, point):
     s.start("--drain", GPUJOB_CRASH_AT=point, ready=False)
     # Each supervisor dies at that point of its first job, so nothing may ever be proven to run at the earliest ones.
     if point in ("supervisor.before_claim", "supervisor.claimed"):
-        wait_for(lambda: s.said().count("cut off before it began") >= 3, "the daemon takes the starts back")
+        wait_for(
+            lambda: s.said().count("its start was interrupted before the command ran") >= 3,
+            "the daemon takes the starts back",
+        )
         assert s.ledger() == []
         return
     s.wait_ended(4)
@@ -201,7 +204,7 @@ def test_h08_a_copied_folder_adopts_nothing(scheduler, tmp_path):
     for words in (["recover", "--dry-run"], ["recover"]):
         error = copy.cli(*words, code=1).stderr
         assert (
-            f"cannot adopt the store: a scheduler is running on its original (pid {s.pid})" in error
+            f"cannot adopt the jobs of a copy: a scheduler runs on the original (pid {s.pid})" in error
             and error.count("\n") == 1
         ), error
     copy.cli("start", "--gpus", "1", code=1)
@@ -231,11 +234,11 @@ def test_e06_store_locked_for_a_while_stops_nothing_for_good(scheduler):
     other.execute("BEGIN EXCLUSIVE")
     s.release("a")
     s.append(s.line("b"))
-    wait_for(lambda: "the store cannot be used" in s.said(), "the report")
+    wait_for(lambda: "cannot use the store" in s.said(), "the report")
     error = s.cli("submit", "--cpu", "--", "true", code=1).stderr
     assert "cannot use the store: database is locked" in error and error.count("\n") == 1
     assert s.starts("b") == 0
-    s.says("the store cannot be used", times=1)
+    s.says("cannot use the store", times=1)
     other.execute("ROLLBACK")
     other.close()
     s.wait_ended(2)

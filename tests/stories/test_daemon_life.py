@@ -72,7 +72,7 @@ def test_h04_of_fifty_at_once_exactly_one_lives(scheduler):
     assert list(codes.values()) == [1] * 49
     for number in codes:
         said = (s.folder / f"out-{number}").read_text()
-        assert said.count("\n") == 1 and f"runs already (pid {winner})" in said, said
+        assert said.count("\n") == 1 and f"is already running (pid {winner})" in said, said
     assert s.status()["daemon"]["pid"] == winner
     s.append(s.line("a"))
     s.wait_ended(1)
@@ -87,7 +87,7 @@ def test_h05_a_lock_that_is_removed_while_it_is_held_lets_nobody_in(scheduler):
     for name in ("daemon.lock", "store.lock", "daemon.json"):
         (s.folder / ".gpujob" / name).unlink()
     error = s.cli("start", "--gpus", "1", code=1).stderr
-    assert error.count("\n") == 1 and "runs already" in error
+    assert error.count("\n") == 1 and "a scheduler with this state file is already running" in error
     s.cli("pause", "0")
     assert s.status()["daemon"]["alive"] and s.status()["gpus"][0]["state"] == "PAUSED"
     s.cli("resume", "0")
@@ -121,7 +121,7 @@ def test_h07_two_schedulers_of_one_machine_warn_of_each_other(scheduler, tmp_pat
     told = f"another scheduler runs on this machine: pid {one.pid} of user"
     assert (
         told in two.said()
-        and "GPUs 0,1; the two do not know of each other's bookings, so give each its own" in two.said()
+        and "GPUs 0,1; the two do not know each other's bookings, so give each scheduler its own" in two.said()
     )
     wait_for(lambda: told in (two.folder / "gpu_scheduler.log").read_text(), "the log, written after the terminal")
 
@@ -150,7 +150,9 @@ def test_h09_a_folder_that_another_machine_made_is_refused(scheduler):
     if "unshare" in done.stderr or "mount" in done.stderr:
         pytest.skip(f"no mount namespaces: {done.stderr}")
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done
-    assert f"was made at another machine ({socket.gethostname()})" in done.stderr and "gpujob recover" in done.stderr
+    assert (
+        f"it was created on another machine ({socket.gethostname()})" in done.stderr and "gpujob recover" in done.stderr
+    )
     assert [s.states()[1], s.starts("a")] == ["running", 1]
     assert all(path.read_bytes() == data for path, data in before.items() if path.name == "1.1")
     s.start()
@@ -172,7 +174,7 @@ def test_h10_h13_stopped_again_and_again(scheduler, number):
     assert s.stop(number) == {signal.SIGTERM: 0, signal.SIGINT: 130}[number]
     assert time.monotonic() - began < 15  # 5 s are promised; this machine may be busy
     shown = json.loads((s.folder / "gpu_scheduler_state.json").read_text())
-    assert [job["id"] for job in shown["running"]] == [1] and "1 running job goes on" in s.said()
+    assert [job["id"] for job in shown["running"]] == [1] and "1 running job continues" in s.said()
     for _ in range(4):
         s.start(ready=False)
         time.sleep(dice.uniform(0.1, 0.8))  # whatever it is doing then
@@ -187,7 +189,7 @@ def test_h10_h13_stopped_again_and_again(scheduler, number):
     s.wait_ended(1)
     assert (s.job(1)["state"], s.starts("a")) == ("done", 1)
     said = s.said()
-    assert "defect" not in said and (number == signal.SIGINT or "Traceback" not in said), said[-3000:]
+    assert "internal error" not in said and (number == signal.SIGINT or "Traceback" not in said), said[-3000:]
 
 
 # A scheduler to which SIGTERM comes at one certain moment: while it looks whether a question of it was answered.
@@ -365,7 +367,9 @@ def test_h16_a_downgrade_is_refused_and_changes_nothing(scheduler):
         ["recover"],
     ):
         error = s.cli(*words, code=1).stderr
-        assert "was written by a newer gpujob" in error and error.splitlines()[-1].startswith("gpujob: "), error
+        assert "cannot use the store: a newer gpujob wrote it" in error and error.splitlines()[-1].startswith(
+            "gpujob: "
+        ), error
     assert (s.folder / ".gpujob" / "store.db").read_bytes() == data
 
 
@@ -542,13 +546,13 @@ def test_h19_an_error_that_stays_is_loud_and_costs_no_processor(scheduler):
     s.wait_state(1, "running")
     s.kill()
     broken(s, "loop.Daemon._look_at_files", 1 << 30).start(ready=False)
-    wait_for(lambda: "a defect of gpujob" in s.said(), "it is said")
+    wait_for(lambda: "internal error of gpujob" in s.said(), "it is said")
     s.command = [sys.executable, "-m", "scheduler"]
     s.release("a")
     assert s.cli("hold", "1", code=1).stderr.count("\n") == 1  # commands are answered
     before = ticks_of(s.pid)
     time.sleep(1.0)
-    assert ticks_of(s.pid) - before < 60 and s.said().count("a defect of gpujob") == 1, s.said()
+    assert ticks_of(s.pid) - before < 60 and s.said().count("internal error of gpujob") == 1, s.said()
     assert s.stop() == 0
     s.start()
     s.wait_ended(1)
@@ -568,7 +572,7 @@ def test_h19_an_error_outside_the_turns_ends_it_and_says_so(scheduler):
     )
     assert s.said().splitlines()[-1].endswith("running jobs continue; start the scheduler again: gpujob start")
     log = (s.folder / "gpu_scheduler.log").read_text()
-    assert " CRITICAL a defect of gpujob ended it" in log
+    assert " CRITICAL the scheduler ended by an internal error of gpujob" in log
     s.command = [sys.executable, "-m", "scheduler"]
     s.start()
     s.release("a")

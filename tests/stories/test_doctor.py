@@ -124,7 +124,7 @@ def test_doctor_with_a_scheduler_that_runs_stopped_or_ended(ill: Scheduler) -> N
     check("doctor", json.loads(ill.cli("doctor", "--json", code=None).stdout))
     for name in ("config", "state folder", "jobs file", "files", "store", "leftovers"):
         assert marks(found, name) == {"ok"}, found[name]
-    assert found["store"][0]["seen"] == "whole, 1 job" and found["scheduler"][0]["seen"] == f"runs, pid {ill.pid}"
+    assert found["store"][0]["seen"] == "intact, 1 job" and found["scheduler"][0]["seen"] == f"runs, pid {ill.pid}"
     assert "declared" in found["NVML"][0]["seen"] or found["NVML"][0]["mark"] != "ok"
 
     ill.freeze()
@@ -211,7 +211,7 @@ def test_doctor_finds_a_house_that_is_a_link_or_no_folder(ill: Scheduler) -> Non
     house.rename(elsewhere)
     house.symlink_to(elsewhere)
     found = doctor(ill, code=1)
-    assert "it is a link" in found["files"][0]["wrong"]
+    assert "the state folder is a link, which start refuses" in found["files"][0]["wrong"]
     mend(ill, found["files"][0])
     assert house.is_dir() and not house.is_symlink()
     assert marks(doctor(ill), "files") == {"ok"} and ill.states() == {1: "done"}
@@ -231,7 +231,9 @@ def test_doctor_names_processes_that_outlived_their_job(ill: Scheduler) -> None:
     ill.start()
     wait_for(lambda: ill.rows("SELECT 1 FROM jobs WHERE finished_at IS NOT NULL"), "its end")
     pid = int((ill.folder / "left").read_text())
-    assert "its GPUs stay taken" in doctor(ill)["leftovers"][0]["wrong"] and marks(doctor(ill), "leftovers") == {"warn"}
+    assert "its GPUs stay allocated" in doctor(ill)["leftovers"][0]["wrong"] and marks(doctor(ill), "leftovers") == {
+        "warn"
+    }
     ill.kill()
     found = doctor(ill, code=1)["leftovers"][0]
     assert found["mend"] == f"kill {pid}" and "sleep 1000" in found["seen"] and "job 1" in found["wrong"]
@@ -271,7 +273,7 @@ def test_doctor_as_another_user_and_with_files_of_root(ill: Scheduler) -> None:
     )
     assert done.returncode == 1, done.stderr
     found = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
-    assert found["state folder"]["mark"] == "bad" and "belongs to root" in found["state folder"]["wrong"]
+    assert found["state folder"]["mark"] == "bad" and "belongs to user root" in found["state folder"]["wrong"]
     for name in ("store", "scheduler", "files", "leftovers"):
         assert found[name]["mark"] == "unknown", found[name]
     assert not [one for one in found.values() if "gpujob start" in str(one["mend"])], "he cannot start one here"
@@ -343,7 +345,7 @@ def test_doctor_of_a_damaged_or_copied_store_names_recover(ill: Scheduler) -> No
     (ill.folder / "copy").chmod(0o700)
     words = ("--state-file", str(ill.folder / "copy" / "gpu_scheduler_state.json"))
     found = doctor(ill, *words, code=1)
-    assert "only if the original is out of use" in found["store"][0]["wrong"]
+    assert "only if the original is not used any more" in found["store"][0]["wrong"]
     assert not [one for ones in found.values() for one in ones if "gpujob start" in str(one["mend"])], "it is refused"
     assert "a copy?" in found["store"][0]["wrong"] and found["store"][0]["mend"] == f"gpujob recover {' '.join(words)}"
     mend(ill, found["store"][0])
@@ -396,7 +398,7 @@ def test_s10_doctor_warns_of_a_setuid_screen_before_5_0_1(ill: Scheduler) -> Non
     (ill.folder / "only").mkdir()
     ill.environ["PATH"] = str(ill.folder / "only")
     found_none = doctor(ill, code=1)["screen"][0]
-    assert found_none["seen"] == "not not found in PATH" and "screen: true" in found_none["wrong"]
+    assert found_none["seen"] == "not in PATH" and "screen: true" in found_none["wrong"]
 
 
 def test_h11_doctor_says_that_logging_out_ends_jobs(ill: Scheduler) -> None:
@@ -450,7 +452,7 @@ def test_doctor_finds_ghost_memory(machine: Callable[..., Machine]) -> None:
     m.use("GPU-b", dead.pid, 20_000)
     m.driver.gpu("GPU-c", total=TOTAL, used=IDLE + 10_000)
     found = doctor(m.s, code=1)
-    assert f"pid {dead.pid}" in found["GPU 1"][0]["wrong"]
+    assert f"the driver still counts memory of ended processes: pid {dead.pid}" in found["GPU 1"][0]["wrong"]
     assert "no process owns" in found["GPU 2"][0]["wrong"]
     # nvidia-smi --gpu-reset takes it back
     program(m.s, "nvidia-smi", 'echo "$@" >>resets')
@@ -468,7 +470,7 @@ def test_doctor_without_nvml_or_with_an_old_library(machine: Callable[..., Machi
     """Through nvidia-smi nothing is told of processes; a library that does not fit its driver takes a new module."""
     m = machine(gpus=None).only_smi("GPU-a")
     found = doctor(m.s)
-    assert marks(found, "NVML") == {"warn"} and "nvidia-smi is asked instead" in found["NVML"][0]["wrong"]
+    assert marks(found, "NVML") == {"warn"} and "nvidia-smi is read instead" in found["NVML"][0]["wrong"]
     m.smi.gpu("GPU-a", used=40_000)
     assert marks(doctor(m.s), "GPU 0") == {"unknown"}
     m = machine(gpus=None).cards("GPU-a")
@@ -580,7 +582,7 @@ def test_e16_a_store_on_nfs_is_said_once_at_the_start_and_by_doctor(ill: Schedul
     log = (ill.folder / "gpu_scheduler.log").read_text()
     assert (
         log.count(
-            f"{ill.folder}/.gpujob is on NFS, which other machines may share: use this scheduler from this machine alone"
+            f"{ill.folder}/.gpujob is on NFS, which other machines may share: use this scheduler only from this machine"
         )
         == 1
     )
@@ -686,6 +688,6 @@ def test_doctor_on_a_terminal_marks_by_word_and_colour(ill: Scheduler) -> None:
     assert child.wait(60) == 1
     text = data.decode().replace("\r\n", "\n")
     assert "\x1b[31mbad\x1b[0m" in text and "\x1b[32mok\x1b[0m" in text and f"{ROOT}/" not in text
-    assert f"\n         mend: chmod o-w {ill.jobs_file}\n" in text
+    assert f"\n         fix: chmod o-w {ill.jobs_file}\n" in text
     for line in text.splitlines():
-        assert "mend:" in line or len(re.sub(r"\x1b\[\d+m", "", line)) <= 40, line
+        assert "fix:" in line or len(re.sub(r"\x1b\[\d+m", "", line)) <= 40, line

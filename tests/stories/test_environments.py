@@ -201,11 +201,11 @@ def test_s3_26_conda_mode_may_be_changed_while_it_runs(make):
     assert s.job(1)["command"][0] == str(bin_python)
 
     def change(mode):
-        before = s.said().count("config read again")
+        before = s.said().count("config reloaded")
         aside = s.folder / "config.new"
         aside.write_text(f"conda_mode: {mode}\n")
         aside.replace(config)  # in one go: half a file would be read as well
-        wait_for(lambda: s.said().count("config read again") > before, "the new mode")
+        wait_for(lambda: s.said().count("config reloaded") > before, "the new mode")
 
     change("activate")
     s.append("0,show.py,e,b")
@@ -227,9 +227,9 @@ def test_b15_an_environment_that_is_not_there_is_waited_for(make):
     s.start()
     s.wait_state(5, "done")
     why_missing(s, 1, "no environment late was found; create it (conda create -n late)")
-    why_missing(s, 2, "is not a whole environment")
+    why_missing(s, 2, f"environment {half} is incomplete")
     why_missing(s, 3, f"no python in environment {bare}: conda install -p {bare} python")
-    why_missing(s, 4, f"bin/python leads to {s.folder}/base/python3; bring that back")
+    why_missing(s, 4, f"its bin/python is a link to {s.folder}/base/python3, which does not exist; restore that file")
     conda_prefix(s.home / "miniconda3" / "envs" / "late")
     conda_prefix(half)
     conda_prefix(bare)
@@ -245,7 +245,7 @@ def test_b15_no_conda_to_run_it(make):
     conda_prefix(s.home / "miniconda3" / "envs" / "e")
     s.append("0,show.py,e")
     s.start()
-    why_missing(s, 1, "neither conda nor mamba nor micromamba is found")
+    why_missing(s, 1, "neither conda nor mamba nor micromamba was found")
     executable(s.home / "miniconda3" / "bin" / "micromamba", CONDA_RUN)
     assert shown(s, 1)["CONDA_PREFIX"] == f"{s.home}/miniconda3/envs/e"
 
@@ -264,18 +264,18 @@ def test_b15_activation_that_hangs_or_fails_fails_the_job(make):
     s.wait_ended(4)
     assert [s.starts(key) for key in ("slow", "bad", "lying", "other")] == [0, 0, 0, 1]
     assert s.log(1) == (
-        "asking the licence server\ngpujob: environment slow could not be activated: activation took the line is longer than 4 s\n"
+        "asking the licence server\ngpujob: environment slow could not be activated: activation took longer than 4 s (activation_limit)\n"
     )
     assert s.log(2).startswith(
-        "no compiler here\ngpujob: environment bad could not be activated: activation failed (code 4"
+        "no compiler here\ngpujob: environment bad could not be activated: activation ended with code 4"
     )
-    assert f"CONDA_PREFIX is /opt/base, not {lying}" in s.log(3)
+    assert f"CONDA_PREFIX is /opt/base afterwards (expected: {lying})" in s.log(3)
     for job_id in (1, 2, 3):
         job = s.job(job_id)
         assert (job["state"], job["exit_code"], job["failure"]["class"]) == ("failed", 1, "environment")
         assert "could not be activated" in s.cli("show", str(job_id)).stdout
         assert "conda_mode: direct" in s.cli("why", str(job_id)).stdout
-    assert not alive(int((s.folder / "pid").read_text())), "what activation started was failed with it"
+    assert not alive(int((s.folder / "pid").read_text())), "what activation started was ended with it"
 
 
 def test_b15_a_conda_that_fails_or_sleeps_for_ever(make):
@@ -304,7 +304,7 @@ def test_b14_a_working_folder_that_is_not_there_is_waited_for(make):
     s.start()
     s.wait_state(4, "done")
     why_missing(s, 1, f"no such working folder {s.folder}/work; the job waits until it exists")
-    why_missing(s, 2, "is a file, not a folder")
+    why_missing(s, 2, f"working folder {s.folder}/file is a file; the job waits until it is a folder")
     why_missing(s, 3, "no such working folder")
     work = s.folder / "work"
     work.mkdir()
@@ -388,10 +388,10 @@ def test_b13_what_cannot_be_executed_is_named_and_is_no_exit_code(make):
     """B13: not executable, no interpreter, CRLF, no first line: it fails at once and says which, not 126 or 127."""
     s = make(gpus=2)
     cases = {
-        "off.sh": ("#!/bin/sh\n", "is not executable: chmod +x it"),
+        "off.sh": ("#!/bin/sh\n", "is not executable; run: chmod +x"),
         "bad.sh": ("#!/no/such/shell\n", "names /no/such/shell, which does not exist"),
         "crlf.sh": ("#!/bin/sh\r\necho hello\r\n", "ends in a carriage return"),
-        "plain.sh": ("echo no first line\n", "has no first line such as #!/bin/sh"),
+        "plain.sh": ("echo no first line\n", "does not begin with a line such as #!/bin/sh"),
     }
     for name, (text, _) in cases.items():
         executable(s.folder / name).write_bytes(text.encode())
@@ -423,7 +423,7 @@ def test_b13_what_cannot_be_executed_after_activation_is_named(make):
     assert "its first line names an interpreter that does not exist" in s.log(1)
 
 
-@pytest.mark.skipif(shutil.which("conda") is None, reason="no such file conda here")
+@pytest.mark.skipif(shutil.which("conda") is None, reason="there is no conda here")
 @pytest.mark.parametrize("mode", ["direct", "activate", "run"])
 def test_s3_26_a_real_conda(scheduler, mode):
     """S3.26."""

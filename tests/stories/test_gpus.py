@@ -39,13 +39,13 @@ def test_s3_2_none_detected_and_none_given_is_exit_4(machine):
     words = [sys.executable, "-m", "scheduler", "start"]
     done = subprocess.run(words, cwd=m.s.folder, env=environ, capture_output=True, text=True, timeout=90)
     assert done.returncode == 4 and done.stdout == ""
-    assert re.fullmatch(r"gpujob: GPU is seen \(NVML: .*nvidia-smi.*\).*--gpus N.*\n", done.stderr), done.stderr
+    assert re.fullmatch(r"gpujob: no GPU can be seen \(NVML: .*nvidia-smi.*\).*--gpus N.*\n", done.stderr), done.stderr
 
 
 def test_s3_2_more_than_there_are_is_refused(machine):
     m = machine(gpus=3).cards("GPU-a", "GPU-b")
     done = m.s.cli("start", "--gpus", "3", code=3)
-    assert "no such file GPU 2" in done.stderr and "the driver shows 0,1" in done.stderr
+    assert "there is no GPU 2" in done.stderr and "the driver shows 0,1" in done.stderr
 
 
 @pytest.mark.smoke
@@ -60,7 +60,7 @@ def test_i01_without_a_driver_gpus_are_declared_and_that_is_said(machine):
     m = machine(gpus=2)
     m.s.environ["NVML_STUB_FILE"] = "/nonexistent"
     m.s.start(PATH="/usr/bin:/bin") if not _has_nvidia_smi() else pytest.skip("a machine with nvidia-smi")
-    m.s.says("no such file NVIDIA driver: GPU 0,1 is declared and allocated by booking alone")
+    m.s.says("there is no NVIDIA driver: GPU 0,1 is declared and allocated by booking alone")
     assert [gpu["uuid"] for gpu in m.s.status()["gpus"]] == ["declared:0", "declared:1"]
     m.s.append(m.s.line("a"), m.s.line("c") + ";gpus=0")
     assert set(m.s.wait_ended(2).values()) == {"done"}
@@ -106,7 +106,7 @@ def test_i02_i03_an_nvidia_smi_that_hangs_stops_nothing_but_starts(machine, id_,
     m.s.release("old")
     m.s.wait_state(1, "done")
     assert m.s.states()[2] == "pending"
-    m.s.says("running jobs go on")
+    m.s.says("running jobs continue")
     m.smi.clear()
     m.running("new")
     wait_for(lambda: not [pid for pid in processes_with(program) if _state(pid) == "T"], "the end of the stopped one")
@@ -128,7 +128,7 @@ def test_i02_a_driver_that_hangs_from_the_first_call_on(machine):
     m.add("a")
     m.s.start()
     m.s.says("no answer within")
-    m.s.says("nothing is started until the driver answers")
+    m.s.says("no job is started until the driver answers")
     m.waits(1, "stale")
     m.driver.clear_errors()
     m.running("a")
@@ -165,10 +165,10 @@ def test_i04_what_is_not_available_is_not_zero(machine, what):
     m.s.start()
     m.add("a")
     m.state(0, "UNHEALTHY")
-    m.waits(1, "unhealthy", "does not tell its memory")
+    m.waits(1, "unhealthy", "does not report its memory")
     m.still_waits(1)
     shown = m.gpu(0)
-    assert shown["memory_used"] is None and "does not tell" in shown["reason"]
+    assert shown["memory_used"] is None and "does not report" in shown["reason"]
     m.smi.gpu("GPU-a", used=500, total=TOTAL, load=0)
     m.running("a")
 
@@ -190,7 +190,7 @@ def test_i05_a_mismatch_while_running_holds_starts_and_ends_no_job(machine):
     m.still_waits(2, 3)
     assert m.s.states()[1] == "running"
     said = m.s.said()
-    assert said.count("version mismatch") == 1 and "no new job goes there, running jobs go on" in said
+    assert said.count("version mismatch") == 1 and "no new job starts there, running jobs continue" in said
     m.s.release("old")
     m.s.wait_state(1, "done")
     m.driver.clear_errors()
@@ -204,7 +204,7 @@ def test_i05_a_mismatch_at_the_first_start_waits_for_the_driver(machine):
     m.add("a", "b")
     m.s.start()
     m.s.says("version mismatch")
-    m.s.says("nothing is started until the driver answers")
+    m.s.says("no job is started until the driver answers")
     shown = m.s.status()["gpus"]
     assert [gpu["index"] for gpu in shown] == [0, 1] and all("declared" not in gpu["uuid"] for gpu in shown)
     m.waits(1, "stale", "version mismatch")
@@ -229,7 +229,7 @@ def test_i06_i08_a_gpu_falls_off_the_bus_and_comes_back(machine):
     m.driver.remove("GPU-b")
     assert "GPU-b" in m.state(1, "GONE")["reason"]
     assert [(gpu["index"], gpu["uuid"]) for gpu in m.s.status()["gpus"]] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
-    wait_for(lambda: "is gone" in " ".join(m.s.job(1)["notes"]), "a note")
+    wait_for(lambda: "during its run: GPU 1 (GPU-b) is gone" in " ".join(m.s.job(1)["notes"]), "a note")
     assert alive(pid) and m.s.states()[1] == "running", "not killed"
     assert not m.s.job(2)["notes"] and m.gpu(2)["jobs"] == [2]
     m.s.release("on-b")
@@ -268,7 +268,7 @@ def test_i07_after_a_restart_with_another_order_pauses_and_lists_follow_the_card
     m.driver.order(["GPU-c", "GPU-a", "GPU-b"])
     m.s.start()
     said = m.s.said()
-    assert "the driver numbers the GPUs anew: GPU 0 is now GPU 1, GPU 1 is now GPU 2, GPU 2 is now GPU 0" in said
+    assert "the driver renumbered the GPUs: GPU 0 is now GPU 1, GPU 1 is now GPU 2, GPU 2 is now GPU 0" in said
     assert "paused now: 1" in said
     assert {gpu["uuid"]: (gpu["index"], gpu["paused"], gpu["jobs"]) for gpu in m.s.status()["gpus"]} == {
         "GPU-a": (1, True, []),
@@ -282,7 +282,7 @@ def test_i07_after_a_restart_with_another_order_pauses_and_lists_follow_the_card
     assert m.s.job(1)["gpus"] == [1]
     m.s.stop()
     m.s.start()
-    m.s.says("numbers the GPUs anew", times=1)  # said once
+    m.s.says("renumbered the GPUs", times=1)  # said once
 
 
 # -- errors, MIG, CUDA_VISIBLE_DEVICES --------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_i09_without_that_wish_errors_hold_nothing(machine):
 def test_i17_cuda_visible_devices_of_the_daemon_limits_what_it_manages(machine):
     m = machine().cards("GPU-a", "GPU-b", "GPU-c")
     m.s.start(CUDA_VISIBLE_DEVICES="2,GPU-b")
-    m.s.says("CUDA_VISIBLE_DEVICES=2,GPU-b in the scheduler's environment: only GPU 1,2 managed")
+    m.s.says("CUDA_VISIBLE_DEVICES=2,GPU-b in the scheduler's environment: only GPU 1,2 is managed")
     assert [gpu["index"] for gpu in m.s.status()["gpus"]] == [1, 2]
     (m.s.folder / "show.py").write_text("import os; print('sees', os.environ['CUDA_VISIBLE_DEVICES'])\n")
     m.s.append("0,show.py,,,1", "0,show.py,,again,2", "0,show.py,,none,0")
@@ -328,7 +328,7 @@ def test_i17_cuda_visible_devices_of_the_daemon_limits_what_it_manages(machine):
 def test_i17_a_value_that_names_no_gpu_is_said_and_not_regarded(machine, text):
     m = machine().cards("GPU-a", "GPU-b")
     m.s.start(CUDA_VISIBLE_DEVICES=text)
-    m.s.says(f"CUDA_VISIBLE_DEVICES={text!r} names GPU here")
+    m.s.says(f"CUDA_VISIBLE_DEVICES={text!r} names no GPU of this machine")
     assert len(m.s.status()["gpus"]) == 2
 
 
@@ -418,9 +418,7 @@ def test_s2_6_gpus_of_the_driver_are_added_and_taken_away_while_it_runs(machine)
     m.running("a")
     m.waits(2, "no-room")
     config.write_text("gpu_ids: 0,7\n")
-    wait_for(
-        lambda: "no such file GPU 7; the driver shows 0,1; the managed GPUs are unchanged" in m.s.said(), "refused"
-    )
+    wait_for(lambda: "there is no GPU 7; the driver shows 0,1; the managed GPUs are unchanged" in m.s.said(), "refused")
     config.write_text("gpu_ids: 0-1\n")
     m.running("b")
     assert m.s.job(2)["gpus"] == [1] and m.gpu(1)["uuid"] == "GPU-b" and m.gpu(1)["memory_total"] == TOTAL << 20
@@ -432,4 +430,4 @@ def test_s2_6_gpus_of_the_driver_are_added_and_taken_away_while_it_runs(machine)
     m.s.release("b")
     m.running("c")
     assert m.s.job(3)["gpus"] == [1]
-    m.s.says("no such file GPU 7", times=1)
+    m.s.says("there is no GPU 7", times=1)

@@ -184,10 +184,10 @@ def test_a_history_that_is_damaged_costs_only_curves(
     old.close()
     if what == "a link":
         assert not (tmp_path / "victim").exists()
-        s.says("history.db cannot be written")
+        s.says(f"cannot write {path}: ")
         return
     assert samples(client) and path.stat().st_ino != before and path.stat().st_mode & 0o777 == 0o600
-    assert ("set aside as history.db" in s.said()) is (what != "removed")
+    assert ("renamed to history.db" in s.said()) is (what != "removed")
 
 
 @pytest.mark.long
@@ -214,7 +214,7 @@ def test_a_history_that_vanishes_under_a_running_scheduler(scheduler: Callable[.
         with path.with_name(name).open("r+b") as stream:
             stream.write(os.urandom(8192))
     s.start()
-    wait_for(lambda: "set aside as history.db.damaged" in s.said(), f"it is noticed\n{s.said()}", 60)
+    wait_for(lambda: "renamed to history.db.damaged" in s.said(), f"it is noticed\n{s.said()}", 60)
     assert samples(client) and path.with_name("history.db.damaged").exists()
 
 

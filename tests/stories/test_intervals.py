@@ -89,7 +89,7 @@ def test_s2_9_s3_10_s3_30_what_is_reported_waits_for_no_interval(scheduler):
     s.cli("pause", "0", "1")
     s.append(s.line("by-verb"))
     waits_paused(s, 4)
-    assert s.states()[2] == "running", "a pause ends there is no job"
+    assert s.states()[2] == "running", "a pause ends no job"
     s.cli("resume", "0")
     s.wait_state(4, "done", limit=AT_ONCE_S)
     edit_pauses(s, 0, 1)

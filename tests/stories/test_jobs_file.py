@@ -29,7 +29,7 @@ def test_editors_renames_rotation_and_truncation(scheduler):
     s.append(s.line("g"))
     s.wait_ended(7)
     s.jobs_file.unlink()
-    wait_for(lambda: "it is read when it exists" in s.said(), "the warning")
+    wait_for(lambda: "it is read when it appears" in s.said(), "the warning")
     s.append(s.line("h"), s.line("a"))
     s.wait_ended(8)
     assert [s.starts(key) for key in "abcdefgh"] == [1] * 8
@@ -48,7 +48,7 @@ def test_a_last_line_without_newline_is_taken_when_it_has_stood(scheduler):
         stream.write(" --more\n" + s.line("next") + "\n")
     s.wait_ended(2)
     assert s.starts("open") == 1 and s.starts("next") == 1
-    assert "changed after it was taken" in s.cli("status").stdout
+    assert "the line was changed after it was read" in s.cli("status").stdout
 
 
 def test_lines_added_while_no_daemon_runs(scheduler):

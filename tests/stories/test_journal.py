@@ -148,14 +148,14 @@ def test_s1_12_a_torn_last_line_is_repaired_or_set_aside(scheduler: Callable[...
         assert journal.read_bytes() == whole
         assert s.stop() == 0
     assert not list(s.folder.glob("*.torn-*"))
-    s.says("a line that was cut off is written anew", times=3)  # whole lines without their end are none
+    s.says("an incomplete line was written again", times=3)  # whole lines without their end are none
     journal.write_bytes(whole + b'{"mine": [1, ')
     s.start()
     assert s.stop() == 0
     assert journal.read_bytes() == whole
     (bad,) = s.folder.glob("queue.jsonl.torn-*")
     assert bad.read_bytes() == b'{"mine": [1, \n'
-    s.says(f"1 line is not a JSON number and moved to {bad}", times=1)
+    s.says(f"1 line is not JSON and was moved to {bad}", times=1)
     assert s.starts("a") == s.starts("b") == 1
 
 
@@ -170,8 +170,8 @@ def test_what_stands_in_its_place_holds_no_job_up(scheduler: Callable[..., Sched
     s.start()
     s.wait_ended(2)
     wait_for(lambda: s.status()["trouble"], "shown")
-    why = "it is a link, not at followed" if what == "link" else "not a regular file"
-    text = f"{journal}: {why}"
+    why = "it is a symbolic link, which is not followed" if what == "link" else "not a regular file"
+    text = f"cannot write the journal {journal}: {why}"
     assert s.status()["trouble"][0].startswith(f"{text}")
     assert text in s.cli("status").stdout.replace("\n           ", " ")
     (journal.rmdir if what == "folder" else journal.unlink)()
@@ -213,7 +213,10 @@ def test_f02_a_full_disk_costs_the_journal_nothing_in_the_end(scheduler: Callabl
         s.wait_ended(30)
         assert set(s.states().values()) == {"done"}
         wait_for(lambda: s.status()["trouble"], "shown")
-        assert "the journal: No space left on device" in s.status()["trouble"][0]
+        assert (
+            "cannot write the journal " in s.status()["trouble"][0]
+            and ": No space left on device; jobs are not affected" in s.status()["trouble"][0]
+        )
         filler.unlink()
         wait_for(lambda: not s.status()["trouble"], "made good")
         found = {line["id"]: line for line in map(json.loads, (small / "queue.jsonl").read_text().splitlines())}

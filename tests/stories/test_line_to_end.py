@@ -68,7 +68,7 @@ def test_documented_lines_are_read_as_documented(scheduler):
     assert jobs[0]["arguments"] == ["--llm", "qwen2.5-7b-inst", "--epochs", "100"]
     assert jobs[2]["arguments"] == ["--llm", "qwen2.5-32b-inst", "--batch_size", "1"]
     assert [j["reason_code"] for j in jobs[:3]] == ["missing"] * 3
-    s.says("the line is read as arguments ending in 4-7")
+    s.says("the line is read as arguments ending in 1 and allowed GPUs 4-7")
 
 
 SHOW_ARGUMENTS = "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ['GPUJOB_GPUS'], sys.executable]))\n"
@@ -375,7 +375,7 @@ def test_commands_file_and_model_table_are_followed(scheduler):
     s.wait_state(2, "running")
     assert s.job(3)["need"] == 1.0
     (s.folder / "llm_config.json").write_text('{"default_requirement": 0.5')
-    wait_for(lambda: "last good model table stays" in s.said(), "the report")
+    wait_for(lambda: "the previous model table stays" in s.said(), "the report")
     (s.folder / "llm_config.json").write_text('{"models": {"small": 0.25}}')
     wait_for(lambda: s.job(3)["need"] == 0.25, "the new need")
     s.release("a")

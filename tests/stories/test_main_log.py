@@ -50,7 +50,7 @@ def test_no_main_log_where_none_is_wanted(scheduler):
     os.mkfifo(s.folder / "fifo")
     for name, what in (("fifo", "not a regular file"), ("no/such/log", "No such file")):
         error = s.cli("start", "--gpus", "1", "--log-file", name, code=1).stderr
-        assert "the main log cannot be opened" in error or what in error
+        assert "cannot open the main log" in error or what in error
 
 
 def test_f02_a_full_disk_does_not_end_the_scheduler(scheduler):
@@ -77,7 +77,7 @@ def test_f02_a_full_disk_does_not_end_the_scheduler(scheduler):
         s.append(s.line("last"))
         wait_for(lambda: "job 61 (job.py) done" in (small / "main.log").read_text(), "it is written again")
         text = (small / "main.log").read_text()
-        assert "log records were lost: No space left on device" in text
+        assert "log records lost: " in text and " (No space left on device)" in text
         assert all(line[:2] == "20" or line for line in text.splitlines())
         assert s.stop() == 0
     finally:

@@ -31,9 +31,9 @@ def test_hold_and_release_over_a_restart(scheduler):
     s = waiting(scheduler)
     assert (
         s.cli("hold", "2-3").stdout
-        == "job 2 held; release it: gpujob release 2\njob 3 held; release it: gpujob release 3\n"
+        == "job 2 is held; release it: gpujob release 2\njob 3 is held; release it: gpujob release 3\n"
     )
-    assert s.cli("why", "2").stdout == "job 2 waits (hold-user): in use by its owner; release it: gpujob release 2\n"
+    assert s.cli("why", "2").stdout == "job 2 waits (hold-user): held by its owner; release it: gpujob release 2\n"
     s.kill()
     s.start()
     s.cli("resume", "0")
@@ -42,10 +42,12 @@ def test_hold_and_release_over_a_restart(scheduler):
     s.cli("release", "3")
     s.wait_state(3, "done")
     s.stop()
-    assert s.cli("release", "2").stdout == "job 2 released\n", "also without a daemon"
+    assert s.cli("release", "2").stdout == "job 2 is released\n", "also without a daemon"
     assert "no scheduler is running" in s.cli("hold", "2").stderr
     s.cli("release", "2")
-    assert s.cli("hold", "3", code=1).stderr.endswith("gpujob: job 3 is done: only a waiting job can be held\n")
+    assert s.cli("hold", "3", code=1).stderr.endswith(
+        "gpujob: job 3 cannot be held: it is done, and only a waiting job can be held\n"
+    )
     s.start()
     s.wait_ended(4)
     assert s.ledger()[-1][1] == "j2"
@@ -62,7 +64,10 @@ def test_first_and_swap_change_who_starts_next(scheduler):
     s.start()
     assert order(s) == ["j5", "j3", "j4", "j2", "j1"]
     assert "swap 1: two jobs" in s.cli("swap", "1", code=2).stderr or "names 1" in s.cli("swap", "1", code=2).stderr
-    assert s.cli("first", "1", code=1).stderr == "gpujob: job 1 is done: only a waiting job can be put first\n"
+    assert (
+        s.cli("first", "1", code=1).stderr
+        == "gpujob: job 1 cannot be put first: it is done, and only a waiting job can be put first\n"
+    )
     s.cli("swap", "1", "99", code=6)
 
 
@@ -76,7 +81,7 @@ def test_edit_changes_what_a_waiting_job_asks_for(scheduler):
     assert (job["priority"], job["label"], job["need"], job["allowed_gpus"]) == (-5, "urgent", 0.5, [0])
     assert s.cli("edit", "urgent", "--time", "", "--allowed", "any").returncode == 0
     assert s.job(3)["allowed_gpus"] is None
-    assert s.cli("edit", "3", "--gpus", "2", code=3).stderr.startswith("gpujob: job 3; the job needs 2")
+    assert s.cli("edit", "3", "--gpus", "2", code=3).stderr.startswith("gpujob: cannot edit job 3: needs 2")
     assert "--gpus: " in s.cli("edit", "3", "--gpus", "much", code=2).stderr
     assert s.cli("edit", "3", code=2).stderr.startswith("gpujob: no option is given")
     s.cli("edit", "9", "--priority", "1", code=6)
@@ -87,7 +92,9 @@ def test_edit_changes_what_a_waiting_job_asks_for(scheduler):
     s.start()
     assert order(s) == ["j3", "j2", "j1"]
     assert [event["kind"] for event in json.loads(s.cli("show", "1", "--json").stdout)["events"]].count("edited") == 1
-    assert s.cli("edit", "1", "--priority", "1", code=1).stderr.startswith("gpujob: job 1 is done: only a waiting job")
+    assert s.cli("edit", "1", "--priority", "1", code=1).stderr.startswith(
+        "gpujob: cannot edit job 1: it is done, and only a waiting job"
+    )
 
 
 def test_what_was_edited_stays_when_the_jobs_file_is_saved_again(scheduler):

@@ -31,7 +31,7 @@ def test_a_forgotten_line_is_not_run_again(scheduler):
     s.wait_ended(3)
     keep(s, keep_finished="1")
     wait_for(lambda: ids(s) == [3], "two are forgotten")
-    wait_for(lambda: "forgot 2 ended jobs" in s.said(), "it is said")
+    wait_for(lambda: "removed 2 ended jobs" in s.said(), "it is said")
     assert s.rows("SELECT DISTINCT job FROM events") == [(3,)]
     assert len(os.listdir(s.folder / "gpu_scheduler_logs")) == 3, "keep_logs says nothing"
     s.stop()
@@ -71,11 +71,11 @@ def test_logs_go_by_age_and_size_and_those_of_living_jobs_stay(scheduler):
     mine[3].write_bytes(b"x" * 4096)
     keep(s, keep_logs="30d 2K")
     wait_for(lambda: not mine[3].exists(), "the log of the job that has ended")
-    wait_for(lambda: "forgot 4 KB of logs" in s.said(), "it is said")
+    wait_for(lambda: "removed 4 KB of logs" in s.said(), "it is said")
     assert sorted(os.listdir(folder)) == sorted(p.name for p in (mine[1], mine[2], alien, link))
     assert (s.folder / "job.py").exists()
     error = s.cli("logs", "3", code=1).stderr
-    assert "the log does not exist does not exist any more; keep_logs or somebody removed it" in error
+    assert "cannot read the log: it was removed, by keep_logs or by a user" in error
     s.release("run")
     s.wait_state(1, "done")
     assert s.job(3)["state"] == "done", "the job itself is remembered"
@@ -133,6 +133,6 @@ def test_wrong_settings_are_named(scheduler):
     wait_for(lambda: s.starts("n3") == 1 and set(s.states().values()) == {"done"}, "all done")
     assert ids(s) == [1, 2, 3, 4], "the next round is in an hour"
     keep(s, keep_finished="much")
-    wait_for(lambda: "the settings in force stay" in s.said(), "it is said")
+    wait_for(lambda: "the previous settings stay in force" in s.said(), "it is said")
     keep(s, keep_finished="3")
     wait_for(lambda: ids(s) == [2, 3, 4], "mended")

@@ -112,7 +112,7 @@ def test_s1_1_s1_13_a_file_of_commands_to_its_end(run: Run) -> None:
     run.commands("# what follows is run", "", "  # and this not", "echo one >>out", "  echo two >>out", "")
     said = run.to_its_end(0, "--gpus", "1")
     assert (run.s.folder / "out").read_text() == "one\ntwo\n"
-    assert "commands.txt: 2 commands: 2 done\n" in said and "each has one job at a time" in said
+    assert "commands.txt: 2 commands: 2 done\n" in said and "each of these GPUs runs one job at a time" in said
     with run.file.open("a") as stream:
         stream.write("exit 3\n")
     said = run.to_its_end(1)
@@ -134,7 +134,7 @@ def test_s1_13_an_empty_file_is_done(run: Run) -> None:
 def test_a_file_that_is_not_there(run: Run) -> None:
     done = run.s.cli("run", "--gpus", "1", code=2)
     assert done.stdout == "" and len(done.stderr.splitlines()) == 1
-    assert "commands.txt: no such file of commands" in done.stderr and "--commands-file" in done.stderr
+    assert "commands.txt: no such commands file" in done.stderr and "--commands-file" in done.stderr
     done = run.s.cli("run", "python", "train.py", code=2)
     assert len(done.stderr.splitlines()) <= 3, "one command alone is not what it is for"
 
@@ -144,7 +144,7 @@ def test_beside_a_scheduler(run: Run) -> None:
     run.s.start()
     run.commands("true")
     said = run.to_its_end(1)
-    assert f"runs already (pid {run.s.pid})" in said and "gpujob submit" in said
+    assert f"is already running (pid {run.s.pid})" in said and "gpujob submit" in said
     assert len(said.splitlines()) == 1
 
 
@@ -224,7 +224,7 @@ def test_s1_7_s1_8_after_a_crash_the_same_command_goes_on(run: Run) -> None:
     run.go("a")
     run.go("c")
     said = run.ended(1)
-    assert "job 2" in said and "goes on" in said
+    assert "job 2" in said and "still runs on" in said
     jobs = run.record()
     assert [job["status"] for job in jobs.values()] == ["completed", "completed", "failed", "completed"]
     assert jobs[run.held("b", "exit 7")]["exit_code"] == 7
@@ -301,7 +301,7 @@ def test_s1_2_s1_10_by_free_memory(machine: Callable[..., Machine]) -> None:
     line = wait_for(
         lambda: (found := re.findall(r"^\[ \] .*Pending \(.*\)  job \d$", run.status(), re.M)) and found, "a reason"
     )
-    assert "neither in use nor promised" in line[0] or "a moment" in line[0], line
+    assert "neither in use nor booked" in line[0] or "shortly" in line[0], line
     text = m.s.cli("status").stdout
     assert re.search(r"^\[→\] echo a .* → GPU 0 → Running \(PID \d+\)  job 1$", text, re.M), text
     assert re.search(r"^\[ \] echo c .* → GPU N/A → Pending", text, re.M), text
@@ -400,7 +400,7 @@ def test_told_to_end_its_jobs_go_on(run: Run, number: int) -> None:
     assert run.process is not None
     run.process.send_signal(number)
     said = run.ended(130)
-    assert "1 running job goes on" in said and "the same command goes on from here" in said
+    assert "1 running job continues" in said and "run the same command again to continue" in said
     run.start("--gpus", "1")
     run.go("a")
     run.begun("b")
@@ -654,7 +654,7 @@ def test_what_is_no_record_is_not_taken_for_one(run: Run) -> None:
     run.s.jobs_file.write_text(lines)
     run.commands("true")
     said = run.to_its_end(2, "--jobs-file", "jobs.txt")
-    assert "jobs.txt: it holds something else than a journal" in said and "jobs_file" in said
+    assert "jobs.txt: this file is not a journal" in said and "jobs_file" in said
     assert run.s.jobs_file.read_text() == lines and not list(run.s.folder.glob("jobs.txt.*"))
 
 

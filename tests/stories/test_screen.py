@@ -125,7 +125,7 @@ def test_s3_23_session_ended_from_outside_is_failed(screens, how, trap):
     s.wait_ended(2)
     job = s.job(1)
     assert (job["state"], job["outcome"], job["signal"]) == ("failed", "signal", signal.SIGHUP)
-    assert "ended from outside" in " ".join(job["notes"])
+    assert "its screen session was closed while the job ran" in " ".join(job["notes"])
     assert s.job(2)["state"] == "done"
     s.wait_no_session()
 
@@ -195,7 +195,7 @@ def test_s3_25_without_screen_nothing_is_started(screens):
         cwd=s.folder, env={**s.environ, "PATH": str(empty)}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "cannot attach: GNU Screen is not installed" in done.stderr and "apt-get install screen" in done.stderr
+    assert "GNU Screen command not found" in done.stderr and "apt-get install screen" in done.stderr
     assert s.ledger() == [] and s.sessions() == {}
     s.start()
     s.wait_state(1, "done")
@@ -206,9 +206,9 @@ def test_s3_39_screens_lists_only_its_own(screens, tmp_path):
     """S3.39: with the command that attaches; with none it says so and that is no error."""
     s = screens(gpus=2, folder=tmp_path / "one")
     said = s.cli("screens")
-    assert "there is no job runs in a screen session" in said.stdout and "no scheduler is running" in said.stdout
+    assert "no job runs in a screen session" in said.stdout and "no scheduler is running" in said.stdout
     s.start()
-    assert s.cli("screens").stdout == "there is no job runs in a screen session\n"
+    assert s.cli("screens").stdout == "no job runs in a screen session\n"
     other = screens(gpus=2, folder=tmp_path / "two")
     for one in (s, other):
         one.hold("a")
@@ -238,7 +238,7 @@ def test_s3_39_screens_lists_only_its_own(screens, tmp_path):
     assert f"env SCREENDIR={s.sockets} screen -r {mine}" in done.stdout
     s.release("a")
     s.wait_state(1, "done")
-    assert s.cli("screens").stdout == "there is no job runs in a screen session\n"
+    assert s.cli("screens").stdout == "no job runs in a screen session\n"
     assert other.job(1)["state"] == "running"
 
 
@@ -266,15 +266,15 @@ def test_attach_says_what_is_wrong(screens):
     s.start()
     s.wait_state(1, "running")
     error = s.cli("attach", "1", code=1).stderr
-    assert "no terminal" in error and f"screen -r {s.session(1)}" in error and error.count("\n") == 1
+    assert "not a terminal" in error and f"screen -r {s.session(1)}" in error and error.count("\n") == 1
     seat = s.gpujob("attach", "2")
     assert seat.ended() == 1
-    seat.shows("job 2 is pending")
+    seat.shows("cannot attach to job 2: it is pending")
     assert s.cli("attach", "7", code=6).stderr.count("\n") == 1
     assert s.cli("attach", "1-2", code=2).stderr.count("\n") == 1
     s.release("a")
     s.wait_ended(2)
-    assert "job 1 is done" in s.cli("attach", "1", code=1).stderr
+    assert "cannot attach to job 1: it is done" in s.cli("attach", "1", code=1).stderr
 
 
 def test_attach_to_a_job_without_a_session(scheduler):
@@ -285,8 +285,8 @@ def test_attach_to_a_job_without_a_session(scheduler):
     s.start()
     s.wait_state(1, "running")
     error = s.cli("attach", "1", code=1).stderr
-    assert "without a terminal session" in error and "logs -f 1" in error
-    assert s.cli("screens").stdout == "there is no job runs in a screen session\n"
+    assert "without a screen session" in error and "logs -f 1" in error
+    assert s.cli("screens").stdout == "no job runs in a screen session\n"
 
 
 def test_a_window_opened_beside_is_not_in_the_log(screens):

@@ -36,7 +36,7 @@ def test_j01_screen_is_missing_or_goes_missing(screens):
     bin_ = s.folder / "bin"
     bin_.mkdir()
     path = f"{bin_}:{s.environ['PATH']}"
-    assert "cannot attach: GNU Screen is not installed" in refused(s, PATH=str(bin_))
+    assert "GNU Screen command not found" in refused(s, PATH=str(bin_))
     ours = bin_ / "screen"
     ours.write_text('#!/bin/sh\nexec /usr/bin/env PATH="${PATH#*:}" screen "$@"\n')
     ours.chmod(0o755)
@@ -60,7 +60,7 @@ def test_j02_socket_folder_unusable_at_the_start(screens, tmp_path):
     os.chmod(s.sockets, 0o700)
     plain = tmp_path / "plain"
     plain.touch()
-    assert "screen cannot keep sessions here" in refused(s, SCREENDIR=str(plain))
+    assert "cannot use screen's socket folder" in refused(s, SCREENDIR=str(plain))
     s.start()
 
 
@@ -113,7 +113,9 @@ def test_j03_session_quit_leftovers_hold_the_gpu(screens):
     left = int(wait_for(lambda: (s.folder / "left").exists() and (s.folder / "left").read_text(), "its pid"))
     s.tell(1, "quit")
     s.wait_state(1, "failed")
-    assert s.job(1)["signal"] == signal.SIGHUP and "ended from outside" in " ".join(s.job(1)["notes"])
+    assert s.job(1)["signal"] == signal.SIGHUP and "its screen session was closed while the job ran" in " ".join(
+        s.job(1)["notes"]
+    )
     assert s.cli("submit", "--cpu", "--wait", "--", "true").returncode == 0
     assert s.states()[2] == "pending" and alive(left)
     s.kill()
@@ -155,7 +157,7 @@ def test_j04_server_killed(screens):
     (s.folder / "go").touch()
     s.wait_ended(2)
     job = s.job(2)
-    assert job["state"] == "failed" and "ended from outside" in " ".join(job["notes"])
+    assert job["state"] == "failed" and "its screen session was closed while the job ran" in " ".join(job["notes"])
     wait_for(lambda: [g["allocated"] for g in s.status()["gpus"]] == [0.0, 0.0], "both GPUs are free")
 
 
@@ -248,7 +250,7 @@ def test_j08_a_dead_session_is_none(screens):
         kill(s.server(number))
     s.wait_state(1, "failed")
     assert listed(s.environ).count("Dead") == 2
-    assert s.cli("screens").stdout == "there is no job runs in a screen session\n"
+    assert s.cli("screens").stdout == "no job runs in a screen session\n"
     assert s.status()["jobs"] and [j["state"] for j in s.status()["jobs"] if j["id"] == 1] == ["failed"]
     seat = s.gpujob("attach", "2")
     assert seat.ended() == 1
@@ -394,7 +396,7 @@ def test_b06_b08_what_outlives_a_killed_job_holds_its_gpu(screens, how):
     s.cli("submit", "--cpu", "--wait", "--", "true")
     assert s.states()[2] == "pending" and all(map(alive, pids))
     text = s.cli("status").stdout
-    assert all(str(pid) in text for pid in pids) and "processes of job 1" in text
+    assert all(str(pid) in text for pid in pids) and "of job 1" in text
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     s.wait_ended(3)

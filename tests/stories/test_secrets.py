@@ -33,7 +33,7 @@ def test_s15_no_secret_is_shown_anywhere(scheduler):
     s.cli("edit", "@", "--label", f"secret={SECRET}", code=None)
     total = len(SHAPES) + 1
     wait_for(lambda: list(s.states().values()).count("failed") == total + 1, f"{total + 1} ended, {s.states()}")
-    wait_for(lambda: len(s.status()["refused"]) == 2, "refused lines:")
+    wait_for(lambda: len(s.status()["refused"]) == 2, "refused lines")
     waits = next(number for number, state in s.states().items() if state == "pending")
     for label in (f"token={SECRET}", f"password={SECRET}"):
         s.cli("edit", str(waits), "--label", label)

@@ -37,7 +37,10 @@ def test_s3_38_status_shows_state_fraction_allocation_memory_and_load(machine):
     assert cells[0][:7] == ["0", "BUSY (50%)", "0.5", "20.5 GiB of 78.1 GiB", "40%", "1", "A card"]
     assert cells[1][:6] == ["1", "BUSY (100%)", "1", "500 MiB of 78.1 GiB", "0%", "2"]
     assert cells[2][:6] == ["2", "PAUSED", "0", "500 MiB of 78.1 GiB", "0%", "-"]
-    assert cells[3][:6] == ["3", "FOREIGN", "0", "68.8 GiB of 78.1 GiB", "5%", "-"] and "not ours" in cells[3][-1]
+    assert (
+        cells[3][:6] == ["3", "FOREIGN", "0", "68.8 GiB of 78.1 GiB", "5%", "-"]
+        and "in use by foreign processes" in cells[3][-1]
+    )
     assert "RUNNING" in text and "WAITING" in text and "paused:" in text
     shown = m.gpu(0)
     assert (shown["state"], shown["allocated"], shown["temperature"]) == ("BUSY", 0.5, 61)
@@ -87,7 +90,7 @@ def test_i10_a_foreign_process_keeps_jobs_out_and_is_named(machine):
     m.still_waits(1)
     m.unuse("GPU-a", foreign_process)
     m.running("a")
-    m.s.says("not ours", times=1)
+    m.s.says("in use by foreign processes", times=1)
 
 
 def test_i10_little_of_it_keeps_only_whole_gpu_jobs_out(machine):
@@ -230,7 +233,7 @@ def test_i11_memory_that_is_released_late_only_delays(machine):
     m.still_waits(2, 3)
     m.unuse("GPU-a", pid)
     m.running("two")
-    assert "not ours" not in m.s.said(), "no trouble was made of it"
+    assert "foreign" not in m.s.said(), "no trouble was made of it"
 
 
 def test_resume_force_without_a_scheduler_is_refused(machine):

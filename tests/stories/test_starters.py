@@ -39,7 +39,7 @@ def seen_again(s) -> None:
     for _ in range(LOOKS):
         key = f"look{len(s.states())}"
         s.append(s.line(key) + ";gpus=0")
-        wait_for(lambda key=key: s.starts(key), "a line that needs GPU")
+        wait_for(lambda key=key: s.starts(key), "a line that needs no GPU")
 
 
 @pytest.mark.parametrize("mode", ["direct", "screen"])
@@ -116,7 +116,7 @@ def test_a_stopped_supervisor_is_said_and_shown_until_it_goes_on(scheduler):
     supervisor = s.supervisor_pid()
     os.kill(supervisor, signal.SIGSTOP)
     s.append(s.line("b", 5, gpus="1"))
-    text = f"the supervisor is stopped; to go on: kill -CONT {supervisor}"
+    text = f"the supervisor is stopped; continue it with: kill -CONT {supervisor}"
     wait_for(lambda: any(text in line for line in s.status()["trouble"]), "it is in the status")
     assert text in s.cli("status").stdout
     s.says(text, times=1)

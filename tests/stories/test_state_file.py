@@ -87,12 +87,12 @@ def test_d09_s3_32_edits_by_any_program_are_obeyed(scheduler, how):
     shows(s, 1, 2)
     edit(s, how, paused_gpus=[1, 99])
     shows(s, 1)
-    s.says("pauses GPU 99, not at managed here (managed: 0-2)", times=1)
+    s.says("pauses GPU 99, which is not managed here (managed: 0-2)", times=1)
     edit(s, how, paused=True)
     wait_for(lambda: s.status()["paused"], "queue paused")
     s.append(s.line("late", gpus="0"))
     wait_for(lambda: s.states() == {1: "pending"}, "the job waits")
-    assert s.cli("why", "1").stdout.startswith("job 1 waits (paused): the whole queue is paused")
+    assert s.cli("why", "1").stdout.startswith("job 1 waits (paused): the queue is paused")
     edit(s, how, paused=False)
     s.wait_ended(1)
     s.kill()
@@ -212,12 +212,12 @@ def test_d01_d02_d03_s3_34_damage_is_set_aside_and_pauses_stay(scheduler, damage
     wait_for(path(s).exists, "state file")
     s.cli("pause", "1")
     path(s).write_text(damage)
-    wait_for(lambda: "set aside as" in s.said(), "set aside")  # said once the copy is whole
+    wait_for(lambda: "copy saved as" in s.said(), "set aside")  # said once the copy is whole
     (aside,) = s.folder.glob("gpu_scheduler_state.json.bad-*")
     assert aside.read_text() == damage and aside.stat().st_mode & 0o777 == 0o600
     shows(s, 1)
-    s.says("not a state file", times=1)
-    s.says("pauses stay in force", times=1)
+    s.says("not a valid state file", times=1)
+    s.says("pauses unchanged", times=1)
 
 
 def test_d04_keys_that_are_none(scheduler):
@@ -342,7 +342,7 @@ def test_d07_a_folder_that_cannot_be_written_for_a_while(scheduler, tmp_path, ho
             os.close(fill)
         said = {"full": "No space left on device", "read-only": "Read-only file system"}[how]
         s.append(f"0,{s.script},,{s.folder} full 0 0,")
-        wait_for(lambda: f": {said}; the store is up to date" in s.said(), "said")
+        wait_for(lambda: f"cannot write {file}: {said}; jobs are not affected" in s.said(), "said")
         wait_for(lambda: s.starts("full") == 1, "jobs go on")
         if how == "read-only":
             subprocess.run(["mount", "-o", "remount,rw", str(inner)], check=True)
@@ -365,7 +365,7 @@ def test_d08_a_link_in_its_place(scheduler):
     s.append(s.line("a"))
     s.wait_ended(1)
     assert other.read_text() == "mine\n" and path(s).is_symlink()
-    s.says("it is a symbolic link, not at followed; put a regular file there", times=1)
+    s.says("it is a symbolic link, which is not followed; put a regular file there", times=1)
     path(s).unlink()
     wait_for(lambda: path(s).exists() and not path(s).is_symlink(), "painted when it is gone")
 

@@ -46,7 +46,7 @@ def test_b05_b07_cancel_ends_every_process_wherever_it_went(scheduler):
     job = s.job(1)
     assert (job["state"], job["outcome"]) == ("cancelled", "cancelled")
     assert not any(alive(pid) for pid in tree)
-    assert "ended already" in s.cli("cancel", "1").stdout
+    assert "has already ended" in s.cli("cancel", "1").stdout
 
 
 @pytest.mark.smoke
@@ -60,7 +60,7 @@ def test_b06_b07_s3_35_gpu_is_held_while_anything_of_the_job_lives(scheduler):
     assert s.job(1)["exit_code"] == 4
     tree = pids(s, "plain", "deaf", "away", "bare")
     s.cli("submit", "--cpu", "--wait", "--", "true")  # a turn of the loop, in which the next must not start
-    assert s.states()[2] == "pending" and "in use by processes" in s.cli("status").stdout
+    assert s.states()[2] == "pending" and "in use by leftover processes" in s.cli("status").stdout
     for pid in tree[:-1]:
         os.kill(pid, signal.SIGKILL)
     s.cli("submit", "--cpu", "--wait", "--", "true")
@@ -131,7 +131,7 @@ def test_jobs_cancelled_and_retried_without_a_daemon(scheduler):
     s.cli("cancel", "2")
     assert s.states()[2] == "cancelled"
     done = s.cli("cancel", "1", code=5)
-    assert "when the scheduler starts" in done.stderr
+    assert "at the next start of the scheduler" in done.stderr
     s.cli("retry", "2")
     s.start()
     s.wait_ended(2)

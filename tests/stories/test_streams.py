@@ -161,7 +161,7 @@ def test_s4_14_a_packed_log_is_shown_as_any_other(scheduler):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     cut = s.cli("logs", str(one))
-    assert cut.stdout.startswith("line 0\nline 1\n") and "has no end" in cut.stderr
+    assert cut.stdout.startswith("line 0\nline 1\n") and "the packed log is incomplete" in cut.stderr
     path.write_bytes(whole[:3000] + b"\xff" * 300 + whole[3300:])
     hurt = s.cli("logs", str(one))
     assert hurt.stdout.startswith("line 0\nline 1\n") and "damaged" in hurt.stderr
@@ -408,7 +408,7 @@ def test_s4_17_a_caller_that_is_killed(scheduler, foreground):
     assert s.job(2)["exit_code"] == 5 and s.log(2) == "rest\nread\n"
     s.cli("retry", "2")
     wait_for(lambda: s.job(2)["attempt"] == 2 and s.job(2)["state"] == "failed", "run again")
-    assert s.job(2)["exit_code"] == 5 and s.log(2) == "rest\n", "its caller has gone on: no such filething to be read"
+    assert s.job(2)["exit_code"] == 5 and s.log(2) == "rest\n", "its caller has gone on: there is nothing to be read"
 
 
 def test_s4_17_s4_28_a_scheduler_killed_under_a_foreground_job(scheduler, foreground):
@@ -426,13 +426,13 @@ def test_s4_17_s4_28_a_scheduler_killed_under_a_foreground_job(scheduler, foregr
     s.cli("queue", "resume")
     s.wait_state(1, "running")
     s.kill()
-    wait_for(lambda: "no scheduler is running; staying with job 1" in said.read_text(), "the caller notices it")
+    wait_for(lambda: "no scheduler is running; waiting for job 1" in said.read_text(), "the caller notices it")
     one.process.stdin.write(b"late\n")
     one.process.stdin.close()
     one.process.stdin = None
     code, out, _ = one.ended()
     assert (code, out) == (6, "1\n") and s.log(1) == "got late\n", said.read_text()
-    assert said.read_text().count("no scheduler is running; staying with job 1") == 1, said.read_text()
+    assert said.read_text().count("no scheduler is running; waiting for job 1") == 1, said.read_text()
     assert s.job(1)["state"] == "failed" and s.states()[1] == "running", "nobody has taken note of it yet"
     s.start()
     s.wait_state(1, "failed")
@@ -544,9 +544,11 @@ def test_s4_26_a_program_that_is_missing_fails_or_hangs_holds_up_nothing(schedul
         s.wait_state(number, "done")
     wait_for(lambda: (s.folder / "hangs").exists(), "the one that hangs")
     hanging = int(wait_for(lambda: (s.folder / "hangs").read_text(), "its number"))
-    said = wait_for(lambda: "no program 'no-such-program'" in s.said() and s.said(), "the missing one is named")
+    said = wait_for(
+        lambda: "program 'no-such-program' not found in PATH" in s.said() and s.said(), "the missing one is named"
+    )
     wait_for(
-        lambda: "no program 'no-such-program' not found in PATH" in s.cli("show", "2").stdout, "its story tells it, too"
+        lambda: "program 'no-such-program' not found in PATH" in s.cli("show", "2").stdout, "its story tells it, too"
     )
     log = s.folder / ".gpujob" / "on_finish.log"
     for text in ("not-there: No such file", "went wrong", "broken.sh: No such file"):
@@ -604,7 +606,7 @@ def test_s4_26_killed_in_the_midst_of_a_call_it_is_never_called_twice(scheduler,
         shell(s, "--on-finish", notify, text="true")
         assert s.process.wait(60) == -signal.SIGKILL
         s.start()
-        wait_for(lambda life=life: s.said().count("whether it was done") == life, "it is said")
+        wait_for(lambda life=life: s.said().count("whether they ran is not known") == life, "it is said")
         s.stop()
     s.start()
     number = shell(s, "--on-finish", notify, text="true")
@@ -639,7 +641,7 @@ def test_output_is_mailed_at_the_end(scheduler):
     head, _, body = first.partition("\n\n")
     assert "To: me@example.org\n" in head and "Subject: =?utf-8?B?" in head and body == "the output\n"
     packed = mails()["words: -oi -- -Xme"]
-    assert packed.endswith("\n\npacked output\n") and "failed with 0" in packed
+    assert packed.endswith("\n\npacked output\n") and "ended with 0" in packed
     assert mails()["words: -oi -- me"].endswith("\n\n")
     assert mails()["words: -oi -- you@example.org"].endswith("\n\nout\nerr\n")
 
@@ -716,7 +718,7 @@ def test_s4_28_p6_what_ended_while_no_scheduler_ran_is_read_truly(scheduler):
     assert sum(gpu["allocated"] for gpu in status["gpus"]) == 1
     again = s.job(5)
     assert (again["reason_code"], again["reason"]) == (
-        "backoff", "failed with exit code 3; run 1 of 2; the job starts again when a scheduler runs (gpujob start)",
+        "backoff", "failed with exit code 3 (run 1 of 2); the job starts again when a scheduler runs (gpujob start)",
     )  # fmt: skip
 
     def chosen(*words: str) -> list[int]:

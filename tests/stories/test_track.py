@@ -58,7 +58,7 @@ def test_s0_1_the_quick_start_of_the_document(tracked: Tracked) -> None:
     second = tracked.begin(name="another").files[-1].stem
     listed = tracked.run("list", code=0).stdout.splitlines()
     assert listed[0].startswith(f"  {first}") and "reranker benchmark: 3 done, 1 skipped" in listed[0]
-    assert listed[1].startswith(f"* {second}") and listed[1].endswith("another: nothing planned")
+    assert listed[1].startswith(f"* {second}") and listed[1].endswith("another: no commands")
     assert tracked.lines("delete", first) == [f"Deleted session {first}."]
     assert [path.stem for path in tracked.files] == [second]
     assert not (tracked.folder / ".gpu-tracker" / first).exists()
@@ -70,7 +70,7 @@ def test_s0_2_state_is_json_in_the_folder_and_found_from_below(tracked: Tracked)
     """S0.2: private files under .gpu-tracker; a command runs in the folder in which it was added."""
     done = tracked.run("status")
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"gpujob: no session here .*; begrun in a terminal: gpujob track init NAME\n", done.stderr)
+    assert re.fullmatch(r"gpujob: no session here .*; begin one: gpujob track init NAME\n", done.stderr)
     below = tracked.folder / "a" / "b"
     below.mkdir(parents=True)
     tracked.begin("pwd")
@@ -217,10 +217,10 @@ def test_s0_6_output_is_shown_and_saved_while_the_command_runs(tracked: Tracked)
 def test_s0_6_a_script_sees_no_terminal_and_yet_is_shown_at_once(tracked: Tracked) -> None:
     """S0.6: Python does not keep its output back."""
     tracked.begin()
-    script = "import time, os\nprint('immediately')\nwhile not os.path.exists('go.p'): time.sleep(.05)"
+    script = "import time, os\nprint('at once')\nwhile not os.path.exists('go.p'): time.sleep(.05)"
     one = tracked.popen("run", sys.executable, "-c", script)
     assert one.stdout is not None
-    assert one.stdout.readline().startswith("Running [1]") and one.stdout.readline() == "immediately\n"
+    assert one.stdout.readline().startswith("Running [1]") and one.stdout.readline() == "at once\n"
     tracked.go("p")
     assert one.wait(60) == 0
 
@@ -380,7 +380,7 @@ def test_s0_14_a_corrupt_session_costs_only_itself(tracked: Tracked, text: str) 
     tracked.run("run-all", "--session", whole.stem, code=0)
     assert tracked.lines("status", "--session", whole.stem)[1].startswith("✓ [1] done (exit=0)")
     tracked.run("delete", broken.stem, code=0)
-    assert tracked.statuses() == ["done"], "the newest is also the whole one again"
+    assert tracked.statuses() == ["done"], "the newest is the whole one again"
     broken.write_text(text)
     tracked.begin(name="third")
     assert tracked.json()["name"] == "third"
@@ -393,7 +393,10 @@ def test_a_session_that_runs_is_not_deleted(tracked: Tracked) -> None:
     one = tracked.popen("run", gated("a"))
     tracked.exists("begun.a")
     refused = tracked.run("delete", name, code=1)
-    assert refused.stderr == f"gpujob: session {name}: command 1 runs; end the scheduler first, or wait for it\n"
+    assert (
+        refused.stderr
+        == f"gpujob: session {name}: cannot delete the session: command 1 runs; end it first, or wait for it\n"
+    )
     whole = tracked.files[0].read_bytes()
     tracked.files[0].write_text("{")
     tracked.run("delete", name, code=1)
@@ -412,7 +415,10 @@ def test_a_damaged_session_is_not_deleted_while_the_pid_of_its_command_is_not_re
     whole = tracked.files[0].read_bytes()
     tracked.files[0].write_text("{")
     refused = tracked.run("delete", name, code=1)
-    assert refused.stderr == f"gpujob: session {name}: command 1 runs; end the scheduler first, or wait for it\n"
+    assert (
+        refused.stderr
+        == f"gpujob: session {name}: cannot delete the session: command 1 runs; end it first, or wait for it\n"
+    )
     tracked.files[0].write_bytes(whole)
     for pid in tracked.supervisors():
         os.kill(pid, signal.SIGCONT)
@@ -436,15 +442,15 @@ def test_a_session_of_somebody_else_above_is_not_taken(tracked: Tracked, tmp_pat
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["nxt"], "track has unknown verb 'nxt'; did you mean next? see gpujob track --help"),
+        (["nxt"], "track has no command 'nxt'; did you mean next? see gpujob track --help"),
         (["run-all", "--skip-error"], "track run-all has no option '--skip-error'; did you mean --skip-errors? see gpujob track --help"),
         (["run"], "track run: the command is missing; gpujob track run \"python train.py\""),
         (["add", "  "], "the command is empty; gpujob track add \"python train.py\""),
-        (["run", "python x.py", "more"], "is 'more' belongs to the command put all of it into one pair of quotes, or write -- first: gpujob track run -- …"),
+        (["run", "python x.py", "more"], "it is not clear whether 'more' belongs to the command; put all of it into one pair of quotes, or write -- first: gpujob track run -- …"),
         (["init"], "the session needs a name; gpujob track init NAME"),
-        (["delete"], "delete takes the id of one session; gpujob track list tells them"),
+        (["delete"], "delete takes the id of one session; see gpujob track list"),
         (["status", "more"], "track status: unexpected word 'more'; see gpujob track --help"),
-        (["status", "--session"], "--session needs a value; gpujob track list tells the sessions"),
+        (["status", "--session"], "--session needs a value; see gpujob track list"),
     ],
 )  # fmt: skip
 def test_wrong_words_are_one_line(tracked: Tracked, words: list[str], said: str) -> None:
@@ -493,7 +499,7 @@ def test_what_to_do_after_a_failure_is_said(tracked: Tracked) -> None:
     tracked.begin("false", "true", "true")
     done = tracked.run("run-all", code=1)
     assert done.stdout.splitlines()[-1] == "Finished: 1 ran, 0 skipped, 1 failed"
-    assert "stopped with 2 wait: gpujob track retry" in done.stderr
+    assert "stopped with 2 pending: gpujob track retry" in done.stderr
 
 
 def test_called_gpu_tracker_it_is_the_tracker(tracked: Tracked) -> None:

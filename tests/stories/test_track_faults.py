@@ -121,7 +121,7 @@ def test_s0_7_tracker_supervisor_and_command_are_killed(tracked: Tracked) -> Non
     lost = tracked.command(1)
     assert (lost["status"], lost["exit_code"], lost["last_output"]) == ("interrupted", None, ["begun a"])
     status = tracked.run("status", code=0).stdout
-    unknown = "its supervisor was killed, so its exit code is unknown"
+    unknown = "its supervisor was killed while it ran, so its exit code is unknown"
     assert "interrupted (signal=9)" in status or unknown in status, "whether pid 1 has reaped it is chance"
     assert tracked.lines("remaining")[0].startswith("✗ [1] interrupted")
     assert tracked.lines("next", "--run")[-1] == "✓ [2] done (exit=0)"
@@ -186,7 +186,7 @@ def test_s0_7_killed_between_claim_and_start(tracked: Tracked) -> None:
     one = tracked.popen("run-all", environ={"GPUJOB_CRASH_AT": "state.renamed"})
     assert one.wait(60) == -signal.SIGKILL
     assert tracked.stored()["commands"][0]["state"] == "starting"
-    wait_for(lambda: tracked.statuses() == ["pending"], "it queued again")
+    wait_for(lambda: tracked.statuses() == ["pending"], "it waits again")
     assert tracked.lines("run-all")[-1] == "Finished: 1 ran, 0 skipped, 0 failed"
     assert (tracked.folder / "ledger").read_text() == "ran\n"
 
@@ -381,7 +381,7 @@ def test_s0_7_a_disk_that_cannot_be_written_keeps_nobody_from_looking(tracked: T
     wait_for(lambda: tracked.stored()["commands"][0]["state"] == "running", "it is written down as running")
     killed(one)
     tracked.go("a")
-    wait_for(lambda: not tracked.supervisors(), "it has logs of attempts ended")
+    wait_for(lambda: not tracked.supervisors(), "it has ended")
     aside = tracked.files[0].parent / f".{tracked.files[0].name}.new-1"
     aside.mkdir()  # which nobody can remove as a file
     assert tracked.command(1)["exit_code"] == 4 and tracked.stored()["commands"][0]["state"] == "running"
@@ -410,7 +410,7 @@ def test_s0_7_a_corpse_that_nobody_reaps_is_not_running(tracked: Tracked) -> Non
         end(tracked.supervisors())
         assert tracked.command(1)["status"] == "running"
         tracked.go("a")
-        wait_for(lambda: not alive(stored["process"]["pid"]), "it has logs of attempts ended")
+        wait_for(lambda: not alive(stored["process"]["pid"]), "it has ended")
         assert Path(f"/proc/{stored['process']['pid']}").exists(), "nobody has reaped it"
         assert (tracked.command(1)["status"], tracked.command(1)["exit_code"]) == ("interrupted", 9)
     finally:
@@ -445,7 +445,7 @@ def test_s0_7_an_ending_that_cannot_be_written_down_is_said_and_found_in_the_rec
     tracked.go("a")
     _, err = one.communicate(timeout=60)
     assert one.returncode == 1 and err.count("\n") == 1
-    assert err.startswith("gpujob: command 1: Is a directory")
+    assert err.startswith("gpujob: cannot record the end of command 1: Is a directory")
     aside.rmdir()
     assert tracked.command(1)["exit_code"] == 6
 
@@ -483,7 +483,7 @@ def test_s0_8_what_does_not_end_even_by_sigkill_is_running(tracked: Tracked) -> 
     one.send_signal(signal.SIGINT)
     _, err = one.communicate(timeout=60)
     pid = tracked.stored()["commands"][0]["process"]["pid"]
-    assert one.returncode == 1 and f"command 1 (pid {pid}): it survives SIGKILL" in err
+    assert one.returncode == 1 and f"cannot end command 1 (pid {pid}): it survives SIGKILL" in err
     assert tracked.command(1)["status"] == "running" and alive(pid)
     tracked.go("i")
     ended = tracked.wait_status(1, "interrupted")

@@ -38,7 +38,7 @@ def test_s4_4_s4_5_the_list_and_the_states(spooler: Callable[..., Spooler]) -> N
     assert s.ts() == HEADER.format(0, 1)
     s.add("sh", "-c", "exit 3")
     assert s.ended(0) == 3
-    running = s.add("-L", "a label that is also the line is longer than twenty", *s.held("a"))
+    running = s.add("-L", "a label that is longer than twenty", *s.held("a"))
     s.wait_state(running, "running")
     s.add("echo", "y" * 40)
     s.ts("-n", "-d", "echo", "two")
@@ -87,7 +87,7 @@ def test_s4_7_a_request_that_cannot_be_done_is_255_and_says_so(spooler: Callable
         ("-U", "1-0"): "The jobs 1 and 0 cannot be swapped: job 0 is not waiting.",
         **{(f"-{one}", "99"): "Job 99 not finished or not running." for one in "opctk"},
         **{(f"-{one}", "1"): "Job 1 not finished or not running." for one in "opct"},
-        ("-r", "0"): "The job 0 cannot be removed: it is running (-k).",
+        ("-r", "0"): "The job 0 cannot be removed: it is running (-k ends it).",
         ("-u", "0"): "The job 0 cannot be urged: it is running.",
         ("-k", "1"): "The job 1 cannot be killed: it is not running.",
         ("-i", "x"): "'x' is not the number of a job.",
@@ -97,7 +97,7 @@ def test_s4_7_a_request_that_cannot_be_done_is_255_and_says_so(spooler: Callable
         ("-D", "0,x", "true"): "'x' is not the number of a job.",
         **{("-O", name, "true"): LOG_NAME for name in ("a/b", "..", "", "a\nb", "x" * 201)},
         ("--set_logdir", ""): "--set_logdir takes a folder.",
-        ("--set_logdir", "/nowhere"): "/nowhere: no such working folder, or it is not writable.",
+        ("--set_logdir", "/nowhere"): "/nowhere: no such folder, or it is not writable.",
     }
     for words, said in expected.items():
         done = s.run(*words)

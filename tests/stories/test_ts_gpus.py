@@ -126,7 +126,7 @@ def test_s4_30_waits_for_so_many_gpus_with_free_memory_that_nobody_has(graphics:
     assert g.sees(wide) == "0,1"
     assert [g.s.ts("-w", str(job)) for job in (one, three)] == ["", ""]
     for options in ((), ("-G", "0")):
-        assert g.sees(g.hold(*options)) == "-1", "GPU is shown to a job without"
+        assert g.sees(g.hold(*options)) == "-1", "no GPU is shown to a job without"
         g.release(max(g.gates))
 
 
@@ -137,9 +137,7 @@ def test_s4_31_s4_32_gpus_by_name_at_once_and_claimed_until_the_last_has_ended(
     g = graphics("ab")
     g.use("a", 70_000)
     named, also = g.hold("-g", "0"), g.hold("-g", "0,1")
-    assert (g.sees(named), g.sees(also)) == ("0", "0,1"), (
-        "whatever: the driver does not report the memory in use there, and by whom"
-    )
+    assert (g.sees(named), g.sees(also)) == ("0", "0,1"), "whatever is in use there, and by whom"
     third = g.hold("--gpu_indices", "1")
     assert g.sees(third) == "1"
     assert g.s.ts("-g").splitlines() == [
@@ -239,7 +237,7 @@ def test_s4_35_without_gpus_jobs_without_gpus_run(graphics: Callable[..., Graphi
     g = graphics("" if how == "no driver" else "ab")
     if how != "no driver":
         g.driver.error("nvmlInitWithFlags", MISMATCH)
-    assert "needs one whole GPU, but no such filene here" in g.refused("-G", "1", "true")
+    assert "needs one whole GPU, but no GPU is managed" in g.refused("-G", "1", "true")
     assert "GPU 0 is not managed here (managed: none)" in g.refused("-g", "0", "true")
     job = g.hold()
     assert job == 0, "what was refused has no number"
@@ -294,8 +292,8 @@ def test_s4_30_what_can_never_run_is_refused_at_once_with_the_reason(graphics: C
     """S4.30 S4.7 (bugs 7, 11): too many GPUs, GPUs that are not there, what is no number; nothing is left in the queue."""
     g = graphics("ab")
     for words, reason in (
-        (("-G", "8"), "The job can never run; the job needs 8 whole GPUs of one server, but a server here has only 2"),
-        (("-G", "3"), "The job can never run; the job needs 3 whole GPUs of one server, but a server here has only 2"),
+        (("-G", "8"), "The job can never run: needs 8 whole GPUs of one server, but no server here has more than 2"),
+        (("-G", "3"), "The job can never run: needs 3 whole GPUs of one server, but no server here has more than 2"),
         (("-g", "7"), "The job can never run: GPU 7 is not managed here (managed: 0,1)"),
         (("-g", "0,2"), "The job can never run: GPU 2 is not managed here (managed: 0,1)"),
         (("-g", "a"), "-g takes GPU ids such as 0,3, not 'a'"),

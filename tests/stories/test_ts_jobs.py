@@ -243,7 +243,7 @@ def test_s4_20_killing_jobs(spooler: Callable[..., Spooler]) -> None:
     s.ts("-k", "1")
     assert s.ended(1) == 255
     assert s.states() == {0: "running", 2: "running", 1: "finished"}
-    wait_for(lambda: sum(map(alive, children)) == 2, "the child processes of job 1 ends with it")
+    wait_for(lambda: sum(map(alive, children)) == 2, "the child of job 1 ends with it")
     assert "Exit status: killed by signal 15" in s.ts("-i", "1").splitlines()
     s.add("true")
     assert s.ended(3) == 0
@@ -358,7 +358,7 @@ def test_s4_37_following_the_output(spooler: Callable[..., Spooler]) -> None:
     following = {action: s.popen(action, stdout=file) for action, file in files.items()}
     expected = {"-t": [str(n) for n in range(21, 31)], "-c": [str(n) for n in range(1, 31)]}
     for action, lines in expected.items():
-        wait_for(lambda a=action, li=lines: s.said_in(f"shown{a}") == li, f"{action} shows what is also there")  # type: ignore[misc]
+        wait_for(lambda a=action, li=lines: s.said_in(f"shown{a}") == li, f"{action} shows what is there")  # type: ignore[misc]
     assert [process.poll() for process in following.values()] == [None, None]
     s.release("a")
     for action, process in following.items():

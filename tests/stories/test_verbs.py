@@ -35,7 +35,7 @@ def test_add_writes_a_line_that_the_scheduler_runs(scheduler):
     assert done.stdout == "0,job.py,,,0-1;gpus=0.5;time=4h\n" and not done.stderr
     wrong = s.cli("add", "job.py", "--set", "tme=4h", code=2).stderr
     assert wrong == "gpujob: --set: unknown option tme=; did you mean time=?\n"
-    assert "no such file " in s.cli("add", "later.py", "--output-file", "-").stderr
+    assert "does not exist yet; the job waits until it does" in s.cli("add", "later.py", "--output-file", "-").stderr
     for wish in ("time", "label=a;b", 'label="x', "gpus=many", "label=a\nb"):
         assert s.cli("add", "x.py", "--set", wish, code=2).stdout == ""
     s.cli("add", "x.py", "--priority", "high", code=2)
@@ -257,7 +257,7 @@ def test_pause_and_resume(scheduler):
     s.wait_ended(2)
     s.cli("queue", "pause")
     s.append(s.line("c"))
-    wait_for(lambda: len(s.states()) == 3, "c is also there")
+    wait_for(lambda: len(s.states()) == 3, "c is there")
     assert s.job(3)["reason_code"] == "paused"
     s.cli("queue", "resume")
     s.wait_ended(3)
@@ -368,7 +368,9 @@ def test_p5_who_waits_counts_a_forgotten_job_by_what_was_seen(scheduler, capsys)
     client.once = [end_and_forget]
     with pytest.raises(NotFound) as told:
         wait_for_jobs(client, (3, 4), 60, time.monotonic())
-    assert "job 3 was forgotten (gpujob reset) before its end was seen" in str(told.value) and log in str(told.value)
+    assert "cannot wait for job 3: deleted (gpujob reset) before the end was seen" in str(told.value) and log in str(
+        told.value
+    )
     assert "there is no job 3" in s.cli("wait", "3", code=6).stderr
 
 
@@ -383,7 +385,7 @@ def test_a_verb_asked_while_a_scheduler_starts_is_carried_out(scheduler):
         wait_for(
             lambda n=n: [row[0] for row in s.rows("SELECT gpu FROM pauses")] == ([1] if n % 2 == 0 else []), "done"
         )
-        wait_for(lambda: s.status()["daemon"]["alive"], "it has logs of attempts started")
+        wait_for(lambda: s.status()["daemon"]["alive"], "it has started")
 
 
 def test_a_save_that_was_none_is_shown_until_it_is_removed(scheduler):

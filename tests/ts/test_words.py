@@ -76,7 +76,7 @@ def test_s4_4_actions_are_read_with_and_without_a_value(words: str, action: str,
         ("--nonsense", "Wrong option --nonsense."),
         ("--get", "Option --get is ambiguous."),
         ("--setenv", "Option --setenv missing argument."),
-        ("--help=x", "Option --help: unexpected word argument."),
+        ("--help=x", "Option --help takes no argument."),
         ("-n", "The command is missing."),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_form_with_a_file_of_its_own_is_referred_to() -> None:
 
 
 def test_what_json_has_not_is_no_form() -> None:
-    with pytest.raises(TypeError, match="no form of JSON"):
+    with pytest.raises(TypeError, match="no equivalent in JSON"):
         schema_of(set)
 
 

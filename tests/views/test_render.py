@@ -92,7 +92,7 @@ def test_status_never_plays_the_terminal(label: str, word: str, reason: str, log
     ended = a_job(spec=JobSpec(arguments=(word,)), state=JobState.FAILED, outcome=Outcome.EXIT, exit_code=1, log=log)
     view = Overview(
         True, 7, {"pending": 1}, [GpuView(Gpu(0, "u", name), "BUSY", 0.5, (1,), False)], [waiting, running, ended],
-        {1: Reason("x", reason)}, [Refusal("/jobs.txt", 3, refused, refused)], 2, True, {0: "processes 1 processes of job 2"},
+        {1: Reason("x", reason)}, [Refusal("/jobs.txt", 3, refused, refused)], 2, True, {0: "processes 1 of job 2"},
     )  # fmt: skip
     lines = render.status_lines(view, "/s" + word, 10.0)
     assert not any(plays_the_terminal(line) for line in lines)

@@ -167,7 +167,7 @@ def test_s2_4_a_waiting_job_is_taken_out_and_a_running_one_ended_with_all_its_pr
     assert acted(page, running, "cancel") in ("stopping", "cancelled")
     page.scheduler.wait_state(running, "cancelled")
     wait_for(lambda: not alive(child), "the whole process group has ended")
-    assert "unknown state to cancel" in acted(page, waiting, "cancel", 409)
+    assert f"cannot cancel job {waiting}: it is cancelled" in acted(page, waiting, "cancel", 409)
     assert acted(page, 987654, "cancel", 404).startswith("there is no job 987654")
 
 
@@ -345,7 +345,7 @@ def test_a_job_that_runs_cannot_be_run_again_held_or_put_first(page: Page) -> No
     page.scheduler.wait_state(number, "running")
     for verb in ("retry", "hold", "release", "first"):
         assert "running" in acted(page, number, verb, 409)
-    assert acted(page, number, "first", 409).endswith("that is unknown state to put it first in")
+    assert acted(page, number, "first", 409).endswith(f"cannot put job {number} first: it is running")
     assert page.scheduler.states()[number] == "running"
 
 
@@ -394,7 +394,7 @@ BAD: list[tuple[Any, str]] = [
     ({"command": ["x"], "gpus": 3}, "GPU"), ({"command": ["x"], "priority": "high"}, "priority"), ({"command": ["x"], "priority": 1.5}, "priority"),
     ({"command": ["x"], "priority": 10**10}, "priority"), ({"command": ["x"], "label": "a\nb"}, "label"), ({"command": ["x"], "time": "soon"}, "time"),
     ({"command": ["x"], "vram": "big"}, "vram"), ({"command": ["x"], "retries": 1.5}, "retries"), ({"command": ["x"], "retries": -1}, "retries"),
-    ({"command": ["x"], "after": [99999]}, "there is no job 99999"), ({"command": ["x"], "after": "x"}, "after"), ({"command": ["x"], "after_ok": [True]}, "after_ok"),
+    ({"command": ["x"], "after": [99999]}, "cannot wait for job 99999: there is no such job"), ({"command": ["x"], "after": "x"}, "after"), ({"command": ["x"], "after_ok": [True]}, "after_ok"),
     ({"command": ["x"], "allowed": [9]}, "GPU 9"), ({"command": ["x"], "allowed": "3-1"}, "is backwards"), ({"command": ["x"], "cpu": 1}, "cpu"),
     ({"command": ["x"], "cpu": True, "gpus": 1}, "cpu and gpus"), ({"command": ["x"], "env": ["A=1"]}, "env"), ({"command": ["x"], "env": {"A=B": "1"}}, "env"),
     ({"command": ["x"], "env": {"": "1"}}, "env"), ({"command": ["x"], "env": {"A": None}}, "env"), ({"command": ["x"], "cuda": "all"}, "cuda"),
@@ -540,17 +540,17 @@ def test_each_change_says_what_was_done(page: Page) -> None:
     page.post("/api/queue/pause")
     number, other = made(page, ["true"], priority=5), made(page, ["false"], priority=1)
     at = f"/api/jobs/{number}"
-    assert said(page, f"{at}/hold") == f"job {number} held"
+    assert said(page, f"{at}/hold") == f"job {number} is held; release it: gpujob release {number}"
     assert said(page, f"{at}/hold") == f"job {number} is already held"
     assert said(page, f"{at}/cancel") == f"job {number} cancelled before it ran"
     assert said(page, f"{at}/retry").endswith("(it was cancelled); it is still held; release it to let it start")
-    assert said(page, f"{at}/release") == f"job {number} released"
+    assert said(page, f"{at}/release") == f"job {number} is released"
     assert said(page, f"{at}/priority", {"priority": -5}) == f"job {number}: priority 5 -> -5"
     assert said(page, f"/api/jobs/{other}/first") == f"job {other} is now first in the queue"
     told = said(page, f"{at}/priority", {"priority": -6})
-    assert told == f"job {number}: priority -5 -> -6; comes {other} before it, having been put first"
+    assert told == f"job {number}: priority -5 -> -6; job {other} still comes before it, having been put first"
     told = said(page, f"/api/jobs/{other}/priority", {"priority": 9})
-    assert "it was put first, which its priority does not change" in told
+    assert "it was put first and stays first at any priority" in told
     for verb in ("cancel", "retry"):  # the way back that it names
         acted(page, other, verb)
     assert said(page, f"{at}/priority", {"priority": -7}) == f"job {number}: priority -6 -> -7"
@@ -600,7 +600,7 @@ def test_a_folder_that_was_removed_is_no_empty_scheduler(pages: Callable[[], Pag
         f"/api/jobs/{number}/log",
     ):
         answer = page.ask("GET", path, bearer)
-        assert answer.status == 503 and "no such working folder" in answer.text, path
+        assert answer.status == 503 and "cannot read the state folder: it was removed" in answer.text, path
     for path, value in (
         ("/api/jobs", {"command": ["true"]}),
         ("/api/queue/pause", {}),
@@ -608,7 +608,7 @@ def test_a_folder_that_was_removed_is_no_empty_scheduler(pages: Callable[[], Pag
     ):
         body = json.dumps(value).encode()
         answer = page.ask("POST", path, {**bearer, "Content-Type": "application/json"}, body)
-        assert answer.status == 503 and "no such working folder" in answer.json()["error"], path
+        assert answer.status == 503 and "cannot read the state folder: it was removed" in answer.json()["error"], path
     page.folder.joinpath("away").rename(page.folder / ".gpujob")
     assert page.get("/api/jobs").json()["jobs"][0]["id"] == number
 
@@ -623,7 +623,7 @@ def test_a_scheduler_that_does_not_answer_costs_an_answer_not_the_page(pages: Ca
     page.scheduler.freeze()
     try:
         answer = page.post(f"/api/jobs/{number}/cancel")
-        assert answer.status == 503 and "has not answered" in answer.json()["error"]
+        assert answer.status == 503 and "no answer from the scheduler" in answer.json()["error"]
         assert page.get(f"/api/jobs/{number}").json()["state"] == "running"
     finally:
         os.kill(page.scheduler.pid, signal.SIGCONT)

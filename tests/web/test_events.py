@@ -91,7 +91,7 @@ def test_reasons_pauses_attempts_and_changes_are_told(page: Page, listen: Callab
     page.post(f"/api/jobs/{number}/priority", {"priority": -4})
     one.until("job", lambda job: job["id"] == number and job["priority"] == -4, "its priority")
     page.post(f"/api/jobs/{number}/hold")
-    one.until("job", lambda job: job["id"] == number and job["reason_code"] == "hold-user", "that it held")
+    one.until("job", lambda job: job["id"] == number and job["reason_code"] == "hold-user", "that it is held")
     page.post(f"/api/jobs/{number}/release")
     page.post("/api/queue/resume")
     page.post("/api/gpus/1/resume")

@@ -170,7 +170,7 @@ def nonsense(page: Page) -> dict[str, bytes]:
         "hidden encoding": f"{post}Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n{inner}",
         "wrong chunk size": f"{post}Transfer-Encoding: chunked\r\n\r\nzz\r\n{{}}\r\n0\r\n\r\n{inner}",
         "huge chunk size": f"{post}Transfer-Encoding: chunked\r\n\r\n{'f' * 5000}\r\n{{}}\r\n",
-        "chunk the line is longer than said": f"{post}Transfer-Encoding: chunked\r\n\r\n1\r\n{{}}xx\r\n0\r\n\r\n{inner}",
+        "chunk longer than said": f"{post}Transfer-Encoding: chunked\r\n\r\n1\r\n{{}}xx\r\n0\r\n\r\n{inner}",
         "chunk with a long extension": f"{post}Transfer-Encoding: chunked\r\n\r\n1;{'x' * (1 << 20)}\r\n{{\r\n0\r\n\r\n",
         "bare CR": f"GET / HTTP/1.1\r\n{host}X: a\rHost: evil.test\r\n\r\n",
     }.items()}  # fmt: skip
@@ -394,7 +394,10 @@ def test_s1_without_its_libraries_one_line_says_what_to_install(tmp_path: Path) 
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "XDG_RUNTIME_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == "gpujob: web: cannot start the web page: the library uvicorn); pip install 'gpujob[web]'\n"
+    assert (
+        done.stderr
+        == "gpujob: web: cannot start the web page: the library uvicorn is not installed; pip install 'gpujob[web]'\n"
+    )
     assert not (tmp_path / ".gpujob").exists()
 
 

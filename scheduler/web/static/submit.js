@@ -9,7 +9,7 @@
   const WAIT_MS = 300;
   const NOT_CLOSED = "a quote is not closed";
   const OF_A_SHELL = /^(?:\||\|\||&|&&|;|[12&]?>{1,2}[^\s>]*|<{1,2})$|^\$/; // words that only a shell interprets
-  const FAILS = /would fail at once/; // the notes of a preview that are warnings
+  const FAILS = /would fail immediately/; // the notes of a preview that are warnings
   const hint = chips.firstElementChild;
   let waiting = 0;
   let asked = 0;
