@@ -54,6 +54,7 @@ def test_a_job_is_told_from_its_coming_to_its_end(page: Page, listen: Callable[.
     assert wrong("job", job) == [] and (job["exit_code"], job["label"]) == (4, "told")
     assert job == page.get(f"/api/jobs/{number}").json()
     at = one.raw.index("event: job")
+    wait_for(lambda: len(one.raw) > at + 2, "the end of the event")
     assert one.raw[at + 1].startswith('data: {"id":') and one.raw[at + 2] == ""
     assert any(line.startswith("id: ") for line in one.raw) and "retry: 2000" in one.raw
 
