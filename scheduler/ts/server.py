@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 from scheduler.client.client import SchedulerClient
 from scheduler.core.errors import SchedulerError, UsageError
-from scheduler.core.retention import keep_finished
 from scheduler.store.daemon_lock import daemon_alive, holder
 from scheduler.store.paths import Places, digest, make_private_folder
 from scheduler.system.atomic_files import replace_file
@@ -310,7 +309,11 @@ class Server:
     def most_ended(self) -> int | None:
         """Return how many ended jobs the list shows, from the setting ``keep_finished``; None: all."""
         value = self._typed("keep_finished", int)
-        return keep_finished(value).most if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return int(value)
+        from scheduler.core.retention import keep_finished  # slow to import; ts itself writes a plain number
+
+        return keep_finished(value).most
 
     def most_jobs(self) -> int | None:
         """Return how many jobs may wait and run, from TS_MAXCONN of the server's environment; None: any number."""
